@@ -1,0 +1,194 @@
+"""The package as a whole: its pins, its metadata, and the scripts that set it up."""
+
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tvm_axe
+from tvm_axe import _versions, errors
+
+ROOT = Path(__file__).parent.parent
+RIGHT = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    return config
+
+
+# ---- versions ----------------------------------------------------------------------------------------------------
+
+
+def test_installed_versions_are_admitted():
+    _versions.check_versions()
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("apache-tvm", "0.27.0"),
+        ("apache-tvm", "0.27.0.post2"),
+        ("apache-tvm", "0.28.0"),
+        ("apache-tvm-ffi", "0.1.13"),
+        ("apache-tvm-ffi", "0.1.14"),
+        ("apache-tvm-ffi", "0.1.15"),
+        ("apache-tvm-ffi", "0.1.15.post1"),
+        ("apache-tvm-ffi", "0.1.140.post1"),
+    ],
+)
+def test_wrong_version_is_refused_with_the_pins(name, version):
+    with pytest.raises(ImportError) as caught:
+        _versions.check_versions({**RIGHT, name: version}.__getitem__)
+    message = str(caught.value)
+    assert f"{name} {version} is installed" in message
+    assert "'apache-tvm==0.27.0.post1' 'apache-tvm-ffi>=0.1.14.post0,<0.1.15'" in message
+
+
+def test_missing_compiler_is_refused_with_the_pins():
+    def installed(name):
+        raise metadata.PackageNotFoundError(name)
+
+    with pytest.raises(ImportError, match=r"apache-tvm is not installed.*apache-tvm-ffi is not installed.*pip install"):
+        _versions.check_versions(installed)
+
+
+@given(st.sampled_from(list(RIGHT)), st.integers(0, 30), st.integers(0, 20), st.none() | st.integers(0, 3))
+def test_check_agrees_with_the_pin(name, minor, patch, post):
+    specifiers = pytest.importorskip("packaging.specifiers")
+    head = "0" if name == "apache-tvm" else "0.1"
+    version = f"{head}.{minor}.{patch}" if name == "apache-tvm" else f"{head}.{patch}"
+    version += "" if post is None else f".post{post}"
+    pin = next(pin for pinned, pin, _ in _versions.PINS if pinned == name)
+    try:
+        _versions.check_versions({**RIGHT, name: version}.__getitem__)
+        admitted = True
+    except ImportError:
+        admitted = False
+    assert admitted == specifiers.SpecifierSet(pin).contains(version)
+
+
+def test_import_refuses_a_wrong_version_before_the_compiler_is_imported():
+    code = (
+        "import importlib.metadata, sys\n"
+        "importlib.metadata.version = lambda name: '0.28.0'\n"
+        "try:\n"
+        "    import tvm_axe\n"
+        "except ImportError as error:\n"
+        "    print(error, 'tvm' in sys.modules)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "apache-tvm 0.28.0 is installed" in shown
+    assert shown.rstrip().endswith("False")
+
+
+# ---- metadata ----------------------------------------------------------------------------------------------------
+
+
+def test_pins_are_those_of_the_metadata():
+    needed = setup_cfg()["options"]["install_requires"].split()
+    for name, pin, _ in _versions.PINS:
+        assert f"{name}{pin}" in needed
+
+
+def test_metadata():
+    config = setup_cfg()
+    assert config["metadata"]["name"] == "tvm-axe"
+    assert config["metadata"]["version"] == tvm_axe.__version__ == metadata.version("tvm-axe")
+    assert set(config["options.extras_require"]) == {"test", "viz", "mpi", "cuda", "dev"}
+    (command,) = metadata.entry_points(group="console_scripts", name="tvm-axe")
+    assert command.value == "tvm_axe.cli:main"
+    assert (Path(tvm_axe.__file__).parent / "py.typed").exists()
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert f"## {tvm_axe.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_errors_have_one_base_and_a_usual_one():
+    for name in set(errors.__all__) - {"AxeError"}:
+        error = getattr(errors, name)
+        assert issubclass(error, errors.AxeError)
+        assert issubclass(error, ValueError | RuntimeError)
+
+
+# ---- scripts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The scripts in a tree of their own, whose .venv has a stand-in for Python that writes down its arguments."""
+    root = tmp_path / "a checkout"
+    for part in ["scripts", ".ci"]:
+        shutil.copytree(ROOT / part, root / part)
+    for part in ["setup.cfg", "pyproject.toml"]:
+        shutil.copy(ROOT / part, root)
+    python = root / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@" >>"$LOG"\necho "output of $2"\n')
+    python.chmod(0o755)
+    return root
+
+
+def run_script(root, script, *arguments, python="python3"):
+    """Run a script from a folder that isn't the checkout; gives the process and what it asked of Python."""
+    log = root.parent / "log"
+    log.write_text("")
+    done = subprocess.run(
+        ["bash", str(root / script), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=root.parent,
+        env={**os.environ, "LOG": str(log), "PYTHON": python},
+        check=False,
+    )
+    return done, log.read_text().splitlines()
+
+
+def test_demo_script_installs_once_and_prints_only_the_demos_output(checkout):
+    done, calls = run_script(checkout, "scripts/demo.sh", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "output of tvm_axe\n"
+    assert [call for call in calls if "install" in call] == [
+        "-m pip install --quiet --disable-pip-version-check --editable ."
+    ]
+    assert calls[-1] == "-m tvm_axe demo --json"
+    done, calls = run_script(checkout, "scripts/demo.sh", "--json")
+    assert calls == ["-m tvm_axe demo --json"]
+    assert done.stderr == ""
+
+
+def test_test_script_installs_its_extra_and_passes_arguments_on(checkout):
+    for script in ["scripts/test.sh", ".ci/run"]:
+        _, calls = run_script(checkout, script, "-k", "name")
+        checks = ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m pytest -rs -k name"]
+        assert calls[-4:] == checks
+        assert any("--editable .[test]" in call for call in calls) == (script == "scripts/test.sh")
+    _, calls = run_script(checkout, "scripts/demo.sh")
+    assert calls == ["-m tvm_axe demo"], "the test extra brings the package itself"
+
+
+@pytest.mark.parametrize("changed", ["setup.cfg", "pyproject.toml"])
+def test_scripts_install_again_after_a_change(checkout, changed):
+    run_script(checkout, "scripts/demo.sh")
+    with open(checkout / changed, "a") as file:
+        file.write("# changed\n")
+    _, calls = run_script(checkout, "scripts/demo.sh")
+    assert any("pip install" in call for call in calls)
+    moved = checkout.rename(checkout.parent / "moved")
+    _, calls = run_script(moved, "scripts/demo.sh")
+    assert any("pip install" in call for call in calls)
+
+
+def test_scripts_say_what_is_missing_when_there_is_no_python(checkout):
+    shutil.rmtree(checkout / ".venv")
+    done, calls = run_script(checkout, "scripts/demo.sh", python="no-such-python")
+    assert done.returncode != 0
+    assert "no Python >= 3.10 with the venv module (tried no-such-python)" in done.stderr
+    assert calls == [] and done.stdout == ""

@@ -1,0 +1,236 @@
+"""The one place that touches upstream's private or unstable API.
+
+Written against apache-tvm 0.27.0.post1. Everything else in the package uses upstream's public names only, so that a
+new release is met here and nowhere else. Sections: version check, Disco, targets, TensorIR, MetaSchedule, Relax.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
+import numpy as np
+import tvm_ffi
+from tvm import s_tir
+from tvm.ir import IRModule
+from tvm.runtime import disco as _disco
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule import _ffi_api as _ms_ffi
+from tvm.s_tir.meta_schedule import logging as _ms_logging
+from tvm.s_tir.meta_schedule import utils as _ms_utils
+from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import _ffi_api as _schedule_ffi
+from tvm.target import Target
+from tvm.target import codegen as _codegen
+
+# ---- Disco -------------------------------------------------------------------------------------------------------
+
+DISCO_EXECUTE = "axe.execute"  # the one function that a session calls: (launch, sequence, command) -> None
+_DISCO_POOL = "axe.process_pool"
+
+
+def register_functions(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Make Python functions known to the runtime by their names; compiled programs may then call them."""
+    for name, function in functions.items():
+        tvm_ffi.register_global_func(name, function, override=True)
+
+
+def _disco_api() -> Any:
+    if _disco is None:
+        raise ImportError("this build of apache-tvm has no Disco runtime (libtvm_runtime_extra)")
+    # Upstream fills this module in before the library with its functions is loaded, that is, with nothing.
+    if not hasattr(_disco._ffi_api, "SessionProcess"):
+        tvm_ffi.init_ffi_api("runtime.disco", "tvm.runtime.disco._ffi_api")
+    return _disco._ffi_api
+
+
+def _process_pool(num_workers: int, num_groups: int, pipes: str) -> Callable[[int], Any]:
+    """Upstream's hook for starting processes: ours run already, `pipes` is JSON of their (read, write) descriptors."""
+    descriptors = json.loads(pipes)
+    return lambda worker: tvm_ffi.Shape(descriptors[worker - 1]) if worker else None
+
+
+register_functions({_DISCO_POOL: _process_pool})
+
+
+class DiscoSession:
+    """A Disco session that calls `DISCO_EXECUTE` on all its workers and never waits for one in C++.
+
+    Parameters
+    ----------
+    size : int
+        The number of workers. Worker 0 is a thread of this process.
+    pipes : list of (int, int), optional
+        For each of the other workers, which run as processes, the descriptors to read from and to write to it. They
+        must stay open, and the worker's ends too, for as long as the session lives: it ends this process when a write
+        fails, and it writes until it is gone. Without, all the workers are threads of this process.
+    """
+
+    def __init__(self, size: int, pipes: Sequence[tuple[int, int]] | None = None) -> None:
+        api = _disco_api()
+        if pipes is None:
+            self._session = api.SessionThreaded(size, 1)
+        else:
+            self._session = api.SessionProcess(size, 1, _DISCO_POOL, json.dumps(pipes))
+        self._execute = self._session.get_global_func(DISCO_EXECUTE)
+
+    def send(self, launch: str, sequence: int, command: str) -> None:
+        """Have every worker run a command; returns at once."""
+        self._session.call_packed(self._execute, launch, sequence, command)
+
+    def close(self) -> None:
+        """Tell the workers to stop and wait for those that are threads, which must not be in a command."""
+        del self._execute, self._session
+
+    def leak(self) -> None:
+        """Never destroy the session, because a thread of it can't be waited for."""
+        for held in (self._execute, self._session):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+
+def disco_serve(rank: int, size: int, read: int, write: int) -> None:
+    """Be worker `rank` of a session in another process until it is closed."""
+    tvm_ffi.get_global_func("runtime.disco.WorkerProcess")(rank, size, 1, read, write)
+
+
+def disco_rank() -> int:
+    """The rank of the Disco worker that the calling thread is."""
+    return tvm_ffi.get_global_func("runtime.disco.worker_rank")()
+
+
+def use_threads(count: int, cores: Sequence[int]) -> None:
+    """Give the calling thread `count` threads for parallel loops (itself one of them), on any of the `cores`.
+
+    Left alone, upstream would bind the n-th thread of every pool to the n-th core and, with one thread, the caller to
+    core 0: the workers of a machine would share its first cores while the others idle.
+    """
+    every_thread_on_any = -3  # threading::ThreadGroup::kSpecifyThreadShareAllCore
+    configure = tvm_ffi.get_global_func("runtime.config_threadpool")
+    configure(every_thread_on_any, count, [str(core) for core in cores], count)
+    os.sched_setaffinity(0, cores)
+
+
+class _Import:
+    """An array as a DLPack producer, for `tvm_ffi.from_dlpack`; numpy itself can't export the small float types."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU
+
+    def __dlpack__(self, **options: Any) -> Any:
+        capsule = self._array.view(f"u{self._array.itemsize}").__dlpack__()
+        tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+        dtype = tvm_ffi.dtype(self._array.dtype.name)
+        tensor.code, tensor.bits = int(dtype.type_code), dtype.bits
+        return capsule
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
+
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def as_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
+    """A tensor over the array's memory, strides and all; upstream's `from_dlpack` takes dense arrays only."""
+    return tvm_ffi.from_dlpack(_Import(array))
+
+
+class _Export:
+    """A tensor's memory for numpy; keeps the tensor."""
+
+    def __init__(self, tensor: tvm_ffi.Tensor, dtype: np.dtype) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * dtype.itemsize for stride in tensor.strides),
+            "typestr": f"|V{dtype.itemsize}",
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def as_array(tensor: tvm_ffi.Tensor) -> np.ndarray:
+    """An array over a CPU tensor's memory, whatever its type; upstream's `numpy()` copies."""
+    dtype = np.dtype(str(tensor.dtype))
+    return np.asarray(_Export(tensor, dtype)).view(dtype)
+
+
+# ---- TensorIR ----------------------------------------------------------------------------------------------------
+
+
+def block_realize(sch: s_tir.Schedule, block: SBlockRV) -> s_tir.SBlockRealize:
+    """The block with the expressions that its iterators are bound to; the public `sch.get` leaves them out."""
+    return _schedule_ffi.GetSBlockRealize(sch, block)
+
+
+def schedule_error_reason(error: Exception) -> str:
+    """The sentence of a schedule error that says what was wrong, without the rendered module before it."""
+    _, found, reason = str(error).rpartition("Error message:")
+    return " ".join(reason.split()).removeprefix("ScheduleError: ") if found else str(error)
+
+
+# ---- Targets -----------------------------------------------------------------------------------------------------
+
+
+def host_triple() -> str:
+    """LLVM's triple of this host."""
+    return str(_codegen.llvm_get_system_triple())
+
+
+def system_cpu() -> str:
+    """LLVM's name of this host's CPU, whether or not the running system lets all of it be used."""
+    return str(_codegen.llvm_get_system_cpu())
+
+
+def is_valid_cpu(name: str, triple: str) -> bool:
+    """Whether LLVM knows the CPU; the code generator only logs an unknown one, and compiles for a generic CPU."""
+    return bool(_codegen.llvm_is_valid_cpu(name, triple))
+
+
+def cpu_features(target: Target) -> frozenset[str]:
+    """LLVM's names of what the target's CPU has, such as ``avx512f``."""
+    return frozenset(str(name) for name in _codegen.llvm_get_cpu_features(target))
+
+
+# ---- MetaSchedule ------------------------------------------------------------------------------------------------
+
+
+def tune_context(
+    mod: IRModule,
+    target: Target,
+    space: ms.SpaceGenerator,
+    strategy: ms.SearchStrategy,
+    name: str,
+    seed: int,
+    logger: logging.Logger,
+) -> ms.TuneContext:
+    """A `TuneContext`; its own constructor imports every tensor intrinsic of every target first, which takes 13 s."""
+    context: ms.TuneContext = ms.TuneContext.__new__(ms.TuneContext)
+    context.__init_handle_by_constructor__(
+        _ms_ffi.TuneContext, mod, target, space, strategy, name, 1, seed, _ms_logging.get_logging_func(logger)
+    )
+    _ms_ffi.TuneContextInitialize(context)
+    return context
+
+
+def workload_hash(mod: IRModule) -> str:
+    """The structural hash as MetaSchedule's JSON databases write it; names of blocks, buffers and loops don't count."""
+    return str(int(_ms_utils.shash2hex(mod), 16))

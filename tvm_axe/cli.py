@@ -1,0 +1,226 @@
+"""The command line: `tvm-axe run`, `show`, `tune` and `demo`; docs/cli.md describes it.
+
+What a user got wrong is said in one message and ends with exit code 2; anything else keeps its traceback. The compiler
+is imported by the commands that need it, not by this module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from inspect import isfunction
+from typing import TYPE_CHECKING, NamedTuple
+
+from tvm_axe.errors import AxeError, InputError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tvm.ir import IRModule
+    from tvm.tirx import PrimFunc
+
+    from tvm_axe.layout import Mesh
+    from tvm_axe.lower import Executable
+    from tvm_axe.schedule import Schedule
+
+__all__ = ["main"]
+
+REPEAT = 5
+
+
+class Program(NamedTuple):
+    """What the arguments that `run`, `show` and `tune` share come to."""
+
+    func: PrimFunc
+    mesh: Mesh
+    schedule: Schedule | None
+
+    def compile(self, target: str, work_dir: str) -> Executable:
+        """Compile the function as it is scheduled."""
+        from tvm_axe import lower
+
+        if self.schedule is not None:
+            return lower.compile(self.schedule, target=target, work_dir=work_dir)
+        return lower.compile(self.func, mesh=self.mesh, target=target, work_dir=work_dir)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv
+        The arguments behind the program's name; those of the process when left out.
+
+    Returns
+    -------
+    The exit code: 0, or 2 when something that the user gave cannot be used. Malformed options exit with 2 too, by way
+    of `SystemExit`, and Ctrl-C gives 130.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        args.command(args)
+        sys.stdout.flush()
+    except AxeError as error:
+        print(f"tvm-axe: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tvm-axe: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough. What is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The arguments of all the commands."""
+    parser = argparse.ArgumentParser(prog="tvm-axe", description="Distribute, tune and run TensorIR kernels.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    program = argparse.ArgumentParser(add_help=False)
+    program.add_argument("kernel", metavar="FILE.py:NAME", help="a @T.prim_func(s_tir=True) in a Python file")
+    program.add_argument("--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: the file's `mesh`")
+    program.add_argument(
+        "--schedule",
+        metavar="FILE.py:NAME",
+        help="a function that takes an axe.Schedule and applies primitives to it",
+    )
+    program.add_argument("--target", default="llvm", help="what to compile for (default: %(default)s)")
+    program.add_argument(
+        "--work-dir", default="tuning_logs", metavar="DIR", help="tuning records are here (default: %(default)s)"
+    )
+
+    run = commands.add_parser("run", parents=[program], help="run a kernel on arrays from an npz file")
+    run.add_argument("--inputs", required=True, metavar="IN.npz", help="one array for each input, by parameter name")
+    run.add_argument("--output", required=True, metavar="OUT.npz", help="the outputs are written here")
+    run.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
+    run.set_defaults(command=_run)
+
+    show = commands.add_parser("show", parents=[program], help="print layouts, collectives, bytes and the local module")
+    show.set_defaults(command=_show)
+
+    tune = commands.add_parser("tune", parents=[program], help="tune a kernel, or the local kernels of a schedule")
+    tune.add_argument(
+        "--trials", type=_positive, default=64, help="measurements for each kernel (default: %(default)s)"
+    )
+    tune.add_argument("--seed", type=int, help="makes the search repeatable")
+    tune.set_defaults(command=_tune)
+
+    demo = commands.add_parser("demo", help="a tensor-parallel MLP block on two workers, beside numpy")
+    demo.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+def _positive(text: str) -> int:
+    """An integer of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _program(args: argparse.Namespace) -> Program:
+    """Load the kernel, the mesh and the schedule that the arguments name."""
+    from tvm import IRModule, tirx
+
+    from tvm_axe.inputs import load_attribute
+    from tvm_axe.layout import Mesh
+    from tvm_axe.schedule import Schedule
+
+    func, kernel_file = load_attribute(
+        args.kernel, lambda value: isinstance(value, tirx.PrimFunc | IRModule), "a PrimFunc, or a module of one"
+    )
+    if isinstance(func, IRModule):
+        func = _only_function(args.kernel, func)
+    files, apply = [kernel_file], None
+    if args.schedule is not None:
+        apply, schedule_file = load_attribute(args.schedule, isfunction, "a function that takes an axe.Schedule")
+        files.insert(0, schedule_file)
+    mesh = Mesh.parse(args.mesh) if args.mesh is not None else _mesh_of(files, needed=apply is not None)
+    if apply is None:
+        return Program(func, mesh, None)
+    sch = Schedule(func, mesh=mesh)
+    apply(sch)
+    return Program(func, mesh, sch)
+
+
+def _only_function(spec: str, mod: IRModule) -> PrimFunc:
+    """The function of a module that holds one function."""
+    from tvm import tirx
+
+    found = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+    if len(found) != 1 or len(mod.functions) != 1:
+        names = ", ".join(sorted(var.name_hint for var in mod.functions)) or "nothing"
+        raise InputError(f"{spec}: a module that holds one PrimFunc is needed; this one holds {names}")
+    return found[0]
+
+
+def _mesh_of(files: Sequence[ModuleType], needed: bool) -> Mesh:
+    """The variable `mesh` of the first file that has one; one device where no mesh is needed."""
+    from tvm_axe.layout import Mesh
+
+    for file in files:
+        mesh = getattr(file, "mesh", None)
+        if isinstance(mesh, Mesh):
+            return mesh
+    if needed:
+        raise InputError("a schedule needs a mesh: give --mesh, as in --mesh tp=2, or a variable `mesh` in its file")
+    return Mesh({"device": 1})
+
+
+def _run(args: argparse.Namespace) -> None:
+    """`tvm-axe run`"""
+    import numpy as np
+
+    from tvm_axe.collective import launch
+    from tvm_axe.inputs import match_arrays, parameters, read_npz
+
+    program = _program(args)
+    inputs, outputs = parameters(program.func)
+    arrays = match_arrays(args.inputs, read_npz(args.inputs), inputs)
+    exe = program.compile(args.target, args.work_dir)
+    with launch(program.mesh, engine=args.engine) as workers:
+        result = exe.run(workers, *arrays)
+        milliseconds = 1e3 * statistics.median(exe.time(workers, *arrays, repeat=REPEAT))
+    results = [result] if isinstance(result, np.ndarray) else result
+    try:
+        # An open file, as savez adds .npz to a name that lacks it.
+        with open(args.output, "wb") as file:
+            np.savez(file, **{param.name: array for param, array in zip(outputs, results)})
+    except OSError as error:
+        raise InputError(f"{args.output}: cannot be written: {error.strerror}") from error
+    print(
+        f"{args.kernel} on {program.mesh} ({args.engine}, {args.target}): "
+        f"{', '.join(map(str, outputs))} to {args.output}; median of {REPEAT} runs {milliseconds:.3f} ms; "
+        f"{exe.bytes:,} bytes communicated by each device"
+    )
+
+
+def _show(args: argparse.Namespace) -> None:
+    """`tvm-axe show`"""
+    print(_program(args).compile(args.target, args.work_dir).show())
+
+
+def _tune(args: argparse.Namespace) -> None:
+    """`tvm-axe tune`"""
+    from tvm_axe.meta import tune
+
+    program = _program(args)
+    distributed = program.mesh.size > 1 or program.schedule is not None
+    kernels = program.compile(args.target, args.work_dir).module if distributed else program.func
+    result = tune(kernels, target=args.target, trials=args.trials, work_dir=args.work_dir, seed=args.seed)
+    for task in result.tasks:
+        print(f"{task.name}: {task.before_ms:.3f} ms untuned, {task.best_ms:.3f} ms tuned ({task.trials} trials)")
+
+
+def _demo(args: argparse.Namespace) -> None:
+    """`tvm-axe demo`"""
+    from tvm_axe.demo import main as run_demo
+
+    run_demo(as_json=args.json)

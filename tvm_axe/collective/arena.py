@@ -1,0 +1,113 @@
+"""The memory that the workers of one launch share.
+
+It is one anonymous file (`memfd_create`), handed to the worker processes as an open descriptor. It never has a name, so
+nothing can be left behind in /dev/shm, whoever dies and however. The file is as long as the machine's memory and maps
+once into each process, but it is sparse: only what is allocated takes memory, and that is taken when it is allocated,
+so that a machine without room for it says so in an error instead of killing the process that first touches a page.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import insort
+
+from tvm_axe.errors import WorkerError
+
+PAGE = mmap.PAGESIZE
+
+
+def round_up(nbytes: int) -> int:
+    """Return the least multiple of the page size that holds `nbytes`."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+class Arena:
+    """A growing file of shared pages, mapped once; offsets into it mean the same in every process.
+
+    Only the controller allocates and frees. Arrays made over `map` keep the mapping alive, so a view that outlives the
+    launch is still valid memory.
+
+    Attributes
+    ----------
+    fd : int
+        The file; closed by `close`.
+    map : mmap.mmap
+        The mapping of the whole file.
+
+    Raises
+    ------
+    WorkerError
+        If the address space has no room for the mapping.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+        try:
+            self.map = mmap.mmap(fd, size)
+        except OSError as error:
+            raise WorkerError(
+                f"cannot map {size >> 20} MiB of address space for the workers' shared memory: {error}; raise the "
+                "address-space limit (ulimit -v)"
+            ) from error
+        self.map.madvise(mmap.MADV_DONTDUMP)  # a core dump would fill in every hole
+        self._used: dict[int, int] = {}
+        self._holes: list[tuple[int, int]] = [(0, size)]  # (offset, length), by offset, never touching each other
+
+    @classmethod
+    def create(cls) -> Arena:
+        """Make an empty arena."""
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        fd = os.memfd_create("tvm_axe", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            return cls(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the offset of `nbytes` of zeros, at the start of a page.
+
+        Raises
+        ------
+        WorkerError
+            If the machine hasn't that much shared memory left.
+        """
+        length = max(round_up(nbytes), PAGE)
+        for i, (offset, room) in enumerate(self._holes):
+            if room >= length:
+                break
+        else:
+            raise WorkerError(self._no_space(length, "the arena is as large as the machine's memory"))
+        try:
+            os.posix_fallocate(self.fd, offset, length)
+        except OSError as error:
+            self.map.madvise(mmap.MADV_REMOVE, offset, length)
+            raise WorkerError(self._no_space(length, str(error))) from error
+        self._holes[i : i + 1] = [(offset + length, room - length)] if room > length else []
+        self._used[offset] = length
+        return offset
+
+    def free(self, offset: int) -> None:
+        """Give the pages at `offset`, as returned by `allocate`, back to the machine."""
+        length = self._used.pop(offset)
+        self.map.madvise(mmap.MADV_REMOVE, offset, length)  # reads as zeros from here on
+        insort(self._holes, (offset, length))
+        merged: list[tuple[int, int]] = []
+        for start, room in self._holes:
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + room)
+            else:
+                merged.append((start, room))
+        self._holes = merged
+
+    def close(self) -> None:
+        """Close the file; the memory goes when the last array over it does."""
+        os.close(self.fd)
+        del self.map
+
+    def _no_space(self, length: int, why: str) -> str:
+        used = sum(self._used.values())
+        return f"no shared memory for {length >> 10} KiB more (in use: {used >> 10} KiB): {why}"

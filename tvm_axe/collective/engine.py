@@ -1,0 +1,252 @@
+"""The workers of one launch as the controller holds them: their memory, processes and session, and their faults.
+
+The controller sends a command through Disco and then watches the control block, never Disco: a call in C++ could
+neither be interrupted nor notice that a worker died. It also keeps both ends of every pipe open, because Disco ends the
+controller when it writes to a pipe that nobody reads.
+
+What is promised when something goes wrong: an error that names the worker, within a second of a death and within
+`timeout` of a hang; no process and no shared memory left behind. A worker that answered with an error is still usable,
+and so are the others; after a death, a hang or Ctrl-C they are all closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from tvm_axe import _tvm
+from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.sync import ABORTED, DONE, LATE, Control
+from tvm_axe.collective.worker import WORKERS, Site, Worker
+from tvm_axe.errors import WorkerError
+from tvm_axe.layout import Mesh
+
+ENGINES = ("processes", "threads")
+_GRACE = 2.0  # seconds that workers may take to come out of a command that was called off, or to end when asked to
+
+# Taken before anything runs a kernel: upstream then binds the main thread, and what it starts, to some of the cores.
+_CORES = tuple(sorted(os.sched_getaffinity(0)))
+
+# A worker process finds the package where the controller found it, also when that isn't on PYTHONPATH.
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\nfrom tvm_axe.collective.worker import serve\n"
+_START += "serve(**json.loads(sys.argv[2]))"
+
+
+class Engine:
+    """The workers of one launch, started; `run` has all of them do a command.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        One worker for each of its devices.
+    kind : str
+        One of `ENGINES`.
+    timeout : float
+        Seconds that a worker may be behind another.
+
+    Raises
+    ------
+    WorkerError
+        If a worker didn't start.
+    """
+
+    def __init__(self, mesh: Mesh, kind: str, timeout: float) -> None:
+        self._mesh = mesh
+        self._timeout = timeout
+        self._launch = secrets.token_hex(8)
+        self._sequence = 0
+        self._processes: dict[int, subprocess.Popen] = {}
+        self._descriptors: list[int] = []
+        self._session: _tvm.DiscoSession | None = None
+        self._opener: threading.Thread | None = None
+        self._busy = threading.Lock()
+        self.closed = False
+        self.arena = Arena.create()
+        try:
+            self.arena.allocate(Control.nbytes(mesh.size))
+            site = Site(mesh, self.arena, timeout, _CORES)
+            self._control: Control = site.control
+            self._local = [0] if kind == "processes" else list(range(mesh.size))
+            for rank in self._local:
+                WORKERS[self._launch, rank] = Worker(site, rank)
+            pipes = [self._start(rank) for rank in range(1, mesh.size)] if kind == "processes" else None
+            # In a thread of its own, because Ctrl-C raises in the main thread only: an exception in Disco's callback
+            # would leave a half-made session, whose destructor never returns.
+            self._opener = threading.Thread(target=self._open, args=(pipes,))
+            self._opener.start()
+            self._opener.join()
+            self.run("start")
+        except BaseException:
+            self.close(force=True)
+            raise
+
+    def _open(self, pipes: list[tuple[int, int]] | None) -> None:
+        self._session = _tvm.DiscoSession(self._mesh.size, pipes)
+
+    def _start(self, rank: int) -> tuple[int, int]:
+        """Start the process of worker `rank`; returns the descriptors to read from and to write to it."""
+        from_worker, worker_write = self._pipe()
+        worker_read, to_worker = self._pipe()
+        config = {
+            "launch": self._launch,
+            "rank": rank,
+            "axes": dict(self._mesh.axes),
+            "memory": (self.arena.fd, self.arena.size),
+            "pipe": (worker_read, worker_write),
+            "parent": os.getpid(),
+            "timeout": self._timeout,
+            "cores": _CORES,
+        }
+        self._processes[rank] = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(sys.path), json.dumps(config)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(self.arena.fd, worker_read, worker_write),
+            # numpy's own threads would compete with those that the kernels use.
+            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C in a terminal is the controller's alone
+        )
+        return from_worker, to_worker
+
+    def _pipe(self) -> tuple[int, int]:
+        pipe = os.pipe()
+        self._descriptors += pipe
+        return pipe
+
+    def run(self, *command: Any) -> None:
+        """Have every worker do a command and wait until all have.
+
+        Raises
+        ------
+        WorkerError
+            If a worker failed, died or fell behind, or if the workers are closed.
+        """
+        with self._busy:
+            if self.closed:
+                raise WorkerError("the workers are closed; launch new ones")
+            try:
+                self._check_alive()
+                self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+                assert self._session is not None
+                self._session.send(self._launch, self._sequence, json.dumps(command))
+                self._wait()
+            except BaseException:
+                self._close(force=True)
+                raise
+            self._check_answers()
+
+    def _wait(self) -> None:
+        """Wait for the answers to the last command; raises for a worker that died or fell behind."""
+        answered = failed = None  # when a worker was first seen to have answered, and to have failed
+        for rank in range(self._mesh.size):
+            while not self._control.finished(rank, self._sequence):
+                self._control.await_finish(rank, self._sequence)
+                self._check_alive()
+                behind = self._behind()
+                now = time.monotonic()
+                if len(behind) < self._mesh.size:
+                    answered = answered or now
+                    outcomes = [self._control.answer(r)[0] for r in range(self._mesh.size) if r not in behind]
+                    if any(outcome != DONE for outcome in outcomes):
+                        failed = failed or now
+                if failed is not None and now > failed + _GRACE:
+                    raise WorkerError(f"{self._failures()}; {self._name(behind)} did not come back within {_GRACE} s")
+                if answered is not None and now > answered + self._timeout:
+                    raise WorkerError(f"{self._name(behind)} did not answer within {self._timeout:g} s of another worker")
+
+    def _behind(self) -> list[int]:
+        return self._control.unfinished(range(self._mesh.size), self._sequence)
+
+    def _check_alive(self) -> None:
+        for rank, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+                raise WorkerError(f"{self._name([rank])} {how}")
+
+    def _check_answers(self) -> None:
+        """Raise what the workers answered to the last command, and make them ready for another."""
+        message = self._failures()
+        if message:
+            self._control.reset()
+            raise WorkerError(message)
+
+    def _failures(self) -> str:
+        """Say what the workers that answered the last command have to complain about, or nothing."""
+        failed, missing = [], set()
+        for rank in range(self._mesh.size):
+            if not self._control.finished(rank, self._sequence):
+                continue
+            outcome, text = self._control.answer(rank)
+            if outcome == LATE:
+                missing |= set(json.loads(text))
+            elif outcome not in (DONE, ABORTED):
+                failed.append((rank, text.strip()))
+        if failed:
+            others = f" (and {self._name([rank for rank, _ in failed[1:]])})" if failed[1:] else ""
+            return f"{self._name([failed[0][0]])}{others} failed:\n{failed[0][1]}"
+        if missing:
+            return f"{self._name(sorted(missing))} did not arrive at a barrier within {self._timeout:g} s"
+        return ""
+
+    def _name(self, ranks: list[int]) -> str:
+        names = []
+        for rank in ranks:
+            coords = ", ".join(f"{axis}={at}" for axis, at in self._mesh.coords(rank).items())
+            process = self._processes.get(rank)
+            names.append(f"worker {rank} ({coords}; {f'pid {process.pid}' if process else 'a thread of this process'})")
+        return ", ".join(names)
+
+    def close(self, force: bool = False) -> None:
+        """End the workers and give everything back; `force` doesn't wait for what they are doing."""
+        with self._busy:
+            self._close(force)
+
+    def _close(self, force: bool) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if force:
+                for process in self._processes.values():
+                    process.kill()
+            if self._opener is not None:
+                self._opener.join()
+            self._end_session()
+        finally:
+            deadline = time.monotonic() + (0 if force else _GRACE)
+            for process in self._processes.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0, deadline - time.monotonic()))
+                process.kill()
+                process.wait()
+
+    def _end_session(self) -> None:
+        """End the workers that are threads, and tell the others to end; what a thread is stuck in is never freed."""
+        if self._session is not None and not self._threads_idle():
+            self._session.leak()
+            return
+        del self._session
+        for rank in self._local:
+            WORKERS.pop((self._launch, rank), None)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self.arena.close()
+
+    def _threads_idle(self) -> bool:
+        """Whether the workers that are threads of this process are out of their commands; waits a little for it."""
+        self._control.abort()
+        deadline = time.monotonic() + _GRACE
+        for rank in self._local:
+            while not self._control.finished(rank, self._sequence):
+                if time.monotonic() > deadline:
+                    return False
+                self._control.await_finish(rank, self._sequence)
+        return True

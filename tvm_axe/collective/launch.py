@@ -1,0 +1,221 @@
+"""Launching workers on a mesh, and what one does with them.
+
+>>> from tvm_axe.layout import Mesh
+>>> with launch(Mesh({"tp": 2}), engine="threads") as workers:
+...     x = workers.mesh_tensor((3,), "float32")
+...     for device in range(2):
+...         x.slab(device)[:] = device + 1
+...     workers.all_reduce(x, x, "tp")
+...     x.slab(0).tolist(), x.slab(1).tolist()
+([3.0, 3.0, 3.0], [3.0, 3.0, 3.0])
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.ir import IRModule
+from tvm.target import Target
+
+from tvm_axe.collective.engine import ENGINES, Engine
+from tvm_axe.collective.ops import chunk
+from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor
+from tvm_axe.errors import InputError, WorkerError
+from tvm_axe.layout import Mesh
+
+Argument = tuple[MeshTensor, str] | Coord | int
+
+
+class Program:
+    """A compiled module, on every worker; made by `Workers.load`."""
+
+    def __init__(self, number: int, functions: Sequence[str]) -> None:
+        self.number = number
+        self.functions = tuple(functions)
+
+    def __repr__(self) -> str:
+        return f"Program({', '.join(self.functions)})"
+
+
+class Workers:
+    """Workers on a mesh, one a device; made by `launch`. A context manager.
+
+    Commands run on all the workers at once, and return when all have finished. One thread at a time may use them.
+
+    Attributes
+    ----------
+    mesh : Mesh
+        The devices.
+    engine : str
+        The engine's name.
+    """
+
+    def __init__(self, mesh: Mesh, engine: str, timeout: float) -> None:
+        self.mesh = mesh
+        self.engine = engine
+        self._engine = Engine(mesh, engine, timeout)
+        # Also when the caller forgets to close, and at the interpreter's exit.
+        self._closer = weakref.finalize(self, self._engine.close)
+        self._tensors: set[MeshTensor] = set()
+        self._programs: set[Program] = set()
+        self._loaded = 0
+
+    def mesh_tensor(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
+        """Make a tensor of zeros with a slab on each device.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            One device's slab.
+        dtype : str
+            Any type of whole bytes that numpy (with ml_dtypes) and the compiler both have.
+        shared : bool
+            Store one slab for all the devices, for data that they only read.
+
+        Raises
+        ------
+        InputError
+            For a malformed shape or an unknown type.
+        WorkerError
+            If there is no memory for it, or the workers are closed.
+        """
+        self._check_open()
+        tensor = MeshTensor(self._engine.arena, self.mesh, shape, dtype, shared)
+        self._tensors.add(tensor)
+        return tensor
+
+    def free(self, item: MeshTensor | Program) -> None:
+        """Give back the memory of a mesh tensor, or drop a program; neither can be used afterwards."""
+        self._check_open()
+        if isinstance(item, MeshTensor):
+            self._check_own(item)
+            self._tensors.remove(item)
+            item.release()
+        else:
+            self._check_program(item, None)
+            self._programs.remove(item)
+            self._engine.run("unload", item.number)
+
+    def load(self, mod: IRModule, target: str | Target) -> Program:
+        """Compile a module on every worker.
+
+        Parameters
+        ----------
+        mod : IRModule
+            With at least one public Relax function. It may call the functions that `tvm_axe.collective.worker` lists.
+        target : str or Target
+            The CPU to compile for.
+
+        Raises
+        ------
+        WorkerError
+            If it doesn't compile; has the compiler's message.
+        """
+        names = [str(var.name_hint) for var, f in mod.functions_items() if isinstance(f, tvm.relax.Function)]
+        text = np.frombuffer(tvm.ir.save_json(mod).encode(), "uint8")
+        target = Target(target) if isinstance(target, str) else target
+        carrier = self.mesh_tensor(text.shape, "uint8", shared=True)
+        carrier.slab(0)[:] = text
+        self._loaded += 1
+        try:
+            self._engine.run("load", self._loaded, carrier.encode(SLAB), json.dumps(dict(target.export())))
+        finally:
+            self._drop(carrier)
+        program = Program(self._loaded, names)
+        self._programs.add(program)
+        return program
+
+    def call(self, program: Program, args: Sequence[Argument], function: str = "main") -> None:
+        """Run a function of a program once on every worker.
+
+        Parameters
+        ----------
+        program : Program
+            As returned by `load`.
+        args : sequence
+            Each one is an int; a `Coord`; or (mesh tensor, view), where the view is ``"slab"`` for the worker's own
+            slab, of the slab's shape, or a mesh axis for the slabs of the worker's group along it: a tensor of shape
+            (size of the axis, *slab's shape) whose dimension 0 has a stride of its own (`slab_stride`).
+        function : str
+            Its name.
+
+        Raises
+        ------
+        InputError
+            For a program or an argument that isn't these workers'.
+        WorkerError
+            If a worker failed, died or fell behind.
+        """
+        self._check_program(program, function)
+        self._engine.run("run", program.number, function, self._encode(args))
+
+    def time(
+        self, program: Program, args: Sequence[Argument], repeat: int, warmup: int = 1, function: str = "main"
+    ) -> list[float]:
+        """Run a function `repeat` times and return the seconds that each run took on the slowest worker.
+
+        Each run starts when all the workers have finished the one before; `warmup` runs come first and don't count.
+        For the other parameters see `call`.
+        """
+        self._check_program(program, function)
+        if repeat < 1 or warmup < 0:
+            raise InputError(f"time: repeat must be at least 1 and warmup at least 0, not {repeat} and {warmup}")
+        arguments = self._encode(args)
+        seconds = self.mesh_tensor((repeat,), "float64")
+        try:
+            self._engine.run("time", program.number, function, arguments, warmup, repeat, seconds.encode(SLAB))
+            return np.max([seconds.slab(device) for device in range(self.mesh.size)], axis=0).tolist()
+        finally:
+            self._drop(seconds)
+
+    def all_reduce(self, source: MeshTensor, target: MeshTensor, axis: str) -> None:
+        """Make every slab of `target` the sum of the slabs of `source` along a mesh axis; they may be the same tensor.
+
+        Raises
+        ------
+        InputError
+            If shapes, types or the axis don't fit.
+        """
+        self._check_pair("all_reduce", source, target, axis)
+        if source.shape != target.shape:
+            raise InputError(f"all_reduce: target has shape {target.shape}, not the source's {source.shape}")
+        self._engine.run("collective", "all_reduce", source.encode(axis), target.encode(axis), [axis])
+
+    def reduce_scatter(self, source: MeshTensor, target: MeshTensor, axis: str, dim: int) -> None:
+        """Make each slab of `target` its device's block along `dim` of the sum of the slabs of `source`.
+
+        A block has ceil(extent / size of the axis) rows; of the last blocks, what is past the extent is left as it is.
+        """
+        self._check_pair("reduce_scatter", source, target, axis)
+        self._check_block("reduce_scatter", "target", source, target, axis, dim)
+        self._engine.run("collective", "reduce_scatter", source.encode(axis), target.encode(SLAB), [dim, axis])
+
+    def all_gather(self, source: MeshTensor, target: MeshTensor, axis: str, dim: int) -> None:
+        """Make every slab of `target` the blocks of `source` along a mesh axis one after the other along `dim`.
+
+        A block has ceil(extent / size of the axis) rows; of the last blocks, what is past the extent is not read.
+        """
+        self._check_pair("all_gather", source, target, axis)
+        self._check_block("all_gather", "source", target, source, axis, dim)
+        self._engine.run("collective", "all_gather", source.encode(SLAB), target.encode(axis), [dim, axis])
+
+    def barrier(self) -> None:
+        """Return when every worker is idle, or raise as any command does."""
+        self._engine.run("start")
+
+    def close(self) -> None:
+        """End the workers. Arrays over mesh tensors stay valid; everything else of these workers can't be used."""
+        for tensor in self._tensors:
+            tensor.forget()
+        self._closer()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,198 @@
+"""How workers wait for each other: the control block at the start of the arena, and the barrier.
+
+Every 32-bit word of the block has one writer (the abort word is only ever set while commands run), so no atomic
+read-modify-write is needed, which Python doesn't have. A worker arrives at a barrier by adding one to its own word and
+then watches the words of the others. It looks a few times, giving its core away in between, then sleeps in the kernel
+(futex) until the word changes: a waiting worker costs no core that another one needs.
+
+Memory order. What a worker wrote before the barrier must be seen by the others after it. x86-64 keeps stores in order
+and loads in order, and each word is aligned and written by one instruction, so nothing more is needed there. On other
+machines `_fence` makes a system call that passes a full memory barrier in the kernel: futex(FUTEX_WAKE) has one before
+it looks for waiters (kernel/futex/waitwake.c, "smp_mb (B)"). It runs before the word is written and after all the words
+were read. A sleeper isn't missed: FUTEX_WAIT compares the word under the lock that FUTEX_WAKE takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import time
+from collections.abc import Iterable
+
+from tvm_axe.collective.arena import round_up
+
+SLICE = 0.05  # seconds; the longest that a sleeper goes without looking at the abort word and at the clock
+_SPINS = 50  # looks before sleeping: about 50 us, some wake-ups' worth
+_LINE = 128  # bytes; a word's neighbours in one cache line (or in the one fetched beside it) belong to its writer
+_REPLY = 16384  # bytes of a worker's answer
+_MASK = 0xFFFFFFFF
+
+# The answer to a command.
+DONE, FAILED, LATE, ABORTED = range(4)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # without the PRIVATE flag: the waiters are other processes
+_ORDERED = platform.machine() == "x86_64"
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _futex_wait(address: int, expected: int, seconds: float) -> None:
+    """Sleep until the word is woken, unless it no longer holds `expected`; may return early."""
+    if _SYS_FUTEX is None:
+        time.sleep(min(seconds, 0.0005))
+        return
+    timeout = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+    _libc.syscall(
+        ctypes.c_long(_SYS_FUTEX),
+        ctypes.c_void_p(address),
+        ctypes.c_int(_FUTEX_WAIT),
+        ctypes.c_uint32(expected),
+        ctypes.byref(timeout),
+        None,
+        ctypes.c_uint32(0),
+    )
+
+
+def _futex_wake(address: int) -> None:
+    """Wake every sleeper on the word."""
+    if _SYS_FUTEX is not None:
+        _libc.syscall(
+            ctypes.c_long(_SYS_FUTEX),
+            ctypes.c_void_p(address),
+            ctypes.c_int(_FUTEX_WAKE),
+            ctypes.c_int(0x7FFFFFFF),
+            None,
+            None,
+            ctypes.c_uint32(0),
+        )
+
+
+def _fence(address: int) -> None:
+    """Order what this thread read and wrote before with what it reads and writes after; see the module's head."""
+    if not _ORDERED:
+        _futex_wake(address)
+
+
+class Aborted(Exception):
+    """The command was called off because another worker failed or died."""
+
+
+class Late(Exception):
+    """Workers that didn't arrive at a barrier in time.
+
+    Attributes
+    ----------
+    missing : list of int
+        Their ranks.
+    """
+
+    def __init__(self, missing: list[int], timeout: float) -> None:
+        super().__init__(f"worker(s) {missing} did not arrive at a barrier within {timeout:g} s")
+        self.missing = missing
+
+
+class Control:
+    """The control block of a launch of `size` workers, over the first `nbytes(size)` bytes of the arena's mapping."""
+
+    def __init__(self, memory: mmap.mmap, size: int) -> None:
+        self.size = size
+        self._bytes = memoryview(memory)[: self.nbytes(size)]
+        self._words = self._bytes.cast("I")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        """Bytes that the block of `size` workers takes: the abort word, three lines and an answer for each worker."""
+        return round_up(_LINE * (1 + 3 * size) + _REPLY * size)
+
+    # A word's index: line 0 is the abort word; then the arrivals, the finished commands and the outcomes.
+    def _word(self, kind: int, rank: int) -> int:
+        return _LINE // 4 * (1 + kind * self.size + rank)
+
+    def barrier(self, rank: int, timeout: float) -> None:
+        """Wait, as worker `rank`, until every worker has arrived as often as this one.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds from this worker's arrival that the others may take.
+
+        Raises
+        ------
+        Aborted
+            If the command was called off.
+        Late
+            If a worker didn't arrive in time.
+        """
+        words, mine = self._words, self._word(0, rank)
+        generation = (words[mine] + 1) & _MASK
+        _fence(self._address)
+        words[mine] = generation
+        _futex_wake(self._address + 4 * mine)
+        deadline = time.monotonic() + timeout
+        for peer in range(self.size):
+            word = self._word(0, peer)
+            looks = 0
+            while (generation - (seen := words[word]) - 1) & _MASK < _MASK // 2:  # seen < generation, wrapping around
+                looks += 1
+                if looks <= _SPINS:
+                    _libc.sched_yield()
+                    continue
+                if words[0]:
+                    raise Aborted("another worker failed")
+                if time.monotonic() > deadline:
+                    raise Late(self._behind(generation), timeout)
+                _futex_wait(self._address + 4 * word, seen, SLICE)
+        _fence(self._address)
+
+    def _behind(self, generation: int) -> list[int]:
+        arrived = [self._words[self._word(0, peer)] for peer in range(self.size)]
+        return [peer for peer, seen in enumerate(arrived) if (generation - seen - 1) & _MASK < _MASK // 2]
+
+    def abort(self) -> None:
+        """Call the running command off: who waits at a barrier leaves it within `SLICE`."""
+        self._words[0] = 1
+
+    def reset(self) -> None:
+        """Make ready for a new command after one that failed; no worker may be in a command."""
+        for rank in range(self.size):
+            self._words[self._word(0, rank)] = 0
+        self._words[0] = 0
+
+    def finish(self, rank: int, sequence: int, outcome: int, text: str) -> None:
+        """Answer command `sequence` as worker `rank`; of a text that is too long the end is kept."""
+        answer = text.encode(errors="replace")[-_REPLY:]
+        start = _LINE * (1 + 3 * self.size) + _REPLY * rank
+        self._bytes[start : start + len(answer)] = answer
+        self._words[self._word(2, rank)] = outcome
+        self._words[self._word(2, rank) + 1] = len(answer)
+        _fence(self._address)
+        self._words[self._word(1, rank)] = sequence
+        _futex_wake(self._address + 4 * self._word(1, rank))
+
+    def finished(self, rank: int, sequence: int) -> bool:
+        """Whether worker `rank` has answered command `sequence`, the last one sent."""
+        return self._words[self._word(1, rank)] == sequence
+
+    def unfinished(self, ranks: Iterable[int], sequence: int) -> list[int]:
+        """The ranks that haven't answered command `sequence`, the last one sent."""
+        return [rank for rank in ranks if not self.finished(rank, sequence)]
+
+    def await_finish(self, rank: int, sequence: int) -> None:
+        """Sleep until worker `rank` answers command `sequence`, or up to `SLICE`."""
+        word = self._word(1, rank)
+        seen = self._words[word]
+        if seen != sequence:
+            _futex_wait(self._address + 4 * word, seen, SLICE)
+
+    def answer(self, rank: int) -> tuple[int, str]:
+        """Return the outcome (DONE, FAILED, LATE or ABORTED) and the text of worker `rank`'s last answer."""
+        _fence(self._address)
+        word = self._word(2, rank)
+        start = _LINE * (1 + 3 * self.size) + _REPLY * rank
+        return self._words[word], bytes(self._bytes[start : start + self._words[word + 1]]).decode(errors="replace")

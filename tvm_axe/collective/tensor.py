@@ -1,0 +1,133 @@
+"""Mesh tensors: one tensor, the slabs of all the devices side by side in shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (gives numpy its names: bfloat16, float8_e4m3fn, ...)
+import numpy as np
+import tvm_ffi
+
+from tvm_axe.collective.arena import Arena, round_up
+from tvm_axe.errors import InputError, WorkerError
+from tvm_axe.layout import Mesh
+
+SLAB = "slab"
+
+
+def slab_stride(shape: Sequence[int], dtype: str) -> int:
+    """Return the distance between the slabs of neighbouring devices, in elements: whole pages.
+
+    A program that takes an axis view of a mesh tensor sees, along dimension 0, this times the number of devices between
+    two neighbours on the axis (the product of the sizes of the mesh axes after it).
+    """
+    return round_up(math.prod(shape) * np.dtype(dtype).itemsize) // np.dtype(dtype).itemsize
+
+
+def check_dtype(dtype: str) -> np.dtype:
+    """Return numpy's type of that name if both numpy and the compiler have it, with the same size."""
+    try:
+        numpy_type, compiler_type = np.dtype(dtype), tvm_ffi.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"dtype {dtype!r} is not a type of tensor elements; valid: float32, bfloat16, int8, ...") from error
+    if numpy_type.itemsize * 8 != compiler_type.bits or compiler_type.lanes != 1:
+        raise InputError(f"dtype {dtype!r}: elements must take whole bytes and have one lane")
+    return numpy_type
+
+
+@dataclass(frozen=True)
+class Coord:
+    """An argument that is, on each worker, its own coordinate on a mesh axis, as an int."""
+
+    axis: str
+
+
+class MeshTensor:
+    """A tensor with a slab on each device; made by `Workers.mesh_tensor`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The shape of one device's slab.
+    dtype : str
+        The type of an element.
+    shared : bool
+        Whether all the devices share one slab, for data that they only read.
+    """
+
+    def __init__(self, arena: Arena, mesh: Mesh, shape: Sequence[int], dtype: str, shared: bool) -> None:
+        if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in shape):
+            raise InputError(f"mesh_tensor: shape must be positive ints, not {shape!r}")
+        self.shape = tuple(int(n) for n in shape)
+        self.shared = shared
+        self._numpy_type = check_dtype(dtype)
+        self.dtype = str(tvm_ffi.dtype(dtype))
+        self._arena = arena
+        self._devices = mesh.size
+        stride = slab_stride(self.shape, dtype) * self._numpy_type.itemsize
+        self._stride = 0 if shared else stride
+        self._offset: int | None = arena.allocate(stride if shared else stride * mesh.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slab."""
+        return math.prod(self.shape) * self._numpy_type.itemsize
+
+    def slab(self, device: int) -> np.ndarray:
+        """Return the slab of `device` as an array over the shared memory: no copy, writable.
+
+        Raises
+        ------
+        InputError
+            If the mesh has no such device.
+        WorkerError
+            If the tensor was freed or its workers are closed.
+        """
+        if device not in range(self._devices):
+            raise InputError(f"device must be in [0, {self._devices}), not {device}")
+        offset = self._live_offset() + device * self._stride
+        return np.ndarray(self.shape, self._numpy_type, buffer=self._arena.map, offset=offset)
+
+    def encode(self, view: str) -> list[Any]:
+        """Say in JSON where the tensor lies and how a worker shall see it."""
+        return [view, self._live_offset(), self._stride, list(self.shape), self.dtype]
+
+    def release(self) -> None:
+        """Give the memory back; the tensor can't be used afterwards."""
+        offset = self._live_offset()
+        self._offset = None
+        self._arena.free(offset)
+
+    def forget(self) -> None:
+        """Note that the arena is gone."""
+        self._offset = None
+
+    def _live_offset(self) -> int:
+        if self._offset is None:
+            raise WorkerError(f"the mesh tensor of shape {self.shape} was freed, or its workers are closed")
+        return self._offset
+
+    def __repr__(self) -> str:
+        return f"MeshTensor(shape={self.shape}, dtype={self.dtype!r}, shared={self.shared})"
+
+
+def decode_view(encoded: Sequence[Any], arena: Arena, mesh: Mesh, coords: Mapping[str, int]) -> np.ndarray:
+    """Return what the worker at `coords` sees of an encoded tensor: its own slab, or its group's along an axis."""
+    view, offset, stride, shape, dtype = encoded
+    numpy_type = np.dtype(dtype)
+    device = mesh.device(coords)
+    if view == SLAB:
+        return np.ndarray(shape, numpy_type, buffer=arena.map, offset=offset + device * stride)
+    first = mesh.group(device, view)[0]
+    distance = math.prod(mesh.shape[mesh.names.index(view) + 1 :])
+    dense = numpy_type.itemsize * np.cumprod([1, *reversed(shape)])[-2::-1]
+    return np.ndarray(
+        (mesh[view], *shape),
+        numpy_type,
+        buffer=arena.map,
+        offset=offset + first * stride,
+        strides=(distance * stride, *dense.tolist()),
+    )

@@ -1,0 +1,154 @@
+"""The demo: one MLP block on two workers under three schedules, untuned and tuned, beside numpy.
+
+It says for each schedule how far its result is from numpy's in float64, how long it takes, and how many bytes a device
+communicates; and which schedule is the fastest on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tvm_axe.collective import Workers, launch
+from tvm_axe.demo import baseline, block
+from tvm_axe.lower import Executable, compile
+from tvm_axe.meta import tune
+from tvm_axe.schedule import Schedule
+
+__all__ = ["Report", "Row", "main", "run"]
+
+WORK_DIR = Path("tuning_logs/demo")
+TARGET = "llvm"
+# Enough for the local matmul's best schedule within a minute; the other kernels' spaces are small.
+TRIALS = 48
+# Every candidate is timed once a round, so that a slow moment of the machine falls on all of them.
+ROUNDS, REPEAT = 5, 6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule, with or without tuning of its local kernels."""
+
+    schedule: str
+    tuned: bool
+    relative_error: float
+    """Largest absolute difference from the float64 result, over the largest absolute value of that."""
+    median_ms: float
+    bytes: int
+    """What each device communicates in one run."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the demo found; as JSON it has the same names."""
+
+    rows: list[Row]
+    chosen: str
+    numpy_ms: float
+    numpy_all_reduce_ms: float
+
+    def table(self) -> str:
+        """The report for people."""
+        lines = [f"{'schedule':<18} {'tuned':<5} {'relative error':>14} {'median ms':>10} {'bytes a device':>15}"]
+        lines += [
+            f"{row.schedule:<18} {'yes' if row.tuned else 'no':<5} {row.relative_error:>14.1e} {row.median_ms:>10.2f} "
+            f"{row.bytes:>15,}"
+            for row in self.rows
+        ]
+        best = min(row.median_ms for row in self.rows)
+        for name, ms in [
+            ("numpy, one process", self.numpy_ms),
+            ("numpy, two processes and an all-reduce", self.numpy_all_reduce_ms),
+        ]:
+            lines.append(f"{name:<39} {ms:>10.2f} ms, {ms / best:.2f} times the chosen schedule's time")
+        return "\n".join([*lines, f"chosen: {self.chosen}"])
+
+
+def main(as_json: bool) -> None:
+    """Run the demo and print its report to stdout; progress goes to stderr."""
+    report = run(TRIALS, WORK_DIR)
+    if as_json:
+        print(json.dumps(asdict(report)))
+    else:
+        print(f"out = relu(X W + b) + residual; X {block.TOKENS} x {block.INNER}, W {block.INNER} x {block.OUTER}")
+        print(f"float32, {block.mesh}, one process a device\n")
+        print(report.table())
+
+
+def run(trials: int, work_dir: Path) -> Report:
+    """Compile, tune, check and time all the schedules, and time numpy.
+
+    Parameters
+    ----------
+    trials
+        Measurements for each local kernel, those already in `work_dir` counted.
+    work_dir
+        Where the tuning records are kept.
+    """
+    problem = baseline.Problem.random(block.TOKENS, block.INNER, block.OUTER, seed=0)
+    candidates: dict[tuple[str, bool], Executable] = {}
+    for name in block.SCHEDULES:
+        untuned = _compile(name, work_dir=None)
+        _say(f"{name}: tuning the local kernels")
+        tune(untuned.module, target=untuned.target, trials=trials, work_dir=work_dir, seed=0)
+        candidates[name, False] = untuned
+        candidates[name, True] = _compile(name, work_dir)
+    with launch(block.mesh) as workers, baseline.AllReduce(problem) as all_reduce:
+        _say("comparing the results with numpy's in float64")
+        reference = problem.reference()
+        errors = {key: _relative_error(exe.run(workers, *problem), reference) for key, exe in candidates.items()}
+        _say("timing")
+        seconds = _in_rounds(
+            {
+                **{key: _timer(exe, workers, problem) for key, exe in candidates.items()},
+                "numpy": lambda: baseline.time_one_process(problem, REPEAT),
+                "numpy_all_reduce": lambda: all_reduce.time(REPEAT),
+            }
+        )
+    milliseconds = {key: 1e3 * statistics.median(values) for key, values in seconds.items()}
+    rows = [
+        Row(name, tuned, errors[name, tuned], milliseconds[name, tuned], exe.bytes)
+        for (name, tuned), exe in candidates.items()
+    ]
+    chosen = min(rows, key=lambda row: row.median_ms).schedule
+    return Report(rows, chosen, milliseconds["numpy"], milliseconds["numpy_all_reduce"])
+
+
+def _compile(name: str, work_dir: Path | None) -> Executable:
+    """The block under the named schedule, with the best records of `work_dir`, or as it is."""
+    sch = Schedule(block.block, mesh=block.mesh)
+    block.SCHEDULES[name](sch)
+    return compile(sch, target=TARGET, work_dir=work_dir)
+
+
+def _relative_error(out: np.ndarray, reference: np.ndarray) -> float:
+    """See `Row.relative_error`; NaN anywhere gives NaN."""
+    return float(np.abs(out - reference).max() / np.abs(reference).max())
+
+
+def _timer(exe: Executable, workers: Workers, problem: baseline.Problem) -> Callable[[], list[float]]:
+    """A function that times a few runs of `exe`."""
+    return lambda: exe.time(workers, *problem, repeat=REPEAT)
+
+
+def _in_rounds(timers: dict[object, Callable[[], list[float]]]) -> dict[object, list[float]]:
+    """All the seconds that each timer gave over all the rounds."""
+    seconds: dict[object, list[float]] = {key: [] for key in timers}
+    for _ in range(ROUNDS):
+        for key, timer in timers.items():
+            # BLAS and TVM threads spin for some milliseconds after their last job; the next one mustn't pay for that.
+            time.sleep(0.05)
+            seconds[key] += timer()
+    return seconds
+
+
+def _say(text: str) -> None:
+    """Progress, apart from the report."""
+    print(f"demo: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,37 @@
+"""The package's own errors: what a caller did wrong or what went wrong outside, said in one message.
+
+Each message names the argument, the block or the worker, the rule, what was seen and what would be valid, so that the
+command line can print it as it is. Any other exception that leaves the package is a fault of the package.
+"""
+
+from __future__ import annotations
+
+__all__ = ["AxeError", "InputError", "LayoutError", "LowerError", "ScheduleError", "TuneError", "WorkerError"]
+
+
+class AxeError(Exception):
+    """Base of every error that the package raises on purpose."""
+
+
+class LayoutError(AxeError, ValueError):
+    """A mesh or a layout that is malformed, or that doesn't fit a shape."""
+
+
+class ScheduleError(AxeError, ValueError):
+    """A schedule primitive applied where its validity rule doesn't hold."""
+
+
+class LowerError(AxeError, ValueError):
+    """A scheduled function that cannot be lowered, or arguments that don't fit a compiled one."""
+
+
+class InputError(AxeError, ValueError):
+    """A file or a command-line argument that cannot be used: a missing function, an unreadable array."""
+
+
+class WorkerError(AxeError, RuntimeError):
+    """A worker that failed, died or didn't answer in time; the message names it."""
+
+
+class TuneError(AxeError, RuntimeError):
+    """A tuning job that cannot be set up or carried on: a bad target, a directory in use, an unusable function."""

@@ -1,0 +1,191 @@
+"""What the command line reads: functions from Python files and arrays from npz files.
+
+Everything that a person can get wrong here ends as an `InputError` that names the file and says what it should hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Var
+from tvm.tirx import BufferType, IntImm
+
+from tvm_axe.errors import InputError
+
+__all__ = ["Param", "load_attribute", "load_file", "match_arrays", "parameters", "read_npz"]
+
+
+@functools.cache
+def load_file(path: Path) -> ModuleType:
+    """Import a Python file as a module of its own, once, with its folder on the import path as `python FILE` has it.
+
+    The path is absolute, as Python writes it into what it compiles from the file.
+
+    Raises
+    ------
+    InputError
+        When there is no such file or when it cannot be imported; the message holds the file's own error.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    name = f"tvm_axe_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    # TVMScript and dataclasses look a module up by its name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise InputError(f"{path}{_line_of(error, path)}: cannot be imported: {_one_line(error)}") from error
+    return module
+
+
+def load_attribute(spec: str, accepts: Callable[[Any], bool], kind: str) -> tuple[Any, ModuleType]:
+    """Load what `FILE.py:NAME` names.
+
+    Parameters
+    ----------
+    spec
+        The file's path and, behind the last colon, a name of its module.
+    accepts
+        Whether an object is of the wanted kind.
+    kind
+        The wanted kind in words, with its article, for the messages.
+
+    Returns
+    -------
+    The object and the module it is in.
+
+    Raises
+    ------
+    InputError
+        When the file, the name or its kind is wrong; the message lists the names that would do.
+    """
+    filename, colon, name = spec.rpartition(":")
+    if not colon or not filename or not name:
+        raise InputError(f"{spec!r}: {kind} is named as FILE.py:NAME")
+    module = load_file(Path(filename).absolute())
+    valid = sorted(n for n, value in vars(module).items() if not n.startswith("_") and accepts(value))
+    hint = f"it has {', '.join(valid)}" if valid else "it has none"
+    if not hasattr(module, name):
+        raise InputError(f"{filename}: has no {name!r}; needed is {kind}: {hint}")
+    value = getattr(module, name)
+    if not accepts(value):
+        raise InputError(f"{filename}: {name!r} is a {type(value).__name__}; needed is {kind}: {hint}")
+    return value, module
+
+
+class Param(NamedTuple):
+    """A parameter of a function: a whole tensor, read, written or both."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}{list(self.shape)}"
+
+
+def read_npz(path: str) -> dict[str, np.ndarray]:
+    """Read all the arrays of an npz file by name.
+
+    Raises
+    ------
+    InputError
+        When the file is missing, damaged, not an npz file, or holds pickled objects.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise ValueError("it holds one array without a name")
+        with loaded as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except Exception as error:
+        # Damaged bytes come up as almost any error out of zipfile, zlib and numpy's header parser.
+        raise InputError(
+            f"{path}: not a readable npz file of plain arrays ({_one_line(error)}); "
+            "write it with numpy.savez(path, NAME=array, ...)"
+        ) from error
+
+
+def parameters(func: tirx.PrimFunc) -> tuple[list[Param], list[Param]]:
+    """The inputs and the outputs of a function by its parameters' names, each in the order of the parameters.
+
+    A parameter that a block writes is an output; one that is read before any block has written it is an input, and so
+    is one that no block touches. A parameter updated in place is both.
+
+    Raises
+    ------
+    InputError
+        When a parameter isn't a buffer or has a symbolic extent.
+    """
+    params = []
+    for var in func.params:
+        if not isinstance(var.ty, BufferType):
+            raise InputError(f"parameter {var.name!r}: only buffers can be given as arrays, this is a scalar")
+        if not all(isinstance(extent, IntImm) for extent in var.ty.shape):
+            raise InputError(f"parameter {var.name!r}: its shape {list(var.ty.shape)} must be constant")
+        params.append(Param(var.name, tuple(int(extent) for extent in var.ty.shape), str(var.ty.dtype)))
+    read: set[Var] = set()
+    written: set[Var] = set()
+
+    def visit(block: s_tir.SBlock) -> None:
+        read.update({region.source for region in block.reads} - written)
+        written.update(region.source for region in block.writes)
+
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, visit), order="pre")
+    inputs = [param for param, var in zip(params, func.params) if var in read or var not in written]
+    outputs = [param for param, var in zip(params, func.params) if var in written]
+    return inputs, outputs
+
+
+def match_arrays(path: str, arrays: Mapping[str, np.ndarray], inputs: Sequence[Param]) -> list[np.ndarray]:
+    """Put the arrays of a file in the order of a function's inputs.
+
+    Raises
+    ------
+    InputError
+        When names are missing or left over, or an array's shape or dtype is another; the message lists all of them.
+    """
+    names = {param.name for param in inputs}
+    faults = [f"{param} is missing" for param in inputs if param.name not in arrays]
+    faults += [f"{name} is not an input" for name in arrays if name not in names]
+    for param in inputs:
+        array = arrays.get(param.name)
+        if array is not None and (array.shape != param.shape or array.dtype.name != param.dtype):
+            faults.append(f"{param.name} is {array.dtype.name}{list(array.shape)}, needed is {param}")
+    if faults:
+        raise InputError(f"{path}: {'; '.join(faults)} (the inputs are {', '.join(map(str, inputs))})")
+    return [np.ascontiguousarray(arrays[param.name]) for param in inputs]
+
+
+def _one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """`:LINE` where the file's own code was when the error came, as far as it is known."""
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f":{line}" if line else ""

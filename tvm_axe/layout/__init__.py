@@ -1,0 +1,9 @@
+"""What lives where: the device mesh, and layouts over named axes."""
+
+from tvm_axe.errors import LayoutError
+from tvm_axe.layout.axes import Coordinate
+from tvm_axe.layout.iters import Iter
+from tvm_axe.layout.layout import Layout
+from tvm_axe.layout.mesh import Mesh
+
+__all__ = ["Coordinate", "Iter", "Layout", "LayoutError", "Mesh"]

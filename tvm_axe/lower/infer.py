@@ -1,0 +1,100 @@
+"""Infer layouts: where each buffer of a scheduled function lives on the mesh.
+
+A parameter lies as ``axe.layouts`` says. Failing that, an intermediate lies as it is written; an input as it is read,
+sharded where every read stays in the device's own piece, else replicated; an output is replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..errors import LowerError
+from ..layout import Layout, Mesh
+from .program import Access, Program
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How one buffer lies on the mesh: `axes[dim]` is the mesh axis that shares dimension `dim` in contiguous pieces.
+
+    A dimension in `partial` counts the devices themselves: the buffer holds one term of a sum on each, and its slab
+    has no such dimension.
+    """
+
+    shape: tuple[int, ...]
+    axes: Mapping[int, str]
+    partial: frozenset[int]
+    mesh: Mesh
+
+    def piece(self, dim: int) -> int:
+        """The extent of `dim` on one device, padded."""
+        return -(-self.shape[dim] // self.mesh.axis_size(self.axes[dim])) if dim in self.axes else self.shape[dim]
+
+    @property
+    def slab(self) -> tuple[int, ...]:
+        """The shape of one device's share."""
+        return tuple(self.piece(dim) for dim in range(len(self.shape)) if dim not in self.partial)
+
+    @property
+    def layout(self) -> Layout:
+        """The same as a `Layout` of the whole (padded) shape."""
+        return Layout.sharded(self.shape, self.mesh, dict(self.axes))
+
+    def holds(self, access: Access, dim: int) -> bool:
+        """Whether index `dim` of `access` stays on the device."""
+        return dim not in self.axes or access.blocked.get(dim) == (self.axes[dim], self.piece(dim))
+
+
+def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[tirx.Buffer, Sharding]:
+    """The sharding of every buffer of `program`, given the layouts of some parameters by name.
+
+    Raises
+    ------
+    LayoutError
+        If a declared layout doesn't fit its parameter's shape or the mesh, or isn't a sharding in contiguous pieces.
+    LowerError
+        If a parameter's declared layout doesn't name a parameter.
+    """
+    names = {param.name for param in program.parameters}
+    for name in declared:
+        if name not in names:
+            raise LowerError(f"axe.layouts names {name!r}; the parameters are {', '.join(sorted(names))}")
+    accesses: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}
+    partial: dict[tirx.Buffer, set[int]] = {buffer: set() for buffer in program.buffers()}
+    for block in program.blocks():
+        for access in block.accesses:
+            accesses[access.buffer].append(access)
+        for axis in block.peers:
+            peers = block.peer_iterators(axis)
+            for access in block.reads:
+                local = {it.whole.var: it.local.var for it in block.iterators if it.local is not None}
+                dims = [d for d, i in enumerate(access.indices) if any(i.same_as(local[p]) for p in peers)]
+                partial[access.buffer].update(d for d in dims if int(access.buffer.shape[d]) == program.mesh.axis_size(axis))
+    found = {}
+    for buffer in program.buffers():
+        shape = tuple(int(extent) for extent in buffer.shape)
+        is_parameter = any(buffer.same_as(param) for param in program.parameters)
+        writes = [access for access in accesses[buffer] if access.is_write]
+        if is_parameter and buffer.name in declared:
+            axes = dict(declared[buffer.name].sharding(shape, program.mesh))
+        elif is_parameter and writes:
+            axes = {}
+        else:
+            axes = _agreed(writes or accesses[buffer], shape, program.mesh)
+        counted = frozenset(dim for dim in partial[buffer] if dim in axes and not is_parameter)
+        found[buffer] = Sharding(shape, axes, counted, program.mesh)
+    return found
+
+
+def _agreed(accesses: list[Access], shape: tuple[int, ...], mesh: Mesh) -> dict[int, str]:
+    """The dimensions that every access takes its own piece of, each with its mesh axis."""
+    axes: dict[int, str] = {}
+    for dim, extent in enumerate(shape):
+        pieces = {access.blocked.get(dim) for access in accesses}
+        piece = pieces.pop() if len(pieces) == 1 else None
+        if piece is not None and piece[1] == -(-extent // mesh.axis_size(piece[0])) and piece[0] not in axes.values():
+            axes[dim] = piece[0]
+    return axes

@@ -1,0 +1,194 @@
+"""Localize: one stage becomes the function that a device runs.
+
+Bound loops become the device's own coordinate, buffers shrink to the device's slab, and an access that crosses devices
+goes through the *mesh view* of its buffer: the slabs of all devices along a mesh axis, dimension 0 the device. A store
+that every device needs is repeated for each peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from ..collective.tensor import slab_stride
+from ..errors import LowerError
+from ..schedule import BIND
+from ..schedule.query import uses
+from .derive import Step, push_axis
+from .infer import Sharding
+from .program import Block, Program, linear, own_piece, substitute
+
+OWN = "slab"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A device's function for one stage: its buffers, each as the own slab or the view along a mesh axis, then coordinates."""
+
+    func: tirx.PrimFunc
+    arguments: tuple[tuple[tirx.Buffer, str], ...]
+    coordinates: tuple[str, ...]
+
+
+def localize(
+    program: Program, step: Step, shardings: Mapping[tirx.Buffer, Sharding], private: tuple[tirx.Buffer, ...]
+) -> Kernel:
+    """The kernel of one local stage or mesh kernel; `private` buffers live inside it."""
+    return _Localizer(program, step, shardings, private).kernel()
+
+
+def flat_stride(sharding: Sharding, dtype: str, axis: str) -> int:
+    """Elements from one device's slab to the next one's along `axis`."""
+    names = sharding.mesh.names
+    beyond = 1
+    for name in names[names.index(axis) + 1 :]:
+        beyond *= sharding.mesh.axis_size(name)
+    return beyond * slab_stride(sharding.slab, dtype)
+
+
+def display_name(buffer: tirx.Buffer) -> str:
+    """The buffer's name as an identifier: rfactor calls its buffers ``C.rf``."""
+    return str(buffer.name).replace(".", "_")
+
+
+class _Localizer:
+    def __init__(
+        self,
+        program: Program,
+        step: Step,
+        shardings: Mapping[tirx.Buffer, Sharding],
+        private: tuple[tirx.Buffer, ...],
+    ) -> None:
+        self.program, self.step, self.shardings = program, step, shardings
+        self.private = private
+        self.local: dict[tuple[tirx.Buffer, str], tirx.Buffer] = {}
+        self.by_realize = {block.realize: block for block in step.stage.blocks}
+        self.peer_vars: dict[Block, tirx.Var] = {}
+
+    def kernel(self) -> Kernel:
+        body = self.statement(self.step.stage.nest)
+        written = [access.buffer for block in self.step.stage.blocks for access in block.writes]
+        arguments = [key for key in self.local if not any(key[0].same_as(buffer) for buffer in self.private)]
+        allocated = [self.local[key] for key in self.local if key not in arguments]
+        arguments.sort(key=lambda key: any(key[0].same_as(buffer) for buffer in written))  # inputs before outputs
+        root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
+        coordinates = tuple(axis for axis, var in self.program.coordinates.items() if uses(body, var))
+        params = [self.local[key] for key in arguments] + [self.program.coordinates[axis] for axis in coordinates]
+        func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root))
+        aliased = len({key[0] for key in arguments}) < len(arguments)
+        attrs = {"s_tir": True, "tirx.noalias": not aliased}
+        return Kernel(s_tir.renew_defs(func.with_attrs(attrs)), tuple(arguments), coordinates)
+
+    def buffer(self, whole: tirx.Buffer, view: str) -> tirx.Buffer:
+        key = (whole, view)
+        if key not in self.local:
+            sharding = self.shardings[whole]
+            shape, name, strides = list(sharding.slab), display_name(whole), None
+            if view != OWN:
+                inner = [1]
+                for extent in reversed(shape[1:]):
+                    inner.insert(0, inner[0] * extent)
+                strides = [flat_stride(sharding, whole.dtype, view), *inner[: len(shape)]]
+                shape, name = [self.program.mesh.axis_size(view), *shape], f"{name}_{view}"
+            self.local[key] = tirx.decl_buffer(shape, whole.dtype, name, strides=strides, layout=None)
+        return self.local[key]
+
+    def statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.For):
+            return self.loop(stmt)
+        if isinstance(stmt, tirx.SeqStmt):
+            return tirx.SeqStmt([self.statement(part) for part in stmt.seq])
+        return self.block(self.by_realize[stmt])
+
+    def loop(self, loop: tirx.For) -> tirx.Stmt:
+        below = [block for block in self.step.stage.blocks if any(loop.same_as(other) for other in block.loops)]
+        devices = [any(loop.same_as(own) for own in block.device.values()) for block in below]
+        if any(devices):
+            if not all(devices):
+                raise LowerError(
+                    f"loop {loop.loop_var.name!r} is bound to a mesh axis and is a device loop for some of its blocks and "
+                    f"a peer loop for others ({', '.join(block.name for block in below)}); move them apart"
+                )
+            return self.statement(loop.body)
+        annotations = {key: value for key, value in loop.annotations.items() if key != BIND}
+        wrap = self.peer_loop(below[0]) if len(below) == 1 else None
+        body = self.statement(loop.body)
+        own = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations)
+        return wrap(own) if wrap else own
+
+    def peer_loop(self, block: Block) -> Callable[[tirx.Stmt], tirx.Stmt] | None:
+        """What repeats `block`'s own loops for each peer, if its store is pushed and nothing repeats it yet."""
+        axis = push_axis(block.writes[0], self.shardings[block.writes[0].buffer])
+        if axis is None or block in self.peer_vars:
+            return None
+        var = self.peer_vars[block] = tirx.Var(f"{axis}_peer", "int32")
+        size = self.program.mesh.axis_size(axis)
+        return lambda body: tirx.For(var, 0, size, tirx.ForKind.SERIAL, body)
+
+    def block(self, block: Block) -> tirx.Stmt:
+        wrap = self.peer_loop(block)
+        iterators = [it for it in block.iterators if it.local is not None]
+        iter_vars, values = [it.local for it in iterators], [it.value for it in iterators]
+        peer = None
+        if block in self.peer_vars:
+            axis = push_axis(block.writes[0], self.shardings[block.writes[0].buffer])
+            peer = tirx.Var(f"v{axis}_peer", "int32")
+            domain = ir.Range(0, self.program.mesh.axis_size(str(axis)))
+            iter_vars.append(tirx.IterVar(domain, peer, tirx.IterVar.DataPar))
+            values.append(self.peer_vars[block])
+        statement = block.realize.block
+        body = self.store(block, statement.body, peer)
+        init = None if statement.init is None else self.store(block, statement.init, peer)
+        reads: list[ir.TensorRegion] = []
+        tvm_ffi.structural_walk(body.value, (ir.TensorLoad, lambda load: reads.append(_point(load.source, load.indices))))
+        if init is not None:  # a reduction's own running value is no read
+            reads = [region for region in reads if not region.source.same_as(body.buffer)]
+        local = s_tir.SBlock(
+            iter_vars, reads, [_point(body.buffer, body.indices)], statement.name_hint, body, init,
+            annotations=statement.annotations,
+        )  # fmt: skip
+        coordinates = {loop.loop_var: self.program.coordinates[axis] for axis, loop in block.device.items()}
+        predicate = block.analyzer.simplify(substitute(block.realize.predicate, coordinates))
+        realize = s_tir.SBlockRealize(values, predicate, local)
+        return wrap(realize) if wrap else realize
+
+    def store(self, block: Block, store: tirx.BufferStore, peer: tirx.Var | None) -> tirx.BufferStore:
+        replacements = {it.whole.var: it.replacement for it in block.iterators}
+
+        def on_load(load: ir.TensorLoad) -> ir.TensorLoad:
+            buffer, indices = self.address(block, load.source, load.indices, None)
+            return tirx.BufferLoad(buffer, indices)
+
+        value = tvm_ffi.structural_map(
+            store.value, [(tirx.Var, lambda var: replacements.get(var, var)), (ir.TensorLoad, on_load)]
+        )
+        whole = [substitute(index, replacements) for index in store.indices]
+        buffer, indices = self.address(block, store.buffer, whole, peer)
+        return tirx.BufferStore(buffer, value, indices)
+
+    def address(
+        self, block: Block, whole: tirx.Buffer, indices: Sequence[tirx.Expr], peer: tirx.Var | None
+    ) -> tuple[tirx.Buffer, list[tirx.Expr]]:
+        """Where element `indices` of the whole buffer lies for this device: in its own slab, or in the mesh view."""
+        sharding, simplify = self.shardings[whole], block.analyzer.simplify
+        view, device, local = OWN, peer, []
+        for dim, index in enumerate(simplify(index) for index in indices):
+            inner = index
+            if dim in sharding.axes:
+                axis, piece = sharding.axes[dim], sharding.piece(dim)
+                if own_piece(index, self.program.coordinates, block.device, block.analyzer) == (axis, piece):
+                    inner = linear(index, self.program.coordinates[axis])[1]
+                else:
+                    view, device, inner = axis, simplify(index // piece), simplify(index % piece)
+            if dim not in sharding.partial:
+                local.append(inner)
+        if peer is not None:
+            view = str(push_axis(block.writes[0], sharding))
+        return self.buffer(whole, view), local if device is None else [device, *local]
+
+
+def _point(buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, 1) for index in indices])

@@ -1,0 +1,295 @@
+"""A scheduled function as the lowering sees it: stages, their blocks, and what each block touches on which device.
+
+A *stage* is one nest below the function's root block. In it, a loop bound to a mesh axis (``axe.bind``) is either a
+*device* loop, which drives data-parallel iterators and of which each device runs its own iteration, or a *peer* loop,
+which drives a reduction and which each device runs whole, reading the peers.
+
+On its device a data-parallel iterator ``v = coord * piece + local`` has only ``local`` left to run over. Every access is
+written in those terms here, once; inference, derivation and localization all read the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer, detect_linear_equation
+
+from ..errors import LowerError
+from ..layout import Mesh
+from ..schedule.query import REDUCE, bound_axis, uses
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One load or store of a block.
+
+    `indices` are in terms of the device's coordinates and the block's local iterators. `blocked[dim] = (axis, piece)`
+    where index `dim` stays in the device's own piece of that mesh axis.
+    """
+
+    buffer: tirx.Buffer
+    indices: tuple[tirx.Expr, ...]
+    blocked: Mapping[int, tuple[str, int]]
+    is_write: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LocalIterator:
+    """What is left on a device of one block iterator: ``whole = coordinate * piece + local``."""
+
+    whole: tirx.IterVar
+    local: tirx.IterVar | None  # None where the device's coordinate alone is the iterator
+    value: tirx.Expr  # what `local` is bound to, in loop variables
+    replacement: tirx.Expr  # of `whole`, in the coordinates and `local`
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A block with its loops, and its accesses as its device sees them."""
+
+    realize: s_tir.SBlockRealize
+    loops: tuple[tirx.For, ...]
+    device: Mapping[str, tirx.For]
+    peers: Mapping[str, tirx.For]
+    iterators: tuple[LocalIterator, ...]
+    accesses: tuple[Access, ...]
+    analyzer: Analyzer = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return str(self.realize.block.name_hint)
+
+    @property
+    def reads(self) -> list[Access]:
+        return [access for access in self.accesses if not access.is_write]
+
+    @property
+    def writes(self) -> list[Access]:
+        return [access for access in self.accesses if access.is_write]
+
+    def peer_iterators(self, axis: str) -> list[tirx.Var]:
+        """The reduction iterators that run over the devices of `axis`."""
+        loop = self.peers.get(axis)
+        if loop is None:
+            return []
+        pairs = zip(self.realize.block.iter_vars, self.realize.iter_values)
+        return [iv.var for iv, value in pairs if uses(value, loop.loop_var)]
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One nest: what a device does between two others."""
+
+    nest: tirx.Stmt
+    blocks: tuple[Block, ...]
+
+    @property
+    def name(self) -> str:
+        return "_".join(dict.fromkeys(block.name for block in self.blocks))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes that loops of the stage are bound to."""
+        return tuple(dict.fromkeys(axis for block in self.blocks for axis in (*block.device, *block.peers)))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A scheduled function, taken apart."""
+
+    name: str
+    mesh: Mesh
+    parameters: tuple[tirx.Buffer, ...]
+    intermediates: tuple[tirx.Buffer, ...]
+    stages: tuple[Stage, ...]
+    coordinates: Mapping[str, tirx.Var]  # mesh axis -> the device's coordinate on it
+
+    def buffers(self) -> tuple[tirx.Buffer, ...]:
+        return (*self.parameters, *self.intermediates)
+
+    def blocks(self) -> list[Block]:
+        return [block for stage in self.stages for block in stage.blocks]
+
+
+def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> Program:
+    """Take the scheduled `func` apart.
+
+    Raises
+    ------
+    LowerError
+        If a parameter isn't a buffer of a fixed shape; a loop is bound to an axis that the mesh lacks or that has another
+        number of devices; a nest holds more than loops and blocks; or an iterator isn't in contiguous pieces.
+    """
+    name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "main"
+    for param in func.params:
+        if not tirx.is_buffer_var(param):
+            raise LowerError(f"{name}: parameter {param.name!r} is not a buffer; a scheduled function takes buffers only")
+    if not isinstance(func.body, s_tir.SBlockRealize):
+        raise LowerError(f"{name}: not a schedulable function; write it with @T.prim_func(s_tir=True)")
+    root = func.body.block
+    for buffer in (*func.params, *root.alloc_buffers):
+        if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
+            raise LowerError(f"{name}: buffer {buffer.name!r} has the shape {buffer.shape}; every extent must be a number")
+    coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
+    nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    stages = tuple(Stage(nest, tuple(_blocks(nest, (), mesh, coordinates))) for nest in nests)
+    return Program(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
+
+
+def _blocks(stmt: tirx.Stmt, loops: tuple[tirx.For, ...], mesh: Mesh, coordinates: Mapping[str, tirx.Var]) -> list[Block]:
+    if isinstance(stmt, tirx.For):
+        return _blocks(stmt.body, (*loops, stmt), mesh, coordinates)
+    if isinstance(stmt, tirx.SeqStmt):
+        return [block for part in stmt.seq for block in _blocks(part, loops, mesh, coordinates)]
+    if isinstance(stmt, s_tir.SBlockRealize):
+        return [_block(stmt, loops, mesh, coordinates)]
+    raise LowerError(
+        f"a nest holds a {type(stmt).__name__}; a scheduled function is made of loops and blocks: schedule for the mesh "
+        "first, each device's kernels afterwards"
+    )
+
+
+def _block(
+    realize: s_tir.SBlockRealize, loops: tuple[tirx.For, ...], mesh: Mesh, coordinates: Mapping[str, tirx.Var]
+) -> Block:
+    block = realize.block
+    if block.match_buffers or block.alloc_buffers or not isinstance(block.body, tirx.BufferStore):
+        raise LowerError(
+            f"block {block.name_hint!r}: its body is not one store; schedule for the mesh first (before blockize, "
+            "tensorize or decompose_reduction), each device's kernels afterwards"
+        )
+    device, peers = _bound_loops(realize, loops, mesh)
+    analyzer = Analyzer()
+    for loop in loops:
+        analyzer.bind(loop.loop_var, ir.Range(0, loop.extent))
+    for axis, coordinate in coordinates.items():
+        analyzer.bind(coordinate, ir.Range(0, mesh.axis_size(axis)))
+    iterators = []
+    for iv, value in zip(block.iter_vars, realize.iter_values):
+        iterators.append(_local_iterator(str(block.name_hint), iv, value, device, coordinates, analyzer))
+    for iterator in iterators:
+        if iterator.local is not None:
+            analyzer.bind(iterator.local.var, iterator.local.dom)
+    substitution = {iterator.whole.var: iterator.replacement for iterator in iterators}
+    accesses = []
+    for buffer, indices, is_write in _touched(block):
+        local = tuple(analyzer.simplify(substitute(index, substitution)) for index in indices)
+        blocked = {}
+        for dim, index in enumerate(local):
+            piece = own_piece(index, coordinates, device, analyzer)
+            if piece is not None:
+                blocked[dim] = piece
+        accesses.append(Access(buffer, local, blocked, is_write))
+    return Block(realize, loops, device, peers, tuple(iterators), tuple(accesses), analyzer)
+
+
+def _bound_loops(
+    realize: s_tir.SBlockRealize, loops: Sequence[tirx.For], mesh: Mesh
+) -> tuple[dict[str, tirx.For], dict[str, tirx.For]]:
+    """The block's device loops and peer loops by mesh axis; an axis of one device binds nothing."""
+    device: dict[str, tirx.For] = {}
+    peers: dict[str, tirx.For] = {}
+    name = realize.block.name_hint
+    for loop in loops:
+        axis = bound_axis(loop)
+        if axis is None:
+            continue
+        if axis not in mesh.names:
+            raise LowerError(
+                f"block {name!r}: loop {loop.loop_var.name!r} is bound to {axis!r}, which the mesh "
+                f"({mesh}) doesn't have; compile for the mesh that it was scheduled for"
+            )
+        if int(loop.extent) != mesh.axis_size(axis):
+            raise LowerError(
+                f"block {name!r}: loop {loop.loop_var.name!r} has {loop.extent} iterations and is bound to {axis!r}, which "
+                f"has {mesh.axis_size(axis)} devices; compile for the mesh that it was scheduled for"
+            )
+        if mesh.axis_size(axis) == 1:
+            continue
+        pairs = zip(realize.block.iter_vars, realize.iter_values)
+        kinds = {iv.iter_type for iv, value in pairs if uses(value, loop.loop_var)}
+        found = peers if kinds == {REDUCE} else device
+        if axis in found:
+            raise LowerError(f"block {name!r} has two loops bound to {axis!r} of one kind; bind one of them")
+        found[axis] = loop
+    return device, peers
+
+
+def _local_iterator(
+    name: str,
+    iv: tirx.IterVar,
+    value: tirx.Expr,
+    device: Mapping[str, tirx.For],
+    coordinates: Mapping[str, tirx.Var],
+    analyzer: Analyzer,
+) -> LocalIterator:
+    bound = [(axis, loop.loop_var) for axis, loop in device.items() if uses(value, loop.loop_var)]
+    if not bound:
+        local = tirx.IterVar(iv.dom, tirx.Var(iv.var.name, iv.var.ty), iv.iter_type)
+        return LocalIterator(iv, local, value, local.var)
+    if len(bound) > 1:
+        raise LowerError(
+            f"block {name!r}: iterator {iv.var.name!r} is shared over {' and '.join(axis for axis, _ in bound)}; one mesh "
+            "axis a dimension can be lowered"
+        )
+    axis, loop_var = bound[0]
+    piece, base = linear(value, loop_var)
+    if piece is None or not _within(base, piece, analyzer):
+        raise LowerError(
+            f"block {name!r}: iterator {iv.var.name!r} = {value} is not shared over {axis!r} in contiguous pieces; shard "
+            "its loop with tvm_axe's shard"
+        )
+    start = coordinates[axis] if piece == 1 else coordinates[axis] * piece
+    if piece == 1:
+        return LocalIterator(iv, None, base, start)
+    local = tirx.IterVar(ir.Range(0, piece), tirx.Var(iv.var.name, iv.var.ty), iv.iter_type)
+    return LocalIterator(iv, local, base, start + local.var)
+
+
+def own_piece(
+    index: tirx.Expr, coordinates: Mapping[str, tirx.Var], device: Mapping[str, tirx.For], analyzer: Analyzer
+) -> tuple[str, int] | None:
+    """The mesh axis and piece that `index` stays in, or None where it doesn't follow the device."""
+    for axis in device:
+        if uses(index, coordinates[axis]):
+            piece, base = linear(index, coordinates[axis])
+            if piece is not None and _within(base, piece, analyzer):
+                return axis, piece
+    return None
+
+
+def linear(expr: tirx.Expr, var: tirx.Var) -> tuple[int | None, tirx.Expr]:
+    """(coefficient of `var`, the rest) of a linear `expr`; (None, expr) of any other."""
+    parts = detect_linear_equation(expr, [var])
+    if len(parts) != 2 or not isinstance(parts[0], tirx.IntImm):
+        return None, expr
+    return int(parts[0]), parts[1]
+
+
+def _within(base: tirx.Expr, piece: int, analyzer: Analyzer) -> bool:
+    bounds = analyzer.const_int_bound(base)
+    return bool(bounds.min_value >= 0 and bounds.max_value < piece)
+
+
+def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr], bool]]:
+    """Every load and store of the block; a sum's own running value is the store's, not a load."""
+    store = block.body
+    found: list[tuple[tirx.Buffer, Sequence[tirx.Expr], bool]] = [(store.buffer, store.indices, True)]
+
+    def on_load(load: ir.TensorLoad) -> None:
+        running = load.source.same_as(store.buffer) and tvm_ffi.structural_equal(
+            list(load.indices), list(store.indices)
+        )
+        if not (running and block.init is not None):
+            found.append((load.source, load.indices, False))
+
+    tvm_ffi.structural_walk([store.value, list(store.indices)], (ir.TensorLoad, on_load))
+    return found
+
+
+def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
+    """`value` with variables replaced."""
+    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))

@@ -1,0 +1,192 @@
+"""The design spaces that are searched: register-tiled matmuls on CPU, upstream's rules for everything else.
+
+A matmul becomes, with mr x nv accumulators, nr = nv * lanes::
+
+    for mo, no (parallel):                    # pieces of work
+      for nt:                                 # column tiles; here B's K x nr panel is packed
+        for mt:                               # row tiles
+          for ko, ki (unrolled):
+            for mr rows, nv vectors (unrolled), lanes (vectorised):
+              C_local[mr, nv, lanes] += A[row, k] * panel[k, column]
+          write the tile
+
+Once rows and vectors are unrolled every access to C_local has a constant index, so LLVM keeps the tile in vector
+registers across the whole k loop. Extents that don't divide are padded (`pad_einsum`) and loop partitioning confines
+what that costs to the last tiles.
+
+What changes the shape of a trace (mr, nv, packed or in place) makes a design space each. What can be sampled (the
+pieces of work, the unrolling of k) is sampled by `sample_perfect_tile`, so that upstream's mutators can act on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
+
+from .matmul import Matmul, find_matmuls
+from .target import cores, vector_bits, vector_registers
+
+__all__ = ["Tile", "register_tile", "space_for", "tiles"]
+
+_MAX_UNROLL_K = 4  # a longer body only costs instruction cache
+_MAX_TILES = 1 << 20  # `sample_perfect_tile` wants a bound on its innermost factor; here any will do
+
+
+def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
+    """The design space of a function named ``main``: see the module's header."""
+    sch = s_tir.Schedule(func)
+    matmuls = find_matmuls(sch)
+    names = {match.block for match in matmuls}
+    rest = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    if not matmuls or not all(block.name_hint in names or _is_spatial(block) for block in rest):
+        return ms.space_generator.PostOrderApply(
+            # Named, and not left to the target: for a CPU with VNNI upstream's choice needs tensor intrinsics that take
+            # 13 s to import. `RewriteLayout` is left out because a function keeps its signature.
+            sch_rules=ms.ScheduleRule.create("llvm"),
+            postprocs=[
+                ms.postproc.DisallowDynamicLoop(),
+                ms.postproc.RewriteParallelVectorizeUnroll(),
+                ms.postproc.RewriteReductionBlock(),
+            ],
+            mutator_probs=ms.Mutator.create("llvm"),
+        )
+
+    def generate(base: s_tir.Schedule) -> list[s_tir.Schedule]:
+        spaces = [base]
+        for match in matmuls:
+            spaces = [_tiled(space, match, target, tile) for space in spaces for tile in tiles(match, target)]
+        for space in spaces:
+            for block in rest:
+                if block.name_hint not in names:
+                    _vectorize(space, block.name_hint, target)
+        return spaces
+
+    return ms.space_generator.ScheduleFn(
+        generate, sch_rules=[], postprocs=[], mutator_probs={ms.mutator.MutateTileSize(): 1.0}
+    )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What fixes the shape of a matmul's trace.
+
+    Attributes
+    ----------
+    rows, vectors
+        Accumulators that stay in registers, `rows` times `vectors` of them.
+    packed
+        Whether each thread copies the K x nr panel of B that it is about to use into a buffer of its own.
+    """
+
+    rows: int
+    vectors: int
+    packed: bool
+
+
+def tiles(match: Matmul, target: Target) -> list[Tile]:
+    """The tiles worth trying.
+
+    With B's vectors and one of A they fit the register file; they keep at least half as many multiply-adds in flight
+    as the best of them; and they don't exceed the matrix. B is always packed where its columns need padding.
+    """
+    lanes, registers = _lanes(match, target), vector_registers(target)
+    rows, columns = match.extents[match.row], match.extents[match.column]
+    shapes = [
+        (mr, nv)
+        for nv in (1, 2, 3, 4, 6)
+        for mr in (1, 2, 4, 6, 8, 12, 14)
+        if mr * nv + nv + 1 <= registers and mr <= rows and nv <= -(-columns // lanes)
+    ]
+    busiest = max(mr * nv for mr, nv in shapes)
+    return [
+        Tile(mr, nv, packed)
+        for mr, nv in shapes
+        for packed in (False, True)
+        if 2 * mr * nv >= busiest and (packed or columns % (nv * lanes) == 0)
+    ]
+
+
+def register_tile(sch: s_tir.Schedule, match: Matmul, target: Target, tile: Tile) -> None:
+    """Schedule one matmul of ``main`` as the module's header shows, in place, by stock instructions only."""
+    lanes = _lanes(match, target)
+    block, store, panel = _stage(sch, match, tile, lanes)
+    loops = sch.get_loops(block)
+    row, column, reduce = (loops[n] for n in (match.row, match.column, match.reduce))
+    batches = [loop for n, loop in enumerate(loops) if n not in (match.row, match.column, match.reduce)]
+    rows, i = sch.split(row, [None, tile.rows])
+    columns, j, v = sch.split(column, [None, tile.vectors, lanes])
+    mo, mt = sch.split(rows, sch.sample_perfect_tile(rows, 2, _MAX_TILES))
+    no, nt = sch.split(columns, sch.sample_perfect_tile(columns, 2, _MAX_TILES))
+    ko, ki = sch.split(reduce, sch.sample_perfect_tile(reduce, 2, _MAX_UNROLL_K))
+    sch.reorder(*batches, mo, no, nt, mt, ko, ki, i, j, v)
+    outer = sch.fuse(*batches, mo, no)
+    if cores(target) > 1:
+        sch.parallel(outer)
+    sch.reverse_compute_at(store, mt, preserve_unit_loops=True)
+    si, sj = sch.get_loops(store)[-2:]
+    sj, sv = sch.split(sj, [None, lanes])
+    unrolled, vectors = [ki, i, j, si, sj], [v, sv]
+    if panel is not None:
+        sch.compute_at(panel, nt, preserve_unit_loops=True)
+        pj, pv = sch.split(sch.get_loops(panel)[-1], [None, lanes])
+        unrolled, vectors = [*unrolled, pj], [*vectors, pv]
+    for loop in unrolled:
+        sch.unroll(loop)
+    for loop in vectors:
+        sch.vectorize(loop)
+    for loop in (nt, mt):
+        sch.annotate(loop, "pragma_loop_partition_hint", 1)
+    sch.decompose_reduction(block, ko)
+
+
+def _stage(
+    sch: s_tir.Schedule, match: Matmul, tile: Tile, lanes: int
+) -> tuple[SBlockRV, SBlockRV, SBlockRV | None]:
+    """Pad to whole tiles; give the block, the one that writes C from registers, and the one that fills B's panel."""
+    a, b, c = match.buffers
+    block = sch.get_sblock(match.block)
+    step = {match.row: tile.rows, match.column: tile.vectors * lanes}
+    row_tail, column_tail = (match.extents[loop] % size != 0 for loop, size in step.items())
+    if row_tail or column_tail:
+        sch.pad_einsum(block, [step.get(loop, 1) for loop in match.iterators])
+    if row_tail:
+        sch.compute_inline(sch.get_sblock(f"{a}_pad"))
+    panel = None
+    if tile.packed:  # padding is a copy already
+        panel = sch.get_sblock(f"{b}_pad") if column_tail else sch.cache_read(block, match.right, "global")
+    if row_tail or column_tail:
+        sch.set_scope(block, 0, "local")
+        store = sch.get_sblock(f"{c}_pad")
+    else:
+        store = sch.cache_write(block, 0, "local")
+    return block, store, panel
+
+
+def _tiled(space: s_tir.Schedule, match: Matmul, target: Target, tile: Tile) -> s_tir.Schedule:
+    """A copy of `space` with one matmul scheduled."""
+    sch = space.copy()
+    register_tile(sch, match, target, tile)
+    return sch
+
+
+def _lanes(match: Matmul, target: Target) -> int:
+    """Elements of C in a vector: a register's worth, or the power of two below a narrower matrix."""
+    columns = match.extents[match.column]
+    return min(vector_bits(target) // match.bits, 1 << (columns.bit_length() - 1))
+
+
+def _is_spatial(block: s_tir.SBlock) -> bool:
+    return block.init is None and all(it.iter_type == tirx.IterVar.DataPar for it in block.iter_vars)
+
+
+def _vectorize(sch: s_tir.Schedule, name: str, target: Target) -> None:
+    """Schedule an elementwise block: vectors innermost, pieces of work in parallel outermost."""
+    fused = sch.fuse(*sch.get_loops(sch.get_sblock(name)))
+    pieces, vectors = sch.split(fused, [None, vector_bits(target) // 32])
+    if cores(target) > 1:
+        sch.parallel(sch.split(pieces, [cores(target), None])[0])
+    sch.vectorize(vectors)

@@ -1,0 +1,106 @@
+"""Targets with everything in them that a tuned kernel depends on: the CPU's model and the number of cores."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import Any
+
+from tvm.target import Target
+
+from .. import _tvm
+from ..errors import TuneError
+
+__all__ = ["cores", "host_cpu", "resolve_target", "vector_bits", "vector_registers"]
+
+# LLVM's names of the features that the kernels are written for, and the kernel's names in /proc/cpuinfo. A CPU model
+# implies them, but a hypervisor may have taken them away, and code that uses them then dies with SIGILL.
+_FLAGS = {"avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512vl": "avx512vl"}
+_GENERIC = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+
+
+def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = None) -> Target:
+    """A target in which the CPU's model and the number of cores are explicit.
+
+    Records of tuning hold for one such target, so every compilation that wants to find them resolves its target here.
+    What `target` says already is kept, so that resolving twice changes nothing; only "llvm" targets are completed.
+
+    Parameters
+    ----------
+    target
+        A kind such as ``"llvm"``, a JSON object as text, a dict, or a ``Target``.
+    threads
+        Number of threads a kernel may use, where `target` has no ``num-cores``; the cores that this process may run
+        on if None.
+
+    Raises
+    ------
+    TuneError
+        If `threads` is not positive, or differs from the target's own ``num-cores``, or LLVM doesn't know the target's
+        ``mcpu`` (it would silently compile for a generic CPU).
+
+    Examples
+    --------
+    >>> str(resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"}, threads=2).attrs["mcpu"])
+    'x86-64-v3'
+    """
+    if threads is not None and threads < 1:
+        raise TuneError(f"threads: a kernel runs on at least one thread, not on {threads}")
+    if isinstance(target, str) and target.lstrip().startswith("{"):
+        target = json.loads(target)
+    # The Target constructor takes a tag or a kind as text, a dict, but no Target.
+    resolved = target if isinstance(target, Target) else Target(target)
+    if resolved.kind.name != "llvm":
+        return resolved
+    config: dict[str, Any] = dict(resolved.export())
+    if config.get("mtriple") == _tvm.host_triple():
+        del config["mtriple"]  # upstream adds the host's where there is no mcpu: one spelling for one target
+    if "mcpu" not in config and "mtriple" not in config:
+        config["mcpu"] = host_cpu()
+    if "mcpu" in config and not _tvm.is_valid_cpu(config["mcpu"], config.get("mtriple", _tvm.host_triple())):
+        raise TuneError(f"target: LLVM knows no mcpu {config['mcpu']!r}; this host is {host_cpu()!r}")
+    own = config.setdefault("num-cores", threads or len(os.sched_getaffinity(0)))
+    if threads is not None and int(own) != threads:
+        raise TuneError(f"threads: {threads} were asked for, but the target says num-cores {own}; give one of the two")
+    return Target(config)
+
+
+@functools.cache
+def host_cpu() -> str:
+    """LLVM's name of this host's CPU, or the best generic level whose vector instructions it really has."""
+    flags = _cpuinfo_flags()
+    for name in (_tvm.system_cpu(), *_GENERIC):
+        if not _tvm.is_valid_cpu(name, _tvm.host_triple()):
+            continue
+        has = _tvm.cpu_features(Target({"kind": "llvm", "mcpu": name}))
+        if flags is None or all(flags.issuperset({flag}) for feature, flag in _FLAGS.items() if feature in has):
+            return name
+    return "generic"
+
+
+def _cpuinfo_flags() -> frozenset[str] | None:
+    """The instruction sets that the running system offers, or None where it doesn't say (any CPU but x86)."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            found = next((line for line in lines if line.startswith("flags")), None)
+    except OSError:
+        return None
+    return None if found is None else frozenset(found.partition(":")[2].split())
+
+
+def cores(target: Target) -> int:
+    """Number of threads that a kernel of this (resolved) target may use."""
+    return int(target.attrs.get("num-cores", 1))
+
+
+def vector_bits(target: Target) -> int:
+    """Width of the widest vector registers, in bits; `llvm_get_vector_width` says 512 whatever the CPU."""
+    features = _tvm.cpu_features(target)
+    return 512 if "avx512f" in features else 256 if "avx2" in features else 128
+
+
+def vector_registers(target: Target) -> int:
+    """Number of architectural vector registers: 32 with AVX-512 and on AArch64, else 16."""
+    features = _tvm.cpu_features(target)
+    return 32 if "avx512f" in features or "neon" in features else 16

@@ -1,0 +1,22 @@
+"""Who does what: schedule primitives for work and communication, and the rules under which each is valid."""
+
+from ..errors import ScheduleError
+from .annotations import BIND, LAYOUTS, layouts_of, with_layouts
+from .fuse import fuse_collective
+from .reorder import reorder_collective
+from .schedule import Schedule
+from .shard import shard
+from .split import split_collective
+
+__all__ = [
+    "BIND",
+    "LAYOUTS",
+    "Schedule",
+    "ScheduleError",
+    "fuse_collective",
+    "layouts_of",
+    "reorder_collective",
+    "shard",
+    "split_collective",
+    "with_layouts",
+]

@@ -1,0 +1,71 @@
+"""Every annotation and attribute that a scheduled function carries, in one place.
+
+============== ============================ ===========================================================
+key            where                        value
+============== ============================ ===========================================================
+``axe.bind``   a loop                       the mesh axis whose devices share the loop's iterations. On a
+                                            data-parallel loop, each device runs the iteration of its own
+                                            coordinate. On a reduction loop, each device runs them all and
+                                            reads the peers: a cross-device reduction.
+``axe.layouts`` the function                 buffer name -> canonical text of the `Layout` in which that
+                                            parameter arrives (or, for an output, is left)
+============== ============================ ===========================================================
+
+All are plain strings, so that they survive printing, traces and JSON. A compiler that ignores them sees an ordinary
+function over whole tensors with the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm.tirx import PrimFunc
+
+from ..errors import LayoutError
+from ..layout import Layout
+
+BIND = "axe.bind"
+LAYOUTS = "axe.layouts"
+
+
+def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFunc:
+    """Say in which layout parameters of `func` arrive, or results are left.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        A function over whole tensors.
+    layouts : Mapping[str, Layout | str]
+        Layout (or its canonical text) by parameter name. Later calls add to earlier ones.
+
+    Raises
+    ------
+    LayoutError
+        If a name isn't a buffer parameter of `func`, or a text doesn't parse.
+
+    Examples
+    --------
+    >>> from tvm.script import tirx as T
+    >>> @T.prim_func(s_tir=True)
+    ... def double(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+    ...     for i in range(8):
+    ...         with T.sblock("B"):
+    ...             vi = T.axis.spatial(8, i)
+    ...             B[vi] = A[vi] * T.float32(2)
+    >>> {name: str(layout) for name, layout in layouts_of(with_layouts(double, {"A": "S[(2, 4) : (1@tp, 1)]"})).items()}
+    {'A': 'S[(2, 4) : (1@tp, 1)]'}
+    """
+    names = [param.name for param in func.params]
+    for name in layouts:
+        if name not in names:
+            raise LayoutError(f"with_layouts: {name!r} is not a parameter; the parameters are {', '.join(names)}")
+    texts = {name: str(layout) for name, layout in layouts_of(func).items()}
+    for name, layout in layouts.items():
+        texts[name] = str(layout if isinstance(layout, Layout) else Layout.parse(layout))
+    return func.with_attr(LAYOUTS, texts)
+
+
+def layouts_of(func: PrimFunc) -> dict[str, Layout]:
+    """The layouts attached to `func`'s parameters, by name; empty where none is."""
+    attached = func.attrs[LAYOUTS] if func.attrs and LAYOUTS in func.attrs else {}
+    return {str(name): Layout.parse(str(text)) for name, text in attached.items()}

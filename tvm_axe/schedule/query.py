@@ -1,0 +1,137 @@
+"""What a schedule says about its blocks and loops: the questions that the validity rules ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from .. import _tvm
+from ..errors import ScheduleError
+from .annotations import BIND
+
+T = TypeVar("T")
+SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+
+def name_of(sch: s_tir.Schedule, block: SBlockRV) -> str:
+    """The block's name."""
+    return str(sch.get(block).name_hint)
+
+
+def loop_names(sch: s_tir.Schedule, block: SBlockRV) -> str:
+    """The block's loops, outermost first, for messages."""
+    return ", ".join(sch.get(loop).loop_var.name for loop in sch.get_loops(block)) or "none"
+
+
+def bound_axis(loop: tirx.For) -> str | None:
+    """The mesh axis that `loop` is bound to."""
+    axis = loop.annotations.get(BIND)
+    return None if axis is None else str(axis)
+
+
+def uses(expr: object, var: tirx.Var) -> bool:
+    """Whether `var` occurs in `expr`."""
+    found: list[bool] = []
+    tvm_ffi.structural_walk(expr, (tirx.Var, lambda v: found.append(True) if v.same_as(var) else None))
+    return bool(found)
+
+
+def bindings(sch: s_tir.Schedule, block: SBlockRV) -> list[tuple[tirx.IterVar, tirx.Expr]]:
+    """The block's iterators, each with the expression of loop variables that it is bound to."""
+    realize = _tvm.block_realize(sch, block)
+    return list(zip(realize.block.iter_vars, realize.iter_values))
+
+
+def bound_loops(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> dict[str, LoopRV]:
+    """The block's mesh-bound loops that drive iterators of `kind` (SPATIAL or REDUCE), by mesh axis."""
+    found = {}
+    for loop in sch.get_loops(block):
+        stmt = sch.get(loop)
+        axis = bound_axis(stmt)
+        driven = {iv.iter_type for iv, value in bindings(sch, block) if uses(value, stmt.loop_var)}
+        # A loop of extent 1 (an axis of one device) may drive nothing; it then counts as data-parallel.
+        if axis is not None and ((kind in driven) or (kind == SPATIAL and not driven)):
+            found[axis] = loop
+    return found
+
+
+def is_sum(block: s_tir.SBlock) -> bool:
+    """Whether the block's body is ``C[..] = C[..] + x[..]`` with a zero init and nothing else."""
+    store, init = block.body, block.init
+    if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore):
+        return False
+    zero = isinstance(init.value, tirx.FloatImm | tirx.IntImm) and init.value.value == 0
+    terms = [store.value.a, store.value.b] if isinstance(store.value, tirx.Add) else []
+    own = [t for t in terms if isinstance(t, ir.TensorLoad) and t.source.same_as(store.buffer)]
+    return bool(zero and len(own) == 1 and all(isinstance(t, ir.TensorLoad) for t in terms))
+
+
+def is_copy(block: s_tir.SBlock) -> bool:
+    """Whether the block's body is ``B[v...] = A[v...]``: the same elements of another buffer."""
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, ir.TensorLoad) or block.init:
+        return False
+    return bool(tvm_ffi.structural_equal(list(store.indices), list(store.value.indices)))
+
+
+def sole_block(sch: s_tir.Schedule, loop: LoopRV, primitive: str) -> SBlockRV:
+    """The one block below `loop`; an error where there are several."""
+    blocks = sch.get_child_blocks(loop)
+    if len(blocks) != 1:
+        names = ", ".join(name_of(sch, b) for b in blocks)
+        raise ScheduleError(
+            f"{primitive}: loop {sch.get(loop).loop_var.name!r} encloses the blocks {names}; name the one to act on"
+        )
+    return blocks[0]
+
+
+def loop_of_block(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, primitive: str) -> tirx.For:
+    """`loop`'s statement, if it is one of `block`'s loops; an error that lists them if not."""
+    for own in sch.get_loops(block):
+        try:
+            if sch.get(own).same_as(sch.get(loop)):
+                return sch.get(own)
+        except IndexError:  # upstream's way to say that the loop was never of this schedule
+            break
+    raise ScheduleError(
+        f"{primitive}: the loop given is not one of block {name_of(sch, block)!r}'s loops "
+        f"({loop_names(sch, block)}); take it from sch.get_loops(block)"
+    )
+
+
+def iterator_at(block: s_tir.SBlock, indices: object, dim: int) -> tirx.Var | None:
+    """The data-parallel iterator that alone is `indices[dim]`, or None."""
+    for iv in block.iter_vars:
+        if iv.iter_type == SPATIAL and iv.var.same_as(indices[dim]):  # type: ignore[index]
+            return iv.var
+    return None
+
+
+def loop_of(sch: s_tir.Schedule, block: SBlockRV, iterator: tirx.Var) -> LoopRV | None:
+    """The loop whose variable alone drives `iterator`, or None."""
+    value = next(value for iv, value in bindings(sch, block) if iv.var.same_as(iterator))
+    for loop in sch.get_loops(block):
+        if sch.get(loop).loop_var.same_as(value):
+            return loop
+    return None
+
+
+def loads_of(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[ir.TensorLoad]:
+    """Every load of `buffer` in the block's body."""
+    found: list[ir.TensorLoad] = []
+    tvm_ffi.structural_walk(
+        block.body, (ir.TensorLoad, lambda load: found.append(load) if load.source.same_as(buffer) else None)
+    )
+    return found
+
+
+def checked(primitive: str, block: str, rewrite: Callable[[], T]) -> T:
+    """Run upstream's rewrite; what it refuses becomes this package's error with the block's name."""
+    try:
+        return rewrite()
+    except s_tir.ScheduleError as error:
+        raise ScheduleError(f"{primitive}: block {block!r}: {_tvm.schedule_error_reason(error)}") from error

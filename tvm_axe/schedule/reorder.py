@@ -1,0 +1,135 @@
+"""reorder_collective: an all-gather moves behind its consumers, which then compute on slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
+
+from ..errors import ScheduleError
+from ..layout import Mesh
+from . import query
+from .shard import shard
+
+
+def reorder_collective(
+    sch: s_tir.Schedule, gather: SBlockRV, consumers: Sequence[SBlockRV], mesh: Mesh
+) -> list[SBlockRV]:
+    """Move the all-gather `gather` behind `consumers`: each computes its device's slice, and what leaves is gathered. ::
+
+        for i, j in T.grid(M, N):                  for i_0 in T.serial(n, annotations={"axe.bind": "tp"}):
+            C[i, j] = C_global[i, j]                   for i_1, j in T.grid(M // n, N):
+        for i, j in T.grid(M, N):           ->             out_global[i, j] = f(C_global[i, j], bias[j])
+            out[i, j] = f(C[i, j], bias[j])        for i, j in T.grid(M, N):
+                                                       out[i, j] = out_global[i, j]
+
+    (CoCoNet, section 3.2, "reorder".)
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule.
+    gather : SBlockRV
+        An all-gather: the copy that `split_collective` or an earlier reorder left.
+    consumers : Sequence[SBlockRV]
+        In program order, every block that reads the gathered buffer, and those that go on with their slices.
+    mesh : Mesh
+        The mesh that the blocks are bound to.
+
+    Returns
+    -------
+    gathers : list[SBlockRV]
+        One for each buffer that is live out of `consumers`, in their order.
+
+    Raises
+    ------
+    ScheduleError
+        If `gather` is not an all-gather; a reader of the gathered buffer is left out; or a consumer isn't pointwise in
+        the gathered dimension.
+    """
+    name = query.name_of(sch, gather)
+    axis, dim = _gathered(sch, gather)
+    if not consumers:
+        raise ScheduleError(f"reorder_collective: gather {name!r}: no consumers named; name the blocks to move it behind")
+    names = [query.name_of(sch, block) for block in consumers]
+    for reader in sch.get_consumers(gather):
+        if query.name_of(sch, reader) not in names:
+            raise ScheduleError(
+                f"reorder_collective: gather {name!r}: block {query.name_of(sch, reader)!r} reads what it gathers and "
+                f"is not among the consumers ({', '.join(names)}); name it too"
+            )
+    # Checked for all before anything is changed: buffer -> its sharded dimension.
+    sliced = {sch.get(gather).body.buffer: dim}
+    iterators = []
+    for block in consumers:
+        iterator, written = _pointwise_iterator(sch, block, sliced, axis)
+        iterators.append(iterator)
+        sliced[sch.get(block).body.buffer] = written
+    live = [_is_live_out(sch, block, names) for block in consumers]
+
+    query.checked("reorder_collective", name, lambda: sch.compute_inline(gather))
+    gathers = []
+    for block, iterator, live_out in zip(consumers, iterators, live):
+        loop = query.loop_of(sch, block, iterator)
+        device, _ = shard(sch, loop, axis, mesh, block)
+        outer = [other for other in sch.get_loops(block) if not sch.get(other).same_as(sch.get(device))]
+        sch.reorder(device, *outer)
+        if live_out:
+            gathers.append(sch.cache_write(block, 0, "global"))
+    return gathers
+
+
+def _gathered(sch: s_tir.Schedule, gather: SBlockRV) -> tuple[str, int]:
+    """The mesh axis and the dimension that `gather` gathers."""
+    name, block = query.name_of(sch, gather), sch.get(gather)
+    producers = sch.get_producers(gather)
+    if query.is_copy(block) and len(producers) == 1:
+        for axis, loop in query.bound_loops(sch, producers[0], query.SPATIAL).items():
+            written = sch.get(producers[0]).body.indices
+            for iv, value in query.bindings(sch, producers[0]):
+                if query.uses(value, sch.get(loop).loop_var):
+                    for dim, index in enumerate(written):
+                        if iv.var.same_as(index):
+                            return axis, dim
+    raise ScheduleError(
+        f"reorder_collective: block {name!r} is not an all-gather: valid is a copy of a buffer whose producer is bound "
+        "to a mesh axis, as split_collective leaves it"
+    )
+
+
+def _pointwise_iterator(
+    sch: s_tir.Schedule, block: SBlockRV, sliced: dict[tirx.Buffer, int], axis: str
+) -> tuple[tirx.Var, int]:
+    """The iterator of `block` that runs along the gathered dimension, and the dimension of its result that it indexes."""
+    name, stmt = query.name_of(sch, block), sch.get(block)
+    found: tirx.Var | None = None
+    for buffer, dim in sliced.items():
+        for load in query.loads_of(stmt, buffer):
+            if buffer.same_as(stmt.body.buffer):
+                continue
+            iterator = query.iterator_at(stmt, load.indices, dim)
+            if iterator is None or (found is not None and not iterator.same_as(found)):
+                raise ScheduleError(
+                    f"reorder_collective: consumer {name!r} is not pointwise in dimension {dim} of {buffer.name!r}: it "
+                    f"reads {load}; valid is a consumer that reads its own slice over {axis!r} only"
+                )
+            found = iterator
+    if found is None:
+        raise ScheduleError(
+            f"reorder_collective: consumer {name!r} reads nothing that is gathered "
+            f"({', '.join(buffer.name for buffer in sliced)}); leave it out"
+        )
+    written = [dim for dim, index in enumerate(stmt.body.indices) if found.same_as(index)]
+    if not written or query.loop_of(sch, block, found) is None:
+        raise ScheduleError(
+            f"reorder_collective: consumer {name!r} is not pointwise in the gathered dimension: its result is not "
+            f"written along {found.name!r} by one loop; valid is a consumer that writes the slice that it reads"
+        )
+    return found, written[0]
+
+
+def _is_live_out(sch: s_tir.Schedule, block: SBlockRV, names: Sequence[str]) -> bool:
+    """Whether `block`'s result is an output or read by a block that isn't among `names`."""
+    readers = [query.name_of(sch, reader) for reader in sch.get_consumers(block)]
+    return not readers or any(reader not in names for reader in readers)

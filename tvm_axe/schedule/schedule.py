@@ -1,0 +1,67 @@
+"""axe.Schedule: upstream's schedule with a mesh and the communication primitives as methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import s_tir
+from tvm.ir import IRModule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import PrimFunc
+
+from ..layout import Mesh
+from .fuse import fuse_collective
+from .reorder import reorder_collective
+from .shard import shard
+from .split import split_collective
+
+
+class Schedule(s_tir.Schedule):
+    """An `s_tir.Schedule` of one function over whole tensors, and the mesh that it is scheduled for.
+
+    Every upstream primitive is there as it is; the communication primitives are this package's functions of the same
+    name, and record stock instructions only, so that ``sch.trace`` replays on a plain ``s_tir.Schedule``.
+
+    Parameters
+    ----------
+    mod : PrimFunc | IRModule
+        An ordinary ``@T.prim_func(s_tir=True)``, or a module whose ``main`` is one.
+    mesh : Mesh
+        The devices.
+    **options
+        Passed on to `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
+    """
+
+    __slots__ = ("mesh",)
+
+    mesh: Mesh
+
+    def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh, **options: Any) -> None:
+        super().__init__(mod, **options)
+        self.mesh = mesh
+
+    def copy(self) -> Schedule:
+        """A copy with its own state; the loops and blocks held of this one are valid in it."""
+        copied = Schedule.__new__(Schedule)
+        copied.__move_handle_from__(super().copy())
+        copied.mesh = self.mesh
+        return copied
+
+    def shard(
+        self, loop: LoopRV, axis: str, block: SBlockRV | None = None
+    ) -> tuple[LoopRV, LoopRV] | tuple[SBlockRV, SBlockRV]:
+        """Share a loop between the devices of a mesh axis: see `tvm_axe.schedule.shard`."""
+        return shard(self, loop, axis, self.mesh, block)
+
+    def split_collective(self, block: SBlockRV, dim: int = 0) -> tuple[SBlockRV, SBlockRV]:
+        """All-reduce to reduce-scatter and all-gather: see `tvm_axe.schedule.split_collective`."""
+        return split_collective(self, block, self.mesh, dim)
+
+    def reorder_collective(self, gather: SBlockRV, consumers: Sequence[SBlockRV]) -> list[SBlockRV]:
+        """Move an all-gather behind its consumers: see `tvm_axe.schedule.reorder_collective`."""
+        return reorder_collective(self, gather, consumers, self.mesh)
+
+    def fuse_collective(self, blocks: Sequence[SBlockRV]) -> LoopRV:
+        """One kernel out of a chain of blocks: see `tvm_axe.schedule.fuse_collective`."""
+        return fuse_collective(self, blocks)

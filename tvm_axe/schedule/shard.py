@@ -1,0 +1,114 @@
+"""shard: the devices of a mesh axis share the iterations of a loop."""
+
+from __future__ import annotations
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from ..errors import ScheduleError
+from ..layout import Mesh
+from . import query
+from .annotations import BIND
+
+
+def shard(
+    sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh, block: SBlockRV | None = None
+) -> tuple[LoopRV, LoopRV] | tuple[SBlockRV, SBlockRV]:
+    """Share `loop`'s iterations between the devices of the mesh axis `axis`, in contiguous pieces.
+
+    A data-parallel loop is split and its outer half bound: each device computes its own piece of the result. A
+    reduction loop is split and ``rfactor``-ed: each device computes a *partial* of the whole result, and the block
+    is left to sum the partials over the devices, an all-reduce. ::
+
+        for i, j, k in T.grid(M, N, K):            for i, j in T.grid(M, N):
+            C[i, j] += A[i, k] * W[k, j]               for k_0 in T.serial(n, annotations={"axe.bind": "tp"}):
+                                                           for k_1 in range(K // n):
+                                           ->                  C_rf[k_0, i, j] += A[i, k_0 * .. + k_1] * W[..]
+                                                   for i, j in T.grid(M, N):
+                                                       for k_0 in T.serial(n, annotations={"axe.bind": "tp"}):
+                                                           C[i, j] += C_rf[k_0, i, j]
+
+    An extent that the axis doesn't divide is shared in pieces of ``ceil(extent / n)``; the last one is masked
+    (``T.where``).
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule; only stock instructions are recorded in its trace.
+    loop : LoopRV
+        A loop of one block, not bound yet.
+    axis : str
+        A mesh axis.
+    mesh : Mesh
+        Says how many devices `axis` has.
+    block : SBlockRV, optional
+        The block to act on; needed only where `loop` encloses several.
+
+    Returns
+    -------
+    (device, local) : tuple[LoopRV, LoopRV]
+        For a data-parallel loop: the bound loop and the device's own.
+    (partial, reduce) : tuple[SBlockRV, SBlockRV]
+        For a reduction loop: the block that computes the partials and the all-reduce.
+
+    Raises
+    ------
+    ScheduleError
+        If the mesh has no such axis; `loop` is no loop of the block; the block is already bound to the axis or the
+        loop to another; or a device would have no iteration of a reduction, and so no partial.
+    """
+    size = _axis_size(mesh, axis)
+    if block is None:
+        block = query.sole_block(sch, _known(sch, loop), "shard")
+    name = query.name_of(sch, block)
+    stmt = query.loop_of_block(sch, block, loop, "shard")
+    if query.bound_axis(stmt) is not None:
+        raise ScheduleError(
+            f"shard: block {name!r}: loop {stmt.loop_var.name!r} is already bound to {query.bound_axis(stmt)!r}; "
+            "shard a loop that isn't"
+        )
+    kinds = {iv.iter_type for iv, value in query.bindings(sch, block) if query.uses(value, stmt.loop_var)}
+    reduction = kinds == {query.REDUCE}
+    if not reduction and query.REDUCE in kinds:
+        raise ScheduleError(
+            f"shard: block {name!r}: loop {stmt.loop_var.name!r} drives a reduction and a data-parallel iterator; "
+            "split it so that it drives one of them"
+        )
+    if axis in query.bound_loops(sch, block, query.REDUCE if reduction else query.SPATIAL):
+        raise ScheduleError(
+            f"shard: block {name!r} already has a {'reduction' if reduction else 'data-parallel'} loop bound to "
+            f"{axis!r}; such loops are shared over an axis once"
+        )
+    if reduction:
+        _check_every_device_works(name, stmt, axis, size)
+    device, local = query.checked("shard", name, lambda: sch.split(loop, [size, None]))
+    sch.annotate(device, BIND, axis)
+    if not reduction:
+        return device, local
+    return query.checked("shard", name, lambda: sch.rfactor(device, 0)), block
+
+
+def _known(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
+    try:
+        sch.get(loop)
+    except IndexError as error:
+        raise ScheduleError(
+            "shard: the loop is not of this schedule; take it from sch.get_loops(block) after the last change"
+        ) from error
+    return loop
+
+
+def _axis_size(mesh: Mesh, axis: str) -> int:
+    if axis not in mesh.names:
+        raise ScheduleError(f"shard: the mesh has no axis {axis!r}; its axes are {', '.join(mesh.names)}")
+    return mesh.axis_size(axis)
+
+
+def _check_every_device_works(name: str, stmt: object, axis: str, size: int) -> None:
+    extent = int(stmt.extent)  # type: ignore[attr-defined]
+    piece = -(-extent // size)
+    if piece * (size - 1) >= extent:
+        raise ScheduleError(
+            f"shard: block {name!r}: a reduction of {extent} in pieces of {piece} leaves a device of {axis!r} "
+            f"({size}) without a partial to sum; use an axis of at most {-(-extent // piece)}"
+        )

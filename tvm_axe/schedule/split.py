@@ -1,0 +1,77 @@
+"""split_collective: an all-reduce becomes a reduce-scatter and an all-gather."""
+
+from __future__ import annotations
+
+from tvm import s_tir
+from tvm.s_tir.schedule import SBlockRV
+
+from ..errors import ScheduleError
+from ..layout import Mesh
+from . import query
+from .shard import shard
+
+
+def split_collective(sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int = 0) -> tuple[SBlockRV, SBlockRV]:
+    """Split the all-reduce `block` into a reduce-scatter along `dim` and the all-gather back. ::
+
+        for i, j in T.grid(M, N):                  for i_0 in T.serial(n, annotations={"axe.bind": "tp"}):
+            for k_0 in T.serial(n, bind "tp"):         for i_1 in range(M // n):
+                C[i, j] += C_rf[k_0, i, j]                 for k_0 in T.serial(n, annotations={"axe.bind": "tp"}):
+                                            ->                 for j in range(N):
+                                                                   C_global[i_0 * .. + i_1, j] += C_rf[k_0, .., j]
+                                                   for i, j in T.grid(M, N):
+                                                       C[i, j] = C_global[i, j]
+
+    (CoCoNet, section 3.1, "split".)
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule.
+    block : SBlockRV
+        The all-reduce that `shard` left.
+    mesh : Mesh
+        The mesh that the block is bound to.
+    dim : int
+        The dimension of the result that is scattered.
+
+    Returns
+    -------
+    (scatter, gather) : tuple[SBlockRV, SBlockRV]
+
+    Raises
+    ------
+    ScheduleError
+        If `block` is not an all-reduce, or `dim` is not a dimension of its result.
+    """
+    name = query.name_of(sch, block)
+    peers, scattered = (query.bound_loops(sch, block, kind) for kind in (query.REDUCE, query.SPATIAL))
+    axis = next(iter(peers), None)
+    if axis is None or not query.is_sum(sch.get(block)):
+        seen = "it has no reduction loop bound to a mesh axis" if axis is None else "its body is not a plain sum"
+        raise ScheduleError(
+            f"split_collective: block {name!r} is not an all-reduce: {seen} (its loops: "
+            f"{query.loop_names(sch, block)}); valid is the block that shard leaves of a reduction"
+        )
+    if axis in scattered:
+        raise ScheduleError(
+            f"split_collective: block {name!r} is not an all-reduce: it is a reduce-scatter over {axis!r} already"
+        )
+    indices = sch.get(block).body.indices
+    if not 0 <= dim < len(indices):
+        raise ScheduleError(f"split_collective: block {name!r}: dim is {dim}; its result has {len(indices)} dimensions")
+    gather = query.checked("split_collective", name, lambda: sch.cache_write(block, 0, "global"))
+    iterator = query.iterator_at(sch.get(block), indices, dim)
+    row = query.loop_of(sch, block, iterator) if iterator is not None else None
+    if row is None:
+        raise ScheduleError(
+            f"split_collective: block {name!r}: dimension {dim} of its result is not driven by one loop; "
+            "split the all-reduce before its loops are transformed"
+        )
+    device, _ = shard(sch, row, axis, mesh, block)
+    # Peers outside the innermost loop only: sums run along a row, one peer's slab at a time.
+    bound = [sch.get(loop) for loop in (device, peers[axis])]
+    own = [loop for loop in sch.get_loops(block) if not any(sch.get(loop).same_as(other) for other in bound)]
+    sch.reorder(device, *own[:-1], peers[axis], own[-1])
+    return block, gather
+
