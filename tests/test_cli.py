@@ -193,7 +193,7 @@ def test_kernel_that_cannot_be_loaded(in_folder, capsys, kernel, parts):
         (["--schedule", "kernel.py:wrong_axis", "--mesh", "tp=2"], ["'dp'", "tp"]),
         (["--mesh", "tp"], ["tp"]),
         (["--mesh", "tp=0"], ["tp", "0"]),
-        (["--mesh", ""], ["mesh"]),
+        (["--mesh", ""], ["expected axis=size"]),
     ],
 )
 def test_mesh_or_schedule_that_cannot_be_used(in_folder, capsys, arguments, parts):
@@ -237,12 +237,13 @@ def test_file_is_imported_once_and_finds_its_siblings(folder):
     assert load_file(folder / "sibling.py") is module
 
 
-def test_parameters_are_inputs_until_written(folder):
+def test_parameters_have_shapes_and_types(folder):
     kernel = load_file(folder / "kernel.py")
-    names = [[param.name for param in params] for params in parameters(kernel.block)]
-    assert names == [["A", "W", "bias"], ["out"]]
-    w, unused, o = Param("w", (4,), "float32"), Param("unused", (2, 2), "int8"), Param("o", (4,), "float32")
-    assert parameters(kernel.steps) == ([w, unused], [w, o])
+    assert parameters(kernel.steps) == {
+        "w": Param("w", (4,), "float32"),
+        "unused": Param("unused", (2, 2), "int8"),
+        "o": Param("o", (4,), "float32"),
+    }
     with pytest.raises(InputError, match=r"'A': its shape .* must be constant"):
         parameters(kernel.symbolic)
 

@@ -18,8 +18,9 @@ import numpy as np
 import tvm_ffi
 from tvm import s_tir
 from tvm.ir import IRModule
-from tvm.runtime import disco as _disco
+from tvm.runtime.disco import _ffi_api as _disco_ffi
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.analysis import estimate_tir_flops as _estimate_tir_flops
 from tvm.s_tir.meta_schedule import _ffi_api as _ms_ffi
 from tvm.s_tir.meta_schedule import logging as _ms_logging
 from tvm.s_tir.meta_schedule import utils as _ms_utils
@@ -40,13 +41,8 @@ def register_functions(functions: Mapping[str, Callable[..., Any]]) -> None:
         tvm_ffi.register_global_func(name, function, override=True)
 
 
-def _disco_api() -> Any:
-    if _disco is None:
-        raise ImportError("this build of apache-tvm has no Disco runtime (libtvm_runtime_extra)")
-    # Upstream fills this module in before the library with its functions is loaded, that is, with nothing.
-    if not hasattr(_disco._ffi_api, "SessionProcess"):
-        tvm_ffi.init_ffi_api("runtime.disco", "tvm.runtime.disco._ffi_api")
-    return _disco._ffi_api
+# Upstream fills this module in before the library with its functions is loaded, that is, with nothing.
+tvm_ffi.init_ffi_api("runtime.disco", _disco_ffi.__name__)
 
 
 def _process_pool(num_workers: int, num_groups: int, pipes: str) -> Callable[[int], Any]:
@@ -72,19 +68,24 @@ class DiscoSession:
     """
 
     def __init__(self, size: int, pipes: Sequence[tuple[int, int]] | None = None) -> None:
-        api = _disco_api()
         if pipes is None:
-            self._session = api.SessionThreaded(size, 1)
+            self._session = _disco_ffi.SessionThreaded(size, 1)
         else:
-            self._session = api.SessionProcess(size, 1, _DISCO_POOL, json.dumps(pipes))
+            self._session = _disco_ffi.SessionProcess(size, 1, _DISCO_POOL, json.dumps(pipes))
         self._execute = self._session.get_global_func(DISCO_EXECUTE)
 
     def send(self, launch: str, sequence: int, command: str) -> None:
         """Have every worker run a command; returns at once."""
         self._session.call_packed(self._execute, launch, sequence, command)
 
-    def close(self) -> None:
-        """Tell the workers to stop and wait for those that are threads, which must not be in a command."""
+    def close(self, threads: Sequence[int]) -> None:
+        """Tell the workers to stop and wait for `threads`, those of this process, which must have done their commands.
+
+        The session's destructor waits for the threads too, but with the interpreter locked; a thread that has yet to
+        return from Python would never come out.
+        """
+        for rank in threads:
+            self._session._sync_worker(rank)
         del self._execute, self._session
 
     def leak(self) -> None:
@@ -109,9 +110,11 @@ def use_threads(count: int, cores: Sequence[int]) -> None:
     Left alone, upstream would bind the n-th thread of every pool to the n-th core and, with one thread, the caller to
     core 0: the workers of a machine would share its first cores while the others idle.
     """
-    every_thread_on_any = -3  # threading::ThreadGroup::kSpecifyThreadShareAllCore
+    share = -3  # threading::ThreadGroup::kSpecifyThreadShareAllCore
     configure = tvm_ffi.get_global_func("runtime.config_threadpool")
-    configure(every_thread_on_any, count, [str(core) for core in cores], count)
+    names = [str(core) for core in cores]
+    configure(share, count, names[:count], count)  # the first call makes the pool, with a thread for each core named
+    configure(share, count, names, count)
     os.sched_setaffinity(0, cores)
 
 
@@ -234,3 +237,16 @@ def tune_context(
 def workload_hash(mod: IRModule) -> str:
     """The structural hash as MetaSchedule's JSON databases write it; names of blocks, buffers and loops don't count."""
     return str(int(_ms_utils.shash2hex(mod), 16))
+
+
+def structural_equal(a: IRModule, b: IRModule) -> bool:
+    """Whether two modules are the same up to names."""
+    return bool(tvm_ffi.structural_equal(a, b))
+
+
+def flops(mod: IRModule) -> float:
+    """Arithmetic operations that a call does, as upstream estimates them; 0 where it can't count them."""
+    try:
+        return float(_estimate_tir_flops(mod))
+    except (RuntimeError, ValueError, TypeError):
+        return 0.0

@@ -40,11 +40,11 @@ class Program(NamedTuple):
 
     def compile(self, target: str, work_dir: str) -> Executable:
         """Compile the function as it is scheduled."""
-        from tvm_axe import lower
+        import tvm_axe as axe
 
         if self.schedule is not None:
-            return lower.compile(self.schedule, target=target, work_dir=work_dir)
-        return lower.compile(self.func, mesh=self.mesh, target=target, work_dir=work_dir)
+            return axe.compile(self.schedule, target=target, work_dir=work_dir)
+        return axe.compile(self.func, mesh=self.mesh, target=target, work_dir=work_dir)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,23 +182,24 @@ def _run(args: argparse.Namespace) -> None:
     from tvm_axe.inputs import match_arrays, parameters, read_npz
 
     program = _program(args)
-    inputs, outputs = parameters(program.func)
-    arrays = match_arrays(args.inputs, read_npz(args.inputs), inputs)
+    params = parameters(program.func)
+    arrays = read_npz(args.inputs)
     exe = program.compile(args.target, args.work_dir)
+    inputs = match_arrays(args.inputs, arrays, [params[name] for name in exe.inputs])
     with launch(program.mesh, engine=args.engine) as workers:
-        result = exe.run(workers, *arrays)
-        milliseconds = 1e3 * statistics.median(exe.time(workers, *arrays, repeat=REPEAT))
-    results = [result] if isinstance(result, np.ndarray) else result
+        result = exe.run(workers, *inputs)
+        milliseconds = 1e3 * statistics.median(exe.time(workers, *inputs, repeat=REPEAT))
+    results = result if isinstance(result, tuple) else (result,)
     try:
         # An open file, as savez adds .npz to a name that lacks it.
         with open(args.output, "wb") as file:
-            np.savez(file, **{param.name: array for param, array in zip(outputs, results)})
+            np.savez(file, **dict(zip(exe.outputs, results)))
     except OSError as error:
         raise InputError(f"{args.output}: cannot be written: {error.strerror}") from error
+    written = ", ".join(str(params[name]) for name in exe.outputs)
     print(
-        f"{args.kernel} on {program.mesh} ({args.engine}, {args.target}): "
-        f"{', '.join(map(str, outputs))} to {args.output}; median of {REPEAT} runs {milliseconds:.3f} ms; "
-        f"{exe.bytes:,} bytes communicated by each device"
+        f"{args.kernel} on {program.mesh} ({args.engine}, {args.target}): {written} to {args.output}; "
+        f"median of {REPEAT} runs {milliseconds:.3f} ms; {exe.bytes:,} bytes communicated by each device"
     )
 
 
@@ -212,11 +213,19 @@ def _tune(args: argparse.Namespace) -> None:
     from tvm_axe.meta import tune
 
     program = _program(args)
-    distributed = program.mesh.size > 1 or program.schedule is not None
-    kernels = program.compile(args.target, args.work_dir).module if distributed else program.func
-    result = tune(kernels, target=args.target, trials=args.trials, work_dir=args.work_dir, seed=args.seed)
+    if program.schedule is None and program.mesh.size == 1:
+        kernels, target = program.func, args.target
+    else:
+        # The target of the local kernels, as a device has only its share of the cores.
+        exe = program.compile(args.target, args.work_dir)
+        kernels, target = exe.module, exe.target
+    result = tune(kernels, target=target, trials=args.trials, work_dir=args.work_dir, seed=args.seed)
     for task in result.tasks:
-        print(f"{task.name}: {task.before_ms:.3f} ms untuned, {task.best_ms:.3f} ms tuned ({task.trials} trials)")
+        before, best = (f"{ms:.3f} ms" if ms is not None else "no result" for ms in (task.before_ms, task.best_ms))
+        failed = f", {len(task.failures)} failed" if task.failures else ""
+        print(f"{task.name}: {before} untuned, {best} tuned ({task.trials} trials{failed})")
+    for name, why in result.left_out.items():
+        print(f"{name}: not tuned: {why}")
 
 
 def _demo(args: argparse.Namespace) -> None:

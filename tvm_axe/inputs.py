@@ -14,10 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-import tvm_ffi
-from tvm import s_tir, tirx
-from tvm.ir import Var
-from tvm.tirx import BufferType, IntImm
+from tvm import tirx
 
 from tvm_axe.errors import InputError
 
@@ -89,7 +86,7 @@ def load_attribute(spec: str, accepts: Callable[[Any], bool], kind: str) -> tupl
 
 
 class Param(NamedTuple):
-    """A parameter of a function: a whole tensor, read, written or both."""
+    """A parameter of a function: a whole tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -123,35 +120,22 @@ def read_npz(path: str) -> dict[str, np.ndarray]:
         ) from error
 
 
-def parameters(func: tirx.PrimFunc) -> tuple[list[Param], list[Param]]:
-    """The inputs and the outputs of a function by its parameters' names, each in the order of the parameters.
-
-    A parameter that a block writes is an output; one that is read before any block has written it is an input, and so
-    is one that no block touches. A parameter updated in place is both.
+def parameters(func: tirx.PrimFunc) -> dict[str, Param]:
+    """The parameters of a function, by name, in order.
 
     Raises
     ------
     InputError
         When a parameter isn't a buffer or has a symbolic extent.
     """
-    params = []
+    params = {}
     for var in func.params:
-        if not isinstance(var.ty, BufferType):
+        if not tirx.is_buffer_var(var):
             raise InputError(f"parameter {var.name!r}: only buffers can be given as arrays, this is a scalar")
-        if not all(isinstance(extent, IntImm) for extent in var.ty.shape):
-            raise InputError(f"parameter {var.name!r}: its shape {list(var.ty.shape)} must be constant")
-        params.append(Param(var.name, tuple(int(extent) for extent in var.ty.shape), str(var.ty.dtype)))
-    read: set[Var] = set()
-    written: set[Var] = set()
-
-    def visit(block: s_tir.SBlock) -> None:
-        read.update({region.source for region in block.reads} - written)
-        written.update(region.source for region in block.writes)
-
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, visit), order="pre")
-    inputs = [param for param, var in zip(params, func.params) if var in read or var not in written]
-    outputs = [param for param, var in zip(params, func.params) if var in written]
-    return inputs, outputs
+        if not all(isinstance(extent, tirx.IntImm) for extent in var.shape):
+            raise InputError(f"parameter {var.name!r}: its shape {list(var.shape)} must be constant")
+        params[var.name] = Param(var.name, tuple(int(extent) for extent in var.shape), str(var.dtype))
+    return params
 
 
 def match_arrays(path: str, arrays: Mapping[str, np.ndarray], inputs: Sequence[Param]) -> list[np.ndarray]:

@@ -33,7 +33,9 @@ class Arena:
     fd : int
         The file; closed by `close`.
     map : mmap.mmap
-        The mapping of the whole file.
+        The mapping of the whole file; not after `close`.
+    closed : bool
+        Whether `close` was called.
 
     Raises
     ------
@@ -52,6 +54,7 @@ class Arena:
                 "address-space limit (ulimit -v)"
             ) from error
         self.map.madvise(mmap.MADV_DONTDUMP)  # a core dump would fill in every hole
+        self.closed = False
         self._used: dict[int, int] = {}
         self._holes: list[tuple[int, int]] = [(0, size)]  # (offset, length), by offset, never touching each other
 
@@ -76,11 +79,10 @@ class Arena:
             If the machine hasn't that much shared memory left.
         """
         length = max(round_up(nbytes), PAGE)
-        for i, (offset, room) in enumerate(self._holes):
-            if room >= length:
-                break
-        else:
+        i = next((i for i, (_, room) in enumerate(self._holes) if room >= length), None)
+        if i is None:
             raise WorkerError(self._no_space(length, "the arena is as large as the machine's memory"))
+        offset, room = self._holes[i]
         try:
             os.posix_fallocate(self.fd, offset, length)
         except OSError as error:
@@ -105,6 +107,7 @@ class Arena:
 
     def close(self) -> None:
         """Close the file; the memory goes when the last array over it does."""
+        self.closed = True
         os.close(self.fd)
         del self.map
 

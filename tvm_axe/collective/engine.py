@@ -63,6 +63,7 @@ class Engine:
         self._timeout = timeout
         self._launch = secrets.token_hex(8)
         self._sequence = 0
+        self._pid = os.getpid()
         self._processes: dict[int, subprocess.Popen] = {}
         self._descriptors: list[int] = []
         self._session: _tvm.DiscoSession | None = None
@@ -83,6 +84,8 @@ class Engine:
             self._opener = threading.Thread(target=self._open, args=(pipes,))
             self._opener.start()
             self._opener.join()
+            if self._session is None:
+                raise WorkerError(f"Disco could not open a session of {mesh.size} workers")
             self.run("start")
         except BaseException:
             self.close(force=True)
@@ -133,14 +136,20 @@ class Engine:
                 raise WorkerError("the workers are closed; launch new ones")
             try:
                 self._check_alive()
+                self._control.reset()
                 self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-                assert self._session is not None
-                self._session.send(self._launch, self._sequence, json.dumps(command))
+                self._send(json.dumps(command))
                 self._wait()
             except BaseException:
                 self._close(force=True)
                 raise
-            self._check_answers()
+            failures = self._failures()
+            if failures:
+                raise WorkerError(failures)
+
+    def _send(self, command: str) -> None:
+        if self._session is not None:
+            self._session.send(self._launch, self._sequence, command)
 
     def _wait(self) -> None:
         """Wait for the answers to the last command; raises for a worker that died or fell behind."""
@@ -159,7 +168,9 @@ class Engine:
                 if failed is not None and now > failed + _GRACE:
                     raise WorkerError(f"{self._failures()}; {self._name(behind)} did not come back within {_GRACE} s")
                 if answered is not None and now > answered + self._timeout:
-                    raise WorkerError(f"{self._name(behind)} did not answer within {self._timeout:g} s of another worker")
+                    raise WorkerError(
+                        f"{self._name(behind)} did not answer within {self._timeout:g} s of another worker"
+                    )
 
     def _behind(self) -> list[int]:
         return self._control.unfinished(range(self._mesh.size), self._sequence)
@@ -170,13 +181,6 @@ class Engine:
             if code is not None:
                 how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
                 raise WorkerError(f"{self._name([rank])} {how}")
-
-    def _check_answers(self) -> None:
-        """Raise what the workers answered to the last command, and make them ready for another."""
-        message = self._failures()
-        if message:
-            self._control.reset()
-            raise WorkerError(message)
 
     def _failures(self) -> str:
         """Say what the workers that answered the last command have to complain about, or nothing."""
@@ -210,7 +214,7 @@ class Engine:
             self._close(force)
 
     def _close(self, force: bool) -> None:
-        if self.closed:
+        if self.closed or os.getpid() != self._pid:  # a child that was forked has none of this
             return
         self.closed = True
         try:
@@ -230,14 +234,16 @@ class Engine:
 
     def _end_session(self) -> None:
         """End the workers that are threads, and tell the others to end; what a thread is stuck in is never freed."""
-        if self._session is not None and not self._threads_idle():
-            self._session.leak()
-            return
-        del self._session
+        if self._session is not None:
+            if not self._threads_idle():
+                self._session.leak()
+                return
+            self._session.close(self._local)
         for rank in self._local:
             WORKERS.pop((self._launch, rank), None)
         for descriptor in self._descriptors:
             os.close(descriptor)
+        self._control.close()
         self.arena.close()
 
     def _threads_idle(self) -> bool:

@@ -65,6 +65,11 @@ class Workers:
         self._programs: set[Program] = set()
         self._loaded = 0
 
+    @property
+    def closed(self) -> bool:
+        """Whether the workers have gone: closed by the caller, or after a fault."""
+        return self._engine.closed
+
     def mesh_tensor(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
         """Make a tensor of zeros with a slab on each device.
 
@@ -123,7 +128,7 @@ class Workers:
         carrier.slab(0)[:] = text
         self._loaded += 1
         try:
-            self._engine.run("load", self._loaded, carrier.encode(SLAB), json.dumps(dict(target.export())))
+            self._engine.run("load", self._loaded, carrier.encode(SLAB), str(target))
         finally:
             self._drop(carrier)
         program = Program(self._loaded, names)
@@ -204,14 +209,64 @@ class Workers:
         self._check_block("all_gather", "source", target, source, axis, dim)
         self._engine.run("collective", "all_gather", source.encode(SLAB), target.encode(axis), [dim, axis])
 
-    def barrier(self) -> None:
-        """Return when every worker is idle, or raise as any command does."""
-        self._engine.run("start")
+    def _check_open(self) -> None:
+        if self._engine.closed:
+            raise WorkerError("the workers are closed; launch new ones")
+
+    def _check_own(self, tensor: object) -> MeshTensor:
+        if not isinstance(tensor, MeshTensor) or tensor not in self._tensors:
+            raise InputError(f"{tensor!r} is not a mesh tensor of these workers; make one with workers.mesh_tensor")
+        return tensor
+
+    def _check_program(self, program: object, function: str | None) -> None:
+        self._check_open()
+        if program not in self._programs:
+            raise InputError(f"{program!r} is not a program of these workers; load it with workers.load")
+        if isinstance(program, Program) and function is not None and function not in program.functions:
+            raise InputError(f"the program has no function {function!r}; it has {', '.join(program.functions)}")
+
+    def _check_pair(self, name: str, source: MeshTensor, target: MeshTensor, axis: str) -> None:
+        self._check_open()
+        self.mesh.axis_size(axis)  # raises for an unknown axis
+        if self._check_own(source).dtype != self._check_own(target).dtype:
+            raise InputError(f"{name}: target has dtype {target.dtype}, not the source's {source.dtype}")
+        if target.shared:
+            raise InputError(f"{name}: target is shared, which workers may only read")
+
+    def _check_block(self, name: str, which: str, whole: MeshTensor, block: MeshTensor, axis: str, dim: int) -> None:
+        if dim not in range(len(whole.shape)):
+            raise InputError(f"{name}: dim must be in [0, {len(whole.shape)}), not {dim}")
+        rows = chunk(whole.shape[dim], self.mesh[axis], 0).stop
+        expected = (*whole.shape[:dim], rows, *whole.shape[dim + 1 :])
+        if block.shape != expected:
+            raise InputError(f"{name}: {which} has shape {block.shape}; a block of {whole.shape} is {expected}")
+
+    def _encode(self, args: Sequence[Argument]) -> list[Any]:
+        encoded: list[Any] = []
+        for i, argument in enumerate(args):
+            if isinstance(argument, Coord):
+                self.mesh.axis_size(argument.axis)  # raises for an unknown axis
+                encoded.append(argument.axis)
+            elif isinstance(argument, tuple) and len(argument) == 2:
+                tensor, view = argument
+                if view != SLAB and view not in self.mesh:
+                    valid = ", ".join((SLAB, *self.mesh.names))
+                    raise InputError(f"args[{i}]: unknown view {view!r}; valid: {valid}")
+                encoded.append(self._check_own(tensor).encode(view))
+            elif isinstance(argument, int | np.integer) and not isinstance(argument, bool):
+                encoded.append(int(argument))
+            else:
+                raise InputError(f"args[{i}]: must be (mesh tensor, view), Coord(axis) or an int, not {argument!r}")
+        return encoded
+
+    def _drop(self, tensor: MeshTensor) -> None:
+        """Free a tensor of our own, unless a fault has taken the arena with it."""
+        self._tensors.remove(tensor)
+        if not self._engine.closed:
+            tensor.release()
 
     def close(self) -> None:
         """End the workers. Arrays over mesh tensors stay valid; everything else of these workers can't be used."""
-        for tensor in self._tensors:
-            tensor.forget()
         self._closer()
 
     def __enter__(self) -> Workers:
@@ -219,3 +274,36 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Workers:
+    """Start a worker for each device of a mesh, on this machine.
+
+    There may be more workers than cores. Each gets max(1, cores // workers) threads for the parallel loops of its
+    kernels.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        The devices.
+    engine : str
+        ``"processes"``: one process a worker, except worker 0, which is a thread of this one. ``"threads"``: all are
+        threads of this process, for debugging: Python code in them takes turns.
+    timeout : float
+        Seconds that a worker may be behind another, at a barrier or at the end of a command, before it is taken for
+        hung. Not a limit to what all of them do together.
+
+    Raises
+    ------
+    InputError
+        For an unknown engine or a timeout that isn't positive.
+    WorkerError
+        If a worker doesn't start.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"launch: unknown engine {engine!r}; valid: {', '.join(ENGINES)}")
+    if not isinstance(mesh, Mesh):
+        raise InputError(f"launch: mesh must be a Mesh, such as Mesh({{'tp': 2}}), not {mesh!r}")
+    if not timeout > 0:
+        raise InputError(f"launch: timeout must be a positive number of seconds, not {timeout!r}")
+    return Workers(mesh, engine, timeout)

@@ -46,9 +46,7 @@ def reduce_scatter(source: np.ndarray, target: np.ndarray, dim: int, rank: int) 
     The block has ceil(extent / size of the group) rows of `dim`; those past the extent are left as they are.
     """
     mine = chunk(source.shape[1 + dim], len(source), rank)
-    before = (slice(None),) * dim
-    total = target[(*before, slice(0, mine.stop - mine.start))]
-    _sum([slab[(*before, mine)] for slab in source], total)
+    _sum([_rows(slab, dim, mine) for slab in source], _rows(target, dim, slice(0, mine.stop - mine.start)))
 
 
 def all_gather(source: np.ndarray, target: np.ndarray, dim: int, rank: int) -> None:
@@ -57,19 +55,23 @@ def all_gather(source: np.ndarray, target: np.ndarray, dim: int, rank: int) -> N
     `source` has ceil(extent / size of the group) rows of `dim`; those past the extent are not copied.
     """
     mine = chunk(target.shape[1 + dim], len(target), rank)
-    before = (slice(None),) * dim
-    block = source[(*before, slice(0, mine.stop - mine.start))]
-    for peer in range(len(target)):
-        target[peer][(*before, mine)] = block
+    block = _rows(source, dim, slice(0, mine.stop - mine.start))
+    for slab in target:
+        _rows(slab, dim, mine)[...] = block
 
 
 def _sum(terms: list[np.ndarray], total: np.ndarray) -> None:
     if len(terms) == 1:
         np.copyto(total, terms[0])
         return
-    np.add(terms[0], terms[1], out=total)
-    for term in terms[2:]:
-        np.add(total, term, out=total)
+    with np.errstate(all="ignore"):  # as in compiled code, an overflow is an infinity and nothing to talk about
+        np.add(terms[0], terms[1], out=total)
+        for term in terms[2:]:
+            np.add(total, term, out=total)
+
+
+def _rows(array: np.ndarray, dim: int, rows: slice) -> np.ndarray:
+    return array[(slice(None),) * dim + (rows,)]
 
 
 def _flatten(slab: np.ndarray) -> np.ndarray:

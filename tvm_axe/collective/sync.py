@@ -105,6 +105,11 @@ class Control:
         self._words = self._bytes.cast("I")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
 
+    def close(self) -> None:
+        """Let go of the mapping, whoever still holds this object; no thread may be in one of its methods."""
+        self._words.release()
+        self._bytes.release()
+
     @staticmethod
     def nbytes(size: int) -> int:
         """Bytes that the block of `size` workers takes: the abort word, three lines and an answer for each worker."""
@@ -159,7 +164,7 @@ class Control:
         self._words[0] = 1
 
     def reset(self) -> None:
-        """Make ready for a new command after one that failed; no worker may be in a command."""
+        """Make ready for a new command; no worker may be in one."""
         for rank in range(self.size):
             self._words[self._word(0, rank)] = 0
         self._words[0] = 0

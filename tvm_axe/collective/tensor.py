@@ -32,7 +32,8 @@ def check_dtype(dtype: str) -> np.dtype:
     try:
         numpy_type, compiler_type = np.dtype(dtype), tvm_ffi.dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise InputError(f"dtype {dtype!r} is not a type of tensor elements; valid: float32, bfloat16, int8, ...") from error
+        valid = "float32, bfloat16, int8, ..."
+        raise InputError(f"dtype {dtype!r} is not a type of tensor elements; valid: {valid}") from error
     if numpy_type.itemsize * 8 != compiler_type.bits or compiler_type.lanes != 1:
         raise InputError(f"dtype {dtype!r}: elements must take whole bytes and have one lane")
     return numpy_type
@@ -101,12 +102,8 @@ class MeshTensor:
         self._offset = None
         self._arena.free(offset)
 
-    def forget(self) -> None:
-        """Note that the arena is gone."""
-        self._offset = None
-
     def _live_offset(self) -> int:
-        if self._offset is None:
+        if self._offset is None or self._arena.closed:
             raise WorkerError(f"the mesh tensor of shape {self.shape} was freed, or its workers are closed")
         return self._offset
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_axe.collective import Workers, launch
+import tvm_axe as axe
+from tvm_axe.collective import Workers
 from tvm_axe.demo import baseline, block
-from tvm_axe.lower import Executable, compile
+from tvm_axe.lower import Executable
 from tvm_axe.meta import tune
-from tvm_axe.schedule import Schedule
 
 __all__ = ["Report", "Row", "main", "run"]
 
@@ -100,7 +100,7 @@ def run(trials: int, work_dir: Path) -> Report:
         tune(untuned.module, target=untuned.target, trials=trials, work_dir=work_dir, seed=0)
         candidates[name, False] = untuned
         candidates[name, True] = _compile(name, work_dir)
-    with launch(block.mesh) as workers, baseline.AllReduce(problem) as all_reduce:
+    with axe.launch(block.mesh) as workers, baseline.AllReduce(problem) as all_reduce:
         _say("comparing the results with numpy's in float64")
         reference = problem.reference()
         errors = {key: _relative_error(exe.run(workers, *problem), reference) for key, exe in candidates.items()}
@@ -123,9 +123,9 @@ def run(trials: int, work_dir: Path) -> Report:
 
 def _compile(name: str, work_dir: Path | None) -> Executable:
     """The block under the named schedule, with the best records of `work_dir`, or as it is."""
-    sch = Schedule(block.block, mesh=block.mesh)
+    sch = axe.Schedule(block.block, mesh=block.mesh)
     block.SCHEDULES[name](sch)
-    return compile(sch, target=TARGET, work_dir=work_dir)
+    return axe.compile(sch, target=TARGET, work_dir=work_dir)
 
 
 def _relative_error(out: np.ndarray, reference: np.ndarray) -> float:

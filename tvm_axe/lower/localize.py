@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from ..collective.tensor import slab_stride
+from ..collective import slab_stride
 from ..errors import LowerError
 from ..schedule import BIND
 from ..schedule.query import uses

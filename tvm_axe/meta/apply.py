@@ -12,7 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from .. import _tvm
-from .database import FAILED, Record, find_databases, normalize, read_records, read_workloads
+from .database import FAILED_SECONDS, Record, find_databases, normalize, read_records, read_workloads, with_only_attrs
 from .target import resolve_target
 
 __all__ = ["apply_best"]
@@ -70,7 +70,7 @@ def _records(work_dir: Path, target: Target, wanted: set[str]) -> dict[str, list
             continue
         for record in read_records(folder, workloads):
             workload = workloads[record.workload]
-            if workload and workload[0] in wanted and record.seconds < FAILED and record.is_for(target):
+            if workload and workload[0] in wanted and record.seconds < FAILED_SECONDS and record.is_for(target):
                 found.setdefault(workload[0], []).append((record, workload))
     return {digest: sorted(records, key=lambda pair: pair[0].seconds) for digest, records in found.items()}
 
@@ -93,7 +93,4 @@ def _schedule(record: Record, workload: tuple[str, str], func: tirx.PrimFunc) ->
         reason = _tvm.schedule_error_reason(error)
         warnings.warn(f"{record.place}: skipped a record that no longer applies: {reason}", stacklevel=3)
         return None
-    scheduled = sch.mod["main"]
-    for name in list(scheduled.attrs or {}):
-        scheduled = scheduled.without_attr(str(name))
-    return scheduled.with_attrs(dict(func.attrs.items()))
+    return with_only_attrs(sch.mod["main"], dict(func.attrs.items()))

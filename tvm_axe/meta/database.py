@@ -20,10 +20,20 @@ from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
-__all__ = ["FAILED", "Record", "find_databases", "normalize", "read_records", "read_workloads", "repair"]
+__all__ = [
+    "FAILED_SECONDS",
+    "Record",
+    "find_databases",
+    "normalize",
+    "read_records",
+    "read_workloads",
+    "repair",
+    "replace_file",
+    "with_only_attrs",
+]
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
-FAILED = 1e9  # seconds; a candidate that failed is recorded with 1e10, as upstream does
+FAILED_SECONDS = 1e10  # upstream's time of a candidate that failed
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Record:
     trace
         The schedule's trace, as `Trace.apply_json_to_schedule` takes it.
     seconds
-        Its time; above `FAILED` if it has none.
+        Its time; `FAILED_SECONDS` if it has none.
     target
         The target's JSON object.
     place
@@ -56,14 +66,19 @@ class Record:
 
 
 def normalize(func: tirx.PrimFunc) -> IRModule:
-    """The function as a workload: alone in a module, called ``main``, without attributes that are about its surroundings.
+    """The function as a workload: alone in a module, called ``main``, without what its attributes say of its use.
 
     The structural hash already ignores the names of blocks, loops and buffers, so the same computation is the same
     workload whatever it is called and whatever module it stands in.
     """
-    for name in list(func.attrs or {}):
+    return IRModule({"main": with_only_attrs(func, {"global_symbol": "main", "s_tir": True, "tirx.noalias": True})})
+
+
+def with_only_attrs(func: tirx.PrimFunc, attrs: dict[str, Any]) -> tirx.PrimFunc:
+    """The function with these attributes and no others."""
+    for name in list(func.attrs.keys()) if func.attrs else []:
         func = func.without_attr(str(name))
-    return IRModule({"main": func.with_attrs({"global_symbol": "main", "s_tir": True, "tirx.noalias": True})})
+    return func.with_attrs(attrs)
 
 
 def find_databases(work_dir: Path) -> list[Path]:

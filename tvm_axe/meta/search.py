@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from .. import _tvm
-from .database import FAILED
+from .database import FAILED_SECONDS
 from .measure import Measurement, Worker
 from .provenance import Provenance
 from .space import space_for
@@ -26,7 +24,8 @@ from .space import space_for
 __all__ = ["Search", "TaskResult"]
 
 _BATCH = 16  # candidates between two updates of the model
-_FAILED_SECONDS = 1e10  # upstream's time of a candidate that failed
+
+logger = logging.getLogger("tvm.s_tir.meta_schedule")  # upstream's own, which `tune` sends to a file
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,11 @@ class Search:
 
     Upstream commits results a round at a time, which loses a round when it is interrupted; here each is committed as
     soon as it is there, so the loop over the rounds is written out.
+
+    Attributes
+    ----------
+    seconds
+        Where the time went: ``search``, ``build``, ``run``.
     """
 
     def __init__(
@@ -70,72 +74,135 @@ class Search:
         self.database = ms.database.JSONDatabase(work_dir=str(folder))
         # Upstream's default predicts at random for the first 100 candidates, more than most jobs have.
         self.model = ms.cost_model.XGBModel(num_warmup_samples=_BATCH, num_tuning_cores=1)
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.logger = logging.getLogger("tvm.s_tir.meta_schedule")
+        self.seconds = {"search": 0.0, "build": 0.0, "run": 0.0}
 
     def tune(self, name: str, mod: IRModule, progress: bool) -> TaskResult:
         """Measure candidates until the database has as many as were asked for; `mod` is a normalised workload."""
-        digest = _tvm.workload_hash(mod)
-        workload = self.database.commit_workload(mod)
-        # The search reads its population from a database of its own: the one on disk mixes the targets.
-        memory = ms.database.MemoryDatabase()
-        memory.commit_workload(mod)
-        records = [r for r in self.database.get_all_tuning_records() if self._is_for(r, workload)]
-        seconds = [_seconds(record) for record in records]
-        before = self.provenance.untuned_ms(digest)
-        failures: list[str] = []
-        if len(records) < self.trials:
+        task = _Task(name, mod, self.database, self.target)
+        done, before = len(task.seconds), self.provenance.untuned_ms(task.digest)
+        if done < self.trials:
             untuned = self.worker.prepare(mod)
             if untuned.seconds is None:
-                return self._result(name, mod, seconds, None, [f"the untuned function: {untuned.failure}"])
+                return task.result(None, [f"the untuned function: {untuned.failure}"])
             before = untuned.seconds * 1e3
-            self.provenance.record(digest, name=name, untuned_ms=before)
-            with tqdm(total=self.trials, initial=len(records), desc=name, disable=not progress) as bar:
-                for candidate, measurement in self._measurements(mod, memory, records, bar):
-                    seconds.append(measurement.seconds or _FAILED_SECONDS)
-                    record = ms.database.TuningRecord(
-                        candidate.sch.trace, workload, [seconds[-1]], self.target, candidate.args_info
-                    )
-                    self.database.commit_tuning_record(record)
-                    memory.commit_tuning_record(record)
-                    if measurement.failure is not None:
-                        failures.append(measurement.failure)
-                    bar.set_postfix_str(self._postfix(mod, seconds, failures), refresh=False)
-                    bar.update()
-        result = self._result(name, mod, seconds, before, failures)
-        if len(seconds) > len(records):
-            self.provenance.record(digest, best_ms=result.best_ms, trials=result.trials, failures=failures)
-        return result
+            self.provenance.record(task.digest, name=name, untuned_ms=before)
+            with tqdm(total=self.trials, initial=done, desc=name, unit="trial", disable=not progress) as bar:
+                failures = self._fill(task, bar)
+            result = task.result(before, failures)
+            self.provenance.record(task.digest, best_ms=result.best_ms, trials=result.trials, failures=failures)
+            return result
+        return task.result(before, [])
 
-    def _measurements(
-        self, mod: IRModule, memory: ms.database.Database, records: list[ms.database.TuningRecord]
-    ) -> Iterator[tuple[ms.MeasureCandidate, Measurement]]:
-        """Search and measure; the model and the population learn from each batch."""
+    def _fill(self, task: _Task, bar: tqdm) -> list[str]:
+        """Search and measure; the database grows with each candidate, model and population learn from each batch."""
+        failures: list[str] = []
+        with self._clock():
+            context = self._context(task)
+        while True:
+            with self._clock():
+                candidates = context.generate_measure_candidates()
+                predicted = self.model.predict(context, candidates) if candidates and self.model.booster else None
+            if candidates is None:
+                return failures
+            results = []
+            for candidate in candidates:
+                measured = self.worker.measure(candidate.sch.mod)
+                self.seconds["build"] += measured.build_seconds
+                self.seconds["run"] += measured.run_seconds
+                results.append(task.commit(candidate, measured))
+                if measured.failure is not None:
+                    failures.append(measured.failure)
+                bar.set_postfix_str(task.summary(len(failures)), refresh=False)
+                bar.update()
+            if predicted is not None:
+                task.grade(predicted)
+            with self._clock():
+                self.model.update(context, candidates, results)
+                context.notify_runner_results(candidates, results)
+
+    def _context(self, task: _Task) -> ms.TuneContext:
+        """A search that stands where the earlier calls left it."""
+        # Small populations: what is searched is small too, and a round must not take longer than its measurements.
         strategy = ms.search_strategy.EvolutionarySearch(
             population_size=64, init_min_unmeasured=32, genetic_num_iters=3, eps_greedy=0.15
         )
         # A job that goes on must not draw the candidates again that it started with.
-        seed = 1 + (self.seed + len(records)) % (2**31 - 2)
-        context = _tvm.tune_context(mod, self.target, space_for(mod["main"], self.target), strategy, seed, self.logger)
-        with self._clock("search"):
-            self._learn(context, memory, records)
-            context.pre_tuning(
-                self.trials - len(records), min(_BATCH, self.trials), context.generate_design_space(), memory, self.model
-            )
-        while True:
-            with self._clock("search"):
-                candidates = context.generate_measure_candidates()
-            if candidates is None:
-                break
-            results = []
-            for candidate in candidates:
-                measurement = self.worker.measure(candidate.sch.mod)
-                self.seconds["build"] += measurement.build_seconds
-                self.seconds["run"] += measurement.run_seconds
-                yield candidate, measurement
-                seconds = None if measurement.seconds is None else [measurement.seconds]
-                results.append(ms.runner.RunnerResult(seconds, measurement.failure))
-            with self._clock("search"):
-                self.model.update(context, candidates, results)
-                context.notify_runner_results(candidates, results)
-        context.post_tuning()
+        done = len(task.seconds)
+        seed = 1 + (self.seed + done) % (2**31 - 2)
+        space = space_for(task.mod["main"], self.target)
+        context = _tvm.tune_context(task.mod, self.target, space, strategy, task.name, seed, logger)
+        known = [record.as_measure_candidate() for record in task.earlier]
+        self.model.update(context, known, [_result(seconds) for seconds in task.seconds])
+        spaces = context.generate_design_space()
+        context.pre_tuning(self.trials - done, min(_BATCH, self.trials - done), spaces, task.memory, self.model)
+        return context
+
+    @contextmanager
+    def _clock(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds["search"] += time.perf_counter() - start
+
+
+class _Task:
+    """One workload for one target: what was measured of it so far, here and before."""
+
+    def __init__(self, name: str, mod: IRModule, database: ms.database.Database, target: Target) -> None:
+        self.name, self.mod, self.database, self.target = name, mod, database, target
+        self.digest = _tvm.workload_hash(mod)
+        self.workload = database.commit_workload(mod)
+        # The search reads its population from a database of its own: the one on disk mixes the targets.
+        self.memory = ms.database.MemoryDatabase()
+        self.memory.commit_workload(mod)
+        self.earlier = [
+            record
+            for record in database.get_all_tuning_records()
+            if record.workload.same_as(self.workload) and str(record.target) == str(target)
+        ]
+        for record in self.earlier:
+            self.memory.commit_tuning_record(record)
+        self.seconds = [float(record.run_secs[0]) for record in self.earlier]
+        self.operations = _tvm.flops(mod)
+        self.model_error: float | None = None
+
+    def commit(self, candidate: ms.MeasureCandidate, measured: Measurement) -> ms.runner.RunnerResult:
+        """Put a measurement on disk."""
+        self.seconds.append(FAILED_SECONDS if measured.seconds is None else measured.seconds)
+        record = ms.database.TuningRecord(
+            candidate.sch.trace, self.workload, self.seconds[-1:], self.target, candidate.args_info
+        )
+        self.database.commit_tuning_record(record)
+        self.memory.commit_tuning_record(record)
+        return _result(self.seconds[-1])
+
+    def grade(self, predicted: np.ndarray) -> None:
+        """Compare the model's scores of the last candidates with what they came to: best time over own time."""
+        measured = min(self.seconds) / np.array(self.seconds[-len(predicted) :])
+        self.model_error = float(np.sqrt(np.mean((predicted - measured) ** 2)))
+
+    def summary(self, failed: int) -> str:
+        """The state in a few words, for the progress bar."""
+        best = min(self.seconds)
+        words = [f"best {best * 1e3:.3f} ms"] if best < FAILED_SECONDS else ["none good"]
+        if best < FAILED_SECONDS and self.operations:
+            words.append(f"{self.operations / best / 1e9:.1f} GFLOP/s")
+        if self.model_error is not None:
+            words.append(f"model error {self.model_error:.2f}")
+        return ", ".join([*words, f"{failed} failed"])
+
+    def result(self, before_ms: float | None, failures: list[str]) -> TaskResult:
+        best = min(self.seconds, default=FAILED_SECONDS)
+        good = best < FAILED_SECONDS
+        return TaskResult(
+            name=self.name,
+            trials=len(self.seconds),
+            before_ms=before_ms,
+            best_ms=best * 1e3 if good else None,
+            gflops=self.operations / best / 1e9 if good and self.operations else None,
+            failures=tuple(failures),
+        )
+
+
+def _result(seconds: float) -> ms.runner.RunnerResult:
+    failed = seconds >= FAILED_SECONDS
+    return ms.runner.RunnerResult(None if failed else [seconds], "failed" if failed else None)

@@ -143,9 +143,7 @@ def register_tile(sch: s_tir.Schedule, match: Matmul, target: Target, tile: Tile
     sch.decompose_reduction(block, ko)
 
 
-def _stage(
-    sch: s_tir.Schedule, match: Matmul, tile: Tile, lanes: int
-) -> tuple[SBlockRV, SBlockRV, SBlockRV | None]:
+def _stage(sch: s_tir.Schedule, match: Matmul, tile: Tile, lanes: int) -> tuple[SBlockRV, SBlockRV, SBlockRV | None]:
     """Pad to whole tiles; give the block, the one that writes C from registers, and the one that fills B's panel."""
     a, b, c = match.buffers
     block = sch.get_sblock(match.block)

@@ -1,9 +1,4 @@
-"""The tuning loop: MetaSchedule's evolutionary search and XGBoost model, with measurements that survive anything.
-
-The loop is upstream's (generate candidates, measure, update model and population), written out here because each
-candidate is committed to the database the moment it is measured; upstream's commits a round at a time and loses it
-when it is interrupted.
-"""
+"""Tuning the functions of a module: the job around the search."""
 
 from __future__ import annotations
 
@@ -20,50 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from .. import _tvm
 from ..errors import TuneError
-from .database import FAILED, normalize, repair
-from .measure import Measurement, Worker
+from .database import normalize, repair
+from .measure import Worker
 from .provenance import Provenance
-from .space import space_for
+from .search import Search, TaskResult, logger
 from .target import resolve_target
 
-__all__ = ["TaskResult", "TuneResult", "tune"]
+__all__ = ["TuneResult", "tune"]
 
-_BATCH = 16  # candidates between two updates of the model
 _TIMEOUT = 30.0  # seconds for one candidate
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """What tuning one function came to.
-
-    Attributes
-    ----------
-    name
-        The function's name in its module.
-    trials
-        Candidates measured for it so far, over all calls with this `work_dir`.
-    before_ms, best_ms
-        Time of the untuned function and of the best candidate; None if it could not be run, or none was good.
-    gflops
-        Rate of the best candidate in 1e9 operations a second, as upstream counts them; None if it cannot count them.
-    failures
-        The reason of each candidate that failed in this call.
-    """
-
-    name: str
-    trials: int
-    before_ms: float | None
-    best_ms: float | None
-    gflops: float | None
-    failures: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -133,15 +99,15 @@ def tune(
         raise TuneError(f"func_or_mod: no function can be tuned ({reasons})")
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
     start = time.perf_counter()
-    with _in_use(Path(work_dir)) as folder, _quiet(folder / "logs") as logger:
+    with _in_use(Path(work_dir)) as folder, _quiet(folder / "logs"):
         for moved in repair(folder):
             warnings.warn(moved, stacklevel=2)
         run = Provenance(folder, resolved, seed, trials)
         with Worker(resolved, folder / "logs" / "worker.log", _TIMEOUT) as worker:
-            job = _Job(resolved, folder, trials, seed, progress, logger, run, worker)
-            results = tuple(job.tune(name, mod) for name, mod in mods.items())
+            search = Search(resolved, folder, trials, seed, worker, run)
+            results = tuple(search.tune(name, mod, progress) for name, mod in mods.items())
     total = time.perf_counter() - start
-    return TuneResult(resolved, results, left_out, {**job.seconds, "total": total})
+    return TuneResult(resolved, results, left_out, {**search.seconds, "total": total})
 
 
 def _tasks(func_or_mod: tirx.PrimFunc | IRModule) -> tuple[dict[str, IRModule], dict[str, str]]:
@@ -191,16 +157,15 @@ def _in_use(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _quiet(logs: Path) -> Iterator[logging.Logger]:
+def _quiet(logs: Path) -> Iterator[None]:
     """Send MetaSchedule's log, which is long, to a file."""
-    logger = logging.getLogger("tvm.s_tir.meta_schedule")
     handler = logging.FileHandler(logs / "tuning.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.handlers, logger.level, logger.propagate
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
     try:
-        yield logger
+        yield
     finally:
         logger.handlers, logger.propagate = before[0], before[2]
         logger.setLevel(before[1])

@@ -1,0 +1,75 @@
+"""axe.compile: from a scheduled function or a Relax model to something that runs on a mesh."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from .errors import LowerError
+from .layout import Mesh
+from .lower import Executable, lower
+from .meta import apply_best, resolve_target
+from .schedule import Schedule
+
+TUNING_LOGS = "tuning_logs"
+
+
+def compile(  # noqa: A001 - axe.compile, as in tvm.compile
+    program: Schedule | tirx.PrimFunc | tvm.IRModule,
+    mesh: Mesh | None = None,
+    target: str | dict[str, Any] | Target = "llvm",
+    work_dir: str | Path = TUNING_LOGS,
+) -> Executable:
+    """Compile a program for a mesh.
+
+    Parameters
+    ----------
+    program : Schedule | PrimFunc | IRModule
+        A schedule; a function over whole tensors, scheduled or not; or a module that holds one such function.
+    mesh : Mesh, optional
+        The devices; taken from the schedule where one is given.
+    target : str | dict | Target
+        What to compile each device's kernels for; a plain ``"llvm"`` means this machine's CPU, its cores shared by the
+        devices.
+    work_dir : path
+        Where tuning results lie; a kernel with a record there is compiled as it was tuned.
+
+    Raises
+    ------
+    LowerError
+        If `program` cannot be lowered: see `tvm_axe.lower.lower`.
+    LayoutError
+        If a declared layout doesn't fit.
+    """
+    if isinstance(program, Schedule):
+        if mesh is not None and mesh != program.mesh:
+            raise LowerError(f"compile: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
+        mesh = program.mesh
+    if mesh is None:
+        raise LowerError('compile: name the mesh, for example mesh=axe.Mesh({"tp": 2})')
+    lowered = lower(_function(program), mesh)
+    resolved = resolve_target(target, threads=cores_per_device(mesh))
+    module, tuned = apply_best(lowered.module, resolved, work_dir)
+    return Executable(lowered, module, resolved, tuned)
+
+
+def cores_per_device(mesh: Mesh) -> int:
+    """Cores of this machine that each device of `mesh` computes with."""
+    return max(1, len(os.sched_getaffinity(0)) // mesh.size)
+
+
+def _function(program: Schedule | tirx.PrimFunc | tvm.IRModule) -> tirx.PrimFunc:
+    if isinstance(program, tirx.PrimFunc):
+        return program
+    module = program.mod if isinstance(program, s_tir.Schedule) else program
+    if not isinstance(module, tvm.IRModule):
+        raise LowerError(f"compile: a schedule, a function or a module is compiled, not a {type(module).__name__}")
+    functions = [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
+    if len(functions) != 1:
+        raise LowerError(f"compile: the module has {len(functions)} functions; compile one function over whole tensors")
+    return functions[0]

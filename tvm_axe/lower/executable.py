@@ -1,0 +1,193 @@
+"""What `axe.compile` returns: whole numpy arrays in, whole arrays out, on a mesh of workers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import tvm
+from tvm.target import Target
+
+from ..collective import Coord, MeshTensor, Program, Workers
+from ..errors import LowerError
+from ..layout import Layout, Mesh
+from .lowered import Lowered, MeshBuffer, Stage
+
+
+class Executable:
+    """A lowered function, compiled by the workers that run it.
+
+    Attributes
+    ----------
+    mesh : Mesh
+        The devices that it was compiled for.
+    target : Target
+        What its kernels are compiled for.
+    module : IRModule
+        What each device runs: ``main``, and a function for each kernel, tuned where the database had a record.
+    stages : tuple[Stage, ...]
+        What happens in order, with the bytes that each device moves.
+    layouts : Mapping[str, Layout]
+        Where each buffer lives.
+    tuned : Mapping[str, float]
+        The kernels that a tuning record was found for, with the seconds it was measured at.
+    """
+
+    def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, tuned: Mapping[str, float]) -> None:
+        self._lowered = lowered
+        self.module = module
+        self.target = target
+        self.tuned = MappingProxyType(dict(tuned))
+        self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
+
+    @property
+    def mesh(self) -> Mesh:
+        return self._lowered.mesh
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return self._lowered.stages
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        return self._lowered.layouts
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the arrays that `run` takes, in order."""
+        return tuple(buffer.name for buffer in self._lowered.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the arrays that `run` returns, in order."""
+        return tuple(buffer.name for buffer in self._lowered.outputs)
+
+    @property
+    def bytes(self) -> int | float:
+        """Bytes that each device moves to or from its peers in one run."""
+        return sum(stage.bytes for stage in self.stages)
+
+    def run(self, workers: Workers, *arrays: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Run once on whole arrays.
+
+        Parameters
+        ----------
+        workers : Workers
+            What `axe.launch` gave, for the same mesh.
+        *arrays : numpy.ndarray
+            One for each of `inputs`, of its whole shape and dtype.
+
+        Returns
+        -------
+        outputs : numpy.ndarray or tuple of them
+            The whole outputs; one array if there is one output.
+
+        Raises
+        ------
+        LowerError
+            If the number, a shape or a dtype of the arrays is wrong, or the workers are of another mesh.
+        WorkerError
+            If a worker fails, dies or doesn't answer.
+        """
+        loaded = self._load(workers, arrays)
+        workers.call(loaded.program, loaded.arguments)
+        outputs = tuple(loaded.gather(buffer) for buffer in self._lowered.outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def time(self, workers: Workers, *arrays: np.ndarray, repeat: int = 20, warmup: int = 3) -> list[float]:
+        """Seconds of each of `repeat` runs on `arrays`, the slowest device's, the inputs already in place.
+
+        Raises
+        ------
+        LowerError, WorkerError
+            As `run`.
+        """
+        loaded = self._load(workers, arrays)
+        return workers.time(loaded.program, loaded.arguments, repeat, warmup)
+
+    def show(self) -> str:
+        """Layouts, derived collectives with their bytes, and the module that each device runs."""
+        width = max(len(name) for name in self.layouts)
+        lines = [f"mesh {self.mesh}", "", "layouts"]
+        lines += [f"  {name:<{width}}  {layout}" for name, layout in self.layouts.items()]
+        lines += ["", "stages (bytes a device)"]
+        for stage in self.stages:
+            over = f" over {stage.axis}" if stage.axis else ""
+            tuned = ""
+            if stage.kernel in self.tuned:
+                tuned = f"  (tuned: {self.tuned[stage.kernel] * 1e3:.3f} ms)"
+            lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {stage.bytes:>12,}{tuned}")
+        lines += [f"  {'in all':<{width + 12}}  {'':<24}  {self.bytes:>12,}", "", self.module.script()]
+        return "\n".join(lines)
+
+    def _load(self, workers: Workers, arrays: tuple[np.ndarray, ...]) -> _Loaded:
+        """The program and its tensors on `workers`, made at the first use, with `arrays` put into place."""
+        if workers.mesh != self.mesh:
+            raise LowerError(
+                f"{self._lowered.name} was compiled for the mesh {self.mesh} ({self.mesh.size} devices); the workers are "
+                f"{workers.mesh} ({workers.mesh.size}): launch the mesh that it was compiled for"
+            )
+        self._check(arrays)
+        if workers not in self._loaded:
+            self._loaded[workers] = _Loaded(self._lowered, self.module, self.target, workers)
+        loaded = self._loaded[workers]
+        for buffer, array in zip(self._lowered.inputs, arrays):
+            loaded.scatter(buffer, array)
+        return loaded
+
+    def _check(self, arrays: tuple[np.ndarray, ...]) -> None:
+        name, inputs = self._lowered.name, self._lowered.inputs
+        if len(arrays) != len(inputs):
+            raise LowerError(f"{name} takes {len(inputs)} arrays ({', '.join(self.inputs)}); got {len(arrays)}")
+        for buffer, array in zip(inputs, arrays):
+            if not isinstance(array, np.ndarray):
+                raise LowerError(f"{name}: {buffer.name} must be a numpy array; got {type(array).__name__}")
+            if array.shape != buffer.shape:
+                raise LowerError(f"{name}: {buffer.name} has the shape {buffer.shape}; got an array of {array.shape}")
+            if str(array.dtype) != buffer.dtype:
+                raise LowerError(f"{name}: {buffer.name} is {buffer.dtype}; got an array of {array.dtype}")
+
+
+class _Loaded:
+    """A program on one set of workers, with its mesh tensors; freed with its executable."""
+
+    def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, workers: Workers) -> None:
+        self.mesh = lowered.mesh
+        self.program: Program = workers.load(module, target)
+        self.tensors: dict[str, MeshTensor] = {}
+        for buffer in lowered.buffers.values():
+            # What devices only read and all hold whole is stored once.
+            shared = buffer.is_input and not buffer.is_output and not buffer.sharding.axes
+            self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.slab, buffer.dtype, shared)
+        views = [(self.tensors[name], view) for name, view in lowered.arguments]
+        self.arguments = [*views, *(Coord(axis) for axis in lowered.coordinates)]
+        weakref.finalize(self, _free, weakref.ref(workers), [self.program, *self.tensors.values()])
+
+    def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:
+        """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays zero."""
+        tensor = self.tensors[buffer.name]
+        for device in range(1 if tensor.shared else self.mesh.size):
+            region = buffer.layout.local_region(buffer.shape, self.mesh, device)
+            share = array[region]
+            tensor.slab(device)[tuple(slice(extent) for extent in share.shape)] = share
+
+    def gather(self, buffer: MeshBuffer) -> np.ndarray:
+        """The whole array out of the devices' slabs."""
+        tensor, layout = self.tensors[buffer.name], buffer.layout
+        if not buffer.sharding.axes:
+            return tensor.slab(0).copy()
+        whole = np.empty(buffer.shape, tensor.slab(0).dtype)
+        for device in range(self.mesh.size):
+            region = layout.local_region(buffer.shape, self.mesh, device)
+            share = whole[region]
+            share[...] = tensor.slab(device)[tuple(slice(extent) for extent in share.shape)]
+        return whole
+
+
+def _free(workers: weakref.ref[Workers], items: list[MeshTensor | Program]) -> None:
+    alive = workers()
+    if alive is not None and not alive.closed:
+        for item in items:
+            alive.free(item)

@@ -1,0 +1,121 @@
+"""lower: from a scheduled function to the module that each device runs, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+
+from ..layout import Layout, Mesh
+from ..schedule import layouts_of
+from .derive import derive_steps
+from .emit import emit_module
+from .infer import Sharding, infer_shardings
+from .localize import display_name
+from .program import Program, parse_program
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a lowered function.
+
+    `kind` is one of local, all-reduce, reduce-scatter, all-gather and mesh kernel; `bytes` is what one device moves to or
+    from its peers; `kernel` is the name of its function in the module, None for a plain collective.
+    """
+
+    name: str
+    kind: str
+    axis: str | None
+    bytes: int | float
+    kernel: str | None
+
+
+@dataclass(frozen=True)
+class MeshBuffer:
+    """A tensor that the caller allocates on the mesh: a parameter, or an intermediate that devices exchange."""
+
+    name: str
+    dtype: str
+    sharding: Sharding
+    is_input: bool
+    is_output: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The whole shape."""
+        return self.sharding.shape
+
+    @property
+    def layout(self) -> Layout:
+        return self.sharding.layout
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What each device of `mesh` runs.
+
+    ``module["main"]`` takes one tensor for each (buffer name, view) of `arguments`, where the view is ``"slab"`` or a
+    mesh axis, then the device's coordinate on each axis of `coordinates`.
+    """
+
+    name: str
+    mesh: Mesh
+    module: tvm.IRModule
+    stages: tuple[Stage, ...]
+    buffers: Mapping[str, MeshBuffer]
+    layouts: Mapping[str, Layout]
+    arguments: tuple[tuple[str, str], ...]
+    coordinates: tuple[str, ...]
+
+    @property
+    def inputs(self) -> list[MeshBuffer]:
+        return [buffer for buffer in self.buffers.values() if buffer.is_input]
+
+    @property
+    def outputs(self) -> list[MeshBuffer]:
+        return [buffer for buffer in self.buffers.values() if buffer.is_output]
+
+
+def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
+    """Infer layouts, derive collectives, localize and emit.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        A function over whole tensors, scheduled for `mesh` (loops annotated ``axe.bind``) or not at all; ``axe.layouts``
+        may say how its parameters lie.
+    mesh : Mesh
+        The devices.
+
+    Raises
+    ------
+    LowerError
+        If a stage touches what its device doesn't own outside a collective, or the function isn't made of plain nests.
+    LayoutError
+        If a declared layout doesn't fit its parameter or the mesh.
+    """
+    program = parse_program(func, mesh)
+    shardings = infer_shardings(program, layouts_of(func))
+    steps = derive_steps(program, shardings)
+    emitted = emit_module(program, steps, shardings)
+    stages = tuple(
+        Stage(step.name, step.kind, step.axis, step.bytes, emitted.kernels.get(step.name)) for step in steps
+    )
+    buffers = {display_name(b): _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
+    layouts = {display_name(buffer): shardings[buffer].layout for buffer in program.buffers()}
+    return Lowered(
+        program.name, mesh, emitted.module, stages, buffers, layouts, emitted.arguments, emitted.coordinates
+    )
+
+
+def _mesh_buffer(program: Program, buffer: tirx.Buffer, sharding: Sharding) -> MeshBuffer:
+    """An output is a parameter that is written; an input one that is read, or left alone, before it is written."""
+    is_parameter = any(buffer.same_as(param) for param in program.parameters)
+    in_order = (access for block in program.blocks() for access in (*block.reads, *block.writes))
+    first = next((access for access in in_order if access.buffer.same_as(buffer)), None)
+    written = any(access.buffer.same_as(buffer) for block in program.blocks() for access in block.writes)
+    is_input = is_parameter and (not written or (first is not None and not first.is_write))
+    return MeshBuffer(display_name(buffer), buffer.dtype, sharding, is_input, is_parameter and written)
+
