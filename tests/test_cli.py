@@ -395,12 +395,18 @@ def test_show_into_a_pipe_that_closes(in_folder):
     assert process.wait() == 141
 
 
-def test_tune_prints_each_kernel_before_and_after(in_folder, tmp_path, capsys):
-    arguments = ["--trials", "2", "--work-dir", str(tmp_path / "records"), "--seed", "1"]
-    assert cli.main(["tune", "kernel.py:Module", *arguments]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("main: ") and "ms untuned" in line and "ms tuned" in line
-    assert list((tmp_path / "records").glob("database_tuning_record.json"))
+@pytest.mark.parametrize(
+    ("options", "kernels"),
+    [([], {"main"}), (["--mesh", "tp=2", "--schedule", "kernel.py:apply"], {"mm_rf", "mm_epi_out_global"})],
+)
+def test_tune_prints_each_kernel_before_and_after(in_folder, tmp_path, capsys, options, kernels):
+    work_dir = tmp_path / "records"
+    assert cli.main(["tune", "kernel.py:block", *options, "--trials", "2", "--work-dir", str(work_dir)]) == 0
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert kernels <= set(lines)
+    tuned = lines["mm_rf" if "mm_rf" in kernels else "main"]
+    assert "ms untuned" in tuned and "ms tuned (2 trials" in tuned
+    assert (work_dir / "database_tuning_record.json").stat().st_size > 0
 
 
 def test_help_as_a_module():

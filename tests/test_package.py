@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -192,3 +193,22 @@ def test_scripts_say_what_is_missing_when_there_is_no_python(checkout):
     assert done.returncode != 0
     assert "no Python >= 3.10 with the venv module (tried no-such-python)" in done.stderr
     assert calls == [] and done.stdout == ""
+
+
+# ---- README ------------------------------------------------------------------------------------------------------
+
+
+def test_the_tour_in_the_readme_runs(tmp_path):
+    (tour,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "tour.py").write_text(tour)
+    done = subprocess.run(
+        [sys.executable, "tour.py"], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mesh kernel over tp" in done.stdout
+
+
+def test_links_between_the_documents_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"

@@ -223,12 +223,13 @@ def tune_context(
     strategy: ms.SearchStrategy,
     name: str,
     seed: int,
+    threads: int,
     logger: logging.Logger,
 ) -> ms.TuneContext:
     """A `TuneContext`; its own constructor imports every tensor intrinsic of every target first, which takes 13 s."""
     context: ms.TuneContext = ms.TuneContext.__new__(ms.TuneContext)
     context.__init_handle_by_constructor__(
-        _ms_ffi.TuneContext, mod, target, space, strategy, name, 1, seed, _ms_logging.get_logging_func(logger)
+        _ms_ffi.TuneContext, mod, target, space, strategy, name, threads, seed, _ms_logging.get_logging_func(logger)
     )
     _ms_ffi.TuneContextInitialize(context)
     return context

@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from inspect import isfunction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvm_axe.errors import AxeError, InputError
 
@@ -189,14 +189,14 @@ def _run(args: argparse.Namespace) -> None:
     with launch(program.mesh, engine=args.engine) as workers:
         result = exe.run(workers, *inputs)
         milliseconds = 1e3 * statistics.median(exe.time(workers, *inputs, repeat=REPEAT))
-    results = result if isinstance(result, tuple) else (result,)
+    outputs: dict[str, Any] = dict(zip(exe.outputs, result if isinstance(result, tuple) else (result,)))
     try:
         # An open file, as savez adds .npz to a name that lacks it.
         with open(args.output, "wb") as file:
-            np.savez(file, **dict(zip(exe.outputs, results)))
+            np.savez(file, **outputs)
     except OSError as error:
         raise InputError(f"{args.output}: cannot be written: {error.strerror}") from error
-    written = ", ".join(str(params[name]) for name in exe.outputs)
+    written = ", ".join(str(params[name]) for name in outputs)
     print(
         f"{args.kernel} on {program.mesh} ({args.engine}, {args.target}): {written} to {args.output}; "
         f"median of {REPEAT} runs {milliseconds:.3f} ms; {exe.bytes:,} bytes communicated by each device"

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
 from .errors import LowerError
 from .layout import Mesh
 from .lower import Executable, lower
 from .meta import apply_best, resolve_target
+from .relax import schedule_model
 from .schedule import Schedule
 
 TUNING_LOGS = "tuning_logs"
@@ -30,7 +31,8 @@ def compile(  # noqa: A001 - axe.compile, as in tvm.compile
     Parameters
     ----------
     program : Schedule | PrimFunc | IRModule
-        A schedule; a function over whole tensors, scheduled or not; or a module that holds one such function.
+        A schedule; a function over whole tensors, scheduled or not; a module that holds one such function; or a Relax
+        model, which `tvm_axe.relax.schedule_model` then schedules (call it yourself for a mesh of several axes).
     mesh : Mesh, optional
         The devices; taken from the schedule where one is given.
     target : str | dict | Target
@@ -42,7 +44,7 @@ def compile(  # noqa: A001 - axe.compile, as in tvm.compile
     Raises
     ------
     LowerError
-        If `program` cannot be lowered: see `tvm_axe.lower.lower`.
+        If `program` cannot be lowered: see `tvm_axe.lower.lower` and, for a Relax model, `tvm_axe.relax.merge`.
     LayoutError
         If a declared layout doesn't fit.
     """
@@ -52,7 +54,7 @@ def compile(  # noqa: A001 - axe.compile, as in tvm.compile
         mesh = program.mesh
     if mesh is None:
         raise LowerError('compile: name the mesh, for example mesh=axe.Mesh({"tp": 2})')
-    lowered = lower(_function(program), mesh)
+    lowered = lower(_function(program, mesh), mesh)
     resolved = resolve_target(target, threads=cores_per_device(mesh))
     module, tuned = apply_best(lowered.module, resolved, work_dir)
     return Executable(lowered, module, resolved, tuned)
@@ -63,12 +65,14 @@ def cores_per_device(mesh: Mesh) -> int:
     return max(1, len(os.sched_getaffinity(0)) // mesh.size)
 
 
-def _function(program: Schedule | tirx.PrimFunc | tvm.IRModule) -> tirx.PrimFunc:
+def _function(program: Schedule | tirx.PrimFunc | tvm.IRModule, mesh: Mesh) -> tirx.PrimFunc:
     if isinstance(program, tirx.PrimFunc):
         return program
     module = program.mod if isinstance(program, s_tir.Schedule) else program
     if not isinstance(module, tvm.IRModule):
         raise LowerError(f"compile: a schedule, a function or a module is compiled, not a {type(module).__name__}")
+    if any(isinstance(func, relax.Function) for _, func in module.functions_items()):
+        return schedule_model(module, mesh)
     functions = [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
     if len(functions) != 1:
         raise LowerError(f"compile: the module has {len(functions)} functions; compile one function over whole tensors")

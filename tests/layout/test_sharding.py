@@ -53,7 +53,7 @@ def test_blocks_have_the_local_shape_and_are_clipped(case):
     layout = Layout.sharded(shape, mesh, dims)
     local = layout.local_shape(shape, mesh)
     assert local == tuple(e // (mesh[dims[d]] if d in dims else 1) for d, e in enumerate(padded(shape, mesh, dims)))
-    assert layout.size == math.prod(padded(shape, mesh, dims))
+    assert layout.size() == math.prod(padded(shape, mesh, dims))
     data = np.arange(math.prod(shape)).reshape(shape)
     count = np.zeros(shape, int)
     for device in range(mesh.size):

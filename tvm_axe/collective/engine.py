@@ -30,10 +30,11 @@ from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
 ENGINES = ("processes", "threads")
+_STARTUP = 60.0  # seconds; the least that is allowed for starting and for compiling, where workers share the cores
 _GRACE = 2.0  # seconds that workers may take to come out of a command that was called off, or to end when asked to
 
 # Taken before anything runs a kernel: upstream then binds the main thread, and what it starts, to some of the cores.
-_CORES = tuple(sorted(os.sched_getaffinity(0)))
+CORES = tuple(sorted(os.sched_getaffinity(0)))
 
 # A worker process finds the package where the controller found it, also when that isn't on PYTHONPATH.
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\nfrom tvm_axe.collective.worker import serve\n"
@@ -73,7 +74,7 @@ class Engine:
         self.arena = Arena.create()
         try:
             self.arena.allocate(Control.nbytes(mesh.size))
-            site = Site(mesh, self.arena, timeout, _CORES)
+            site = Site(mesh, self.arena, timeout, CORES)
             self._control: Control = site.control
             self._local = [0] if kind == "processes" else list(range(mesh.size))
             for rank in self._local:
@@ -106,7 +107,7 @@ class Engine:
             "pipe": (worker_read, worker_write),
             "parent": os.getpid(),
             "timeout": self._timeout,
-            "cores": _CORES,
+            "cores": CORES,
         }
         self._processes[rank] = subprocess.Popen(
             [sys.executable, "-c", _START, json.dumps(sys.path), json.dumps(config)],
@@ -138,8 +139,9 @@ class Engine:
                 self._check_alive()
                 self._control.reset()
                 self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-                self._send(json.dumps(command))
-                self._wait()
+                assert self._session is not None  # closed if it isn't open
+                self._session.send(self._launch, self._sequence, json.dumps(command))
+                self._wait(max(self._timeout, _STARTUP) if command[0] in ("start", "load") else self._timeout)
             except BaseException:
                 self._close(force=True)
                 raise
@@ -147,11 +149,7 @@ class Engine:
             if failures:
                 raise WorkerError(failures)
 
-    def _send(self, command: str) -> None:
-        if self._session is not None:
-            self._session.send(self._launch, self._sequence, command)
-
-    def _wait(self) -> None:
+    def _wait(self, timeout: float) -> None:
         """Wait for the answers to the last command; raises for a worker that died or fell behind."""
         answered = failed = None  # when a worker was first seen to have answered, and to have failed
         for rank in range(self._mesh.size):
@@ -165,12 +163,12 @@ class Engine:
                     outcomes = [self._control.answer(r)[0] for r in range(self._mesh.size) if r not in behind]
                     if any(outcome != DONE for outcome in outcomes):
                         failed = failed or now
-                if failed is not None and now > failed + _GRACE:
-                    raise WorkerError(f"{self._failures()}; {self._name(behind)} did not come back within {_GRACE} s")
-                if answered is not None and now > answered + self._timeout:
-                    raise WorkerError(
-                        f"{self._name(behind)} did not answer within {self._timeout:g} s of another worker"
-                    )
+                if failed is not None:  # the others are being called off
+                    if now > failed + _GRACE:
+                        late = f"{self._name(behind)} did not come back within {_GRACE:g} s"
+                        raise WorkerError(f"{self._failures()}\n{late}")
+                elif answered is not None and now > answered + timeout:
+                    raise WorkerError(f"{self._name(behind)} did not answer within {timeout:g} s of another worker")
 
     def _behind(self) -> list[int]:
         return self._control.unfinished(range(self._mesh.size), self._sequence)
@@ -214,14 +212,18 @@ class Engine:
             self._close(force)
 
     def _close(self, force: bool) -> None:
-        if self.closed or os.getpid() != self._pid:  # a child that was forked has none of this
+        if self.closed:
             return
         self.closed = True
+        if os.getpid() != self._pid:  # a child that was forked: the workers are its parent's
+            if self._session is not None:
+                self._session.leak()
+            return
         try:
             if force:
                 for process in self._processes.values():
                     process.kill()
-            if self._opener is not None:
+            if self._opener is not None and self._opener.ident is not None:
                 self._opener.join()
             self._end_session()
         finally:

@@ -28,8 +28,8 @@ def all_reduce(source: np.ndarray, target: np.ndarray, rank: int) -> None:
     `target` may be `source`: a part is read and written by one worker only.
     """
     parts = len(source)
-    flat = [_flatten(slab) for slab in source]
-    out = [_flatten(slab) for slab in target]
+    flat = [_flatten(source[peer, ...]) for peer in range(parts)]
+    out = [_flatten(target[peer, ...]) for peer in range(parts)]
     mine = chunk(flat[0].size, parts, rank)
     others = [peer for peer in range(parts) if peer != rank]
     for start in range(mine.start, mine.stop, _BLOCK):

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from tvm_axe.collective.arena import round_up
 
 SLICE = 0.05  # seconds; the longest that a sleeper goes without looking at the abort word and at the clock
-_SPINS = 50  # looks before sleeping: about 50 us, some wake-ups' worth
+_SPINS = 0  # X
 _LINE = 128  # bytes; a word's neighbours in one cache line (or in the one fetched beside it) belong to its writer
 _REPLY = 16384  # bytes of a worker's answer
 _MASK = 0xFFFFFFFF

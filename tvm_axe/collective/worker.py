@@ -73,14 +73,17 @@ class Worker:
         self._site = site
         self._coords = site.mesh.coords(rank)
         self._programs: dict[int, relax.VirtualMachine] = {}
-        self._left_barrier: Aborted | Late | None = None
+        self._left_barrier: tuple[int, str] | None = None
 
     def barrier(self) -> None:
         """Wait for all the workers of the launch."""
         try:
             self._site.control.barrier(self.rank, self._site.timeout)
-        except (Aborted, Late) as error:
-            self._left_barrier = error  # on its way through the program it becomes an error of another type
+        except Aborted:
+            self._left_barrier = ABORTED, ""  # what the program makes of the error isn't an Aborted any more
+            raise
+        except Late as error:
+            self._left_barrier = LATE, json.dumps(error.missing)
             raise
 
     def execute(self, sequence: int, command: str) -> None:
@@ -92,16 +95,11 @@ class Worker:
             name, *arguments = json.loads(command)
             _COMMANDS[name](self, *arguments)
         except BaseException as error:
-            outcome, text = self._describe(error)
+            failure = FAILED, "".join(traceback.format_exception(error))
+            outcome, text = self._left_barrier or failure
+            traceback.clear_frames(error.__traceback__)  # else a cycle with it may keep the arena mapped for long
             control.abort()
         control.finish(self.rank, sequence, outcome, text)
-
-    def _describe(self, error: BaseException) -> tuple[int, str]:
-        if isinstance(self._left_barrier, Late):
-            return LATE, json.dumps(self._left_barrier.missing)
-        if isinstance(self._left_barrier, Aborted):
-            return ABORTED, ""
-        return FAILED, "".join(traceback.format_exception(error))
 
     def start(self) -> None:
         """Give this worker its share of the cores."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -28,8 +29,9 @@ WORK_DIR = Path("tuning_logs/demo")
 TARGET = "llvm"
 # Enough for the local matmul's best schedule within a minute; the other kernels' spaces are small.
 TRIALS = 48
-# Every candidate is timed once a round, so that a slow moment of the machine falls on all of them.
-ROUNDS, REPEAT = 5, 6
+# Every candidate is timed once a round, so that a slow moment of the machine falls on all of them. A run that takes
+# longer than this, as an untuned matmul does, is not repeated within a round.
+ROUNDS, REPEAT, SLOW = 3, 10, 0.3
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Row:
     relative_error: float
     """Largest absolute difference from the float64 result, over the largest absolute value of that."""
     median_ms: float
-    bytes: int
+    bytes: int | float
     """What each device communicates in one run."""
 
 
@@ -95,7 +97,8 @@ def run(trials: int, work_dir: Path) -> Report:
     problem = baseline.Problem.random(block.TOKENS, block.INNER, block.OUTER, seed=0)
     candidates: dict[tuple[str, bool], Executable] = {}
     for name in block.SCHEDULES:
-        untuned = _compile(name, work_dir=None)
+        with TemporaryDirectory() as no_records:
+            untuned = _compile(name, Path(no_records))
         _say(f"{name}: tuning the local kernels")
         tune(untuned.module, target=untuned.target, trials=trials, work_dir=work_dir, seed=0)
         candidates[name, False] = untuned
@@ -103,7 +106,9 @@ def run(trials: int, work_dir: Path) -> Report:
     with axe.launch(block.mesh) as workers, baseline.AllReduce(problem) as all_reduce:
         _say("comparing the results with numpy's in float64")
         reference = problem.reference()
-        errors = {key: _relative_error(exe.run(workers, *problem), reference) for key, exe in candidates.items()}
+        errors = {
+            key: _relative_error(np.asarray(exe.run(workers, *problem)), reference) for key, exe in candidates.items()
+        }
         _say("timing")
         seconds = _in_rounds(
             {
@@ -121,8 +126,8 @@ def run(trials: int, work_dir: Path) -> Report:
     return Report(rows, chosen, milliseconds["numpy"], milliseconds["numpy_all_reduce"])
 
 
-def _compile(name: str, work_dir: Path | None) -> Executable:
-    """The block under the named schedule, with the best records of `work_dir`, or as it is."""
+def _compile(name: str, work_dir: Path) -> Executable:
+    """The block under the named schedule, its local kernels as the best records of `work_dir` have them."""
     sch = axe.Schedule(block.block, mesh=block.mesh)
     block.SCHEDULES[name](sch)
     return axe.compile(sch, target=TARGET, work_dir=work_dir)
@@ -134,8 +139,13 @@ def _relative_error(out: np.ndarray, reference: np.ndarray) -> float:
 
 
 def _timer(exe: Executable, workers: Workers, problem: baseline.Problem) -> Callable[[], list[float]]:
-    """A function that times a few runs of `exe`."""
-    return lambda: exe.time(workers, *problem, repeat=REPEAT)
+    """A function that times some runs of `exe`; the one that checked its result has warmed it up."""
+
+    def timer() -> list[float]:
+        first = exe.time(workers, *problem, repeat=1, warmup=0)
+        return first if first[0] > SLOW else exe.time(workers, *problem, repeat=REPEAT)
+
+    return timer
 
 
 def _in_rounds(timers: dict[object, Callable[[], list[float]]]) -> dict[object, list[float]]:

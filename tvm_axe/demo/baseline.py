@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.synchronize import Semaphore
 from typing import NamedTuple
@@ -79,26 +80,35 @@ class AllReduce:
     """
 
     def __init__(self, problem: Problem) -> None:
-        # Fresh interpreters, as a fork would take over this process's threads and its BLAS, already set up.
-        spawn = multiprocessing.get_context("spawn")
         # Partial products and sums, a slab for each worker.
         self._shape = (2, WORKERS, *problem.residual.shape)
         self._memory = SharedMemory(create=True, size=4 * int(np.prod(self._shape)))
-        arrived = [spawn.Semaphore(0) for _ in range(WORKERS)]
-        self._pipes = []
-        self._processes = []
-        half = problem.X.shape[1] // WORKERS
+        self._pipes: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
+        try:
+            self._start(problem)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _start(self, problem: Problem) -> None:
+        """Start the processes and send each its columns of X and its rows of W."""
+        # Fresh interpreters, as a fork would take over this process's threads and its BLAS, already set up.
+        spawn = multiprocessing.get_context("spawn")
+        # Kept here, as a semaphore goes with the last of its objects, and a worker opens it by name.
+        self._arrived = [spawn.Semaphore(0) for _ in range(WORKERS)]
         with _environment(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"):
             for rank in range(WORKERS):
                 ours, theirs = spawn.Pipe()
-                arguments = (rank, self._memory.name, self._shape, arrived, theirs)
+                self._pipes.append(ours)
+                arguments = (rank, self._memory.name, self._shape, self._arrived, theirs)
                 process = spawn.Process(target=_worker, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
-                self._pipes.append(ours)
                 self._processes.append(process)
+        inner = problem.X.shape[1]
         for rank, pipe in enumerate(self._pipes):
-            own = slice(rank * half, (rank + 1) * half if rank < WORKERS - 1 else None)
+            own = slice(rank * inner // WORKERS, (rank + 1) * inner // WORKERS)
             pipe.send(Problem(problem.X[:, own].copy(), problem.W[own].copy(), problem.bias, problem.residual))
 
     def __enter__(self) -> AllReduce:

@@ -5,5 +5,6 @@ from tvm_axe.layout.axes import Coordinate
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
+from tvm_axe.layout.swizzle import ComposeLayout
 
-__all__ = ["Coordinate", "Iter", "Layout", "LayoutError", "Mesh"]
+__all__ = ["ComposeLayout", "Coordinate", "Iter", "Layout", "LayoutError", "Mesh"]

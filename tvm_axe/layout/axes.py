@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tvm_axe.errors import LayoutError
+from tvm_axe.layout.symbolic import Number, Symbolic, fold, is_expression
 
 THREAD_AXES = ("bx", "by", "bz", "cbx", "cby", "cbz", "tx", "warpid", "laneid", "wgid", "tid_in_wg", "wid_in_wg")
 """From the grid through the cluster and the block down to the lane; the compiler's own names."""
@@ -38,6 +39,17 @@ def check_int(what: str, value: object, least: int = -INT64_MAX) -> int:
     return value
 
 
+def check_number(what: str, value: object, least: int = -INT64_MAX) -> Number:
+    """Return `value` as `check_int` does, or as a Symbolic value if it is an integer expression of the compiler."""
+    if not isinstance(value, int) and is_expression(value):
+        value = fold(value)
+    if not isinstance(value, Symbolic):
+        return check_int(what, value, least)
+    if least > -INT64_MAX and not value >= least:
+        raise LayoutError(f"{what} must be at least {least}, and {value} is less")
+    return value
+
+
 def check_axis(what: str, name: object) -> str:
     """Return `name` if it can name an axis, and raise LayoutError naming `what` otherwise."""
     if not isinstance(name, str) or not _AXIS_NAME.fullmatch(name):
@@ -50,8 +62,8 @@ def is_mesh_axis(name: str) -> bool:
     return name not in THREAD_AXES and name not in MEMORY_AXES
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Coordinate(Mapping[str, int]):
+@dataclass(frozen=True, init=False, repr=False, eq=False, slots=True)
+class Coordinate(Mapping[str, Number]):
     """A point in the space of all axes: a hashable mapping from axis name to int.
 
     Zero entries are dropped, and an axis that is absent reads as zero, so that a point has one form only:
@@ -69,16 +81,18 @@ class Coordinate(Mapping[str, int]):
         If a name is not an identifier, or a position not an int of 64 bits.
     """
 
-    _items: tuple[tuple[str, int], ...]
+    _items: tuple[tuple[str, Number], ...]
 
-    def __init__(self, entries: Mapping[str, int]) -> None:
+    def __init__(self, entries: Mapping[str, Number]) -> None:
         if not isinstance(entries, Mapping):
             raise LayoutError(f"a coordinate must be a mapping from axis to int, not {entries!r}")
-        for axis, position in entries.items():
-            check_int(f"the position on axis {check_axis('an axis of a coordinate', axis)!r}", position)
-        object.__setattr__(self, "_items", tuple(sorted((a, p) for a, p in entries.items() if p)))
+        checked = {
+            axis: check_number(f"the position on axis {check_axis('an axis of a coordinate', axis)!r}", position)
+            for axis, position in entries.items()
+        }
+        _set_items(self, tuple((axis, checked[axis]) for axis in sorted(checked) if checked[axis] != 0))
 
-    def __getitem__(self, axis: str) -> int:
+    def __getitem__(self, axis: str) -> Number:
         return next((position for name, position in self._items if name == axis), 0)
 
     def __contains__(self, axis: object) -> bool:
@@ -98,3 +112,17 @@ class Coordinate(Mapping[str, int]):
 
     def __repr__(self) -> str:
         return f"Coordinate({dict(self._items)!r})"
+
+    def __reduce__(self) -> tuple[type[Coordinate], tuple[dict[str, Number]]]:
+        return (Coordinate, (dict(self._items),))
+
+
+_set_items = vars(Coordinate)["_items"].__set__
+
+
+def make_coordinate(entries: Mapping[str, Number]) -> Coordinate:
+    """Return the Coordinate of entries that are known to be valid, without checking them."""
+    point = object.__new__(Coordinate)
+    items = entries.items()
+    _set_items(point, tuple(sorted([item for item in items if item[1] != 0])) if items else ())
+    return point

@@ -31,25 +31,30 @@ Source: Axe (arXiv:2601.19092), section 2.
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.axes import INT64_MAX, Coordinate, check_int
-from tvm_axe.layout.iters import Iter, merge_replica, merge_shard
+from tvm_axe.layout import composing, grouping, image, inverting, mesh_side, packing, slicing, summing, tiling
+from tvm_axe.layout.axes import INT64_MAX, Coordinate, check_int, make_coordinate
+from tvm_axe.layout.iters import Iter, merge_replica, merge_shard, sort_replica
 from tvm_axe.layout.mesh import Mesh
-from tvm_axe.layout.sharding import block_iters, block_shape, check_shape, find_blocks
+from tvm_axe.layout.sharding import block_iters, block_shape, find_blocks
+from tvm_axe.layout.shapes import check_extents, check_shape, show
+from tvm_axe.layout.symbolic import Number, Symbolic, index_value, is_expression
 from tvm_axe.layout.text import format_layout, parse_layout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, slots=True)
 class Layout:
     """The set-valued map from a tensor's elements to points on named axes; see the module for the definition.
 
-    Equality is structural: the same D in order, the same R as a multiset, the same non-zero offsets. Layouts with the
-    same map but other iters compare equal after `canonicalize`.
+    Equality and hash are structural: the same D in order, the same R as a multiset, the same non-zero offsets. So a
+    layout equals what its text reads as, and a grouped layout is not the ungrouped one, although they have one map. Of
+    the map, `canonicalize` gives the form to compare, hash or print, and `equivalent` decides.
 
     Parameters
     ----------
@@ -69,31 +74,53 @@ class Layout:
     D: tuple[Iter, ...]
     R: tuple[Iter, ...]
     O: Coordinate
+    _canonical: Layout | None = field(repr=False, compare=False)
+    _digits: tuple[tuple[Number, Number, str], ...] | None = field(repr=False, compare=False)
 
-    def __init__(self, D: Iterable[Iter], R: Iterable[Iter] = (), O: Mapping[str, int] = Coordinate({})) -> None:
+    def __init__(self, D: Iterable[Iter], R: Iterable[Iter] = (), O: Mapping[str, Number] = Coordinate({})) -> None:
         shard, replica, offset = _check_iters("D", D), _check_iters("R", R), Coordinate(O)
-        object.__setattr__(self, "D", shard)
-        object.__setattr__(self, "R", tuple(sorted(replica, key=lambda it: (it.axis, it.stride, it.extent))))
-        object.__setattr__(self, "O", offset)
-        for part, iters in (("D", shard), ("R", replica)):
-            if math.prod(it.extent for it in iters) > INT64_MAX:
+        _fill(self, shard, sort_replica(replica), offset)
+        self._check_fits()
+
+    def _like(self, D: tuple[Iter, ...], R: Iterable[Iter], O: Mapping[str, Number]) -> Layout:
+        """Return the layout of parts made from valid ones, of which only the range is checked: 64 bits."""
+        layout = object.__new__(Layout)
+        _fill(layout, D, sort_replica(R), O if type(O) is Coordinate else make_coordinate(O))
+        layout._check_fits()
+        return layout
+
+    def _check_fits(self) -> None:
+        """Raise LayoutError if an index or a coordinate may exceed 64 bits; what is symbolic is not counted."""
+        total = 0
+        for part, iters in (("D", self.D), ("R", self.R)):
+            size = 1
+            for it in iters:
+                if type(it.extent) is int:
+                    size *= it.extent
+                    if type(it.stride) is int:
+                        total += (it.extent - 1) * abs(it.stride)
+            if size > INT64_MAX:
                 raise LayoutError(f"{part}: the product of its extents must fit in 64 bits, in {self}")
-        for axis in {it.axis for it in (*shard, *replica)}:
-            reach = [(it.extent - 1) * it.stride for it in (*shard, *replica) if it.axis == axis]
-            low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
-            if offset[axis] + low < -INT64_MAX or offset[axis] + high > INT64_MAX:
+        if total + sum(abs(o) for _, o in self.O.items() if type(o) is int) <= INT64_MAX:
+            return
+        for axis in image.axes_of(self):
+            low, high = image.bounds(self, axis)
+            if low < -INT64_MAX or high > INT64_MAX:
                 raise LayoutError(f"the coordinates on axis {axis!r} must fit in 64 bits, in {self}")
 
-    @property
-    def size(self) -> int:
-        """The number of elements it places: the product of D's extents."""
-        return math.prod(it.extent for it in self.D)
+    def size(self, axis_name: str | None = None) -> Number:
+        """Return the number of elements it places: the product of D's extents, or of those on one axis.
 
-    def admits(self, shape: Sequence[int]) -> bool:
+        >>> Layout.parse("S[(4, 8, 2) : (1@tp, 2, 1)]").size(), Layout.parse("S[(4, 8, 2) : (1@tp, 2, 1)]").size("m")
+        (64, 16)
+        """
+        return math.prod(it.extent for it in self.D if axis_name is None or it.axis == axis_name)
+
+    def admits(self, shape: Sequence[Number]) -> bool:
         """Whether it places tensors of `shape`. Law: iff the product of `shape` is `size`."""
-        return math.prod(check_shape(shape)) == self.size
+        return math.prod(check_extents(shape)) == self.size()
 
-    def apply(self, *index: int, shape: Sequence[int] | None = None) -> frozenset[Coordinate]:
+    def apply(self, *index: Number, shape: Sequence[Number] | None = None) -> frozenset[Coordinate]:
         """Return every point where one element lives.
 
         Law: f_L of the module's definition; with a `shape`, ``apply(*index, shape=shape)`` is ``apply`` of the
@@ -102,35 +129,45 @@ class Layout:
         Parameters
         ----------
         *index : int
-            The element's row-major position; or, with `shape`, its position in each dimension.
+            The element's row-major position; or, with `shape`, its position in each dimension. Where one is an
+            expression of the compiler, it is taken to be inside, and the points have expressions for positions.
         shape : Sequence[int], optional
             The tensor's shape, which the layout must admit.
 
         Raises
         ------
         LayoutError
-            If the layout doesn't admit the shape, or the index is not inside it.
+            If the layout doesn't admit the shape, or the index is not inside it; or if R has a symbolic extent, for
+            then there is no telling how many points there are.
         """
         if shape is not None and not self.admits(shape):
-            raise LayoutError(f"layout {self} places {self.size} elements, and shape {tuple(shape)} has another number")
-        extents = (self.size,) if shape is None else tuple(shape)
+            raise LayoutError(f"layout {self} places {self.size()} elements, and shape {show(shape)} has another number")
+        extents = (self.size(),) if shape is None else tuple(shape)
         if len(index) != len(extents):
             raise LayoutError(f"index needs one int for each dimension of {extents}, not {index}")
-        flat = 0
+        flat: Number = 0
         for position, extent in zip(index, extents):
-            if check_int("index", position) not in range(extent):
+            if type(position) is not int or type(extent) is not int:
+                position = _symbolic_position(position, extent)
+            elif not 0 <= position < extent:
                 raise LayoutError(f"index {index} is not inside {extents}")
             flat = flat * extent + position
-        base = dict(self.O)
-        for it in reversed(self.D):
-            flat, digit = divmod(flat, it.extent)
-            base[it.axis] = base.get(it.axis, 0) + digit * it.stride
+        digits = self._digits
+        if digits is None:
+            digits = tuple((it.extent, it.stride, it.axis) for it in reversed(self.D))
+            _set_digits(self, digits)
+        base: dict[str, Number] = dict(self.O.items())
+        for extent, stride, axis in digits:
+            base[axis] = base.get(axis, 0) + flat % extent * stride
+            flat //= extent
+        if not self.R:
+            return frozenset((make_coordinate(base),))
         points = set()
-        for copy in product(*(range(it.extent) for it in self.R)):
+        for copy in product(*(range(_copies(it)) for it in self.R)):
             point = dict(base)
             for step, it in zip(copy, self.R):
                 point[it.axis] = point.get(it.axis, 0) + step * it.stride
-            points.add(Coordinate(point))
+            points.add(make_coordinate(point))
         return frozenset(points)
 
     def canonicalize(self) -> Layout:
@@ -143,13 +180,53 @@ class Layout:
         Law: ``f_L`` is unchanged, and ``canonicalize`` is idempotent. Layouts with equal maps get equal forms if their
         canonical replicas meet the gap condition: on each axis, strides ascending, every stride is greater than the
         sum of (e - 1) * t over the replicas before it, so that no two copies can meet. (Every D meets its own: its
-        form is unique.)
+        form is unique.) What is symbolic is merged where that was proved valid.
 
         Source: Axe (arXiv:2601.19092), canonical form.
         """
-        replica, moved = merge_replica(self.R)
-        offset = {axis: self.O[axis] + moved.get(axis, 0) for axis in {*self.O, *moved}}
-        return Layout(merge_shard(self.D), replica, offset)
+        canonical = self._canonical
+        if canonical is None:
+            shard = merge_shard(self.D)
+            replica, offset = self.R, self.O
+            if replica:
+                replica, moved = merge_replica(replica)
+                if moved:
+                    offset = make_coordinate({a: offset[a] + moved.get(a, 0) for a in {*offset, *moved}})
+            canonical = self
+            if shard is not self.D or replica != self.R:
+                canonical = object.__new__(Layout)
+                _fill(canonical, shard, replica, offset)
+                _set_canonical(canonical, canonical)
+            _set_canonical(self, canonical)
+        return canonical
+
+    # The algebra: each operation stands in a module of its own kind, with the law that defines it.
+    bounds = image.bounds
+    span = image.span
+    is_injective = image.is_injective
+    covers = image.covers
+    equivalent = image.equivalent
+    group = grouping.group
+    group_many = grouping.group_many
+    permute = grouping.permute
+    permute_dims = grouping.permute_dims
+    permute_by_groups = grouping.permute_by_groups
+    tile = tiling.tile
+    tile_to = tiling.tile_to
+    is_tile_inner = tiling.is_tile_inner
+    is_tile_outer = tiling.is_tile_outer
+    direct_sum = summing.direct_sum
+    is_direct_sum_left = summing.is_direct_sum_left
+    is_direct_sum_right = summing.is_direct_sum_right
+    slice = slicing.slice_region
+    compose = composing.compose
+    inverse = inverting.inverse
+    pack = packing.pack
+    unpack = packing.unpack
+    broadcast = packing.broadcast
+    project = mesh_side.project
+    owner = mesh_side.owner
+    mask = mesh_side.mask
 
     @staticmethod
     def replicated(shape: Sequence[int], mesh: Mesh) -> Layout:
@@ -184,6 +261,38 @@ class Layout:
         """
         return Layout(*block_iters(shape, mesh, dims))
 
+    @staticmethod
+    def partial(shape: Sequence[int], mesh: Mesh, axis: str, dims: Mapping[int, str] | None = None) -> Layout:
+        """Return the layout of a tensor of which every device along `axis` holds an addend.
+
+        The addends are a leading dimension of the tensor, cut over `axis`: it is summed by summing over dimension 0.
+
+        Law: ``Layout.sharded((mesh[axis], *shape), mesh, {0: axis, d + 1: dims[d], ...})``.
+
+        >>> print(Layout.partial((8, 6), Mesh({"tp": 4, "dp": 2}), "tp", {0: "dp"}))
+        S[(4, 1, 2, 4, 6) : (1@tp, 24, 1@dp, 6, 1)]
+
+        Parameters
+        ----------
+        shape : Sequence[int]
+            The shape of the sum.
+        mesh : Mesh
+            The devices.
+        axis : str
+            The mesh axis over which the addends lie.
+        dims : Mapping[int, str], optional
+            Which other mesh axis cuts which dimension of `shape`, as in `sharded`.
+
+        Raises
+        ------
+        LayoutError
+            As `sharded`.
+        """
+        if dims is not None and not isinstance(dims, Mapping):
+            raise LayoutError(f'dims must be a mapping from dimension to mesh axis, such as {{0: "tp"}}, not {dims!r}')
+        cuts = {check_int("a dimension in dims", dim, 0) + 1: name for dim, name in (dims or {}).items()}
+        return Layout.sharded((mesh.axis_size(axis), *check_shape(shape)), mesh, {0: axis, **cuts})
+
     def sharding(self, shape: Sequence[int], mesh: Mesh) -> dict[int, str]:
         """Return which mesh axis cuts which dimension of `shape`: the inverse of `sharded`.
 
@@ -216,7 +325,7 @@ class Layout:
         """
         return block_shape(shape, mesh, self.sharding(shape, mesh))
 
-    def local_region(self, shape: Sequence[int], mesh: Mesh, device: int) -> tuple[slice, ...]:
+    def local_region(self, shape: Sequence[int], mesh: Mesh, device: int) -> tuple[builtins.slice, ...]:
         """Return the part of a tensor of `shape` that `device` holds: one slice a dimension, empty for padding alone.
 
         Law: an element is in the region iff one of its points, `apply` on the padded shape, has the device's
@@ -232,14 +341,17 @@ class Layout:
         region = []
         for dim, (extent, block) in enumerate(zip(shape, block_shape(shape, mesh, dims))):
             start = min(extent, coords[dims[dim]] * block) if dim in dims else 0
-            region.append(slice(start, min(extent, start + block)))
+            region.append(builtins.slice(start, min(extent, start + block)))
         return tuple(region)
 
     @staticmethod
     def parse(text: str) -> Layout:
         """Read a layout from its text, such as ``S[(4, 32, 128) : (1@tp, 128, 1)] + R[2 : 1@dp] + 3@warpid``.
 
-        Law: ``Layout.parse(str(layout)) == layout``.
+        Law: ``Layout.parse(str(layout)) == layout``. The compiler's notation, as TVMScript prints it, is read as well:
+
+        >>> print(Layout.parse("T.TileLayout(T.S[(8, 4, 2):(4 @ Axis.laneid, 1 @ Axis.laneid, 1)])"))
+        S[(8, 4, 2) : (4@laneid, 1@laneid, 1)]
 
         Raises
         ------
@@ -250,6 +362,40 @@ class Layout:
 
     def __str__(self) -> str:
         return format_layout(self.D, self.R, self.O)
+
+    def __reduce__(self) -> tuple[type[Layout], tuple[tuple[Iter, ...], tuple[Iter, ...], Coordinate]]:
+        return (Layout, (self.D, self.R, self.O))
+
+
+# Writing the slots themselves is what a frozen class leaves open, and costs a fraction of the constructor's checks.
+_set_shard = vars(Layout)["D"].__set__
+_set_replica = vars(Layout)["R"].__set__
+_set_offset = vars(Layout)["O"].__set__
+_set_canonical = vars(Layout)["_canonical"].__set__
+_set_digits = vars(Layout)["_digits"].__set__
+
+
+def _fill(layout: Layout, shard: tuple[Iter, ...], replica: tuple[Iter, ...], offset: Coordinate) -> None:
+    _set_shard(layout, shard)
+    _set_replica(layout, replica)
+    _set_offset(layout, offset)
+    _set_canonical(layout, None)
+    _set_digits(layout, None)
+
+
+def _symbolic_position(position: object, extent: Number) -> Number:
+    """Return one position of an index where it or its extent is not an int, or raise LayoutError."""
+    if is_expression(position):
+        return index_value(position, extent)
+    if not isinstance(position, Symbolic) and not check_int("index", position) < extent:
+        raise LayoutError(f"index {position} is not inside {extent}")
+    return position
+
+
+def _copies(it: Iter) -> int:
+    if not isinstance(it.extent, int):
+        raise LayoutError(f"R holds {it}: the number of points is the extents' product, and {it.extent} is not known")
+    return it.extent
 
 
 def _check_iters(part: str, iters: Iterable[Iter]) -> tuple[Iter, ...]:

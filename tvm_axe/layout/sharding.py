@@ -17,17 +17,11 @@ from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import LINEAR_MEMORY, check_int, is_mesh_axis
 from tvm_axe.layout.iters import Iter, merge_replica, merge_shard
 from tvm_axe.layout.mesh import Mesh
+from tvm_axe.layout.shapes import check_shape as check_shape
 from tvm_axe.layout.text import format_layout
 
 if TYPE_CHECKING:
     from tvm_axe.layout.layout import Layout
-
-
-def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return `shape` as a tuple of positive ints, or raise LayoutError."""
-    if isinstance(shape, str) or not isinstance(shape, Sequence):
-        raise LayoutError(f"shape must be a sequence of ints such as (64, 128), not {shape!r}")
-    return tuple(check_int(f"shape[{dim}]", extent, least=1) for dim, extent in enumerate(shape))
 
 
 def block_shape(shape: Sequence[int], mesh: Mesh, dims: Mapping[int, str]) -> tuple[int, ...]:
@@ -65,7 +59,7 @@ def block_iters(shape: Sequence[int], mesh: Mesh, dims: Mapping[int, str]) -> tu
 def find_blocks(layout: Layout, shape: Sequence[int], mesh: Mesh) -> dict[int, str]:
     """Return the `dims` for which the block sharding of `shape` has the map of `layout`; see Layout.sharding."""
     shape = check_shape(shape)
-    _check_mesh(layout, mesh)
+    check_mesh(layout, mesh)
     canonical = layout.canonicalize()
     cutting = list(dict.fromkeys(it.axis for it in canonical.D if is_mesh_axis(it.axis)))
     candidates = [dict(zip(dims, cutting)) for dims in permutations(range(len(shape)), len(cutting))]
@@ -77,7 +71,7 @@ def find_blocks(layout: Layout, shape: Sequence[int], mesh: Mesh) -> dict[int, s
     raise LayoutError(start + _why_not_blocks(canonical, shape, mesh, candidates))
 
 
-def _check_mesh(layout: Layout, mesh: Mesh) -> None:
+def check_mesh(layout: Layout, mesh: Mesh) -> None:
     """Raise LayoutError if `layout` names a mesh axis that `mesh` lacks."""
     names = [it.axis for it in (*layout.D, *layout.R)] + list(layout.O)
     for name in names:
@@ -103,8 +97,8 @@ def _why_not_blocks(layout: Layout, shape: tuple[int, ...], mesh: Mesh, candidat
     if not candidates:
         return "D has more mesh axes than the shape has dimensions, and each cuts one of its own"
     sizes = {math.prod(it.extent for it in block_iters(shape, mesh, dims)[0]) for dims in candidates}
-    if layout.size not in sizes:
+    if layout.size() not in sizes:
         padded = " or ".join(map(str, sorted(sizes)))
-        return f"its extents multiply to {layout.size}, and the shape padded to whole blocks has {padded} elements"
+        return f"its extents multiply to {layout.size()}, and the shape padded to whole blocks has {padded} elements"
     valid = " or ".join(format_layout(*block_iters(shape, mesh, dims), {}) for dims in candidates[:4])
     return f"blocks are contiguous in their dimension and row-major on the device, such as {valid}"

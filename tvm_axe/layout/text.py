@@ -6,6 +6,13 @@
     amount  := int ("@" axis)?                          without an axis: linear memory, m
 
 Spaces between tokens are free. A run of one iter is printed without parentheses, and read with or without them.
+
+With a swizzle under it, a layout is written
+
+    composed := "ComposeLayout" "(" int "," int "," int "," layout ("," "swizzle_inner" "=" ("True" | "False"))? ")"
+
+The compiler's own notation, in which TVMScript prints its layouts, is read as well: it has ``T.`` before S, R and the
+names of classes, ``Axis.`` before axes, ``T.TileLayout(...)`` around a layout, and may have its offsets in parentheses.
 """
 
 from __future__ import annotations
@@ -18,10 +25,13 @@ from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.iters import Iter, on_axis
 
-_TOKEN = re.compile(r"(?P<int>-?[0-9]+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<mark>[][():,+@])|(?P<other>\S)")
+_TOKEN = re.compile(r"(?P<int>-?[0-9]+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<mark>[][():,+@=])|(?P<other>\S)")
 _MAX_DIGITS = 19  # of 2**63 - 1; int() itself raises ValueError for a text of thousands of digits
 
 T = TypeVar("T")
+
+Parts = tuple[tuple[Iter, ...], tuple[Iter, ...], dict[str, int]]
+"""D, R and O."""
 
 
 def format_layout(shard: Sequence[Iter], replica: Sequence[Iter], offset: Mapping[str, int]) -> str:
@@ -40,7 +50,7 @@ def _format_run(iters: Sequence[Iter]) -> str:
     return f"[({extents}) : ({', '.join(on_axis(it.stride, it.axis) for it in iters)})]"
 
 
-def parse_layout(text: object) -> tuple[tuple[Iter, ...], tuple[Iter, ...], dict[str, int]]:
+def parse_layout(text: object) -> Parts:
     """Read the parts D, R and O of a layout from its text.
 
     Raises
@@ -50,7 +60,26 @@ def parse_layout(text: object) -> tuple[tuple[Iter, ...], tuple[Iter, ...], dict
     """
     if not isinstance(text, str):
         raise LayoutError(f"Layout.parse: text must be a str such as 'S[(4, 32) : (1@tp, 1)]', not {text!r}")
-    return _Parser(text).layout()
+    parser = _Parser(text, "Layout.parse")
+    parts = parser.layout()
+    parser.end()
+    return parts
+
+
+def parse_composed(text: object) -> tuple[list[int], Parts, bool]:
+    """Read the bits of the swizzle, the parts of the layout, and `swizzle_inner` of a layout with a swizzle.
+
+    Raises
+    ------
+    LayoutError
+        If the text is malformed, with the position of the first token that doesn't fit.
+    """
+    if not isinstance(text, str):
+        raise LayoutError(f"ComposeLayout.parse: text must be a str such as 'ComposeLayout(...)', not {text!r}")
+    parser = _Parser(text, "ComposeLayout.parse")
+    composed = parser.composed()
+    parser.end()
+    return composed
 
 
 class _Token(NamedTuple):
@@ -62,8 +91,9 @@ class _Token(NamedTuple):
 class _Parser:
     """Recursive descent over the tokens of one text, of which the last is the end."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, reader: str) -> None:
         self.text = text
+        self.reader = reader
         self.tokens = [_Token(m.lastgroup or "", m[0], m.start()) for m in _TOKEN.finditer(text)]
         self.tokens.append(_Token("end", "", len(text)))
         self.seen = 0
@@ -79,7 +109,7 @@ class _Parser:
         return token
 
     def error(self, message: str, position: int) -> LayoutError:
-        return LayoutError(f"Layout.parse: at position {position} of {self.text!r}: {message}")
+        return LayoutError(f"{self.reader}: at position {position} of {self.text!r}: {message}")
 
     def expected(self, what: str) -> LayoutError:
         found = repr(self.next.text) if self.next.text else "the end"
@@ -89,6 +119,15 @@ class _Parser:
         if self.next.text != mark:
             raise self.expected(repr(mark))
         self.advance()
+
+    def skip_prefix(self, name: str) -> None:
+        """Step over the compiler's prefix ``name.``, if it is there."""
+        if self.next.text == name and self.tokens[self.seen + 1].text == ".":
+            self.seen += 2
+
+    def end(self) -> None:
+        if self.next.kind != "end":
+            raise self.expected("the end")
 
     def integer(self) -> int:
         if self.next.kind != "int":
@@ -103,6 +142,7 @@ class _Parser:
         if self.next.text != "@":
             return number, LINEAR_MEMORY
         self.advance()
+        self.skip_prefix("Axis")
         if self.next.kind != "name":
             raise self.expected("the name of an axis")
         return number, self.advance().text
@@ -134,22 +174,66 @@ class _Parser:
         except LayoutError as error:
             raise self.error(str(error), start) from None
 
-    def layout(self) -> tuple[tuple[Iter, ...], tuple[Iter, ...], dict[str, int]]:
+    def layout(self) -> Parts:
+        """A layout, in either notation; what follows it is not read."""
+        self.skip_prefix("T")
+        if self.next.text != "TileLayout":
+            return self.parts()
+        self.advance()
+        self.take("(")
+        parts = self.parts()
+        self.take(")")
+        return parts
+
+    def parts(self) -> Parts:
+        self.skip_prefix("T")
         self.take("S")
         shard = self.run()
         replica: tuple[Iter, ...] = ()
         offset: dict[str, int] = {}
-        while self.next.kind != "end":
+        while self.next.text not in ("", ")", ","):
             self.take("+")
+            self.skip_prefix("T")
             if self.next.text == "R" and not replica and not offset:
                 self.advance()
                 replica = self.run()
-                continue
-            start = self.next.position
-            if self.next.kind != "int":
-                raise self.expected("an offset such as 3@warpid" if replica or offset else "R[...] or an offset")
-            amount, axis = self.amount()
-            if axis in offset:
-                raise self.error(f"axis {axis!r} has an offset already", start)
-            offset[axis] = amount
+            elif self.next.text == "(":
+                self.advance()
+                self.offset(offset, "an offset such as 3@warpid")
+                while self.next.text != ")":
+                    self.take("+")
+                    self.offset(offset, "an offset such as 3@warpid")
+                self.advance()
+            else:
+                self.offset(offset, "an offset such as 3@warpid" if replica or offset else "R[...] or an offset")
         return shard, replica, offset
+
+    def offset(self, offset: dict[str, int], what: str) -> None:
+        """Read one term of the offset into `offset`."""
+        start = self.next.position
+        if self.next.kind != "int":
+            raise self.expected(what)
+        amount, axis = self.amount()
+        if axis in offset:
+            raise self.error(f"axis {axis!r} has an offset already", start)
+        offset[axis] = amount
+
+    def composed(self) -> tuple[list[int], Parts, bool]:
+        self.skip_prefix("T")
+        self.take("ComposeLayout")
+        self.take("(")
+        bits = []
+        for _ in range(3):
+            bits.append(self.integer())
+            self.take(",")
+        parts = self.layout()
+        swizzle_inner = True
+        if self.next.text == ",":
+            self.advance()
+            self.take("swizzle_inner")
+            self.take("=")
+            if self.next.text not in ("True", "False"):
+                raise self.expected("True or False")
+            swizzle_inner = self.advance().text == "True"
+        self.take(")")
+        return bits, parts, swizzle_inner

@@ -15,7 +15,7 @@ from tvm import relax, tirx
 
 from .derive import ALL_GATHER, ALL_REDUCE, LOCAL, MESH_KERNEL, REDUCE_SCATTER, Step, push_axis, remote_axis
 from .infer import Sharding
-from .localize import OWN, Kernel, display_name, localize
+from .localize import OWN, Kernel, localize
 from .program import Program
 
 
@@ -27,7 +27,7 @@ class Emitted:
     arguments: tuple[tuple[str, str], ...]
     coordinates: tuple[str, ...]
     mesh_buffers: tuple[tirx.Buffer, ...]
-    kernels: Mapping[str, str]  # stage name -> the kernel's name in the module
+    kernels: tuple[str | None, ...]  # of each step, its kernel's name in the module
 
 
 def emit_module(program: Program, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> Emitted:
@@ -94,7 +94,7 @@ class _Emitter:
         self.arguments: dict[tuple[tirx.Buffer, str], relax.Var] = {}
         self.coordinates: dict[str, relax.Var] = {}
         self.temporaries: dict[tirx.Buffer, relax.Expr] = {}
-        self.kernels: dict[str, str] = {}
+        self.kernels: list[str | None] = []
 
     def module(self) -> Emitted:
         localized = {
@@ -114,9 +114,9 @@ class _Emitter:
                 else:
                     self._collective(step)
             self.builder.emit_func_output(relax.Tuple([]))
-        arguments = tuple((display_name(buffer), view) for buffer, view in self.arguments)
+        arguments = tuple((self.program.names[buffer], view) for buffer, view in self.arguments)
         return Emitted(
-            self.builder.finalize(), arguments, tuple(self.coordinates), self.mesh_buffers, dict(self.kernels)
+            self.builder.finalize(), arguments, tuple(self.coordinates), self.mesh_buffers, tuple(self.kernels)
         )
 
     def _declare(self, localized: Mapping[int, Kernel]) -> None:
@@ -136,7 +136,7 @@ class _Emitter:
         on_mesh = set(self.mesh_buffers)
         for buffer, view in wanted:
             if buffer in on_mesh and (buffer, view) not in self.arguments:
-                shape, name = list(self.shardings[buffer].slab), display_name(buffer)
+                shape, name = list(self.shardings[buffer].slab), self.program.names[buffer]
                 if view != OWN:
                     shape, name = [self.program.mesh.axis_size(view), *shape], f"{name}_{view}"
                 self.arguments[buffer, view] = relax.Var(name, relax.TensorType(shape, buffer.dtype))
@@ -147,11 +147,12 @@ class _Emitter:
     def _kernel(self, step: Step, kernel: Kernel) -> None:
         name = self.builder.get_unique_name(step.name)
         function = self.builder.add_func(kernel.func.with_attr("global_symbol", name), name)
-        self.kernels[step.name] = name
+        self.kernels.append(name)
         tensors = [self._tensor(buffer, view) for buffer, view in kernel.arguments]
         self.builder.emit(relax.Call(function, [*tensors, *(self.coordinates[axis] for axis in kernel.coordinates)]))
 
     def _collective(self, step: Step) -> None:
+        self.kernels.append(None)
         assert step.source is not None and step.target is not None and step.axis is not None
         rank = self.coordinates[step.axis]
         dim = [] if step.dim is None else [relax.prim_value(step.dim)]
@@ -166,7 +167,7 @@ class _Emitter:
         if buffer not in self.temporaries:
             shape = relax.ShapeExpr(list(self.shardings[buffer].slab))
             allocated = relax.op.builtin.alloc_tensor(shape, buffer.dtype, 0)
-            self.temporaries[buffer] = self.builder.emit(allocated, display_name(buffer))
+            self.temporaries[buffer] = self.builder.emit(allocated, self.program.names[buffer])
         return self.temporaries[buffer]
 
     def _call_packed(self, name: str, *arguments: relax.Expr) -> None:

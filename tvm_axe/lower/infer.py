@@ -1,7 +1,9 @@
 """Infer layouts: where each buffer of a scheduled function lives on the mesh.
 
-A parameter lies as ``axe.layouts`` says. Failing that, an intermediate lies as it is written; an input as it is read,
-sharded where every read stays in the device's own piece, else replicated; an output is replicated.
+A parameter lies as ``axe.layouts`` says. Failing that, an intermediate lies as it is written, unless what writes it is
+a copy and a computation reads more of it than its device's piece: that copy gathers, and the intermediate is
+replicated. An input lies as it is read, sharded where every read stays in the device's own piece, else replicated; an
+output is replicated.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from tvm import tirx
 
 from ..errors import LowerError
 from ..layout import Layout, Mesh
+from ..schedule.query import is_copy
 from .program import Access, Program
 
 
@@ -64,15 +67,21 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
             raise LowerError(f"axe.layouts names {name!r}; the parameters are {', '.join(sorted(names))}")
     accesses: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}
     partial: dict[tirx.Buffer, set[int]] = {buffer: set() for buffer in program.buffers()}
+    computed: set[tirx.Buffer] = set()  # what others than copies write
+    computing: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}  # reads of others
     for block in program.blocks():
         for access in block.accesses:
             accesses[access.buffer].append(access)
+            if not is_copy(block.realize.block):
+                computed.update([access.buffer] if access.is_write else [])
+                computing[access.buffer].extend([] if access.is_write else [access])
         for axis in block.peers:
             peers = block.peer_iterators(axis)
             for access in block.reads:
                 local = {it.whole.var: it.local.var for it in block.iterators if it.local is not None}
                 dims = [d for d, i in enumerate(access.indices) if any(i.same_as(local[p]) for p in peers)]
-                partial[access.buffer].update(d for d in dims if int(access.buffer.shape[d]) == program.mesh.axis_size(axis))
+                size = program.mesh.axis_size(axis)
+                partial[access.buffer].update(d for d in dims if int(access.buffer.shape[d]) == size)
     found = {}
     for buffer in program.buffers():
         shape = tuple(int(extent) for extent in buffer.shape)
@@ -84,6 +93,9 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
             axes = {}
         else:
             axes = _agreed(writes or accesses[buffer], shape, program.mesh)
+            if writes and buffer not in computed:
+                written = Sharding(shape, axes, frozenset(), program.mesh)
+                axes = {d: a for d, a in axes.items() if all(written.holds(read, d) for read in computing[buffer])}
         counted = frozenset(dim for dim in partial[buffer] if dim in axes and not is_parameter)
         found[buffer] = Sharding(shape, axes, counted, program.mesh)
     return found

@@ -49,11 +49,6 @@ def flat_stride(sharding: Sharding, dtype: str, axis: str) -> int:
     return beyond * slab_stride(sharding.slab, dtype)
 
 
-def display_name(buffer: tirx.Buffer) -> str:
-    """The buffer's name as an identifier: rfactor calls its buffers ``C.rf``."""
-    return str(buffer.name).replace(".", "_")
-
-
 class _Localizer:
     def __init__(
         self,
@@ -86,7 +81,7 @@ class _Localizer:
         key = (whole, view)
         if key not in self.local:
             sharding = self.shardings[whole]
-            shape, name, strides = list(sharding.slab), display_name(whole), None
+            shape, name, strides = list(sharding.slab), self.program.names[whole], None
             if view != OWN:
                 inner = [1]
                 for extent in reversed(shape[1:]):

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import tvm
 from tvm import tirx
 
+from ..errors import LowerError
 from ..layout import Layout, Mesh
 from ..schedule import layouts_of
 from .derive import derive_steps
 from .emit import emit_module
 from .infer import Sharding, infer_shardings
-from .localize import display_name
+from .localize import OWN
 from .program import Program, parse_program
 
 
@@ -92,19 +93,22 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     Raises
     ------
     LowerError
-        If a stage touches what its device doesn't own outside a collective, or the function isn't made of plain nests.
+        If a stage touches what its device doesn't own outside a collective; the function isn't made of plain nests; or
+        a mesh axis is called as a device's own slab is.
     LayoutError
         If a declared layout doesn't fit its parameter or the mesh.
     """
+    if OWN in mesh.names:
+        raise LowerError(f"mesh {mesh}: {OWN!r} is what a device's own share of a buffer is called; rename that axis")
     program = parse_program(func, mesh)
     shardings = infer_shardings(program, layouts_of(func))
     steps = derive_steps(program, shardings)
     emitted = emit_module(program, steps, shardings)
     stages = tuple(
-        Stage(step.name, step.kind, step.axis, step.bytes, emitted.kernels.get(step.name)) for step in steps
+        Stage(step.name, step.kind, step.axis, step.bytes, kernel) for step, kernel in zip(steps, emitted.kernels)
     )
-    buffers = {display_name(b): _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
-    layouts = {display_name(buffer): shardings[buffer].layout for buffer in program.buffers()}
+    buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
+    layouts = {program.names[buffer]: shardings[buffer].layout for buffer in program.buffers()}
     return Lowered(
         program.name, mesh, emitted.module, stages, buffers, layouts, emitted.arguments, emitted.coordinates
     )
@@ -117,5 +121,5 @@ def _mesh_buffer(program: Program, buffer: tirx.Buffer, sharding: Sharding) -> M
     first = next((access for access in in_order if access.buffer.same_as(buffer)), None)
     written = any(access.buffer.same_as(buffer) for block in program.blocks() for access in block.writes)
     is_input = is_parameter and (not written or (first is not None and not first.is_write))
-    return MeshBuffer(display_name(buffer), buffer.dtype, sharding, is_input, is_parameter and written)
+    return MeshBuffer(program.names[buffer], buffer.dtype, sharding, is_input, is_parameter and written)
 

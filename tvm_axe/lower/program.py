@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -109,6 +110,19 @@ class Program:
 
     def buffers(self) -> tuple[tirx.Buffer, ...]:
         return (*self.parameters, *self.intermediates)
+
+    @cached_property
+    def names(self) -> Mapping[tirx.Buffer, str]:
+        """An identifier of its own for each buffer: rfactor calls its buffers ``C.rf``, and names may be shared."""
+        names: dict[tirx.Buffer, str] = {}
+        for buffer in self.buffers():
+            name = base = str(buffer.name).replace(".", "_")
+            number = 0
+            while name in names.values():
+                number += 1
+                name = f"{base}_{number}"
+            names[buffer] = name
+        return names
 
     def blocks(self) -> list[Block]:
         return [block for stage in self.stages for block in stage.blocks]

@@ -40,20 +40,21 @@ def apply_best(
     mod : IRModule
         The module with scheduled functions.
     seconds : dict
-        The measured time of each replaced function, by its name in `mod`.
+        The recorded time of each function that has a usable record, by its name in `mod`. Where nothing beat the
+        function as it was, that is its own time and it is unchanged.
     """
     resolved = resolve_target(target)
-    names = {
+    kernels = {
         variable: func
         for variable, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and func.attrs and func.attrs.get("s_tir")
     }
-    wanted = {variable: _tvm.workload_hash(normalize(func)) for variable, func in names.items()}
+    wanted = {variable: _tvm.workload_hash(normalize(func)) for variable, func in kernels.items()}
     found = _records(Path(work_dir), resolved, set(wanted.values()))
     functions, seconds = dict(mod.functions_items()), {}
     for variable, digest in wanted.items():
         for record, workload in found.get(digest, []):
-            scheduled = _schedule(record, workload, names[variable])
+            scheduled = _schedule(record, workload, kernels[variable])
             if scheduled is not None:
                 functions[variable] = scheduled
                 seconds[str(variable.name_hint)] = record.seconds

@@ -24,7 +24,9 @@ from .worker import MEASURE, PREPARE
 
 __all__ = ["Measurement", "Worker"]
 
-_START_SECONDS = 120.0  # importing the compiler, on a machine that is busy
+_START_SECONDS = 120.0  # importing the compiler on a busy machine, and running an untuned function
+_CALLS = 4  # of a candidate that is as slow as the untuned function, before it is given up
+_MAIN = "from tvm_axe.meta.worker import main; main()"
 
 
 @dataclass(frozen=True)
@@ -61,27 +63,30 @@ class Worker:
     log
         File that collects what the process and the kernels print.
     timeout
-        Seconds that building, checking and timing one candidate may take together.
+        Seconds that building, checking and timing one candidate may take, beside a few calls of the untuned function.
     """
 
     def __init__(self, target: Target, log: Path, timeout: float) -> None:
-        self.target, self.log, self.timeout = target, log, timeout
+        self.target, self.log = target, log
+        self._overhead = self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._mod: IRModule | None = None
         self._reference: list[np.ndarray] | None = None
 
     def prepare(self, mod: IRModule) -> Measurement:
-        """Run the untuned function ``main`` once; from now on candidates must compute what it computes.
+        """Run and time the untuned function ``main``; from now on candidates must compute what it computes.
 
-        Its time is that of a single call. On failure nothing is prepared and nothing can be measured.
+        On failure nothing is prepared and nothing can be measured.
         """
         self._mod, self._reference = mod, None
         status, answer = self._prepare()
         if status == "error":
             self.close()
             return Measurement(None, answer)
-        return Measurement(answer["run"], run_seconds=answer["run"])
+        self._reference = answer["reference"]
+        self._timeout = self._overhead + _CALLS * answer["median"]
+        return Measurement(answer["median"])
 
     def measure(self, mod: IRModule) -> Measurement:
         """Build, check and time a candidate."""
@@ -89,7 +94,7 @@ class Worker:
             status, answer = self._prepare()
             if status == "error":
                 raise TuneError(f"a new tuning worker cannot be prepared: {answer}; see {self.log}")
-        status, answer = self._ask((MEASURE, tvm.ir.save_json(mod)), self.timeout)
+        status, answer = self._ask((MEASURE, tvm.ir.save_json(mod)), self._timeout)
         if status == "error":
             return Measurement(None, answer)
         return Measurement(answer["median"], None, answer["build"], answer["run"])
@@ -111,11 +116,7 @@ class Worker:
 
     def _prepare(self) -> tuple[str, Any]:
         request = (PREPARE, tvm.ir.save_json(self._mod), str(self.target), self._reference)
-        # The untuned function may be a hundred times slower than any candidate.
-        status, answer = self._ask(request, _START_SECONDS + self.timeout)
-        if status == "ok":
-            self._reference = answer["reference"]
-        return status, answer
+        return self._ask(request, _START_SECONDS)
 
     def _ask(self, request: tuple[Any, ...], timeout: float) -> tuple[str, Any]:
         """Send a request and wait for the answer; an end without an answer is an error like the others."""
@@ -137,7 +138,7 @@ class Worker:
         environment = {**os.environ, "TVM_NUM_THREADS": str(cores(self.target))}
         with theirs, open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tvm_axe.meta.worker", str(theirs.fileno())],
+                [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(os.getpid())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

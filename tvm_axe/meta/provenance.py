@@ -24,8 +24,8 @@ class Provenance:
     """The list of tuning runs beside a database, with one more for this call.
 
     A run is an object with ``date`` (UTC), ``versions``, ``python``, ``host``, ``cpu``, ``target``, ``seed``,
-    ``trials`` and ``tasks``, by workload: ``name``, ``untuned_ms``, ``best_ms``, ``trials``, ``failures``. It is
-    written when its first task starts to measure, and again after each task; a call that measures nothing leaves no
+    ``trials`` and ``tasks``: by the workload's hash ``name``, ``before_ms``, ``best_ms``, ``trials``, ``failures``. It
+    is written when its first task starts to measure, and again after each task; a call that measures nothing leaves no
     trace.
     """
 
@@ -44,13 +44,6 @@ class Provenance:
             "trials": trials,
             "tasks": {},
         }
-
-    def untuned_ms(self, workload: str) -> float | None:
-        """The time of the untuned function as the last run for this target measured it."""
-        for run in reversed(self.earlier):
-            if run["target"] == self.target and workload in run["tasks"]:
-                return run["tasks"][workload]["untuned_ms"]
-        return None
 
     def record(self, workload: str, **task: Any) -> None:
         """Add to what is known about a task of this run, and write the file."""

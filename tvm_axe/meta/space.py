@@ -37,12 +37,17 @@ _MAX_TILES = 1 << 20  # `sample_perfect_tile` wants a bound on its innermost fac
 
 
 def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
-    """The design space of a function named ``main``: see the module's header."""
+    """The design space of a function named ``main``.
+
+    Register tiles where every block is a matmul, as `find_matmuls` defines them, or elementwise; else upstream's rules.
+    """
     sch = s_tir.Schedule(func)
     matmuls = find_matmuls(sch)
-    names = {match.block for match in matmuls}
+    tiled = {match.block for match in matmuls}
     rest = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
-    if not matmuls or not all(block.name_hint in names or _is_spatial(block) for block in rest):
+    rest = [block for block in rest if block.name_hint not in tiled]
+    others = [block.name_hint for block in rest]
+    if not matmuls or not all(_is_spatial(block) for block in rest):
         return ms.space_generator.PostOrderApply(
             # Named, and not left to the target: for a CPU with VNNI upstream's choice needs tensor intrinsics that take
             # 13 s to import. `RewriteLayout` is left out because a function keeps its signature.
@@ -56,13 +61,16 @@ def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
         )
 
     def generate(base: s_tir.Schedule) -> list[s_tir.Schedule]:
-        spaces = [base]
-        for match in matmuls:
-            spaces = [_tiled(space, match, target, tile) for space in spaces for tile in tiles(match, target)]
-        for space in spaces:
-            for block in rest:
-                if block.name_hint not in names:
-                    _vectorize(space, block.name_hint, target)
+        choices = [tiles(match, target) for match in matmuls]
+        spaces = []
+        # Several matmuls take their tiles in step: all combinations would be too many spaces to generate.
+        for n in range(max(map(len, choices))):
+            sch = base.copy()
+            for match, options in zip(matmuls, choices):
+                register_tile(sch, match, target, options[n % len(options)])
+            for name in others:
+                _vectorize(sch, name, target)
+            spaces.append(sch)
         return spaces
 
     return ms.space_generator.ScheduleFn(
@@ -162,13 +170,6 @@ def _stage(sch: s_tir.Schedule, match: Matmul, tile: Tile, lanes: int) -> tuple[
     else:
         store = sch.cache_write(block, 0, "local")
     return block, store, panel
-
-
-def _tiled(space: s_tir.Schedule, match: Matmul, target: Target, tile: Tile) -> s_tir.Schedule:
-    """A copy of `space` with one matmul scheduled."""
-    sch = space.copy()
-    register_tile(sch, match, target, tile)
-    return sch
 
 
 def _lanes(match: Matmul, target: Target) -> int:

@@ -29,7 +29,7 @@ from .target import resolve_target
 
 __all__ = ["TuneResult", "tune"]
 
-_TIMEOUT = 30.0  # seconds for one candidate
+_TIMEOUT = 10.0  # seconds for one candidate: some make LLVM unroll for minutes
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def _why_not(func: Any) -> str | None:
             np.dtype(str(info.dtype))
     except (TypeError, ValueError):
         return "a parameter is not a buffer of constant shape and of a type that numpy has"
-    sch = s_tir.Schedule(normalize(func))
-    if not sch.get_child_blocks(sch.get_sblock("root")):
+    # The parser gives a body with blocks a root block, and leaves any other as it is.
+    if not isinstance(func.body, s_tir.SBlockRealize):
         return "it has no block to schedule"
     return None
 
@@ -148,10 +148,11 @@ def _in_use(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise TuneError(f"work_dir: {folder} cannot be used: {error.strerror}") from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TuneError(f"work_dir: another tuning job is at work in {folder}; wait or use another") from error
         yield folder
-    except BlockingIOError as error:
-        raise TuneError(f"work_dir: another tuning job is at work in {folder}; wait for it or use another") from error
     finally:
         os.close(handle)
 

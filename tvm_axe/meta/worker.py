@@ -1,12 +1,13 @@
-"""The process in which candidates are built and run: ``python -m tvm_axe.meta.worker FD``.
+"""The process in which candidates are built and run.
 
 It imports the compiler once and stays up, so that a candidate costs its own compilation and timing and nothing else
 (upstream's builder starts new processes for every round and imports every tensor intrinsic in each). It is started,
 fed and replaced by `tvm_axe.meta.measure.Worker`. What is said on the pipe, always by the other side first:
 
-    (PREPARE, mod, target, reference) -> ("ok", {"reference": [...], "run": seconds}) : what candidates must compute
+    (PREPARE, mod, target, None)      -> ("ok", {"reference": arrays, "median": seconds}), the untuned function's
+    (PREPARE, mod, target, reference) -> ("ok", {}), in a process that replaces one
     (MEASURE, mod)                    -> ("ok", {"median": seconds, "build": seconds, "run": seconds})
-    either                            -> ("error", one line)
+    any                               -> ("error", one line)
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ PREPARE, MEASURE = "prepare", "measure"
 _REPEATS = 5
 _REPEAT_SECONDS = 0.015  # long against the clock's resolution and a scheduler's tick
 _CANDIDATE_SECONDS = 0.3  # a candidate slower than that is timed fewer times: it isn't a winner
+_MESSAGE = 300  # characters of an error, from its end: the compiler's can hold whole modules, and ends with the reason
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,16 +49,15 @@ class Bench:
     def build(self, mod: IRModule) -> tvm.runtime.Executable:
         return tvm.compile(mod, target=self.target)
 
-    def run(self, executable: tvm.runtime.Executable) -> tuple[list[tvm.runtime.Tensor], float]:
-        """Run once on fresh arguments; give all of them as they are afterwards, and the seconds it took.
+    def run(self, executable: tvm.runtime.Executable) -> list[tvm.runtime.Tensor]:
+        """Run once on fresh arguments; give all of them as they are afterwards.
 
         An output starts as random numbers like everything else, so what a kernel forgets to write doesn't agree with
         the reference, and a kernel that updates a buffer starts from the same one as the reference.
         """
         arguments = [tvm.runtime.tensor(a) for a in self.arguments]
-        start = time.perf_counter()
         executable["main"](*arguments)
-        return arguments, time.perf_counter() - start
+        return arguments
 
     def check(self, arguments: list[tvm.runtime.Tensor]) -> None:
         """Raise where a result is not the untuned function's, by more than a reordered sum explains."""
@@ -65,11 +66,17 @@ class Bench:
             if not error <= bound:
                 raise ValueError(f"wrong result: argument {n} is off by {error:.2g} of its largest value")
 
-    def time(self, executable: tvm.runtime.Executable) -> float:
-        """Median seconds of a call. Caches are warm: the same arguments every time, nothing flushed in between."""
-        arguments, once = self.run(executable)
-        self.check(arguments)
-        number = max(1, round(_REPEAT_SECONDS / max(once, 1e-9)))
+    def time(self, executable: tvm.runtime.Executable, arguments: list[tvm.runtime.Tensor]) -> float:
+        """Median seconds of a call. Caches are warm: the same arguments every time, nothing flushed in between.
+
+        The first call, which links the code and starts the threads, has been made.
+        """
+        start = time.perf_counter()
+        executable["main"](*arguments)
+        once = time.perf_counter() - start
+        if once > _CANDIDATE_SECONDS:
+            return once
+        number = max(1, round(_REPEAT_SECONDS / once))
         repeats = min(_REPEATS, max(1, int(_CANDIDATE_SECONDS / (once * number))))
         timer = executable.mod.time_evaluator("main", tvm.cpu(), number=number, repeat=repeats)
         return float(np.median(timer(*arguments).results))
@@ -96,19 +103,22 @@ def _difference(got: np.ndarray, want: np.ndarray) -> tuple[float, float]:
 def _prepare(mod_json: str, target: str, reference: list[np.ndarray] | None) -> tuple[Bench, dict[str, Any]]:
     mod = tvm.ir.load_json(mod_json)
     bench = Bench(mod, Target(json.loads(target)))
-    seconds = 0.0
-    if reference is None:
-        arguments, seconds = bench.run(bench.build(mod))
-        reference = [argument.numpy() for argument in arguments]
-    bench.reference = reference
-    return bench, {"reference": reference, "run": seconds}
+    if reference is not None:
+        bench.reference = reference
+        return bench, {}
+    executable = bench.build(mod)
+    arguments = bench.run(executable)
+    bench.reference = [argument.numpy().copy() for argument in arguments]
+    return bench, {"reference": bench.reference, "median": bench.time(executable, arguments)}
 
 
 def _measure(bench: Bench, mod_json: str) -> dict[str, float]:
     start = time.perf_counter()
     executable = bench.build(tvm.ir.load_json(mod_json))
     built = time.perf_counter()
-    median = bench.time(executable)
+    arguments = bench.run(executable)
+    bench.check(arguments)
+    median = bench.time(executable, arguments)
     return {"median": median, "build": built - start, "run": time.perf_counter() - built}
 
 
@@ -130,18 +140,13 @@ def serve(pipe: Connection) -> None:
             pipe.send(("ok", answer))
         # Whatever a candidate makes the compiler raise is that candidate's result, not this process's end.
         except Exception as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            pipe.send(("error", f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"))
+            pipe.send(("error", f"{type(error).__name__}: {' '.join(str(error).split())[-_MESSAGE:]}"))
 
 
 def main() -> None:
-    """Serve the connection whose file descriptor is the first argument."""
+    """Serve the connection whose file descriptor is the first argument, for the process whose id is the second."""
     # A tuner that is killed can't stop its worker, which may be in a kernel that never returns.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
+    if os.getppid() != int(sys.argv[2]):  # it was killed before that call
         return
     serve(Connection(int(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

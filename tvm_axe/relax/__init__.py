@@ -1,1 +1,35 @@
+"""A Relax model on a mesh: its weights sharded, its all-reduces fused with what follows them, nothing written by hand.
 
+`merge` makes one program out of the model, `find_pairs` says which matmuls share a mesh axis, `schedule_model`
+schedules them with the primitives of `tvm_axe.schedule`. ``tvm_axe.compile(model, mesh)`` does it all; so does the
+pipeline ``"axe"`` of ``tvm.relax.get_pipeline``, as far as the module that each device runs.
+
+>>> from tvm.relax.frontend import nn
+>>> from tvm_axe import Mesh
+>>> class Block(nn.Module):
+...     def __init__(self):
+...         self.up, self.down = nn.Linear(8, 32, bias=False), nn.Linear(32, 8)
+...     def forward(self, x):
+...         return self.down(nn.op.relu(self.up(x))) + x
+>>> mod, _ = Block().export_tvm({"forward": {"x": nn.spec.Tensor([4, 8], "float32")}})
+>>> from tvm_axe.lower import lower
+>>> lowered = lower(schedule_model(mod, Mesh({"tp": 2})), Mesh({"tp": 2}))
+>>> for name in ("up_weight", "down_weight", "down_bias"):
+...     print(f"{name:<11} {lowered.layouts[name]}")
+up_weight   S[(2, 16, 8) : (1@tp, 8, 1)]
+down_weight S[(8, 2, 16) : (16, 1@tp, 1)]
+down_bias   S[8 : 1] + R[2 : 1@tp]
+>>> for stage in lowered.stages:
+...     print(f"{stage.name:<20} {stage.kind}, {stage.bytes} bytes")
+matmul               local, 0 bytes
+relu                 local, 0 bytes
+matmul1_rf           local, 0 bytes
+matmul1_gv_gv_global mesh kernel, 128 bytes
+"""
+
+from .merge import merge
+from .model import schedule_model
+from .pairs import Pair, find_pairs
+from .pipeline import axe_pipeline
+
+__all__ = ["Pair", "axe_pipeline", "find_pairs", "merge", "schedule_model"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from tvm import s_tir
@@ -9,8 +10,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from ..errors import ScheduleError
 from . import query
+from .annotations import BIND
 
 
+@query.all_or_nothing
 def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
     """Put the chain `blocks` under the mesh-bound nest of the first: one kernel that reads and writes the peers. ::
 
@@ -32,7 +35,8 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
     Returns
     -------
     device : LoopRV
-        The mesh-bound loop that now encloses them all.
+        The mesh-bound loop that now encloses them all: the first block's, or that of a block which also reads what was
+        computed before the chain.
 
     Raises
     ------
@@ -40,40 +44,70 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
         If there are fewer than two blocks; the first is not bound to a mesh axis, or a later one is bound to another; a
         block doesn't follow from an earlier one; or a block outside the chain lies between (a cycle).
     """
-    names = [query.name_of(sch, block) for block in blocks]
+    for block in blocks:
+        query.given(sch, block, "fuse_collective")
     if len(blocks) < 2:
         raise ScheduleError(f"fuse_collective: a chain of at least two blocks is fused; got {len(blocks)}")
     bound = query.bound_loops(sch, blocks[0], query.SPATIAL)
     if len(bound) != 1:
         raise ScheduleError(
-            f"fuse_collective: block {names[0]!r} is bound to {len(bound)} mesh axes by its data-parallel loops; valid is "
-            "a first block bound to one, such as the reduce-scatter of split_collective"
+            f"fuse_collective: block {query.name_of(sch, blocks[0])!r} is bound to {len(bound)} mesh axes by its "
+            "data-parallel loops; valid is a first block bound to one, such as the reduce-scatter of split_collective"
         )
     axis, device = next(iter(bound.items()))
-    for index in range(1, len(blocks)):
-        _check_link(sch, blocks, names, index, axis)
+    for index, block in enumerate(blocks[1:], 1):
+        _check_link(sch, block, blocks[:index], axis)
     nest = _rows(sch, blocks[0], device)
-    for name, block in zip(names[1:], blocks[1:]):
-        query.checked("fuse_collective", name, lambda block=block: sch.reverse_compute_at(block, nest))  # type: ignore[misc]
+    for index, block in enumerate(blocks[1:], 1):
+        own = query.bound_loops(sch, block, query.SPATIAL).get(axis)
+        if own is not None and not all(query.among(sch, other, blocks[:index]) for other in sch.get_producers(block)):
+            # Upstream moves a block behind all of its producers or none. This one has some before the chain (a residual
+            # that an earlier stage computed, say), so its nest takes the chain in instead.
+            device, nest = own, _rows(sch, block, own)
+            for earlier in reversed(blocks[:index]):
+                _move_into(sch, earlier, nest)
+        else:
+            name = query.name_of(sch, block)
+            query.checked("fuse_collective", name, functools.partial(sch.reverse_compute_at, block, nest))
     return device
 
 
-def _check_link(sch: s_tir.Schedule, blocks: Sequence[SBlockRV], names: Sequence[str], index: int, axis: str) -> None:
-    """Block `index` follows from the blocks before it, and from nothing else that follows from them."""
-    name, block = names[index], blocks[index]
-    producers = [query.name_of(sch, producer) for producer in sch.get_producers(block)]
-    if not set(producers) & set(names[:index]):
+def _move_into(sch: s_tir.Schedule, block: SBlockRV, nest: LoopRV) -> None:
+    """Compute `block` below `nest`; its loops over the peers are new ones then, and bound as the old ones were."""
+    name = query.name_of(sch, block)
+    peers = {
+        axis: next(iv.var for iv, value in query.bindings(sch, block) if query.uses(value, sch.get(loop).loop_var))
+        for axis, loop in query.bound_loops(sch, block, query.REDUCE).items()
+    }
+    query.checked("fuse_collective", name, lambda: sch.compute_at(block, nest))
+    for axis, iterator in peers.items():
+        loop = query.loop_of(sch, block, iterator)
+        if loop is not None:  # on an axis of one device there is none
+            sch.annotate(loop, BIND, axis)
+            row = sch.get_loops(block)[-1]
+            if not sch.get(row).same_as(sch.get(loop)):
+                sch.reorder(loop, row)
+
+
+def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV], axis: str) -> None:
+    """`block` follows from the blocks `before` it, and from no other that comes after the first of them."""
+    name, chain = query.name_of(sch, block), ", ".join(query.name_of(sch, other) for other in before)
+    producers = sch.get_producers(block)
+    if query.among(sch, block, before):
+        raise ScheduleError(f"fuse_collective: block {name!r} is named twice; name each block once, in program order")
+    if not any(query.among(sch, producer, before) for producer in producers):
         raise ScheduleError(
-            f"fuse_collective: block {name!r} reads nothing that {', '.join(names[:index])} write; valid is a chain in "
-            "which each block follows from an earlier one"
+            f"fuse_collective: block {name!r} reads nothing that {chain} write; valid is a chain in which each block "
+            "follows from an earlier one"
         )
-    for producer in sch.get_producers(block):
-        outside = query.name_of(sch, producer)
-        after = [query.name_of(sch, p) for p in sch.get_producers(producer)]
-        if outside not in names and set(after) & set(names[:index]):
+    for producer in producers:
+        if not query.among(sch, producer, before) and not query.precedes(sch, producer, before[0]):
+            outside = query.name_of(sch, producer)
+            follows = any(query.among(sch, other, before) for other in sch.get_producers(producer))
             raise ScheduleError(
-                f"fuse_collective: a cycle: block {outside!r} lies between {names[0]!r} and {name!r} and is not fused; "
-                "fuse it too"
+                f"fuse_collective: {'a cycle: ' if follows else ''}block {outside!r} lies between "
+                f"{query.name_of(sch, before[0])!r} and {name!r}, which reads it, and is not fused; "
+                f"{'fuse it too' if follows else 'inline it (sch.compute_inline)'}"
             )
     others = set(query.bound_loops(sch, block, query.SPATIAL)) - {axis}
     if others:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import functools
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -13,8 +14,51 @@ from .. import _tvm
 from ..errors import ScheduleError
 from .annotations import BIND
 
+P = ParamSpec("P")
 T = TypeVar("T")
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+
+def all_or_nothing(
+    primitive: Callable[Concatenate[s_tir.Schedule, P], T],
+) -> Callable[Concatenate[s_tir.Schedule, P], T]:
+    """Have `primitive` leave the schedule and its trace as they are when it raises: it goes over a copy first."""
+
+    @functools.wraps(primitive)
+    def on_copy_first(sch: s_tir.Schedule, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        primitive(sch.copy(), *args, **kwargs)
+        return primitive(sch, *args, **kwargs)
+
+    return on_copy_first
+
+
+def given(sch: s_tir.Schedule, rv: SBlockRV | LoopRV, primitive: str) -> s_tir.SBlock | tirx.For:
+    """The statement of a block or loop that the caller gave; an error if the schedule hasn't got it, or no longer."""
+    try:
+        return sch.get(rv)
+    except (IndexError, ValueError) as error:  # upstream's: never of this schedule, and not any more
+        kind, source = (
+            ("block", "sch.get_sblock(name)") if isinstance(rv, SBlockRV) else ("loop", "sch.get_loops(block)")
+        )
+        raise ScheduleError(
+            f"{primitive}: the {kind} given is not of this schedule, or was changed since; take it from {source}"
+        ) from error
+
+
+def among(sch: s_tir.Schedule, block: SBlockRV, blocks: Sequence[SBlockRV]) -> bool:
+    """Whether `block` is one of `blocks`; two blocks of a function may have the same name."""
+    return any(sch.get(block).same_as(sch.get(other)) for other in blocks)
+
+
+def precedes(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
+    """Whether `block` comes before `other` in the program."""
+    first, second = sch.get(block), sch.get(other)
+    in_order: list[s_tir.SBlock] = []
+    for _, func in sch.mod.functions_items():
+        tvm_ffi.structural_walk(
+            func, (s_tir.SBlock, lambda b: in_order.append(b) if b.same_as(first) or b.same_as(second) else None)
+        )
+    return in_order[0].same_as(first)
 
 
 def name_of(sch: s_tir.Schedule, block: SBlockRV) -> str:
@@ -44,6 +88,12 @@ def bindings(sch: s_tir.Schedule, block: SBlockRV) -> list[tuple[tirx.IterVar, t
     """The block's iterators, each with the expression of loop variables that it is bound to."""
     realize = _tvm.block_realize(sch, block)
     return list(zip(realize.block.iter_vars, realize.iter_values))
+
+
+def predicate(sch: s_tir.Schedule, block: SBlockRV) -> tirx.Expr | None:
+    """The condition under which an iteration of the block's loops runs, or None if all do."""
+    condition = _tvm.block_realize(sch, block).predicate
+    return None if isinstance(condition, tirx.IntImm) and condition.value else condition
 
 
 def bound_loops(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> dict[str, LoopRV]:
@@ -91,12 +141,9 @@ def sole_block(sch: s_tir.Schedule, loop: LoopRV, primitive: str) -> SBlockRV:
 
 def loop_of_block(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, primitive: str) -> tirx.For:
     """`loop`'s statement, if it is one of `block`'s loops; an error that lists them if not."""
-    for own in sch.get_loops(block):
-        try:
-            if sch.get(own).same_as(sch.get(loop)):
-                return sch.get(own)
-        except IndexError:  # upstream's way to say that the loop was never of this schedule
-            break
+    stmt = given(sch, loop, primitive)
+    if any(stmt.same_as(sch.get(own)) for own in sch.get_loops(block)):
+        return stmt
     raise ScheduleError(
         f"{primitive}: the loop given is not one of block {name_of(sch, block)!r}'s loops "
         f"({loop_names(sch, block)}); take it from sch.get_loops(block)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from tvm import s_tir, tirx
@@ -13,10 +14,11 @@ from . import query
 from .shard import shard
 
 
+@query.all_or_nothing
 def reorder_collective(
     sch: s_tir.Schedule, gather: SBlockRV, consumers: Sequence[SBlockRV], mesh: Mesh
 ) -> list[SBlockRV]:
-    """Move the all-gather `gather` behind `consumers`: each computes its device's slice, and what leaves is gathered. ::
+    """Move the all-gather `gather` behind `consumers`: each computes on slices, and what leaves them is gathered. ::
 
         for i, j in T.grid(M, N):                  for i_0 in T.serial(n, annotations={"axe.bind": "tp"}):
             C[i, j] = C_global[i, j]                   for i_1, j in T.grid(M // n, N):
@@ -46,38 +48,50 @@ def reorder_collective(
     ------
     ScheduleError
         If `gather` is not an all-gather; a reader of the gathered buffer is left out; or a consumer isn't pointwise in
-        the gathered dimension.
+        the gathered dimension or updates a buffer in place. The schedule is then as it was.
     """
+    for block in (gather, *consumers):
+        query.given(sch, block, "reorder_collective")
     name = query.name_of(sch, gather)
     axis, dim = _gathered(sch, gather)
     if not consumers:
-        raise ScheduleError(f"reorder_collective: gather {name!r}: no consumers named; name the blocks to move it behind")
+        raise ScheduleError(
+            f"reorder_collective: gather {name!r}: no consumers named; name the blocks to move it behind"
+        )
     names = [query.name_of(sch, block) for block in consumers]
     for reader in sch.get_consumers(gather):
-        if query.name_of(sch, reader) not in names:
+        if not query.among(sch, reader, consumers):
             raise ScheduleError(
                 f"reorder_collective: gather {name!r}: block {query.name_of(sch, reader)!r} reads what it gathers and "
                 f"is not among the consumers ({', '.join(names)}); name it too"
             )
-    # Checked for all before anything is changed: buffer -> its sharded dimension.
+    # Of each buffer, the dimension that is sharded.
     sliced = {sch.get(gather).body.buffer: dim}
     iterators = []
     for block in consumers:
         iterator, written = _pointwise_iterator(sch, block, sliced, axis)
         iterators.append(iterator)
         sliced[sch.get(block).body.buffer] = written
-    live = [_is_live_out(sch, block, names) for block in consumers]
+    readers = [sch.get_consumers(block) for block in consumers]
+    live = [_is_live_out(sch, block, consumers) for block in consumers]
 
     query.checked("reorder_collective", name, lambda: sch.compute_inline(gather))
     gathers = []
-    for block, iterator, live_out in zip(consumers, iterators, live):
+    for block, iterator, live_out, reads in zip(consumers, iterators, live, readers):
         loop = query.loop_of(sch, block, iterator)
         device, _ = shard(sch, loop, axis, mesh, block)
         outer = [other for other in sch.get_loops(block) if not sch.get(other).same_as(sch.get(device))]
-        sch.reorder(device, *outer)
+        query.checked("reorder_collective", query.name_of(sch, block), functools.partial(sch.reorder, device, *outer))
         if live_out:
-            gathers.append(sch.cache_write(block, 0, "global"))
+            going_on = [reader for reader in reads if query.among(sch, reader, consumers)]
+            gathers.append(_gather_behind(sch, block, going_on))
     return gathers
+
+
+def _gather_behind(sch: s_tir.Schedule, block: SBlockRV, going_on: list[SBlockRV]) -> SBlockRV:
+    """Have `block` write slices, which `going_on` read, and gather them behind it for everyone else."""
+    name = query.name_of(sch, block)
+    return query.checked("reorder_collective", name, lambda: sch.cache_write(block, 0, "global", going_on))
 
 
 def _gathered(sch: s_tir.Schedule, gather: SBlockRV) -> tuple[str, int]:
@@ -101,13 +115,16 @@ def _gathered(sch: s_tir.Schedule, gather: SBlockRV) -> tuple[str, int]:
 def _pointwise_iterator(
     sch: s_tir.Schedule, block: SBlockRV, sliced: dict[tirx.Buffer, int], axis: str
 ) -> tuple[tirx.Var, int]:
-    """The iterator of `block` that runs along the gathered dimension, and the dimension of its result that it indexes."""
+    """The iterator of `block` along the gathered dimension, and the dimension of its result that it indexes."""
     name, stmt = query.name_of(sch, block), sch.get(block)
+    if stmt.init is None and query.loads_of(stmt, stmt.body.buffer):
+        raise ScheduleError(
+            f"reorder_collective: consumer {name!r} updates {stmt.body.buffer.name!r} in place, so that it has no "
+            "slices to gather; valid is a consumer that writes a buffer of its own"
+        )
     found: tirx.Var | None = None
     for buffer, dim in sliced.items():
         for load in query.loads_of(stmt, buffer):
-            if buffer.same_as(stmt.body.buffer):
-                continue
             iterator = query.iterator_at(stmt, load.indices, dim)
             if iterator is None or (found is not None and not iterator.same_as(found)):
                 raise ScheduleError(
@@ -129,7 +146,9 @@ def _pointwise_iterator(
     return found, written[0]
 
 
-def _is_live_out(sch: s_tir.Schedule, block: SBlockRV, names: Sequence[str]) -> bool:
-    """Whether `block`'s result is an output or read by a block that isn't among `names`."""
-    readers = [query.name_of(sch, reader) for reader in sch.get_consumers(block)]
-    return not readers or any(reader not in names for reader in readers)
+def _is_live_out(sch: s_tir.Schedule, block: SBlockRV, consumers: Sequence[SBlockRV]) -> bool:
+    """Whether `block`'s result is a parameter or read by a block that isn't among `consumers`."""
+    written = sch.get(block).body.buffer
+    if any(written.same_as(param) for _, func in sch.mod.functions_items() for param in func.params):
+        return True
+    return not all(query.among(sch, reader, consumers) for reader in sch.get_consumers(block))

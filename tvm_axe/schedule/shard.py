@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from ..errors import ScheduleError
@@ -11,6 +11,7 @@ from . import query
 from .annotations import BIND
 
 
+@query.all_or_nothing
 def shard(
     sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh, block: SBlockRV | None = None
 ) -> tuple[LoopRV, LoopRV] | tuple[SBlockRV, SBlockRV]:
@@ -59,7 +60,9 @@ def shard(
     """
     size = _axis_size(mesh, axis)
     if block is None:
-        block = query.sole_block(sch, _known(sch, loop), "shard")
+        query.given(sch, loop, "shard")
+        block = query.sole_block(sch, loop, "shard")
+    query.given(sch, block, "shard")
     name = query.name_of(sch, block)
     stmt = query.loop_of_block(sch, block, loop, "shard")
     if query.bound_axis(stmt) is not None:
@@ -74,28 +77,20 @@ def shard(
             f"shard: block {name!r}: loop {stmt.loop_var.name!r} drives a reduction and a data-parallel iterator; "
             "split it so that it drives one of them"
         )
-    if axis in query.bound_loops(sch, block, query.REDUCE if reduction else query.SPATIAL):
-        raise ScheduleError(
-            f"shard: block {name!r} already has a {'reduction' if reduction else 'data-parallel'} loop bound to "
-            f"{axis!r}; such loops are shared over an axis once"
-        )
+    # The partials of a reduction are data-parallel over the devices, so the axis must be free in both roles.
+    for role, kind in (("data-parallel", query.SPATIAL), ("reduction", query.REDUCE)):
+        if (reduction or kind == query.SPATIAL) and axis in query.bound_loops(sch, block, kind):
+            raise ScheduleError(
+                f"shard: block {name!r} already has a {role} loop bound to {axis!r}; a block is shared over an "
+                "axis once"
+            )
     if reduction:
-        _check_every_device_works(name, stmt, axis, size)
+        _check_every_device_works(sch, block, stmt, axis, size)
     device, local = query.checked("shard", name, lambda: sch.split(loop, [size, None]))
     sch.annotate(device, BIND, axis)
     if not reduction:
         return device, local
     return query.checked("shard", name, lambda: sch.rfactor(device, 0)), block
-
-
-def _known(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
-    try:
-        sch.get(loop)
-    except IndexError as error:
-        raise ScheduleError(
-            "shard: the loop is not of this schedule; take it from sch.get_loops(block) after the last change"
-        ) from error
-    return loop
 
 
 def _axis_size(mesh: Mesh, axis: str) -> int:
@@ -104,8 +99,15 @@ def _axis_size(mesh: Mesh, axis: str) -> int:
     return mesh.axis_size(axis)
 
 
-def _check_every_device_works(name: str, stmt: object, axis: str, size: int) -> None:
-    extent = int(stmt.extent)  # type: ignore[attr-defined]
+def _check_every_device_works(sch: s_tir.Schedule, block: SBlockRV, stmt: tirx.For, axis: str, size: int) -> None:
+    name, predicate = query.name_of(sch, block), query.predicate(sch, block)
+    # rfactor leaves the mask out of the block that sums, and a device may have no unmasked iteration.
+    if predicate is not None:
+        raise ScheduleError(
+            f"shard: block {name!r}: its iterations are masked ({predicate}), and a reduction is shared before that: "
+            "shard it before its other loops, or split them in pieces that divide"
+        )
+    extent = int(stmt.extent)
     piece = -(-extent // size)
     if piece * (size - 1) >= extent:
         raise ScheduleError(

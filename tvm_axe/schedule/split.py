@@ -11,6 +11,7 @@ from . import query
 from .shard import shard
 
 
+@query.all_or_nothing
 def split_collective(sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int = 0) -> tuple[SBlockRV, SBlockRV]:
     """Split the all-reduce `block` into a reduce-scatter along `dim` and the all-gather back. ::
 
@@ -44,6 +45,7 @@ def split_collective(sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int 
     ScheduleError
         If `block` is not an all-reduce, or `dim` is not a dimension of its result.
     """
+    query.given(sch, block, "split_collective")
     name = query.name_of(sch, block)
     peers, scattered = (query.bound_loops(sch, block, kind) for kind in (query.REDUCE, query.SPATIAL))
     axis = next(iter(peers), None)
@@ -72,6 +74,5 @@ def split_collective(sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int 
     # Peers outside the innermost loop only: sums run along a row, one peer's slab at a time.
     bound = [sch.get(loop) for loop in (device, peers[axis])]
     own = [loop for loop in sch.get_loops(block) if not any(sch.get(loop).same_as(other) for other in bound)]
-    sch.reorder(device, *own[:-1], peers[axis], own[-1])
+    query.checked("split_collective", name, lambda: sch.reorder(device, *own[:-1], peers[axis], own[-1]))
     return block, gather
-

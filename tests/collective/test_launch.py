@@ -1,0 +1,287 @@
+"""Workers as a user meets them, with both engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+import tvm
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from tvm_axe.collective import Coord, WorkerError, Workers, launch, slab_stride
+from tvm_axe.collective.engine import CORES
+from tvm_axe.errors import AxeError, InputError, LayoutError
+from tvm_axe.layout import Mesh
+
+ENGINES = ["processes", "threads"]
+MESHES = [{"tp": 1}, {"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=MESHES, ids=str)
+def workers(request: pytest.FixtureRequest, engine: str) -> Iterator[Workers]:
+    with launch(Mesh(request.param), engine=engine) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def pair(engine: str) -> Iterator[Workers]:
+    with launch(Mesh({"tp": 2}), engine=engine) as workers:
+        yield workers
+
+
+def groups(mesh: Mesh) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for axis in mesh.names:
+        for group in {mesh.group(device, axis) for device in range(mesh.size)}:
+            yield axis, group
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bfloat16"])
+@pytest.mark.parametrize(("shape", "dim"), [((7, 5), 0), ((8, 6), 1), ((3,), 0), ((2, 300, 130), 1)])
+def test_collectives(workers: Workers, shape: tuple[int, ...], dim: int, dtype: str) -> None:
+    """Against numpy in float64; whole numbers, whose sums every type holds exactly."""
+    rng = np.random.default_rng(0)
+    mesh = workers.mesh
+    for axis in mesh.names:
+        rows = -(-shape[dim] // mesh[axis])
+        source, reduced, gathered = (workers.mesh_tensor(shape, dtype) for _ in range(3))
+        blocks = workers.mesh_tensor((*shape[:dim], rows, *shape[dim + 1 :]), dtype)
+        for device in range(mesh.size):
+            source.slab(device)[...] = rng.integers(-9, 9, shape)
+            for poisoned in (reduced, gathered, blocks):
+                poisoned.slab(device)[...] = 99
+        workers.all_reduce(source, reduced, axis)
+        workers.reduce_scatter(source, blocks, axis, dim)
+        workers.all_gather(blocks, gathered, axis, dim)
+        for group_axis, group in groups(mesh):
+            if group_axis == axis:
+                total = sum(source.slab(device).astype("float64") for device in group)
+                joined = np.concatenate([blocks.slab(device) for device in group], dim).astype("float64")
+                inside, past = np.split(joined, [shape[dim]], dim)
+                np.testing.assert_array_equal(inside, total)
+                assert (past == 99).all()
+                for device in group:
+                    np.testing.assert_array_equal(reduced.slab(device).astype("float64"), total)
+                    np.testing.assert_array_equal(gathered.slab(device).astype("float64"), total)
+        workers.all_reduce(source, source, axis)
+        for device in range(mesh.size):
+            np.testing.assert_array_equal(source.slab(device), reduced.slab(device))
+        for tensor in (source, reduced, gathered, blocks):
+            workers.free(tensor)
+
+
+def ring(n: int, rows: int, columns: int, stride: int) -> tvm.IRModule:
+    """A program that reads its neighbour's slab, and does each collective between barriers."""
+    part = -(-rows // n)
+
+    @I.ir_module
+    class Ring:
+        @T.prim_func(s_tir=True)
+        def shift(a: T.handle, b: T.Buffer((rows, columns), "float32"), rank: T.int64):
+            A = T.match_buffer(a, (n, rows, columns), "float32", strides=[stride, columns, 1])
+            for i, j in T.grid(rows, columns):
+                with T.sblock("shift"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    b[vi, vj] = A[(rank + 1) % n, vi, vj] + T.float32(1)
+
+        @R.function(pure=False)
+        def main(
+            a: R.Tensor((n, rows, columns), "float32"),
+            b: R.Tensor((rows, columns), "float32"),
+            b_all: R.Tensor((n, rows, columns), "float32"),
+            total: R.Tensor((n, rows, columns), "float32"),
+            block: R.Tensor((part, columns), "float32"),
+            gathered: R.Tensor((n, rows, columns), "float32"),
+            rank: R.Prim("int64"),
+        ):
+            R.func_attr({"relax.force_pure": False})
+            cls = Ring
+            _: R.Tuple() = cls.shift(a, b, rank)
+            _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+            _2: R.Tuple() = R.call_packed("axe.all_reduce", b_all, total, rank, sinfo_args=(R.Tuple(),))
+            _3: R.Tuple() = R.call_packed("axe.reduce_scatter", b_all, block, 0, rank, sinfo_args=(R.Tuple(),))
+            _4: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+            _5: R.Tuple() = R.call_packed("axe.all_gather", block, gathered, 0, rank, sinfo_args=(R.Tuple(),))
+            _6: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+            return R.tuple()
+
+    return Ring
+
+
+def test_a_program_on_views_and_its_collectives(workers: Workers) -> None:
+    mesh, rows, columns = workers.mesh, 7, 5
+    for axis in mesh.names:
+        n = mesh[axis]
+        distance = int(np.prod(mesh.shape[mesh.names.index(axis) + 1 :]))
+        mod = ring(n, rows, columns, distance * slab_stride((rows, columns), "float32"))
+        program = workers.load(mod, "llvm")
+        a, b, total, gathered = (workers.mesh_tensor((rows, columns), "float32") for _ in range(4))
+        block = workers.mesh_tensor((-(-rows // n), columns), "float32")
+        for device in range(mesh.size):
+            a.slab(device)[:] = np.random.default_rng(device).integers(-9, 9, (rows, columns))
+            for poisoned in (b, total, gathered, block):
+                poisoned.slab(device)[...] = np.nan
+        views = [(a, axis), (b, "slab"), (b, axis), (total, axis), (block, "slab"), (gathered, axis), Coord(axis)]
+        workers.call(program, views)
+        for device in range(mesh.size):
+            group = mesh.group(device, axis)
+            neighbour = group[(group.index(device) + 1) % n]
+            np.testing.assert_array_equal(b.slab(device), a.slab(neighbour) + 1)
+            expected = sum(a.slab(peer) + 1 for peer in group)
+            np.testing.assert_array_equal(total.slab(device), expected)
+            np.testing.assert_array_equal(gathered.slab(device), expected)
+        seconds = workers.time(program, views, repeat=5, warmup=2)
+        assert len(seconds) == 5 and all(0 < value < 10 for value in seconds)
+        workers.free(program)
+        with pytest.raises(InputError, match=r"Program\(main\) is not a program of these workers"):
+            workers.call(program, views)
+
+
+def test_shared_data_is_stored_once(pair: Workers) -> None:
+    table = pair.mesh_tensor((4,), "float32", shared=True)
+    table.slab(0)[:] = [1, 2, 3, 4]
+    assert table.slab(1).tolist() == [1, 2, 3, 4]
+    target = pair.mesh_tensor((4,), "float32")
+    pair.all_reduce(table, target, "tp")
+    assert target.slab(0).tolist() == target.slab(1).tolist() == [2, 4, 6, 8]
+    with pytest.raises(InputError, match="all_reduce: target is shared"):
+        pair.all_reduce(target, table, "tp")
+
+
+def test_freed_memory_comes_back_as_zeros(pair: Workers) -> None:
+    before = pair.mesh_tensor((1000,), "int32")
+    before.slab(1)[:] = 7
+    pair.free(before)
+    with pytest.raises(WorkerError, match=r"of shape \(1000,\) was freed"):
+        before.slab(0)
+    with pytest.raises(InputError, match="not a mesh tensor of these workers"):
+        pair.free(before)
+    after = pair.mesh_tensor((1000,), "int32")
+    assert not after.slab(1).any()
+
+
+def test_two_launches_at_once(engine: str, pair: Workers) -> None:
+    with launch(Mesh({"tp": 3}), engine=engine) as others:
+        x, y = pair.mesh_tensor((2,), "float32"), others.mesh_tensor((2,), "float32")
+        x.slab(0)[:], y.slab(0)[:] = 5, 6
+        pair.all_reduce(x, x, "tp")
+        others.all_reduce(y, y, "tp")
+        assert x.slab(1).tolist() == [5, 5] and y.slab(2).tolist() == [6, 6]
+        with pytest.raises(InputError, match="not a mesh tensor of these workers"):
+            others.all_reduce(x, y, "tp")
+
+
+def test_a_program_that_does_not_compile_is_reported(pair: Workers) -> None:
+    mod = ring(2, 3, 3, slab_stride((3, 3), "float32"))
+    del mod["shift"]
+    with pytest.raises(WorkerError, match=r"(?s)worker 0 \(tp=0; .*worker 1 \(tp=1; .*failed:.*shift"):
+        pair.load(mod, "llvm")
+    x = pair.mesh_tensor((2,), "float32")
+    pair.all_reduce(x, x, "tp")
+
+
+def test_a_program_may_have_several_functions(pair: Workers) -> None:
+    main = ring(2, 3, 3, slab_stride((3, 3), "float32"))
+    program = pair.load(main, tvm.target.Target("llvm"))
+    assert program.functions == ("main",)
+    with pytest.raises(InputError, match="no function 'other'; it has main"):
+        pair.call(program, [], function="other")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda x: [x], InputError, r"args[0]: must be (mesh tensor, view), Coord(axis) or an int"),
+        (lambda x: [1, (x, "dp")], InputError, "args[1]: unknown view 'dp'; valid: slab, tp"),
+        (lambda x: [Coord("dp")], LayoutError, "unknown mesh axis 'dp'"),
+        (lambda x: [2.5], InputError, "args[0]: must be"),
+        (lambda x: [True], InputError, "args[0]: must be"),
+        (lambda x: [(np.zeros(3), "tp")], InputError, "is not a mesh tensor of these workers"),
+    ],
+)
+def test_bad_arguments_are_refused(pair: Workers, arguments: object, error: type[AxeError], message: str) -> None:
+    program = pair.load(ring(2, 3, 3, slab_stride((3, 3), "float32")), "llvm")
+    with pytest.raises(error) as caught:
+        pair.call(program, arguments(pair.mesh_tensor((3,), "float32")))  # type: ignore[operator]
+    assert message in str(caught.value)
+
+
+def test_collectives_that_do_not_fit_are_refused(pair: Workers) -> None:
+    x, y, z = (pair.mesh_tensor(shape, "float32") for shape in [(5, 2), (3, 2), (5, 2)])
+    with pytest.raises(InputError, match=r"all_reduce: target has shape \(3, 2\), not the source's \(5, 2\)"):
+        pair.all_reduce(x, y, "tp")
+    with pytest.raises(InputError, match=r"target has dtype int8, not the source's float32"):
+        pair.all_reduce(x, pair.mesh_tensor((5, 2), "int8"), "tp")
+    with pytest.raises(InputError, match=r"reduce_scatter: target has shape \(5, 2\); a block of \(5, 2\) is \(3, 2\)"):
+        pair.reduce_scatter(x, z, "tp", 0)
+    with pytest.raises(InputError, match=r"all_gather: source has shape \(5, 2\); a block of \(5, 2\) is \(5, 1\)"):
+        pair.all_gather(x, z, "tp", 1)
+    with pytest.raises(InputError, match=r"dim must be in \[0, 2\), not 2"):
+        pair.reduce_scatter(x, y, "tp", 2)
+    with pytest.raises(LayoutError, match="unknown mesh axis 'pp'"):
+        pair.all_reduce(x, x, "pp")
+
+
+def test_bad_launches_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown engine 'mpi'; valid: processes, threads"):
+        launch(Mesh({"tp": 2}), engine="mpi")
+    with pytest.raises(InputError, match="timeout must be a positive number of seconds, not 0"):
+        launch(Mesh({"tp": 2}), timeout=0)
+    with pytest.raises(InputError, match="mesh must be a Mesh"):
+        launch({"tp": 2})  # type: ignore[arg-type]
+
+
+def test_closed_workers_are_refused(engine: str) -> None:
+    with launch(Mesh({"tp": 2}), engine=engine) as workers:
+        x = workers.mesh_tensor((3,), "float32")
+        view = x.slab(1)
+        view[:] = 4
+    for use in (lambda: workers.mesh_tensor((3,), "float32"), lambda: workers.all_reduce(x, x, "tp")):
+        with pytest.raises(WorkerError, match="the workers are closed; launch new ones"):
+            use()
+    with pytest.raises(WorkerError, match="closed"):
+        x.slab(0)
+    assert view.tolist() == [4, 4, 4]
+    workers.close()
+
+
+def test_no_worker_is_bound_to_fewer_cores(engine: str) -> None:
+    """Upstream binds a thread that runs kernels to the first cores, the same ones for every worker."""
+
+    @I.ir_module
+    class Parallel:
+        @T.prim_func(s_tir=True)
+        def kernel(out: T.Buffer((64,), "int32")):
+            for i in T.parallel(64):
+                with T.sblock("count"):
+                    vi = T.axis.spatial(64, i)
+                    out[vi] = T.Cast("int32", vi)
+
+        @R.function(pure=False)
+        def main(out: R.Tensor((64,), "int32")):
+            R.func_attr({"relax.force_pure": False})
+            cls = Parallel
+            _: R.Tuple() = cls.kernel(out)
+            return R.tuple()
+
+    before = set(os.listdir("/proc/self/task"))
+    caller = os.sched_getaffinity(0)
+    with launch(Mesh({"tp": 2}), engine=engine) as workers:
+        out = workers.mesh_tensor((64,), "int32")
+        workers.call(workers.load(Parallel, "llvm"), [(out, "slab")])
+        assert out.slab(1).tolist() == list(range(64))
+        threads = set(os.listdir("/proc/self/task")) - before
+        assert len(threads) == (1 if engine == "processes" else 2) * max(1, len(CORES) // 2)
+        processes = {str(child.pid) for child in psutil.Process().children()}
+        for task in threads | processes:
+            assert os.sched_getaffinity(int(task)) == set(CORES)
+    assert os.sched_getaffinity(0) == caller

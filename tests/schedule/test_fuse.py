@@ -1,0 +1,231 @@
+"""fuse_collective: a chain of stages becomes one nest, and what is no chain is refused."""
+
+from tvm.script import tirx as T
+
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import Schedule
+
+
+@T.prim_func(s_tir=True)
+def fused_rows_uneven(
+    A: T.Buffer((5, 8), "float32"),
+    W: T.Buffer((8, 3), "float32"),
+    bias: T.Buffer((3,), "float32"),
+    residual: T.Buffer((5, 3), "float32"),
+    out: T.Buffer((5, 3), "float32"),
+):
+    C_rf = T.sblock_alloc_buffer((2, 5, 3))
+    C_global = T.sblock_alloc_buffer((5, 3))
+    out_global = T.sblock_alloc_buffer((5, 3))
+    for i, j in T.grid(5, 3):
+        for k_0 in T.serial(2, annotations={"axe.bind": "tp"}):
+            for k_1 in range(4):
+                with T.sblock("mm_rf"):
+                    vk_0, vi, vj, vk_1 = T.axis.remap("SSSR", [k_0, i, j, k_1])
+                    with T.init():
+                        C_rf[vk_0, vi, vj] = T.float32(0.0)
+                    C_rf[vk_0, vi, vj] = C_rf[vk_0, vi, vj] + A[vi, vk_0 * 4 + vk_1] * W[vk_0 * 4 + vk_1, vj]
+    for i_0 in T.serial(2, annotations={"axe.bind": "tp"}):
+        for i_1 in range(3):
+            for k_0 in T.serial(2, annotations={"axe.bind": "tp"}):
+                for j in range(3):
+                    with T.sblock("mm"):
+                        vk_0 = T.axis.reduce(2, k_0)
+                        vi = T.axis.spatial(5, i_0 * 3 + i_1)
+                        vj = T.axis.spatial(3, j)
+                        T.where(i_0 * 3 + i_1 < 5)
+                        with T.init():
+                            C_global[vi, vj] = T.float32(0.0)
+                        C_global[vi, vj] = C_global[vi, vj] + C_rf[vk_0, vi, vj]
+            for ax0 in range(3):
+                with T.sblock("epi"):
+                    vi = T.axis.spatial(5, i_0 * 3 + i_1)
+                    vj = T.axis.spatial(3, ax0)
+                    T.where(i_0 * 3 + i_1 < 5)
+                    out_global[vi, vj] = T.max(C_global[vi, vj] + bias[vj], T.float32(0.0)) + residual[vi, vj]
+            for ax0 in range(3):
+                with T.sblock("out_global"):
+                    v0 = T.axis.spatial(5, i_0 * 3 + i_1)
+                    v1 = T.axis.spatial(3, ax0)
+                    T.where(i_0 * 3 + i_1 < 5)
+                    out[v0, v1] = out_global[v0, v1]
+
+
+@T.prim_func(s_tir=True)
+def fused_columns_even(
+    A: T.Buffer((4, 8), "float32"),
+    W: T.Buffer((8, 2), "float32"),
+    bias: T.Buffer((2,), "float32"),
+    residual: T.Buffer((4, 2), "float32"),
+    out: T.Buffer((4, 2), "float32"),
+):
+    C_rf = T.sblock_alloc_buffer((2, 4, 2))
+    C_global = T.sblock_alloc_buffer((4, 2))
+    out_global = T.sblock_alloc_buffer((4, 2))
+    for i, j in T.grid(4, 2):
+        for k_0 in T.serial(2, annotations={"axe.bind": "tp"}):
+            for k_1 in range(4):
+                with T.sblock("mm_rf"):
+                    vk_0, vi, vj, vk_1 = T.axis.remap("SSSR", [k_0, i, j, k_1])
+                    with T.init():
+                        C_rf[vk_0, vi, vj] = T.float32(0.0)
+                    C_rf[vk_0, vi, vj] = C_rf[vk_0, vi, vj] + A[vi, vk_0 * 4 + vk_1] * W[vk_0 * 4 + vk_1, vj]
+    for j_0 in T.serial(2, annotations={"axe.bind": "tp"}):
+        for i in range(4):
+            for k_0 in T.serial(2, annotations={"axe.bind": "tp"}):
+                for j_1 in range(1):
+                    with T.sblock("mm"):
+                        vk_0, vi = T.axis.remap("RS", [k_0, i])
+                        vj = T.axis.spatial(2, j_0 + j_1)
+                        with T.init():
+                            C_global[vi, vj] = T.float32(0.0)
+                        C_global[vi, vj] = C_global[vi, vj] + C_rf[vk_0, vi, vj]
+            with T.sblock("epi"):
+                vi, vj = T.axis.remap("SS", [i, j_0])
+                out_global[vi, vj] = T.max(C_global[vi, vj] + bias[vj], T.float32(0.0)) + residual[vi, vj]
+            with T.sblock("out_global"):
+                v0, v1 = T.axis.remap("SS", [i, j_0])
+                out[v0, v1] = out_global[v0, v1]
+
+
+@T.prim_func(s_tir=True)
+def diamond(A: T.Buffer((4, 8), "float32"), B: T.Buffer((4,), "float32"), out: T.Buffer((4,), "float32")):
+    """`join` reads `left` and `right`, which read C, and `side`, which doesn't."""
+    C = T.sblock_alloc_buffer((4,))
+    L = T.sblock_alloc_buffer((4,))
+    R = T.sblock_alloc_buffer((4,))
+    S = T.sblock_alloc_buffer((4,))
+    for i, k in T.grid(4, 8):
+        with T.sblock("sum"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                C[vi] = T.float32(0)
+            C[vi] = C[vi] + A[vi, vk]
+    for i in range(4):
+        with T.sblock("left"):
+            vi = T.axis.spatial(4, i)
+            L[vi] = C[vi] * T.float32(2)
+    for i in range(4):
+        with T.sblock("right"):
+            vi = T.axis.spatial(4, i)
+            R[vi] = C[vi] * T.float32(3)
+    for i in range(4):
+        with T.sblock("side"):
+            vi = T.axis.spatial(4, i)
+            S[vi] = B[vi] * T.float32(5)
+    for i in range(4):
+        with T.sblock("join"):
+            vi = T.axis.spatial(4, i)
+            out[vi] = L[vi] + R[vi] + S[vi]
+
+
+def scattered(schedule, m, n, k, dim=0):
+    """(schedule, the chain to fuse)."""
+    sch = schedule(m, n, k)
+    _, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")
+    scatter, gather = sch.split_collective(reduce, dim)
+    epi = sch.get_sblock("epi")
+    (gather,) = sch.reorder_collective(gather, [epi])
+    return sch, [scatter, epi, gather]
+
+
+def reordered_diamond():
+    sch = Schedule(diamond, mesh=Mesh({"tp": 2}))
+    _, reduce = sch.shard(sch.get_loops(sch.get_sblock("sum"))[1], "tp")
+    scatter, gather = sch.split_collective(reduce)
+    blocks = {name: sch.get_sblock(name) for name in ("left", "right", "join")}
+    (gather,) = sch.reorder_collective(gather, list(blocks.values()))
+    return sch, {"sum": scatter, **blocks, "gather": gather}
+
+
+def test_rows_that_do_not_divide(schedule, is_now):
+    sch, chain = scattered(schedule, 5, 3, 8)
+    device = sch.fuse_collective(chain)
+    is_now(sch, fused_rows_uneven)
+    assert sch.get(device).annotations["axe.bind"] == "tp"
+    assert all(sch.get(sch.get_loops(block)[0]).same_as(sch.get(device)) for block in chain)
+
+
+def test_columns(schedule, is_now):
+    sch, chain = scattered(schedule, 4, 2, 8, dim=1)
+    sch.fuse_collective(chain)
+    is_now(sch, fused_columns_even)
+
+
+def test_part_of_the_chain(schedule):
+    sch, (scatter, epi, gather) = scattered(schedule, 4, 2, 8)
+    sch.fuse_collective([scatter, epi])
+    nests = [sch.get(sch.get_loops(block)[0]) for block in (scatter, epi, gather)]
+    assert nests[0].same_as(nests[1]) and not nests[0].same_as(nests[2])
+
+
+def test_one_block_is_no_chain(schedule, refused):
+    sch, chain = scattered(schedule, 4, 2, 8)
+    refused(sch, sch.fuse_collective, chain[:1], words=("at least two blocks", "got 1"))
+    refused(sch, sch.fuse_collective, [], words=("at least two blocks", "got 0"))
+
+
+def test_first_block_unbound(schedule, refused):
+    sch, (_, epi, gather) = scattered(schedule, 4, 2, 8)
+    words = ("'out_global' is bound to 0 mesh axes", "such as the reduce-scatter")
+    refused(sch, sch.fuse_collective, [gather, epi], words=words)
+
+
+def test_block_that_does_not_follow(schedule, refused):
+    sch, (scatter, epi, gather) = scattered(schedule, 4, 2, 8)
+    words = ("'out_global' reads nothing that mm write", "follows from an earlier one")
+    refused(sch, sch.fuse_collective, [scatter, gather], words=words)
+    refused(sch, sch.fuse_collective, [scatter, gather, epi], words=words)
+
+
+def test_block_named_twice(schedule, refused):
+    sch, (scatter, epi, _) = scattered(schedule, 4, 2, 8)
+    refused(sch, sch.fuse_collective, [scatter, epi, epi], words=("'epi' is named twice",))
+
+
+def test_cycle(refused):
+    """`right` reads the chain and is read by it, so it can come neither before nor after the kernel."""
+    sch, blocks = reordered_diamond()
+    sch.compute_inline(sch.get_sblock("side"))
+    chain = [blocks["sum"], blocks["left"], blocks["join"]]
+    words = ("a cycle: block 'right' lies between 'sum' and 'join'", "fuse it too")
+    refused(sch, sch.fuse_collective, chain, words=words)
+    sch.fuse_collective([blocks[name] for name in ("sum", "left", "right", "join", "gather")])
+
+
+def test_producer_behind_the_nest(refused):
+    sch, blocks = reordered_diamond()
+    chain = [blocks[name] for name in ("sum", "left", "right", "join")]
+    refused(sch, sch.fuse_collective, chain, words=("block 'side' lies between 'sum' and 'join'", "compute_inline"))
+
+
+def test_other_axis(schedule, refused):
+    sch = Schedule(schedule().mod, mesh=Mesh({"dp": 2, "tp": 2}))
+    _, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")
+    scatter, gather = sch.split_collective(reduce)
+    sch.compute_inline(gather)
+    epi = sch.get_sblock("epi")
+    sch.shard(sch.get_loops(epi)[0], "dp")
+    words = ("'epi' is bound to dp, the nest to 'tp'", "one axis")
+    refused(sch, sch.fuse_collective, [scatter, epi], words=words)
+
+
+def test_first_block_bound_to_two_axes(schedule, refused):
+    sch = Schedule(schedule().mod, mesh=Mesh({"dp": 2, "tp": 2}))
+    _, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")
+    scatter, gather = sch.split_collective(reduce)
+    sch.shard(sch.get_loops(scatter)[3], "dp")
+    refused(sch, sch.fuse_collective, [scatter, gather], words=("'mm' is bound to 2 mesh axes",))
+
+
+def test_block_of_another_schedule(schedule, refused):
+    sch, (scatter, _, _) = scattered(schedule, 4, 2, 8)
+    _, (_, foreign, _) = scattered(schedule, 4, 2, 8)
+    refused(sch, sch.fuse_collective, [scatter, foreign], words=("fuse_collective: the block given is not of this",))
+
+
+def test_fused_already(schedule, refused):
+    """Upstream's refusal comes with the block's name."""
+    sch, chain = scattered(schedule, 4, 2, 8)
+    sch.fuse_collective(chain)
+    refused(sch, sch.fuse_collective, chain, words=("fuse_collective: block 'epi':",))

@@ -1,0 +1,44 @@
+"""The Relax pipeline ``"axe"``, known to upstream's ``relax.get_pipeline`` once this module is imported."""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from ..errors import LayoutError, LowerError
+from ..layout import Mesh
+from ..lower import lower
+from .model import mesh_axis, schedule_model
+
+# A pass is called through C++, which would make a RuntimeError of an error that it doesn't know.
+for _error in (LayoutError, LowerError):
+    tvm_ffi.register_error(_error.__name__, _error)
+
+
+@relax.register_pipeline("axe")
+def axe_pipeline(*, mesh: Mesh, axis: str | None = None) -> tvm.transform.Pass:
+    """The pass that turns a model into what each device of `mesh` runs. ::
+
+        tvm.relax.get_pipeline("axe", mesh=axe.Mesh({"tp": 2}))(mod)["main"]
+
+    What ``main`` takes is told by `tvm_axe.lower.lower`, whose module this is; `tvm_axe.compile` builds and runs it.
+
+    Parameters
+    ----------
+    mesh, axis
+        As `tvm_axe.relax.schedule_model` takes them.
+
+    Raises
+    ------
+    LayoutError
+        If the mesh has no such axis, or has several and none is named. The pass raises what `schedule_model` and
+        `tvm_axe.lower.lower` do.
+    """
+    name = mesh_axis(mesh, axis)
+
+    @tvm.transform.module_pass(opt_level=0, name="axe")
+    def to_device(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return lower(schedule_model(mod, mesh, name), mesh).module
+
+    return to_device
