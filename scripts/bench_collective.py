@@ -135,8 +135,9 @@ def peer(size: int) -> dict[str, list[float]]:
         for rank in range(2)
     ]
     try:
-        for process in processes:
+        for process, (_, write) in zip(processes, pipes):
             process.start()
+            write.close()  # so that reading ends if the process does
         return {name: [max(pair) for pair in zip(*(read.recv() for read, _ in pipes))] for name in COLLECTIVES}
     finally:
         for process in processes:

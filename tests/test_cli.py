@@ -397,14 +397,14 @@ def test_show_into_a_pipe_that_closes(in_folder):
 
 @pytest.mark.parametrize(
     ("options", "kernels"),
-    [([], {"main"}), (["--mesh", "tp=2", "--schedule", "kernel.py:apply"], {"mm_rf", "mm_epi_out_global"})],
+    [([], {"block"}), (["--mesh", "tp=2", "--schedule", "kernel.py:apply"], {"mm_rf", "mm_epi_out_global"})],
 )
 def test_tune_prints_each_kernel_before_and_after(in_folder, tmp_path, capsys, options, kernels):
     work_dir = tmp_path / "records"
     assert cli.main(["tune", "kernel.py:block", *options, "--trials", "2", "--work-dir", str(work_dir)]) == 0
     lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert kernels <= set(lines)
-    tuned = lines["mm_rf" if "mm_rf" in kernels else "main"]
+    tuned = lines["mm_rf" if "mm_rf" in kernels else "block"]
     assert "ms untuned" in tuned and "ms tuned (2 trials" in tuned
     assert (work_dir / "database_tuning_record.json").stat().st_size > 0
 

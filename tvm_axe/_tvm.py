@@ -7,6 +7,7 @@ new release is met here and nowhere else. Sections: version check, Disco, target
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import logging
 import os
@@ -159,21 +160,24 @@ def as_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
 class _Export:
     """A tensor's memory for numpy; keeps the tensor."""
 
-    def __init__(self, tensor: tvm_ffi.Tensor, dtype: np.dtype) -> None:
+    def __init__(self, tensor: tvm_ffi.Tensor, itemsize: int) -> None:
         self._tensor = tensor
         self.__array_interface__ = {
             "version": 3,
             "shape": tuple(tensor.shape),
-            "strides": tuple(stride * dtype.itemsize for stride in tensor.strides),
-            "typestr": f"|V{dtype.itemsize}",
+            "strides": tuple([stride * itemsize for stride in tensor.strides]),
+            "typestr": f"|V{itemsize}",
             "data": (tensor.data_ptr(), False),
         }
 
 
+_numpy_type = functools.cache(np.dtype)
+
+
 def as_array(tensor: tvm_ffi.Tensor) -> np.ndarray:
     """An array over a CPU tensor's memory, whatever its type; upstream's `numpy()` copies."""
-    dtype = np.dtype(str(tensor.dtype))
-    return np.asarray(_Export(tensor, dtype)).view(dtype)
+    dtype = _numpy_type(str(tensor.dtype))
+    return np.asarray(_Export(tensor, dtype.itemsize)).view(dtype)
 
 
 # ---- TensorIR ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Program(NamedTuple):
     mesh: Mesh
     schedule: Schedule | None
 
-    def compile(self, target: str, work_dir: str) -> Executable:
+    def compile(self, target: str, work_dir: str | None) -> Executable:
         """Compile the function as it is scheduled."""
         import tvm_axe as axe
 
@@ -217,12 +217,14 @@ def _tune(args: argparse.Namespace) -> None:
         kernels, target = program.func, args.target
     else:
         # The target of the local kernels, as a device has only its share of the cores.
-        exe = program.compile(args.target, args.work_dir)
+        exe = program.compile(args.target, None)
         kernels, target = exe.module, exe.target
     result = tune(kernels, target=target, trials=args.trials, work_dir=args.work_dir, seed=args.seed)
     for task in result.tasks:
         before, best = (f"{ms:.3f} ms" if ms is not None else "no result" for ms in (task.before_ms, task.best_ms))
         failed = f", {len(task.failures)} failed" if task.failures else ""
+        if task.best_ms is None and task.failures:
+            failed += f", the first: {task.failures[0]}"
         print(f"{task.name}: {before} untuned, {best} tuned ({task.trials} trials{failed})")
     for name, why in result.left_out.items():
         print(f"{name}: not tuned: {why}")

@@ -20,11 +20,11 @@ from .schedule import Schedule
 TUNING_LOGS = "tuning_logs"
 
 
-def compile(  # noqa: A001 - axe.compile, as in tvm.compile
+def compile(
     program: Schedule | tirx.PrimFunc | tvm.IRModule,
     mesh: Mesh | None = None,
     target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path = TUNING_LOGS,
+    work_dir: str | Path | None = TUNING_LOGS,
 ) -> Executable:
     """Compile a program for a mesh.
 
@@ -38,8 +38,8 @@ def compile(  # noqa: A001 - axe.compile, as in tvm.compile
     target : str | dict | Target
         What to compile each device's kernels for; a plain ``"llvm"`` means this machine's CPU, its cores shared by the
         devices.
-    work_dir : path
-        Where tuning results lie; a kernel with a record there is compiled as it was tuned.
+    work_dir : path, optional
+        Where tuning results lie; a kernel with a record there is compiled as it was tuned. None leaves all untuned.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def compile(  # noqa: A001 - axe.compile, as in tvm.compile
         raise LowerError('compile: name the mesh, for example mesh=axe.Mesh({"tp": 2})')
     lowered = lower(_function(program, mesh), mesh)
     resolved = resolve_target(target, threads=cores_per_device(mesh))
-    module, tuned = apply_best(lowered.module, resolved, work_dir)
+    module, tuned = (lowered.module, {}) if work_dir is None else apply_best(lowered.module, resolved, work_dir)
     return Executable(lowered, module, resolved, tuned)
 
 

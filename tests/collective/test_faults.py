@@ -21,6 +21,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tvm_axe.collective import Coord, MeshTensor, Program, WorkerError, Workers, launch
+from tvm_axe.collective import engine as engines
 from tvm_axe.layout import Mesh
 
 
@@ -130,6 +131,12 @@ def test_a_killed_worker_is_named(nothing_left: None, function: str) -> None:
         del out
     with launch(Mesh({"tp": 3})) as workers:
         check_usable(workers)
+
+
+def test_a_worker_that_does_not_start_is_named(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_START", "raise SystemExit(3)")
+    with pytest.raises(WorkerError, match=r"worker 1 \(tp=1; pid \d+\) ended with exit status 3"):
+        launch(Mesh({"tp": 2}))
 
 
 @pytest.mark.parametrize("then", ["call", "close"])

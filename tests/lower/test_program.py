@@ -188,8 +188,6 @@ def test_scalar_parameter():
 
 def test_symbolic_shape():
     program = tvm.script.from_source("""
-from tvm.script import tirx as T
-
 @T.prim_func(s_tir=True)
 def program(a: T.handle, b: T.handle):
     n = T.int32()

@@ -127,7 +127,7 @@ def test_more_devices_than_columns_leaves_the_pair_whole(export, draw, workers):
     assert relative_error(exe.run(workers(4), *arrays), mlp_in_numpy(arrays, "gelu", True, True)) < 1e-5
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(
     tokens=st.integers(1, 9),
     width=st.integers(1, 9),

@@ -72,11 +72,11 @@ class Engine:
         self._busy = threading.Lock()
         self.closed = False
         self.arena = Arena.create()
+        site = Site(mesh, self.arena, timeout, CORES)
+        self._control = site.control
+        self._local = [0] if kind == "processes" else list(range(mesh.size))
         try:
-            self.arena.allocate(Control.nbytes(mesh.size))
-            site = Site(mesh, self.arena, timeout, CORES)
-            self._control: Control = site.control
-            self._local = [0] if kind == "processes" else list(range(mesh.size))
+            self.arena.allocate(Control.nbytes(mesh.size))  # the first allocation, so at offset 0, where Control looks
             for rank in self._local:
                 WORKERS[self._launch, rank] = Worker(site, rank)
             pipes = [self._start(rank) for rank in range(1, mesh.size)] if kind == "processes" else None

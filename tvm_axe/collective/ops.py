@@ -64,10 +64,9 @@ def _sum(terms: list[np.ndarray], total: np.ndarray) -> None:
     if len(terms) == 1:
         np.copyto(total, terms[0])
         return
-    with np.errstate(all="ignore"):  # as in compiled code, an overflow is an infinity and nothing to talk about
-        np.add(terms[0], terms[1], out=total)
-        for term in terms[2:]:
-            np.add(total, term, out=total)
+    np.add(terms[0], terms[1], out=total)
+    for term in terms[2:]:
+        np.add(total, term, out=total)
 
 
 def _rows(array: np.ndarray, dim: int, rows: slice) -> np.ndarray:

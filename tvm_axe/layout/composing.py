@@ -23,7 +23,7 @@ def compose(layout: Layout, inner: Layout) -> Layout:
 
     >>> columns = Layout.parse("S[(4, 8) : (1, 4)]")
     >>> print(columns.compose(Layout.parse("S[(2, 8) : (1@tp, 4)]")))
-    S[(2, 2, 4) : (1@tp, 16, 1)]
+    S[(2, 4, 2) : (1@tp, 1, 16)]
 
     Each iter of `inner` on m is cut into digits of this layout's canonical D. The composition is a layout iff the iter
     can be cut so, and no two iters together carry from one digit into the next.

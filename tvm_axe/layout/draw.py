@@ -4,7 +4,7 @@
 >>> mesh = Mesh({"tp": 2, "dp": 2})
 >>> print(show(Layout.sharded((4, 6), mesh, {1: "tp"}), (4, 6), mesh).text())
 S[(4, 2, 3) : (3, 1@tp, 1)] + R[2 : 1@dp]
-4x6 on tp=2,dp=2: the devices that hold each block
+4x6 on tp=2,dp=2: the devices that hold each block, numbered row-major
 <BLANKLINE>
     0:3 3:6
 0:4 0-1 2-3
@@ -22,20 +22,22 @@ from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.memory import Access
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.picture import Cell, Entry, Picture, fills, ranges
-from tvm_axe.layout.placement import Placement
-from tvm_axe.layout.sharding import check_shape
+from tvm_axe.layout.placement import Placement, is_symbolic, whole
+from tvm_axe.layout.shapes import check_shape
+from tvm_axe.layout.swizzle import ComposeLayout, as_composed
 
 KINDS = ("mesh", "threads", "banks", "coalescing")
 """What can be drawn; see `show`."""
 
 MOST_CELLS = 8192
-MOST_ENTRIES = 32
+FOLD = 32  # elements of a single long dimension in a row
 
-_SHORT = {"laneid": "t", "warpid": "w", "wgid": "g", "tid_in_wg": "t", "wid_in_wg": "w", "tx": "t"}
+DEVICE = "device"
+_SHORT = {DEVICE: "d", "laneid": "t", "warpid": "w", "wgid": "g", "tid_in_wg": "t", "wid_in_wg": "w", "tx": "t"}
 
 
 def show(
-    layout: Layout,
+    layout: Layout | ComposeLayout,
     shape: Sequence[int],
     mesh: Mesh | None = None,
     kind: str | None = None,
@@ -45,8 +47,8 @@ def show(
 
     Parameters
     ----------
-    layout : Layout
-        The layout.
+    layout : Layout or ComposeLayout
+        The layout, of ints.
     shape : Sequence[int]
         The tensor's shape: the layout admits it, or, on a mesh, it admits the shape padded to whole blocks, with the
         terms of sums as leading dimensions. Dimensions before the last share the rows of the picture.
@@ -65,10 +67,12 @@ def show(
     Raises
     ------
     LayoutError
-        If the shape doesn't fit, the mesh lacks an axis, the kind is unknown or needs other axes, or the picture would
-        have too many cells.
+        If the layout is symbolic, the shape doesn't fit, the mesh lacks an axis, the kind is unknown or needs other
+        axes, or the picture would have too many cells.
     """
     shape = check_shape(shape)
+    if is_symbolic(_unswizzled(layout)):
+        raise LayoutError(f"layout {layout} must be of ints alone to be drawn")
     kind = _default_kind(layout) if kind is None else kind
     if kind not in KINDS:
         raise LayoutError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -76,16 +80,22 @@ def show(
         return draw_banks(layout, shape, access or Access())
     if kind == "coalescing":
         return draw_sectors(layout, shape, access or Access())
-    mesh = _mesh_of(layout) if mesh is None else mesh
+    mesh = _mesh_of(_unswizzled(layout)) if mesh is None else mesh
     grid = _Grid(layout, shape, mesh)
     return _draw_mesh(grid) if kind == "mesh" else _draw_threads(grid)
 
 
-def _axes(layout: Layout) -> set[str]:
+def _unswizzled(layout: Layout | ComposeLayout) -> Layout:
+    """The part of a layout that says anything about axes and digits."""
+    return as_composed(layout).tile_layout
+
+
+def _axes(layout: Layout | ComposeLayout) -> set[str]:
+    layout = _unswizzled(layout)
     return {it.axis for it in (*layout.D, *layout.R)} | set(layout.O)
 
 
-def _default_kind(layout: Layout) -> str:
+def _default_kind(layout: Layout | ComposeLayout) -> str:
     axes = _axes(layout)
     if any(axis in THREAD_AXES or (axis in MEMORY_AXES and axis != LINEAR_MEMORY) for axis in axes):
         return "threads"
@@ -97,38 +107,39 @@ def _mesh_of(layout: Layout) -> Mesh:
     sizes: dict[str, int] = {}
     for it in (*layout.D, *layout.R):
         if is_mesh_axis(it.axis):
-            sizes[it.axis] = sizes.get(it.axis, 1 + layout.O[it.axis]) + (it.extent - 1) * max(it.stride, 0)
+            reach = (whole(it.extent) - 1) * max(whole(it.stride), 0)
+            sizes[it.axis] = sizes.get(it.axis, 1 + whole(layout.O[it.axis])) + reach
     for axis in layout.O:
         if is_mesh_axis(axis):
-            sizes.setdefault(axis, 1 + layout.O[axis])
+            sizes.setdefault(axis, 1 + whole(layout.O[axis]))
     return Mesh(sizes or {"device": 1})
 
 
 class _Grid:
     """A layout's domain as rows and columns, and where elements are."""
 
-    def __init__(self, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> None:
+    def __init__(self, layout: Layout | ComposeLayout, shape: tuple[int, ...], mesh: Mesh) -> None:
         for axis in _axes(layout):
             if is_mesh_axis(axis):
                 mesh.axis_size(axis)
         self.layout, self.mesh, self.shape = layout, mesh, shape
         self.domain, self.real = shape, shape
         if not layout.admits(shape):
-            placement = Placement.of(layout, shape, mesh)
+            placement = Placement.of(_unswizzled(layout), shape, mesh)
             blocks = (math.prod(mesh[axis] for axis in cut) for cut in placement.cuts)
             terms = tuple(mesh[axis] for axis in mesh.names if axis in placement.partial)
             self.domain = (*terms, *(b * n for b, n in zip(placement.local_shape(shape, mesh), blocks)))
             self.real = (*terms, *shape)
         self.folded = len(self.domain) == 1
         width = self.domain[-1] if self.domain else 1
-        if self.folded and width > MOST_ENTRIES:
-            width = next(w for w in range(MOST_ENTRIES, 0, -1) if width % w == 0)
+        if self.folded and width > FOLD:
+            width = next(w for w in range(FOLD, 0, -1) if width % w == 0)
         self.columns, self.rows = width, math.prod(self.domain) // width
 
     def places(self, row: int, column: int) -> frozenset[Coordinate]:
         """Every point where an element lives; none for padding."""
         position = row * self.columns + column
-        index = []
+        index: list[int] = []
         for extent in reversed(self.domain):
             position, digit = divmod(position, extent)
             index.append(digit)
@@ -138,7 +149,7 @@ class _Grid:
 
     def devices(self, points: frozenset[Coordinate]) -> tuple[int, ...]:
         """The devices that hold one of the points."""
-        return tuple(sorted({self.mesh.device({axis: p[axis] for axis in self.mesh.names}) for p in points}))
+        return tuple(sorted({self.mesh.device({axis: whole(p[axis]) for axis in self.mesh.names}) for p in points}))
 
     def head(self, row: int, rows: int) -> str:
         """The heading of rows that are drawn as one."""
@@ -146,7 +157,7 @@ class _Grid:
             return f"+{row * self.columns}"
         names = []
         for at in (row, row + rows):
-            digits = []
+            digits: list[int] = []
             for extent in reversed(self.domain[1:-1]):
                 at, digit = divmod(at, extent)
                 digits.insert(0, digit)
@@ -162,29 +173,40 @@ class _Grid:
 
 def _check_cells(rows: int, columns: int) -> None:
     if rows * columns > MOST_CELLS:
-        raise LayoutError(f"the picture would have {rows} x {columns} cells, and at most {MOST_CELLS} are drawn; "
-                          "take the shape and the layout of a tile")
+        raise LayoutError(
+            f"the picture would have {rows} x {columns} cells, and at most {MOST_CELLS} are drawn; take a tile's layout"
+        )
 
 
 def _draw_mesh(grid: _Grid) -> Picture:
-    """Each block with the devices that hold it; rows and columns in which nothing changes are drawn as one."""
+    """Each block with the devices that hold it; neighbouring rows or columns that are alike are drawn as one."""
     high, wide = _steps(grid)
     _check_cells(grid.rows // high, grid.columns // wide)
-    entries: dict[tuple[int, ...], int] = {}
+    owners = [
+        [grid.devices(grid.places(row, column)) for column in range(0, grid.columns, wide)]
+        for row in range(0, grid.rows, high)
+    ]
+    down, across = _runs(owners), _runs(list(zip(*owners)))
+    held = [[owners[row][column] for column, _ in across] for row, _ in down]
+    several = sorted({devices for row in held for devices in row if devices})
+    fill = fills(len(several))
     rows = []
-    for row in range(0, grid.rows, high):
-        cells = []
-        for column in range(0, grid.columns, wide):
-            devices = grid.devices(grid.places(row, column))
-            known = devices and (devices in entries or len(entries) < MOST_ENTRIES)
-            cells.append(Cell((ranges(devices) or "-",), entries.setdefault(devices, len(entries)) if known else None))
-        rows.append((grid.head(row, high), tuple(cells)))
-    columns = tuple(str(c) if wide == 1 else f"{c}:{c + wide}" for c in range(0, grid.columns, wide))
-    legend = tuple(Entry(_device_names(devices, grid.mesh), fill) for devices, fill in zip(entries, fills(len(entries))))
-    notes = [f"{grid.name} on {grid.mesh}: the devices that hold each block"]
+    for (start, stop), row in zip(down, held):
+        cells = (Cell((ranges(d),), several.index(d)) if d else Cell(("-",)) for d in row)
+        rows.append((grid.head(start * high, (stop - start) * high), tuple(cells)))
+    columns = (range(start * wide, stop * wide) for start, stop in across)
+    heads = tuple(f"{at.start}" if len(at) == 1 else f"{at.start}:{at.stop}" for at in columns)
+    notes = [f"{grid.name} on {grid.mesh}: the devices that hold each block, numbered row-major"]
     if grid.domain != grid.real:
         notes.append("-: padding")
-    return Picture(str(grid.layout), tuple(notes), columns, tuple(rows), legend)
+    legend = tuple(Entry(_device_names(devices, grid.mesh), colour) for devices, colour in zip(several, fill))
+    return Picture(str(grid.layout), tuple(notes), heads, tuple(rows), legend)
+
+
+def _runs(lines: Sequence[Sequence[tuple[int, ...]]]) -> list[tuple[int, int]]:
+    """The runs of equal neighbours, as (start, stop)."""
+    starts = [at for at in range(len(lines)) if at == 0 or lines[at] != lines[at - 1]]
+    return list(zip(starts, [*starts[1:], len(lines)]))
 
 
 def _device_names(devices: tuple[int, ...], mesh: Mesh) -> str:
@@ -200,63 +222,53 @@ def _steps(grid: _Grid) -> tuple[int, int]:
     A digit of D that counts steps of b elements is the same for b elements from a multiple of b on.
     """
     high, wide = grid.rows, grid.columns
-    below = math.prod(it.extent for it in grid.layout.D)
-    for it in grid.layout.D:
-        below //= it.extent
+    shard = _unswizzled(grid.layout).D
+    below = math.prod(whole(it.extent) for it in shard)
+    for it in shard:
+        below //= whole(it.extent)
         if is_mesh_axis(it.axis):
             wide = math.gcd(wide, below)
             # A digit that comes around within a row is the same in all of them.
-            if grid.columns % (below * it.extent):
+            if grid.columns % (below * whole(it.extent)):
                 high = math.gcd(high, below // grid.columns) if below % grid.columns == 0 else 1
     if grid.domain != grid.real:
-        wide = math.gcd(wide, grid.real[-1])
-        high = math.gcd(high, grid.real[0]) if len(grid.domain) == 2 else 1
-    if grid.folded and grid.domain != grid.real:
-        high = 1
+        high, wide = 1, math.gcd(wide, grid.real[-1])
     return high, wide
 
 
 def _draw_threads(grid: _Grid) -> Picture:
     """Each element with its whole place: device, thread, register."""
     _check_cells(grid.rows, grid.columns)
-    axes = [axis for axis in (*THREAD_AXES, *MEMORY_AXES) if axis in _axes(grid.layout) | {LINEAR_MEMORY}]
-    spread = any(map(is_mesh_axis, _axes(grid.layout)))
-    coloured = _outermost(grid, axes, spread)
-    entries: dict[str, int] = {}
+    used = _axes(grid.layout)
+    threads = [axis for axis in THREAD_AXES if axis in used]
+    memory = [axis for axis in MEMORY_AXES if axis in used] or [LINEAR_MEMORY]
+    # Beside threads, linear memory is registers.
+    short = {**_SHORT, LINEAR_MEMORY: "r"} if threads else _SHORT
+    levels = [DEVICE, *threads] if any(map(is_mesh_axis, used)) else threads
+    coloured = _outermost(_unswizzled(grid.layout), [*levels, *memory])
+    owners: dict[str, int] = {}
     rows = []
     for row in range(grid.rows):
         cells = []
         for column in range(grid.columns):
             points = grid.places(row, column)
-            at = {axis: ranges(sorted({point[axis] for point in points})) for axis in axes}
-            if spread:
-                at["device"] = ranges(grid.devices(points))
-            if not points:
-                cells.append(Cell(("-",)))
-                continue
-            threads = ["d" + at["device"]] if spread else []
-            threads += (_SHORT.get(axis, axis) + at[axis] for axis in axes if axis in THREAD_AXES)
-            # Beside threads, linear memory is registers.
-            register = "r" if any(axis in THREAD_AXES for axis in axes) else LINEAR_MEMORY
-            memory = [(register if axis == LINEAR_MEMORY else axis) + at[axis] for axis in axes if axis in MEMORY_AXES]
-            lines = tuple(" ".join(line) for line in (threads, memory) if line)
-            known = at[coloured] in entries or len(entries) < MOST_ENTRIES
-            cells.append(Cell(lines, entries.setdefault(at[coloured], len(entries)) if known else None))
+            at = {axis: ranges(sorted({whole(point[axis]) for point in points})) for axis in (*threads, *memory)}
+            at[DEVICE] = ranges(grid.devices(points))
+            lines = (" ".join(short.get(axis, axis) + at[axis] for axis in part) for part in (levels, memory) if part)
+            cells.append(Cell(tuple(lines), owners.setdefault(at[coloured], len(owners))) if points else Cell(("-",)))
         rows.append((grid.head(row, 1), tuple(cells)))
-    columns = tuple(map(str, range(grid.columns)))
-    named = [f"d: device of {grid.mesh}"] if spread else []
-    named += (f"{_SHORT[axis]}: {axis}" for axis in axes if axis in _SHORT)
-    if any(axis in THREAD_AXES for axis in axes):
-        named.append("r: register")
-    what = "-: padding; " if grid.domain != grid.real else ""
-    notes = (f"{grid.name}: the place of each element, coloured by {coloured}", what + ", ".join(named))
-    legend = tuple(Entry(f"{coloured} {at}", fill) for at, fill in zip(entries, fills(len(entries))))
-    return Picture(str(grid.layout), tuple(note for note in notes if note), columns, tuple(rows), legend)
+    names = [f"{short[axis]}: {axis}" for axis in levels if axis in short]
+    names += ["r: register"] if threads else []
+    names += ["-: padding"] if grid.domain != grid.real else []
+    notes = [f"{grid.name}: the place of each element, coloured by {coloured}"]
+    if DEVICE in levels:
+        notes[0] += f" of {grid.mesh}, numbered row-major" if coloured == DEVICE else ""
+    notes += [", ".join(names)] if names else []
+    legend = tuple(Entry(f"{coloured} {at}", fill) for at, fill in zip(owners, fills(len(owners))))
+    return Picture(str(grid.layout), tuple(notes), tuple(map(str, range(grid.columns))), tuple(rows), legend)
 
 
-def _outermost(grid: _Grid, axes: list[str], spread: bool) -> str:
-    """The outermost level that tells elements apart: the devices, else the first axis with several positions."""
-    moving = {it.axis for it in grid.layout.D if it.extent > 1}
-    if spread and any(map(is_mesh_axis, moving)):
-        return "device"
-    return next((axis for axis in axes if axis in moving), axes[0])
+def _outermost(layout: Layout, levels: Sequence[str]) -> str:
+    """The outermost level that tells elements apart; the outermost of all if none does."""
+    moving = {DEVICE if is_mesh_axis(it.axis) else it.axis for it in layout.D if it.extent > 1}
+    return next((level for level in levels if level in moving), levels[0])

@@ -13,7 +13,8 @@ FONT, SMALL, TITLE = 12, 10, 14
 GLYPH = 0.61
 LINE, PAD, MARGIN, GAP = 15, 5, 16, 8
 SWATCH = 14
-LEAST_WIDTH = 480
+LEAST_WIDTH, ROOMY_WIDTH, ROOMY_HEIGHT = 480.0, 84.0, 44.0
+MOST_ENTRIES = 16  # in a legend that is drawn; beyond, the labels of the cells have to do
 
 FAMILY = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 STYLE = f"""
@@ -31,8 +32,11 @@ def svg_document(picture: Picture) -> str:
     """Return a picture as an SVG document; every label fits its cell."""
     cells = [cell for _, row in picture.rows for cell in row]
     labels = [line for cell in cells for line in cell.lines]
-    width = max(_width(labels, FONT), _width(picture.columns, SMALL), 10.0) + 2 * PAD
-    height = LINE * max((len(cell.lines) for cell in cells), default=1) + 2 * PAD
+    # Labels fit; where there is room, cells are larger.
+    width = max(_width(labels, FONT), _width(picture.columns, SMALL)) + 2 * PAD
+    width = max(width, min(ROOMY_WIDTH, LEAST_WIDTH / len(picture.columns)))
+    height: float = LINE * max((len(cell.lines) for cell in cells), default=1) + 2 * PAD
+    height = max(height, min(ROOMY_HEIGHT, LEAST_WIDTH / 2 / len(picture.rows)))
     left = MARGIN + _width([head for head, _ in picture.rows], SMALL) + PAD
     gaps = (len(picture.columns) - 1) // picture.group if picture.group else 0
     grid = left + len(picture.columns) * width + gaps * GAP
@@ -59,18 +63,17 @@ def svg_document(picture: Picture) -> str:
         top += height
     top += MARGIN
 
-    x = float(MARGIN)
-    for number, entry in enumerate(picture.legend):
-        needed = SWATCH + PAD + _width([entry.meaning], FONT) + MARGIN
-        if number and x + needed > total:
-            x, top = float(MARGIN), top + SWATCH + PAD
-        body.append(f'<rect x="{x:g}" y="{top:g}" width="{SWATCH}" height="{SWATCH}" rx="2" fill="{entry.fill}"/>')
-        body.append(_text(entry.meaning, x + SWATCH + PAD, top + SWATCH - 3, FONT, "ink", "start"))
-        x += needed
-    top += SWATCH + MARGIN if picture.legend else 0
-    size = f'width="{total:g}" height="{top:g}" viewBox="0 0 {total:g} {top:g}"'
+    legend = picture.legend if len(picture.legend) <= MOST_ENTRIES else ()
+    needed = SWATCH + PAD + _width([entry.meaning for entry in legend], FONT) + MARGIN
+    abreast = max(1, int((total - MARGIN) / needed))
+    for number, entry in enumerate(legend):
+        x, y = MARGIN + number % abreast * needed, top + number // abreast * (SWATCH + PAD)
+        body.append(f'<rect x="{x:g}" y="{y:g}" width="{SWATCH}" height="{SWATCH}" rx="2" fill="{entry.fill}"/>')
+        body.append(_text(entry.meaning, x + SWATCH + PAD, y + SWATCH - 3, FONT, "ink", "start"))
+    top += -(-len(legend) // abreast) * (SWATCH + PAD) + (MARGIN - PAD if legend else 0)
+    extent = f'width="{total:g}" height="{top:g}" viewBox="0 0 {total:g} {top:g}"'
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{escape(picture.title)}</title>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {extent} role="img">\n<title>{escape(picture.title)}</title>\n'
         f"<desc>{escape(' '.join(picture.notes))}</desc>\n<style>{STYLE}</style>\n"
         '<rect class="page" width="100%" height="100%"/>\n'
     )
@@ -126,9 +129,8 @@ def _cell(cell: Cell, picture: Picture, x: float, y: float, width: float, height
 
 
 def _text(text: str, x: float, y: float, size: int, kind: str, anchor: str, more: str = "") -> str:
-    return (
-        f'<text class="{kind}" x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
-    )
+    how = f'class="{kind}" x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}"{more}'
+    return f"<text {how}>{escape(text)}</text>"
 
 
 def _width(lines: list[str] | tuple[str, ...], size: int) -> float:

@@ -4,13 +4,13 @@ The rules are those of NVIDIA GPUs. Shared memory has 32 banks, successive 4-byt
 touch the same word share it, and different words of one bank take a cycle each. Lanes that take 8 or 16 bytes at once
 are served in halves or quarters of the warp. Global memory is read and written in sectors of 32 bytes.
 
-Eight rows of 32 floats, read down the first column: eight words of one bank. A row that is padded by one word puts
-them into eight banks:
+32 rows of 32 floats, read down the first column: 32 words of one bank. Rows that are padded by one word put them into
+32 banks:
 
 >>> from tvm_axe.layout import Layout
->>> bank_conflicts(Layout.parse("S[(8, 32) : (32, 1)]"), (8, 32), Access("float32", "column")).conflicts
-7
->>> bank_conflicts(Layout.parse("S[(8, 32) : (33, 1)]"), (8, 32), Access("float32", "column")).conflicts
+>>> bank_conflicts(Layout.parse("S[(32, 32) : (32, 1)]"), (32, 32), Access("float32", "column")).conflicts
+31
+>>> bank_conflicts(Layout.parse("S[(32, 32) : (33, 1)]"), (32, 32), Access("float32", "column")).conflicts
 0
 
 Source: NVIDIA, CUDA C++ Programming Guide, shared memory of devices of compute capability 5.x and later; CUDA C++ Best
@@ -27,6 +27,8 @@ from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import LINEAR_MEMORY, check_int
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.layout.layout import Layout
+from tvm_axe.layout.placement import whole
+from tvm_axe.layout.swizzle import ComposeLayout
 
 LANES, BANKS, WORD, SECTOR = 32, 32, 4, 32  # threads in a warp; banks; bytes in a word and in a sector
 WIDEST = 16  # bytes that one lane moves in one instruction
@@ -103,11 +105,13 @@ class Access:
         found: dict[int, dict[int, int]] = {}
         for element in range(size):
             for point in lanes.apply(element):
-                register = point[LINEAR_MEMORY]
+                lane, register = whole(point["laneid"]), whole(point[LINEAR_MEMORY])
                 if set(point) <= {"laneid", LINEAR_MEMORY} and 0 <= register < self.vector:
-                    found.setdefault(point["laneid"], {})[register] = element
+                    found.setdefault(lane, {})[register] = element
         if not found or not set(found) <= set(range(LANES)):
-            raise LayoutError(f"lanes: layout {lanes} must place elements on laneid 0 to {LANES - 1}, register 0 and on")
+            raise LayoutError(
+                f"lanes: layout {lanes} must place elements on laneid 0 to {LANES - 1}, register 0 and on"
+            )
         return {lane: tuple(at[r] for r in sorted(at)) for lane, at in sorted(found.items())}
 
 
@@ -166,7 +170,7 @@ class SectorAccess:
         return self.useful / (SECTOR * len(self.sectors))
 
 
-def bank_conflicts(layout: Layout, shape: Sequence[int], access: Access) -> BankAccess:
+def bank_conflicts(layout: Layout | ComposeLayout, shape: Sequence[int], access: Access) -> BankAccess:
     """Return how shared memory serves `access` to a tensor of `shape` in `layout`, which starts at bank 0.
 
     Raises
@@ -182,7 +186,7 @@ def bank_conflicts(layout: Layout, shape: Sequence[int], access: Access) -> Bank
     return BankAccess(words, tuple(phase for phase in phases if phase))
 
 
-def sectors_touched(layout: Layout, shape: Sequence[int], access: Access) -> SectorAccess:
+def sectors_touched(layout: Layout | ComposeLayout, shape: Sequence[int], access: Access) -> SectorAccess:
     """Return what `access` to a tensor of `shape` in `layout` moves; the tensor starts at a sector.
 
     Raises
@@ -196,11 +200,11 @@ def sectors_touched(layout: Layout, shape: Sequence[int], access: Access) -> Sec
     return SectorAccess(words, frozenset(byte // SECTOR for byte in touched), len(touched))
 
 
-def lane_addresses(layout: Layout, shape: tuple[int, ...], access: Access) -> dict[int, int]:
+def lane_addresses(layout: Layout | ComposeLayout, shape: tuple[int, ...], access: Access) -> dict[int, int]:
     """Return the byte at which each lane's elements start."""
     if not layout.admits(shape):
-        size = math.prod(it.extent for it in layout.D)
-        raise LayoutError(f"layout {layout} places {size} elements, and shape {shape} has {math.prod(shape)}")
+        wanted = math.prod(shape)
+        raise LayoutError(f"layout {layout} places {layout.size()} elements, and shape {shape} has {wanted}")
     bits, found = dtype_bits(access.dtype), {}
     for lane, elements in access.elements(shape).items():
         positions = []
@@ -208,14 +212,14 @@ def lane_addresses(layout: Layout, shape: tuple[int, ...], access: Access) -> di
             points = layout.apply(element)
             if len(points) != 1 or not set(next(iter(points))) <= {LINEAR_MEMORY}:
                 raise LayoutError(
-                    f"layout {layout} must give each element one address in linear memory, to count its banks or sectors"
+                    f"layout {layout} must give each element one address in linear memory, so that words can be counted"
                 )
-            positions.append(next(iter(points))[LINEAR_MEMORY])
+            positions.append(whole(next(iter(points))[LINEAR_MEMORY]))
         start = positions[0] * bits
         if positions != list(range(positions[0], positions[0] + access.vector)) or start % (8 * access.bytes):
             raise LayoutError(
-                f"lane {lane} takes {access.vector} elements at once, which must be neighbours in memory from a multiple "
-                f"of {access.bytes} bytes on; in layout {layout} they are at {positions}; take a smaller vector"
+                f"lane {lane} takes {access.vector} elements at once, which must be neighbours from a multiple of "
+                f"{access.bytes} bytes on; in layout {layout} they are at {positions}; take a smaller vector"
             )
         found[lane] = start // 8
     return found

@@ -34,7 +34,8 @@ from tvm_axe.layout.axes import LINEAR_MEMORY, is_mesh_axis
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
-from tvm_axe.layout.sharding import check_shape
+from tvm_axe.layout.shapes import check_shape
+from tvm_axe.layout.symbolic import Number
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,8 @@ class Placement:
             or if it has two meanings, because a dimension of extent 1 may be cut or may be a sum; says which and why.
         """
         shape = check_shape(shape)
+        if is_symbolic(layout):
+            raise LayoutError(f"layout {layout} must be of ints alone to be read as blocks of shape {shape}")
         canonical = layout.canonicalize()
         for axis in [it.axis for it in (*layout.D, *layout.R)] + list(layout.O):
             if is_mesh_axis(axis) and axis not in mesh:
@@ -172,6 +175,19 @@ class Placement:
         if matches:
             raise LayoutError(start + _uneven(matches[0], shape, mesh))
         raise LayoutError(start + _why_not(canonical, shape, mesh, [candidate for candidate, _ in candidates]))
+
+
+def whole(number: Number) -> int:
+    """Return a number of a layout if it is an int, and raise LayoutError if it is an expression."""
+    if not isinstance(number, int):
+        raise LayoutError(f"an int is needed, not the expression {number}")
+    return number
+
+
+def is_symbolic(layout: Layout) -> bool:
+    """Whether an extent, a stride or an offset is an expression."""
+    numbers = [number for it in (*layout.D, *layout.R) for number in (it.extent, it.stride)]
+    return not all(isinstance(number, int) for number in (*numbers, *layout.O.values()))
 
 
 def _blocks(cut: Sequence[str], mesh: Mesh) -> int:
@@ -214,14 +230,12 @@ def _why_not(canonical: Layout, shape: tuple[int, ...], mesh: Mesh, candidates: 
             return f"mesh axis {name!r} holds {seen}, and needs the one iter {size} : 1@{name} in D or in R"
     if any(it.axis == LINEAR_MEMORY for it in canonical.R):
         return "it has replicas in linear memory, and a device holds a block once"
-    size, *sizes = (
-        math.prod(it.extent for it in layout.D)
-        for layout in (canonical, *(c._layout(shape, mesh, sorted(c.partial)) for c in candidates))
-    )
-    if size not in sizes:
-        asked = " or ".join(map(str, sorted(set(sizes))))
+    total = canonical.size()
+    sizes = [candidate._layout(shape, mesh, sorted(candidate.partial)).size() for candidate in candidates]
+    if total not in sizes:
+        asked = " or ".join(map(str, dict.fromkeys(sizes)))
         return (
-            f"its extents multiply to {size}, and the shape to {math.prod(shape)}, which in whole blocks and "
+            f"its extents multiply to {total}, and the shape to {math.prod(shape)}, which in whole blocks and "
             f"with the terms of a sum makes {asked}"
         )
     such = candidates[0]._layout(shape, mesh, sorted(candidates[0].partial))

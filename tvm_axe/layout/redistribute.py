@@ -45,7 +45,7 @@ from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.moves import Move, moves, permutation, permutes
 from tvm_axe.layout.placement import Placement
-from tvm_axe.layout.sharding import check_shape
+from tvm_axe.layout.shapes import check_shape
 
 
 @dataclass(frozen=True)

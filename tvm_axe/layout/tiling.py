@@ -69,7 +69,7 @@ def tile_to(layout: Layout, to_shape: Sequence[Number], current_shape: Sequence[
     Law: ``layout.tile(grid, n, current_shape)``, with n the tiles in each dimension and `grid` row-major in them.
 
     >>> print(Layout.parse("S[(2, 4) : (1@laneid, 1)]").tile_to((4, 8), (2, 4)))
-    S[(2, 2, 2, 4) : (8, 1@laneid, 4, 1)]
+    S[(2, 2, 8) : (8, 1@laneid, 1)]
 
     Parameters
     ----------

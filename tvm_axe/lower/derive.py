@@ -40,8 +40,9 @@ LOCAL, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, MESH_KERNEL = (
 class Step:
     """One stage with what it is.
 
-    `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `bytes` what one device moves to or from
-    its peers. `source`, `target` and `dim` (of the scattered or gathered dimension) are those of a plain collective.
+    `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `bytes` what one device moves to or
+    from its peers. `source`, `target` and `dim` (scattered or gathered) are those of a plain
+    collective.
     """
 
     stage: Stage
@@ -71,12 +72,12 @@ def derive_steps(program: Program, shardings: Mapping[tirx.Buffer, Sharding]) ->
 
 
 def remote_axis(access: Access, sharding: Sharding) -> str | None:
-    """The mesh axis over which `access` reaches data of other devices: it leaves its own piece of a sharded dimension."""
+    """The mesh axis over which `access` leaves its device's own piece of a sharded dimension."""
     axes = [sharding.axes[dim] for dim in sharding.axes if not sharding.holds(access, dim)]
     if len(axes) > 1:
         raise LowerError(
-            f"an access to {access.buffer.name!r} leaves its device's piece of {len(axes)} dimensions ({', '.join(axes)}); "
-            "gather one dimension at a time"
+            f"an access to {access.buffer.name!r} leaves its device's piece of {len(axes)} dimensions "
+            f"({', '.join(axes)}); gather one dimension at a time"
         )
     return axes[0] if axes else None
 
@@ -122,7 +123,7 @@ def _derive(program: Program, stage: Stage, shardings: Mapping[tirx.Buffer, Shar
 def _check_one_phase(
     stage: Stage, pulled: set[tirx.Buffer], pushed: set[tirx.Buffer], shardings: Mapping[tirx.Buffer, Sharding]
 ) -> None:
-    """No barrier stands within a stage, so nothing that it writes may be read from or pushed to a peer in it as well."""
+    """No barrier stands within a stage, so nothing that it writes may also be read from or pushed to a peer in it."""
     for block in stage.blocks:
         for access in block.accesses:
             crosses = remote_axis(access, shardings[access.buffer]) or push_axis(access, shardings[access.buffer])
@@ -148,8 +149,8 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
             )
         if push is not None and not is_copy(statement):
             raise LowerError(
-                f"block {block.name!r} computes a slice over {push!r} of {access.buffer.name!r}, which every device holds "
-                "whole; put a gather behind it (sch.cache_write, as reorder_collective does), or declare it sharded"
+                f"block {block.name!r} computes a slice over {push!r} of {access.buffer.name!r}, which every device "
+                "holds whole; put a gather behind it (sch.cache_write, as reorder_collective does) or declare it sharded"
             )
         if remote is not None and not (is_copy(statement) or _reads_peers(block, access, remote)):
             raise LowerError(

@@ -1,4 +1,4 @@
-"""Emit a Relax module: ``main`` runs the kernels and collectives of one device in order, with barriers where they depend.
+"""Emit a Relax module: ``main`` runs one device's kernels and collectives in order, with barriers where they depend.
 
 Every tensor that another device reads or writes, and every parameter, is a mesh tensor that the caller allocates and
 passes in, as the device's own slab or as the view along a mesh axis; ``main`` allocates the rest, under Relax's memory
@@ -84,7 +84,11 @@ class _Emitter:
         self.program, self.steps, self.shardings = program, steps, shardings
         crossing = {buffer for step in steps for buffer in step.pulled | step.pushed}
         users = {
-            buffer: [i for i, step in enumerate(steps) if any(a.buffer.same_as(buffer) for b in step.stage.blocks for a in b.accesses)]
+            buffer: [
+                i
+                for i, step in enumerate(steps)
+                if any(a.buffer.same_as(buffer) for b in step.stage.blocks for a in b.accesses)
+            ]
             for buffer in program.intermediates
         }
         self.mesh_buffers = (*program.parameters, *(b for b in program.intermediates if b in crossing))
@@ -98,7 +102,9 @@ class _Emitter:
 
     def module(self) -> Emitted:
         localized = {
-            index: localize(self.program, step, self.shardings, tuple(b for b, at in self.private.items() if at == index))
+            index: localize(
+                self.program, step, self.shardings, tuple(b for b, at in self.private.items() if at == index)
+            )
             for index, step in enumerate(self.steps)
             if step.kind in (LOCAL, MESH_KERNEL)
         }
@@ -158,7 +164,9 @@ class _Emitter:
         dim = [] if step.dim is None else [relax.prim_value(step.dim)]
         source = self._tensor(step.source, OWN if step.kind == ALL_GATHER else step.axis)
         target = self._tensor(step.target, OWN if step.kind == REDUCE_SCATTER else step.axis)
-        name = {ALL_REDUCE: "axe.all_reduce", REDUCE_SCATTER: "axe.reduce_scatter", ALL_GATHER: "axe.all_gather"}[step.kind]
+        name = {ALL_REDUCE: "axe.all_reduce", REDUCE_SCATTER: "axe.reduce_scatter", ALL_GATHER: "axe.all_gather"}[
+            step.kind
+        ]
         self._call_packed(name, source, target, *dim, rank)
 
     def _tensor(self, buffer: tirx.Buffer, view: str) -> relax.Expr:

@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
-from ..collective import Coord, MeshTensor, Program, Workers
+from ..collective import Argument, Coord, MeshTensor, Program, Workers
 from ..errors import LowerError
 from ..layout import Layout, Mesh
 from .lowered import Lowered, MeshBuffer, Stage
@@ -116,7 +116,7 @@ class Executable:
         for stage in self.stages:
             over = f" over {stage.axis}" if stage.axis else ""
             tuned = ""
-            if stage.kernel in self.tuned:
+            if stage.kernel is not None and stage.kernel in self.tuned:
                 tuned = f"  (tuned: {self.tuned[stage.kernel] * 1e3:.3f} ms)"
             lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {stage.bytes:>12,}{tuned}")
         lines += [f"  {'in all':<{width + 12}}  {'':<24}  {self.bytes:>12,}", "", self.module.script()]
@@ -126,8 +126,8 @@ class Executable:
         """The program and its tensors on `workers`, made at the first use, with `arrays` put into place."""
         if workers.mesh != self.mesh:
             raise LowerError(
-                f"{self._lowered.name} was compiled for the mesh {self.mesh} ({self.mesh.size} devices); the workers are "
-                f"{workers.mesh} ({workers.mesh.size}): launch the mesh that it was compiled for"
+                f"{self._lowered.name} was compiled for the mesh {self.mesh} ({self.mesh.size} devices); the workers "
+                f"are {workers.mesh} ({workers.mesh.size}): launch the mesh that it was compiled for"
             )
         self._check(arrays)
         if workers not in self._loaded:
@@ -162,7 +162,7 @@ class _Loaded:
             shared = buffer.is_input and not buffer.is_output and not buffer.sharding.axes
             self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.slab, buffer.dtype, shared)
         views = [(self.tensors[name], view) for name, view in lowered.arguments]
-        self.arguments = [*views, *(Coord(axis) for axis in lowered.coordinates)]
+        self.arguments: list[Argument] = [*views, *(Coord(axis) for axis in lowered.coordinates)]
         weakref.finalize(self, _free, weakref.ref(workers), [self.program, *self.tensors.values()])
 
     def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:

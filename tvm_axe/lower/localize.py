@@ -26,7 +26,7 @@ OWN = "slab"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A device's function for one stage: its buffers, each as the own slab or the view along a mesh axis, then coordinates."""
+    """A device's function for one stage: its buffers, as own slabs or views along a mesh axis, then coordinates."""
 
     func: tirx.PrimFunc
     arguments: tuple[tuple[tirx.Buffer, str], ...]
@@ -104,8 +104,8 @@ class _Localizer:
         if any(devices):
             if not all(devices):
                 raise LowerError(
-                    f"loop {loop.loop_var.name!r} is bound to a mesh axis and is a device loop for some of its blocks and "
-                    f"a peer loop for others ({', '.join(block.name for block in below)}); move them apart"
+                    f"loop {loop.loop_var.name!r} is bound to a mesh axis and is a device loop for some of its blocks "
+                    f"and a peer loop for others ({', '.join(block.name for block in below)}); move them apart"
                 )
             return self.statement(loop.body)
         annotations = {key: value for key, value in loop.annotations.items() if key != BIND}
@@ -138,7 +138,9 @@ class _Localizer:
         body = self.store(block, statement.body, peer)
         init = None if statement.init is None else self.store(block, statement.init, peer)
         reads: list[ir.TensorRegion] = []
-        tvm_ffi.structural_walk(body.value, (ir.TensorLoad, lambda load: reads.append(_point(load.source, load.indices))))
+        tvm_ffi.structural_walk(
+            body.value, (ir.TensorLoad, lambda load: reads.append(_point(load.source, load.indices)))
+        )
         if init is not None:  # a reduction's own running value is no read
             reads = [region for region in reads if not region.source.same_as(body.buffer)]
         local = s_tir.SBlock(

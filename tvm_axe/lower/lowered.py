@@ -22,8 +22,8 @@ from .program import Program, parse_program
 class Stage:
     """One stage of a lowered function.
 
-    `kind` is one of local, all-reduce, reduce-scatter, all-gather and mesh kernel; `bytes` is what one device moves to or
-    from its peers; `kernel` is the name of its function in the module, None for a plain collective.
+    `kind` is one of local, all-reduce, reduce-scatter, all-gather and mesh kernel; `bytes` is what one device moves to
+    or from its peers; `kernel` is the name of its function in the module, None for a plain collective.
     """
 
     name: str
@@ -85,8 +85,8 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     Parameters
     ----------
     func : PrimFunc
-        A function over whole tensors, scheduled for `mesh` (loops annotated ``axe.bind``) or not at all; ``axe.layouts``
-        may say how its parameters lie.
+        A function over whole tensors, scheduled for `mesh` (loops annotated ``axe.bind``) or not at all;
+        ``axe.layouts`` may say how its parameters lie.
     mesh : Mesh
         The devices.
 
@@ -109,9 +109,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     )
     buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
     layouts = {program.names[buffer]: shardings[buffer].layout for buffer in program.buffers()}
-    return Lowered(
-        program.name, mesh, emitted.module, stages, buffers, layouts, emitted.arguments, emitted.coordinates
-    )
+    return Lowered(program.name, mesh, emitted.module, stages, buffers, layouts, emitted.arguments, emitted.coordinates)
 
 
 def _mesh_buffer(program: Program, buffer: tirx.Buffer, sharding: Sharding) -> MeshBuffer:
@@ -122,4 +120,3 @@ def _mesh_buffer(program: Program, buffer: tirx.Buffer, sharding: Sharding) -> M
     written = any(access.buffer.same_as(buffer) for block in program.blocks() for access in block.writes)
     is_input = is_parameter and (not written or (first is not None and not first.is_write))
     return MeshBuffer(program.names[buffer], buffer.dtype, sharding, is_input, is_parameter and written)
-

@@ -4,8 +4,8 @@ A *stage* is one nest below the function's root block. In it, a loop bound to a 
 *device* loop, which drives data-parallel iterators and of which each device runs its own iteration, or a *peer* loop,
 which drives a reduction and which each device runs whole, reading the peers.
 
-On its device a data-parallel iterator ``v = coord * piece + local`` has only ``local`` left to run over. Every access is
-written in those terms here, once; inference, derivation and localization all read the result.
+On its device a data-parallel iterator ``v = coord * piece + local`` has only ``local`` left to run over. Every access
+is written in those terms here, once; inference, derivation and localization all read the result.
 """
 
 from __future__ import annotations
@@ -134,26 +134,32 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> Program:
     Raises
     ------
     LowerError
-        If a parameter isn't a buffer of a fixed shape; a loop is bound to an axis that the mesh lacks or that has another
-        number of devices; a nest holds more than loops and blocks; or an iterator isn't in contiguous pieces.
+        If a parameter isn't a buffer of a fixed shape; a loop is bound to an axis that the mesh lacks or that has
+        another number of devices; a nest holds more than loops and blocks; or an iterator isn't in contiguous pieces.
     """
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "main"
     for param in func.params:
         if not tirx.is_buffer_var(param):
-            raise LowerError(f"{name}: parameter {param.name!r} is not a buffer; a scheduled function takes buffers only")
+            raise LowerError(
+                f"{name}: parameter {param.name!r} is not a buffer; a scheduled function takes buffers only"
+            )
     if not isinstance(func.body, s_tir.SBlockRealize):
         raise LowerError(f"{name}: not a schedulable function; write it with @T.prim_func(s_tir=True)")
     root = func.body.block
     for buffer in (*func.params, *root.alloc_buffers):
         if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
-            raise LowerError(f"{name}: buffer {buffer.name!r} has the shape {buffer.shape}; every extent must be a number")
+            raise LowerError(
+                f"{name}: buffer {buffer.name!r} has the shape {buffer.shape}; every extent must be a number"
+            )
     coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
     nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     stages = tuple(Stage(nest, tuple(_blocks(nest, (), mesh, coordinates))) for nest in nests)
     return Program(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
 
 
-def _blocks(stmt: tirx.Stmt, loops: tuple[tirx.For, ...], mesh: Mesh, coordinates: Mapping[str, tirx.Var]) -> list[Block]:
+def _blocks(
+    stmt: tirx.Stmt, loops: tuple[tirx.For, ...], mesh: Mesh, coordinates: Mapping[str, tirx.Var]
+) -> list[Block]:
     if isinstance(stmt, tirx.For):
         return _blocks(stmt.body, (*loops, stmt), mesh, coordinates)
     if isinstance(stmt, tirx.SeqStmt):
@@ -161,8 +167,8 @@ def _blocks(stmt: tirx.Stmt, loops: tuple[tirx.For, ...], mesh: Mesh, coordinate
     if isinstance(stmt, s_tir.SBlockRealize):
         return [_block(stmt, loops, mesh, coordinates)]
     raise LowerError(
-        f"a nest holds a {type(stmt).__name__}; a scheduled function is made of loops and blocks: schedule for the mesh "
-        "first, each device's kernels afterwards"
+        f"a nest holds a {type(stmt).__name__}; a scheduled function is made of loops and blocks: schedule for the "
+        "mesh first, each device's kernels afterwards"
     )
 
 
@@ -218,8 +224,8 @@ def _bound_loops(
             )
         if int(loop.extent) != mesh.axis_size(axis):
             raise LowerError(
-                f"block {name!r}: loop {loop.loop_var.name!r} has {loop.extent} iterations and is bound to {axis!r}, which "
-                f"has {mesh.axis_size(axis)} devices; compile for the mesh that it was scheduled for"
+                f"block {name!r}: loop {loop.loop_var.name!r} has {loop.extent} iterations and is bound to {axis!r}, "
+                f"which has {mesh.axis_size(axis)} devices; compile for the mesh that it was scheduled for"
             )
         if mesh.axis_size(axis) == 1:
             continue
@@ -246,15 +252,15 @@ def _local_iterator(
         return LocalIterator(iv, local, value, local.var)
     if len(bound) > 1:
         raise LowerError(
-            f"block {name!r}: iterator {iv.var.name!r} is shared over {' and '.join(axis for axis, _ in bound)}; one mesh "
-            "axis a dimension can be lowered"
+            f"block {name!r}: iterator {iv.var.name!r} is shared over {' and '.join(axis for axis, _ in bound)}; one "
+            "mesh axis a dimension can be lowered"
         )
     axis, loop_var = bound[0]
     piece, base = linear(value, loop_var)
     if piece is None or not _within(base, piece, analyzer):
         raise LowerError(
-            f"block {name!r}: iterator {iv.var.name!r} = {value} is not shared over {axis!r} in contiguous pieces; shard "
-            "its loop with tvm_axe's shard"
+            f"block {name!r}: iterator {iv.var.name!r} = {value} is not shared over {axis!r} in contiguous pieces; "
+            "shard its loop with tvm_axe's shard"
         )
     start = coordinates[axis] if piece == 1 else coordinates[axis] * piece
     if piece == 1:

@@ -37,8 +37,8 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
     Raises
     ------
     TuneError
-        If `threads` is not positive, or differs from the target's own ``num-cores``, or LLVM doesn't know the target's
-        ``mcpu`` (it would silently compile for a generic CPU).
+        If `target` isn't one; `threads` is not positive, or differs from the target's own ``num-cores``; or LLVM
+        doesn't know the target's ``mcpu`` (it would silently compile for a generic CPU).
 
     Examples
     --------
@@ -47,10 +47,15 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
     """
     if threads is not None and threads < 1:
         raise TuneError(f"threads: a kernel runs on at least one thread, not on {threads}")
-    if isinstance(target, str) and target.lstrip().startswith("{"):
-        target = json.loads(target)
-    # The Target constructor takes a tag or a kind as text, a dict, but no Target.
-    resolved = target if isinstance(target, Target) else Target(target)
+    try:
+        if isinstance(target, str) and target.lstrip().startswith("{"):
+            target = json.loads(target)
+        # The Target constructor takes a tag or a kind as text, a dict, but no Target.
+        resolved = target if isinstance(target, Target) else Target(target)
+    except (ValueError, TypeError) as error:  # JSON's errors are ValueErrors too
+        raise TuneError(
+            f"target: {target!r} names no target: {error}; valid is a kind such as 'llvm', or JSON"
+        ) from error
     if resolved.kind.name != "llvm":
         return resolved
     config: dict[str, Any] = dict(resolved.export())

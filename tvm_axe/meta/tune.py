@@ -112,7 +112,9 @@ def tune(
 
 def _tasks(func_or_mod: tirx.PrimFunc | IRModule) -> tuple[dict[str, IRModule], dict[str, str]]:
     """The workloads by name, and why the other functions are left out."""
-    mod = IRModule({"main": func_or_mod}) if isinstance(func_or_mod, tirx.PrimFunc) else func_or_mod
+    mod = func_or_mod
+    if isinstance(mod, tirx.PrimFunc):
+        mod = IRModule({str(mod.attrs["global_symbol"]) if "global_symbol" in (mod.attrs or {}) else "main": mod})
     tasks, left_out = {}, {}
     for variable, func in mod.functions_items():
         name = str(variable.name_hint)

@@ -17,7 +17,7 @@ _MAX_READS = 32
 
 
 def inline_pointwise(sch: s_tir.Schedule) -> None:
-    """Inline each block of ``main`` that renames elements, or whose one reader computes element by element as it does.
+    """Inline each block of ``main`` that renames elements, or that is pointwise and has one reader, pointwise too.
 
     Last blocks first, so that a chain is folded into its last block. What is returned is always computed as it is.
     """

@@ -47,17 +47,10 @@ def merge(mod: tvm.IRModule) -> tirx.PrimFunc:
         relax.transform.LegalizeOps(),
         relax.transform.DeadCodeElimination(),
     ]
-    name, _ = relax_function(mod)
-    return _Merger(tvm.transform.Sequential(passes)(mod), name).function()
-
-
-def relax_function(mod: tvm.IRModule) -> tuple[str, relax.Function]:
-    """The one Relax function of `mod`, with its name."""
-    found = [(str(var.name_hint), func) for var, func in mod.functions_items() if isinstance(func, relax.Function)]
-    if len(found) != 1:
-        names = ", ".join(name for name, _ in found) or "none"
-        raise LowerError(f"a model is a module with one Relax function; the module's are: {names}")
-    return found[0]
+    names = [str(var.name_hint) for var, func in mod.functions_items() if isinstance(func, relax.Function)]
+    if len(names) != 1:
+        raise LowerError(f"a model is a module with one Relax function; the module's are: {', '.join(names) or 'none'}")
+    return _Merger(tvm.transform.Sequential(passes)(mod), names[0]).function()
 
 
 class _Merger:
