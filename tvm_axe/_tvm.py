@@ -79,14 +79,18 @@ class DiscoSession:
         """Have every worker run a command; returns at once."""
         self._session.call_packed(self._execute, launch, sequence, command)
 
+    def sync(self, threads: Sequence[int]) -> None:
+        """Wait until `threads`, workers of this process that have answered their commands, are back from Python."""
+        for rank in threads:
+            self._session._sync_worker(rank)
+
     def close(self, threads: Sequence[int]) -> None:
         """Tell the workers to stop and wait for `threads`, those of this process, which must have done their commands.
 
         The session's destructor waits for the threads too, but with the interpreter locked; a thread that has yet to
         return from Python would never come out.
         """
-        for rank in threads:
-            self._session._sync_worker(rank)
+        self.sync(threads)
         del self._execute, self._session
 
     def leak(self) -> None:

@@ -59,7 +59,7 @@ def test_group_keeps_the_map_and_gives_each_dimension_its_iters(layout, data):
         assert all(stop > start for start, stop in itertools.pairwise(seps))
         assert grouped.group(shape) == (grouped, seps)
     else:
-        with pytest.raises(LayoutError, match="can not be grouped by .* falls inside"):
+        with pytest.raises(LayoutError, match=r"can not be grouped by .* falls inside"):
             layout.group(shape)
 
 
@@ -72,7 +72,7 @@ def test_group_many_is_grouped_by_each_shape(layout, data):
     sequences = [*shapes, tuple(it.extent for it in layout.D)]
     products = sorted({math.prod(s[:k]) for s in sequences for k in range(len(s) + 1)})
     if any(after % before for before, after in itertools.pairwise(products)):
-        with pytest.raises(LayoutError, match="of the products before two boundaries, .* does not divide"):
+        with pytest.raises(LayoutError, match=r"of the products before two boundaries, .* does not divide"):
             layout.group_many(shapes)
         return
     grouped, all_seps = layout.group_many(shapes)

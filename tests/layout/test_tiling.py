@@ -32,7 +32,9 @@ def pairs(draw):
 def combine(outer_points, inner_points, scale):
     axes = {axis for p in (*outer_points, *inner_points) for axis in p}
     return {
-        frozenset((a, v) for a in axes if (v := p[a] * scale.get(a, 1) + q[a])) for p in outer_points for q in inner_points
+        frozenset((a, v) for a in axes if (v := p[a] * scale.get(a, 1) + q[a]))
+        for p in outer_points
+        for q in inner_points
     }
 
 
@@ -129,7 +131,10 @@ def test_both_addends_of_a_direct_sum_are_recovered(case):
 def test_replicas_and_offsets_of_the_outer_layout_are_scaled_too():
     inner = Layout.parse("S[(8, 4) : (4@laneid, 1)] + 3@laneid + 1")
     outer = Layout.parse("S[2 : 1@warpid] + R[2 : 2@warpid]")
-    assert str(inner.tile(outer, (1, 2), (8, 4))) == "S[(8, 2, 4) : (4@laneid, 1@warpid, 1)] + R[2 : 2@warpid] + 3@laneid + 1"
+    assert (
+        str(inner.tile(outer, (1, 2), (8, 4)))
+        == "S[(8, 2, 4) : (4@laneid, 1@warpid, 1)] + R[2 : 2@warpid] + 3@laneid + 1"
+    )
     outer = Layout.parse("S[2 : 1@laneid] + R[3 : 2@laneid] + 5 + 1@laneid")
     assert str(inner.tile(outer, (1, 2), (8, 4))) == (
         "S[(8, 2, 4) : (4@laneid, 29@laneid, 1)] + R[3 : 58@laneid] + 32@laneid + 21"

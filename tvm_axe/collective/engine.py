@@ -11,6 +11,7 @@ and so are the others; after a death, a hang or Ctrl-C they are all closed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -239,6 +240,7 @@ class Engine:
         if self._session is not None:
             if not self._threads_idle():
                 self._session.leak()
+                atexit.register(self._settle, self._session)
                 return
             self._session.close(self._local)
         for rank in self._local:
@@ -247,6 +249,14 @@ class Engine:
             os.close(descriptor)
         self._control.close()
         self.arena.close()
+
+    def _settle(self, session: _tvm.DiscoSession) -> None:
+        """Before Python shuts down, give the threads that were left alone a last chance to come out.
+
+        One that returns to Python while it shuts down is ended by an exception, which C++ makes the end of the process.
+        """
+        if self._threads_idle():
+            session.sync(self._local)
 
     def _threads_idle(self) -> bool:
         """Whether the workers that are threads of this process are out of their commands; waits a little for it."""

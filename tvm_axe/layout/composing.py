@@ -75,7 +75,8 @@ def compose(layout: Layout, inner: Layout) -> Layout:
                 part.append(make_iter(extent, stride, place.axis))
     for it, digit in zip(outer.D, digits):
         if not digit < it.extent:
-            raise LayoutError(f"the composition of {layout} after {inner} is no layout: digit {it} of the first carries")
+            start = f"the composition of {layout} after {inner} is no layout"
+            raise LayoutError(f"{start}: digit {it} of the first carries")
     return layout._like(tuple(parts[0]), (*outer.R, *parts[1]), offset).canonicalize()
 
 

@@ -61,7 +61,7 @@ def draw_sectors(layout: Layout | ComposeLayout, shape: tuple[int, ...], access:
     notes = (
         f"{_what(shape, access)}: the 4-byte words of global memory that the lanes t touch, by {SECTOR}-byte sector",
         f"{len(moved.sectors)} sectors, {SECTOR * len(moved.sectors)} bytes moved for {moved.useful} bytes touched: "
-        f"efficiency {100 * moved.efficiency:.0f}%",
+        f"efficiency {100 * moved.efficiency:.3g}%",
     )
     legend = (Entry("touched", GREEN), Entry("moved with its sector, and not touched", YELLOW))
     columns = tuple(str(word * WORD) for word in range(LINE_WORDS))

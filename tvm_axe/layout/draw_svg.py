@@ -13,7 +13,7 @@ FONT, SMALL, TITLE = 12, 10, 14
 GLYPH = 0.61
 LINE, PAD, MARGIN, GAP = 15, 5, 16, 8
 SWATCH = 14
-LEAST_WIDTH, ROOMY_WIDTH, ROOMY_HEIGHT = 480.0, 84.0, 44.0
+LEAST_WIDTH, ROOMY_WIDTH, ROOMY_HEIGHT, WIDEST_PROSE = 480.0, 84.0, 44.0, 760.0
 MOST_ENTRIES = 16  # in a legend that is drawn; beyond, the labels of the cells have to do
 
 FAMILY = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -40,7 +40,8 @@ def svg_document(picture: Picture) -> str:
     left = MARGIN + _width([head for head, _ in picture.rows], SMALL) + PAD
     gaps = (len(picture.columns) - 1) // picture.group if picture.group else 0
     grid = left + len(picture.columns) * width + gaps * GAP
-    total = max(grid + MARGIN, LEAST_WIDTH)
+    prose = max(_width([picture.title], TITLE), _width(picture.notes, FONT)) + 2 * MARGIN
+    total = max(grid + MARGIN, LEAST_WIDTH, min(prose, WIDEST_PROSE))
     title = _wrapped(picture.title, TITLE, total)
     notes = [line for note in picture.notes for line in _wrapped(note, FONT, total)]
 

@@ -21,6 +21,7 @@ points: 8 + 1@tp + 1@warpid; 8 + 1@tp + 5@warpid
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, FrameType
@@ -32,16 +33,18 @@ from tvm_axe.layout.iters import Iter, on_axis
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.shapes import show
+from tvm_axe.layout.swizzle import ComposeLayout
 
+_LAW = re.compile(r"\bLaw(?:, (?P<when>[^:]*: )|: )(?P<law>.*)")
 _DEEPEST = 2  # of the recorded calls: those of the operation, and those of what it calls
 
 
-def explain(layout: Layout, op: str, *args: Any, **kwargs: Any) -> str:
+def explain(layout: Layout | ComposeLayout, op: str, *args: Any, **kwargs: Any) -> str:
     """Return how ``layout.op(*args, **kwargs)`` comes about, as lines of text.
 
     Parameters
     ----------
-    layout : Layout
+    layout : Layout or ComposeLayout
         The layout.
     op : str
         The name of one of its operations.
@@ -53,23 +56,25 @@ def explain(layout: Layout, op: str, *args: Any, **kwargs: Any) -> str:
     LayoutError
         If a layout has no such operation; or whatever the operation raises.
     """
-    known = sorted(name for name, value in vars(Layout).items() if not name.startswith("_") and callable(value))
+    kind = type(layout)
+    known = sorted(name for name, value in vars(kind).items() if not name.startswith("_") and callable(value))
     if op not in known:
-        raise LayoutError(f"explain: a layout has no operation {op!r}; it has {', '.join(known)}")
-    derive = _DERIVATIONS.get(op, _recorded)
-    return "\n".join(derive(layout, op, *args, **kwargs))
+        raise LayoutError(f"explain: a {kind.__name__} has no operation {op!r}; it has {', '.join(known)}")
+    derive = _DERIVATIONS.get(op) if isinstance(layout, Layout) else None
+    return "\n".join(derive(layout, *args, **kwargs) if derive else _recorded(layout, op, args, kwargs))
 
 
-def _apply(layout: Layout, _op: str, *index: int, shape: Sequence[int] | None = None) -> list[str]:
+def _apply(layout: Layout, *index: int, shape: Sequence[int] | None = None) -> list[str]:
     points = layout.apply(*index, shape=shape)
     of = f" of shape {show(shape)}" if shape is not None else ""
     lines = [f"apply {layout} to {show(index)}{of}"]
-    position = index[0] if index else 0
+    position: Any = index[0] if index else 0
     if shape is not None:
         # A layout whose one iter counts elements tells an element's position.
-        ((position,),) = (p.values() or (0,) for p in Layout([Iter(layout.size(), 1, "x")]).apply(*index, shape=shape))
-        terms = index[:1] + tuple(f"{extent} + {digit}" for digit, extent in zip(index[1:], shape[1:]))
-        nested = "(" * (len(terms) - 2) + ") * ".join(" * ".join(map(str, terms[:2])).split("\n") + list(terms[2:]))
+        (counted,) = Layout([Iter(layout.size(), 1, "x")]).apply(*index, shape=shape)
+        position, nested = counted["x"], str(position)
+        for digit, extent in zip(index[1:], shape[1:]):
+            nested = f"{nested if nested.isdigit() else f'({nested})'} * {extent} + {digit}"
         lines.append(f"row-major position in {show(shape)}: {position} = {nested}")
     # So do iters that each have an axis to themselves, of their digits.
     apart = Layout([Iter(it.extent, 1, f"c{number}") for number, it in enumerate(layout.D)])
@@ -90,7 +95,7 @@ def _apply(layout: Layout, _op: str, *index: int, shape: Sequence[int] | None = 
     return [*lines, f"points: {'; '.join(sorted(map(_point, points)))}"]
 
 
-def _canonicalize(layout: Layout, _op: str) -> list[str]:
+def _canonicalize(layout: Layout) -> list[str]:
     lines = [f"canonicalize {layout}"]
     before = Layout([])
     for number, it in enumerate(layout.D):
@@ -117,11 +122,14 @@ def _change(before: tuple[Iter, ...], after: tuple[Iter, ...], it: Iter) -> str:
     return f"with {', '.join(map(str, gone))} makes {', '.join(map(str, come))}"
 
 
-def _local_region(layout: Layout, _op: str, shape: Sequence[int], mesh: Mesh, device: int) -> list[str]:
+def _local_region(layout: Layout, shape: Sequence[int], mesh: Mesh, device: int) -> list[str]:
     region, local = layout.local_region(shape, mesh, device), layout.local_shape(shape, mesh)
     dims, coords = layout.sharding(shape, mesh), mesh.coords(device)
     at = ", ".join(f"{axis}={position}" for axis, position in coords.items())
-    lines = [f"local_region of device {device} of {mesh} in {layout}, of shape {show(shape)}", f"  device {device}: {at}"]
+    lines = [
+        f"local_region of device {device} of {mesh} in {layout}, of shape {show(shape)}",
+        f"  device {device}: {at}",
+    ]
     for dim, (extent, block, part) in enumerate(zip(shape, local, region)):
         if dim not in dims:
             lines.append(f"  dimension {dim}: no axis cuts it: {part.start}:{part.stop}")
@@ -143,20 +151,18 @@ _DERIVATIONS: Mapping[str, Callable[..., list[str]]] = {
 }
 
 
-def _recorded(layout: Layout, op: str, *args: Any, **kwargs: Any) -> list[str]:
-    method = vars(Layout)[op]
+def _recorded(layout: Layout | ComposeLayout, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    method = vars(type(layout))[op]
     static = isinstance(method, staticmethod)
     function = method.__func__ if static else method
     arguments = args if static else (layout, *args)
     recorder = _Recorder(function.__code__)
     result = recorder.run(lambda: function(*arguments, **kwargs))
-    bound = inspect.signature(function).bind(*arguments, **kwargs).arguments
-    lines = [_call(op, bound)]
+    lines = [_call(op, inspect.signature(function).bind(*arguments, **kwargs).arguments)]
     law = _law(function)
     if law:
         lines.append(f"law: {law}")
-    for depth, call, value in recorder.steps:
-        lines.append(f"{'  ' * depth}{call} = {_value(value)}")
+    lines += dict.fromkeys(f"{'  ' * depth}{call} = {result}" for depth, call, result in recorder.steps)
     return [*lines, f"result: {_value(result)}"]
 
 
@@ -165,7 +171,7 @@ class _Recorder:
 
     def __init__(self, whole: CodeType) -> None:
         self.whole = whole
-        self.steps: list[tuple[int, str, Any]] = []
+        self.steps: list[tuple[int, str, str]] = []
         self.open: list[tuple[FrameType, int]] = []
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -181,19 +187,19 @@ class _Recorder:
         if event == "call" and _is_step(frame) and (code is not self.whole or self.open):
             if len(self.open) < _DEEPEST:
                 arguments = {name: frame.f_locals[name] for name in _parameters(code)}
-                self.steps.append((1 + len(self.open), _call(code.co_name, arguments), None))
+                self.steps.append((1 + len(self.open), _call(code.co_name, arguments), ""))
             self.open.append((frame, len(self.steps) - 1))
         elif event == "return" and self.open and self.open[-1][0] is frame:
             _, number = self.open.pop()
             if len(self.open) < _DEEPEST:
                 depth, call, _ = self.steps[number]
-                self.steps[number] = (depth, call, value)
+                self.steps[number] = (depth, call, _value(value))
 
 
 def _is_step(frame: FrameType) -> bool:
     """Whether a call is of an operation on layouts that states a law."""
     code = frame.f_code
-    documented = code.co_consts and isinstance(code.co_consts[0], str) and "Law:" in code.co_consts[0]
+    documented = code.co_consts and isinstance(code.co_consts[0], str) and _LAW.search(code.co_consts[0])
     return bool(documented) and frame.f_globals.get("__name__", "").startswith("tvm_axe.layout.")
 
 
@@ -204,9 +210,11 @@ def _parameters(code: CodeType) -> tuple[str, ...]:
 
 def _law(function: Callable[..., Any]) -> str | None:
     """The law in a docstring, in one line, without the marks of code."""
-    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    found = [paragraph.split("Law:", 1)[1] for paragraph in paragraphs if "Law:" in paragraph]
-    return " ".join(found[0].split()).replace("``", "") if found else None
+    for paragraph in (inspect.getdoc(function) or "").split("\n\n"):
+        found = _LAW.search(" ".join(paragraph.split()))
+        if found:
+            return f"{found['when'] or ''}{found['law']}".replace("`", "")
+    return None
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""Seeing a layout through a shape: its iters cut so that each dimension has some of its own, and put in other orders."""
+"""Seeing a layout through a shape: its iters cut, so that each dimension has some of its own, and reordered."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import cmp_to_key
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tvm_axe.errors import LayoutError
@@ -71,9 +72,9 @@ def group(layout: Layout, shape: Sequence[Number]) -> tuple[Layout, list[int]]:
             if dim == rank:
                 raise _falls_inside(layout, shape, dim, it)
             shard.append(it if extent is it.extent else make_iter(extent, stride, axis))
-    for dim in range(dim, rank):
-        if shape[dim] != 1:
-            raise _falls_inside(layout, shape, dim + 1, layout.D[-1])
+    for extent in shape[dim:]:
+        if extent != 1:
+            raise _falls_inside(layout, shape, len(seps), layout.D[-1])
         shard.append(make_iter(1, 1, LINEAR_MEMORY))
         seps.append(len(shard))
     return layout._like(tuple(shard), layout.R, layout.O), seps
@@ -130,7 +131,7 @@ def group_many(layout: Layout, shapes: Sequence[Sequence[Number]]) -> tuple[Layo
         for boundary in dict.fromkeys(sequence):
             found[boundary] = max(found.get(boundary, 0), sequence.count(boundary))
     ordered = sorted(found, key=cmp_to_key(_ascending))
-    for before, after in zip(ordered, ordered[1:]):
+    for before, after in pairwise(ordered):
         if after % before != 0:
             raise LayoutError(
                 f"layout {layout} can not be grouped by {' and '.join(map(show, checked))}: of the products before two "

@@ -1,7 +1,7 @@
 """What a layout reaches: bounds and spans, whether elements collide, what is covered, and whether two maps are equal.
 
-D and R move along each axis by digits that no other axis shares. So the points that a layout reaches are all those whose
-position on every axis is one that the axis alone reaches, and two elements meet iff they meet on each axis. Every
+D and R move along each axis by digits that no other axis shares. So the points that a layout reaches are all those
+whose position on every axis is one that the axis alone reaches, and two elements meet iff they meet on each axis. Every
 question here is answered axis by axis, and exactly.
 """
 
@@ -176,7 +176,7 @@ def _injective_on(layout: Layout, axis: str) -> bool:
     canonical = layout.canonicalize()
     steps = [(abs(it.stride), it.extent - 1, True) for it in canonical.D if it.axis == axis]
     steps += [(abs(it.stride), it.extent - 1, False) for it in canonical.R if it.axis == axis]
-    steps.sort(key=cmp_to_key(lambda a, b: 0 if a[0] == b[0] else -1 if a[0] < b[0] else 1))
+    steps.sort(key=cmp_to_key(_by_stride))
     reach: Number = 0
     gaps = True
     for stride, most, _ in steps:
@@ -190,6 +190,10 @@ def _injective_on(layout: Layout, axis: str) -> bool:
             f"smaller ones together, in {layout}"
         )
     return not _meets([(int(s), int(m), d) for s, m, d in steps], layout, axis)
+
+
+def _by_stride(a: tuple[Number, Number, bool], b: tuple[Number, Number, bool]) -> int:
+    return 0 if a[0] == b[0] else -1 if a[0] < b[0] else 1
 
 
 def _meets(steps: list[tuple[int, int, bool]], layout: Layout, axis: str) -> bool:

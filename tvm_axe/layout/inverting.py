@@ -26,8 +26,8 @@ def inverse(layout: Layout, box: Mapping[str, Number] | None = None) -> Layout:
 
     Law, if the layout is injective: for every x and the point p of ``layout.apply(x)``,
     ``inverse.apply(*(p[a] - layout.bounds(a)[0] for a in box), shape=box.values())`` is x. Places that hold no element
-    are given a number of at least ``layout.size()``. If the layout is not injective, but covers its box, the inverse is
-    a section: it gives one of the elements that live at the place.
+    are given a number of at least ``layout.size()``. If the layout is not injective, but D covers the box by some of its
+    iters, the inverse is a section: it gives one of the elements that live at the place.
 
     >>> print(Layout.parse("S[(4, 8) : (1, 4)]").inverse())
     S[(8, 4) : (1, 8)]
@@ -35,11 +35,13 @@ def inverse(layout: Layout, box: Mapping[str, Number] | None = None) -> Layout:
     S[(4, 8) : (1, 4)]
     >>> print(Layout.parse("S[4 : 2]").inverse())
     S[(4, 2) : (1, 4)]
+    >>> print(Layout.parse("S[(3, 4, 2) : (1, 2, 1)]").inverse({"m": 8}))
+    S[(4, 2) : (2, 1)]
 
     Parameters
     ----------
     box : Mapping[str, int], optional
-        The places, outermost axis first: every axis that the layout has an iter on, with its size.
+        The places, outermost axis first: every axis that the layout has an iter on, with its size. A section needs one.
 
     Raises
     ------
@@ -61,10 +63,13 @@ def inverse(layout: Layout, box: Mapping[str, Number] | None = None) -> Layout:
         if not it.stride > 0:
             first += (it.extent - 1) * weight
         weight *= it.extent
-    digits_of = _nest if layout.is_injective() else _section
+    injective = layout.is_injective()
+    if box is None and not injective:
+        raise LayoutError(f"layout {layout} is not injective: its inverse is a section, which needs a box to cover")
     runs: list[_Run] = []
     for axis, size in reversed(_check_box(layout, elements, box).items()):
-        runs += digits_of(layout, axis, elements.get(axis, []), size)
+        iters = elements.get(axis, [])
+        runs += _section(layout, axis, iters, size) if size and not injective else _nest(layout, axis, iters, size)
     return layout._like(_number_gaps(runs, weight), (), {LINEAR_MEMORY: first}).canonicalize()
 
 
@@ -81,9 +86,7 @@ def _check_box(
     return {axis: check_number(f"box[{axis!r}]", size, 1) for axis, size in box.items()}
 
 
-def _nest(
-    layout: Layout, axis: str, iters: list[tuple[Iter, Number]], size: Number | None
-) -> list[_Run]:
+def _nest(layout: Layout, axis: str, iters: list[tuple[Iter, Number]], size: Number | None) -> list[_Run]:
     """Return the digits of the positions on one axis, innermost first, with the strides in elements they stand for."""
     runs: list[_Run] = []
     filled: Number = 1
@@ -108,24 +111,18 @@ def _nest(
     return runs
 
 
-def _section(
-    layout: Layout, axis: str, iters: list[tuple[Iter, Number]], size: Number | None
-) -> list[_Run]:
+def _section(layout: Layout, axis: str, iters: list[tuple[Iter, Number]], size: Number) -> list[_Run]:
     """Return the digits of the positions on one axis as `_nest` does, from such iters as cover it by themselves."""
-    low, high = layout.bounds(axis)
-    wanted = high - low + 1 if size is None else size
-    found = _cover(iters, 1, wanted) if wanted <= high - low + 1 else None
+    found = _cover(iters, 1, size)
     if found is None:
         raise LayoutError(
             f"the inverse of {layout} is no layout: it is not injective, and on axis {axis!r} no iters of D by "
-            f"themselves cover {wanted} positions"
+            f"themselves cover {size} positions"
         )
     return found
 
 
-def _cover(
-    iters: list[tuple[Iter, Number]], filled: Number, size: Number
-) -> list[_Run] | None:
+def _cover(iters: list[tuple[Iter, Number]], filled: Number, size: Number) -> list[_Run] | None:
     """Return runs that take `filled` positions to `size`, each stepping over those before it; None if there are none."""
     if filled == size:
         return []

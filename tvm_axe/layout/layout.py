@@ -42,8 +42,8 @@ from tvm_axe.layout import composing, grouping, image, inverting, mesh_side, pac
 from tvm_axe.layout.axes import INT64_MAX, Coordinate, check_int, make_coordinate
 from tvm_axe.layout.iters import Iter, merge_replica, merge_shard, sort_replica
 from tvm_axe.layout.mesh import Mesh
-from tvm_axe.layout.sharding import block_iters, block_shape, find_blocks
 from tvm_axe.layout.shapes import check_extents, check_shape, show
+from tvm_axe.layout.sharding import block_iters, block_shape, find_blocks
 from tvm_axe.layout.symbolic import Number, Symbolic, index_value, is_expression
 from tvm_axe.layout.text import format_layout, parse_layout
 
@@ -141,7 +141,9 @@ class Layout:
             then there is no telling how many points there are.
         """
         if shape is not None and not self.admits(shape):
-            raise LayoutError(f"layout {self} places {self.size()} elements, and shape {show(shape)} has another number")
+            raise LayoutError(
+                f"layout {self} places {self.size()} elements, and shape {show(shape)} has another number"
+            )
         extents = (self.size(),) if shape is None else tuple(shape)
         if len(index) != len(extents):
             raise LayoutError(f"index needs one int for each dimension of {extents}, not {index}")
@@ -383,11 +385,13 @@ def _fill(layout: Layout, shard: tuple[Iter, ...], replica: tuple[Iter, ...], of
     _set_digits(layout, None)
 
 
-def _symbolic_position(position: object, extent: Number) -> Number:
+def _symbolic_position(position: Number, extent: Number) -> Number:
     """Return one position of an index where it or its extent is not an int, or raise LayoutError."""
+    if isinstance(position, Symbolic):
+        return position
     if is_expression(position):
         return index_value(position, extent)
-    if not isinstance(position, Symbolic) and not check_int("index", position) < extent:
+    if not 0 <= check_int("index", position) < extent:
         raise LayoutError(f"index {position} is not inside {extent}")
     return position
 

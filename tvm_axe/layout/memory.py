@@ -110,7 +110,7 @@ class Access:
                     found.setdefault(lane, {})[register] = element
         if not found or not set(found) <= set(range(LANES)):
             raise LayoutError(
-                f"lanes: layout {lanes} must place elements on laneid 0 to {LANES - 1}, register 0 and on"
+                f"lanes: layout {lanes} must place elements on laneid 0 to {LANES - 1}, from register 0 on"
             )
         return {lane: tuple(at[r] for r in sorted(at)) for lane, at in sorted(found.items())}
 

@@ -58,7 +58,7 @@ class Link:
     Parameters
     ----------
     latency : float
-        Seconds from one device's sending to the other's having received nothing much.
+        Seconds that a message takes before its first byte arrives.
     bandwidth : float
         Bytes/s that a device sends, while it receives as many.
 
@@ -191,7 +191,7 @@ def redistribute(
     """Return the cheapest plan that takes a tensor from one layout to another.
 
     Law: executing the steps leaves every device with what `dst` says; no other sequence of the module's steps takes
-    fewer seconds under the link model. Of equally fast ones it has the fewest bytes, then the fewest steps.
+    fewer seconds under the link model. Among equally fast ones, fewer bytes, then fewer steps, are preferred.
 
     Parameters
     ----------

@@ -14,9 +14,7 @@ def check_extents(shape: Sequence[Number], what: str = "shape") -> tuple[Number,
     if isinstance(shape, str) or not isinstance(shape, Sequence):
         raise LayoutError(f"{what} must be a sequence of ints such as (64, 128), not {shape!r}")
     return tuple(
-        extent
-        if type(extent) is int and 0 < extent < 2**63
-        else check_number(f"{what}[{dim}]", extent, least=1)
+        extent if type(extent) is int and 0 < extent < 2**63 else check_number(f"{what}[{dim}]", extent, least=1)
         for dim, extent in enumerate(shape)
     )
 

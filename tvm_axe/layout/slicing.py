@@ -24,7 +24,9 @@ def slice_region(layout: Layout, shape: Sequence[Number], region: Sequence[tuple
 
     In each dimension, of iters outermost to innermost, the innermost are kept whole as long as the part starts and
     ends where they do. The next is cut to a run, if the part stays within it. If the part wraps around it, it must do
-    so once, in its middle: then it is a run of two halves. Any other part has no layout.
+    so once, in its middle: then it is a run of two halves; or it takes rows that are all off by half an iter; or the
+    wrap happens to go on as the run did. Any other part is refused: it has no layout, unless strides coincide so that
+    several rows go on where those before them end.
 
     >>> layout = Layout.parse("S[(2, 4, 8) : (1@tp, 1@laneid, 1)]")
     >>> print(layout.slice((2, 32), [(1, 2), (8, 24)]))
@@ -92,15 +94,29 @@ def _slice_group(
     if at < 0:
         shard += iters
         return True
-    it, first = iters[at], iters[at].extent - digits[at]
-    if length <= first:
-        shard.append(make_iter(length, it.stride, it.axis))
-    elif length == first * 2 and (step := _carry(iters[: at + 1], digits[: at + 1])) is not None:
-        shard += [step, make_iter(first, it.stride, it.axis)]
-    else:
-        return False
-    shard += iters[at + 1 :]
-    return True
+    cut = _cut(iters[: at + 1], digits[: at + 1], length)
+    shard += [*cut, *iters[at + 1 :]]
+    return bool(cut)
+
+
+def _cut(iters: tuple[Iter, ...], digits: list[Number], length: Number) -> list[Iter]:
+    """Return the iters of `length` steps from `digits` on, over what can't be kept whole; none if there are none."""
+    last, left = iters[-1], iters[-1].extent - digits[-1]
+    if length <= left:
+        return [make_iter(length, last.stride, last.axis)]
+    moves = _wrap(iters, digits)
+    if len(moves) != 1:
+        return []
+    ((axis, step),) = moves.items()
+    if length == left * 2:
+        return [make_iter(2, step, axis), make_iter(left, last.stride, last.axis)]
+    if axis == last.axis and last.stride * left == step and length <= left + last.extent:
+        return [make_iter(length, last.stride, last.axis)]  # the wrap goes on as the run did
+    rows, outer = length // last.extent, iters[-2]
+    if last.extent == left * 2 and length % last.extent == 0 and digits[-2] + rows < outer.extent:
+        halves = make_iter(2, step, axis), make_iter(left, last.stride, last.axis)
+        return [make_iter(rows, outer.stride, outer.axis), *halves]
+    return []
 
 
 def _digits(iters: tuple[Iter, ...], index: Number) -> list[Number]:
@@ -111,10 +127,10 @@ def _digits(iters: tuple[Iter, ...], index: Number) -> list[Number]:
     return [index, *reversed(digits)]
 
 
-def _carry(iters: tuple[Iter, ...], digits: list[Number]) -> Iter | None:
-    """Return the iter of extent 2 from `digits` to where the last of them wraps to 0; None if that is not one stride.
+def _wrap(iters: tuple[Iter, ...], digits: list[Number]) -> dict[str, Number]:
+    """Return the move, by axis, from `digits` to where the last of them is 0 and the one before is one more.
 
-    The wrap carries into the digit before, and further where that is at its last.
+    Where that one is at its last, it becomes 0 as well, and carries further.
     """
     moves: dict[str, Number] = defaultdict(int)
     moves[iters[-1].axis] -= digits[-1] * iters[-1].stride
@@ -123,8 +139,7 @@ def _carry(iters: tuple[Iter, ...], digits: list[Number]) -> Iter | None:
             moves[it.axis] += it.stride
             break
         moves[it.axis] -= digit * it.stride
-    real = [(axis, stride) for axis, stride in moves.items() if stride != 0]
-    return make_iter(2, real[0][1], real[0][0]) if len(real) == 1 else None
+    return {axis: move for axis, move in moves.items() if move != 0}
 
 
 def _why_not(iters: tuple[Iter, ...], begin: Number, end: Number, dim: int, extents: tuple[Number, ...]) -> str:

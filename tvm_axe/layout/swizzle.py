@@ -66,7 +66,7 @@ class ComposeLayout:
             raise LayoutError(f"swizzle_inner must be a bool, not {self.swizzle_inner!r}")
         if self.atom_len < self.swizzle_len:
             raise LayoutError(
-                f"atom_len must be at least swizzle_len = {self.swizzle_len}, so that the two groups of bits are apart, "
+                f"atom_len must be at least swizzle_len = {self.swizzle_len}, so that the groups of bits are apart, "
                 f"not {self.atom_len}"
             )
         if self.per_element + self.swizzle_len + self.atom_len > 62:
@@ -126,14 +126,18 @@ class ComposeLayout:
         LayoutError
             If the swizzles differ, and there are too many elements to compare.
         """
-        swizzles = [(it.per_element, it.swizzle_len, it.atom_len, it.swizzle_inner) for it in (self, as_composed(other))]
+        swizzles = [
+            (it.per_element, it.swizzle_len, it.atom_len, it.swizzle_inner) for it in (self, as_composed(other))
+        ]
         if swizzles[0] == swizzles[1]:
             return self.tile_layout.equivalent(as_composed(other).tile_layout)
         size = self.size()
         if size != other.size():
             return False
         if not isinstance(size, int) or size > _MOST_ELEMENTS:
-            raise LayoutError(f"equivalent: {self} and {other} differ in their swizzles, and have {size} elements to compare")
+            raise LayoutError(
+                f"equivalent: {self} and {other} differ in their swizzles, and have {size} elements to compare"
+            )
         return all(self.apply(x) == other.apply(x) for x in range(size))
 
     def is_injective(self) -> bool:
@@ -160,9 +164,7 @@ class ComposeLayout:
         """As `Layout.tile_to`, of the tile layout."""
         return self._on_tiles(lambda tile: tile.tile_to(to_shape, current_shape))
 
-    def direct_sum(
-        self, left: Layout, left_shape: Sequence[Number], right_shape: Sequence[Number]
-    ) -> ComposeLayout:
+    def direct_sum(self, left: Layout, left_shape: Sequence[Number], right_shape: Sequence[Number]) -> ComposeLayout:
         """As `Layout.direct_sum`, of the tile layout."""
         return self._on_tiles(lambda tile: tile.direct_sum(left, left_shape, right_shape))
 
@@ -214,7 +216,8 @@ class ComposeLayout:
             If the text is malformed, with the position where, or states no valid layout.
         """
         bits, parts, swizzle_inner = parse_composed(text)
-        return ComposeLayout(*bits, Layout(*parts), swizzle_inner)
+        per_element, swizzle_len, atom_len = bits
+        return ComposeLayout(per_element, swizzle_len, atom_len, Layout(*parts), swizzle_inner)
 
     def __str__(self) -> str:
         bits = f"{self.per_element}, {self.swizzle_len}, {self.atom_len}"

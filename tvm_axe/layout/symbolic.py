@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Union
+from typing import Any
 
 from tvm_axe.errors import LayoutError
 
@@ -128,6 +128,9 @@ class Symbolic:
         with _analyzer(self.expr, self.facts) as analyzer:
             return bool(analyzer.can_prove(claim(self.expr)))
 
+    def __index__(self) -> int:
+        raise LayoutError(f"an int is needed, and {self} is known at run time only")
+
     def __str__(self) -> str:
         return str(self.expr)
 
@@ -135,7 +138,7 @@ class Symbolic:
         return f"Symbolic({self.expr})"
 
 
-Number = Union[int, Symbolic]
+Number = int | Symbolic
 """What an extent, a stride or an offset is: an int, or an expression that counts like one."""
 
 

@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeVar
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.iters import Iter, on_axis
+from tvm_axe.layout.symbolic import Number
 
 _TOKEN = re.compile(r"(?P<int>-?[0-9]+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<mark>[][():,+@=])|(?P<other>\S)")
 _MAX_DIGITS = 19  # of 2**63 - 1; int() itself raises ValueError for a text of thousands of digits
@@ -34,7 +35,7 @@ Parts = tuple[tuple[Iter, ...], tuple[Iter, ...], dict[str, int]]
 """D, R and O."""
 
 
-def format_layout(shard: Sequence[Iter], replica: Sequence[Iter], offset: Mapping[str, int]) -> str:
+def format_layout(shard: Sequence[Iter], replica: Sequence[Iter], offset: Mapping[str, Number]) -> str:
     """Return the canonical text of a layout's parts."""
     terms = [f"S{_format_run(shard)}"]
     if replica:

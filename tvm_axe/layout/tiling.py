@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tvm_axe.errors import LayoutError
@@ -204,16 +205,14 @@ def divide_shape(what: str, shape: tuple[Number, ...], by: str, parts: tuple[Num
     return tuple(extent // part for extent, part in zip(shape, parts))
 
 
-def split_blocks(
-    layout: Layout, outer: Sequence[Number], inner: Sequence[Number]
-) -> list[tuple[Iter, ...]] | None:
+def split_blocks(layout: Layout, outer: Sequence[Number], inner: Sequence[Number]) -> list[tuple[Iter, ...]] | None:
     """Return the iters of D that stand for outer[0], inner[0], outer[1], ... or None if it can't be grouped so."""
     interleaved = [extent for pair in zip(outer, inner) for extent in pair]
     try:
         grouped, seps = layout.canonicalize().group(interleaved)
     except LayoutError:
         return None
-    return [grouped.D[start:stop] for start, stop in zip(seps, seps[1:])]
+    return [grouped.D[start:stop] for start, stop in pairwise(seps)]
 
 
 def _unscale(iters: Sequence[Iter], factors: dict[str, Number]) -> list[Iter] | None:

@@ -142,6 +142,11 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
         remote, push = remote_axis(access, sharding), push_axis(access, sharding)
         if remote is None and push is None:
             continue
+        if sharding.memory is not None:
+            raise LowerError(
+                f"block {block.name!r} exchanges {access.buffer.name!r} with other devices, and axe.layouts says where its "
+                f"elements lie in memory ({sharding.memory}); exchange row-major slabs, and lay out a copy"
+            )
         if access.is_write and remote is not None:
             raise LowerError(
                 f"block {block.name!r} writes more of {access.buffer.name!r} than its device holds "

@@ -142,7 +142,7 @@ class _Emitter:
         on_mesh = set(self.mesh_buffers)
         for buffer, view in wanted:
             if buffer in on_mesh and (buffer, view) not in self.arguments:
-                shape, name = list(self.shardings[buffer].slab), self.program.names[buffer]
+                shape, name = list(self.shardings[buffer].stored), self.program.names[buffer]
                 if view != OWN:
                     shape, name = [self.program.mesh.axis_size(view), *shape], f"{name}_{view}"
                 self.arguments[buffer, view] = relax.Var(name, relax.TensorType(shape, buffer.dtype))
@@ -173,7 +173,7 @@ class _Emitter:
         if (buffer, view) in self.arguments:
             return self.arguments[buffer, view]
         if buffer not in self.temporaries:
-            shape = relax.ShapeExpr(list(self.shardings[buffer].slab))
+            shape = relax.ShapeExpr(list(self.shardings[buffer].stored))
             allocated = relax.op.builtin.alloc_tensor(shape, buffer.dtype, 0)
             self.temporaries[buffer] = self.builder.emit(allocated, self.program.names[buffer])
         return self.temporaries[buffer]

@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from ..collective import Argument, Coord, MeshTensor, Program, Workers
 from ..errors import LowerError
-from ..layout import Layout, Mesh
+from ..layout import Layout, Mesh, pack, unpack
 from .lowered import Lowered, MeshBuffer, Stage
 
 
@@ -118,8 +118,8 @@ class Executable:
             tuned = ""
             if stage.kernel is not None and stage.kernel in self.tuned:
                 tuned = f"  (tuned: {self.tuned[stage.kernel] * 1e3:.3f} ms)"
-            lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {stage.bytes:>12,}{tuned}")
-        lines += [f"  {'in all':<{width + 12}}  {'':<24}  {self.bytes:>12,}", "", self.module.script()]
+            lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {_count(stage.bytes):>12}{tuned}")
+        lines += [f"  {'in all':<{width + 12}}  {'':<24}  {_count(self.bytes):>12}", "", self.module.script()]
         return "\n".join(lines)
 
     def _load(self, workers: Workers, arrays: tuple[np.ndarray, ...]) -> _Loaded:
@@ -160,30 +160,41 @@ class _Loaded:
         for buffer in lowered.buffers.values():
             # What devices only read and all hold whole is stored once.
             shared = buffer.is_input and not buffer.is_output and not buffer.sharding.axes
-            self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.slab, buffer.dtype, shared)
+            self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.stored, buffer.dtype, shared)
         views = [(self.tensors[name], view) for name, view in lowered.arguments]
         self.arguments: list[Argument] = [*views, *(Coord(axis) for axis in lowered.coordinates)]
         weakref.finalize(self, _free, weakref.ref(workers), [self.program, *self.tensors.values()])
 
     def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:
         """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays zero."""
-        tensor = self.tensors[buffer.name]
+        tensor, memory = self.tensors[buffer.name], buffer.sharding.memory
         for device in range(1 if tensor.shared else self.mesh.size):
-            region = buffer.layout.local_region(buffer.shape, self.mesh, device)
-            share = array[region]
-            tensor.slab(device)[tuple(slice(extent) for extent in share.shape)] = share
+            share = array[buffer.layout.local_region(buffer.shape, self.mesh, device)]
+            stored = tensor.slab(device)
+            slab = stored if memory is None else np.zeros(buffer.sharding.slab, stored.dtype)
+            slab[_corner(share.shape)] = share
+            if memory is not None:
+                stored[...] = pack(slab, memory)
 
     def gather(self, buffer: MeshBuffer) -> np.ndarray:
         """The whole array out of the devices' slabs."""
-        tensor, layout = self.tensors[buffer.name], buffer.layout
-        if not buffer.sharding.axes:
-            return tensor.slab(0).copy()
+        tensor, sharding = self.tensors[buffer.name], buffer.sharding
         whole = np.empty(buffer.shape, tensor.slab(0).dtype)
-        for device in range(self.mesh.size):
-            region = layout.local_region(buffer.shape, self.mesh, device)
-            share = whole[region]
-            share[...] = tensor.slab(device)[tuple(slice(extent) for extent in share.shape)]
+        for device in range(self.mesh.size if sharding.axes else 1):
+            share = whole[buffer.layout.local_region(buffer.shape, self.mesh, device)]
+            stored = tensor.slab(device)
+            slab = stored if sharding.memory is None else unpack(stored, sharding.memory, sharding.slab)
+            share[...] = slab[_corner(share.shape)]
         return whole
+
+
+def _count(bytes_: float) -> str:
+    return f"{bytes_:,}" if isinstance(bytes_, int) else f"{bytes_:,.1f}"
+
+
+def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The part of a padded slab that the device's share fills."""
+    return tuple(slice(extent) for extent in shape)
 
 
 def _free(workers: weakref.ref[Workers], items: list[MeshTensor | Program]) -> None:

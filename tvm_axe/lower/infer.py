@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..errors import LowerError
-from ..layout import Layout, Mesh
+from ..layout import Iter, Layout, Mesh, memory_size
+from ..layout.axes import LINEAR_MEMORY
 from ..schedule.query import is_copy
 from .program import Access, Program
 
@@ -31,6 +32,8 @@ class Sharding:
     axes: Mapping[int, str]
     partial: frozenset[int]
     mesh: Mesh
+    memory: Layout | None = None
+    """Of the slab, where it isn't row-major."""
 
     def piece(self, dim: int) -> int:
         """The extent of `dim` on one device, padded."""
@@ -42,8 +45,13 @@ class Sharding:
         return tuple(self.piece(dim) for dim in range(len(self.shape)) if dim not in self.partial)
 
     @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of one device's share as it is stored: one-dimensional where `memory` says where elements lie."""
+        return self.slab if self.memory is None else (memory_size(self.memory),)
+
+    @property
     def layout(self) -> Layout:
-        """The same as a `Layout` of the whole (padded) shape."""
+        """The same as a `Layout` of the whole (padded) shape, the slab row-major."""
         return Layout.sharded(self.shape, self.mesh, dict(self.axes))
 
     def holds(self, access: Access, dim: int) -> bool:
@@ -87,8 +95,9 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
         shape = tuple(int(extent) for extent in buffer.shape)
         is_parameter = any(buffer.same_as(param) for param in program.parameters)
         writes = [access for access in accesses[buffer] if access.is_write]
+        memory = None
         if is_parameter and buffer.name in declared:
-            axes = dict(declared[buffer.name].sharding(shape, program.mesh))
+            axes, memory = _declared(declared[buffer.name], shape, program.mesh)
         elif is_parameter and writes:
             axes = {}
         else:
@@ -97,8 +106,24 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
                 written = Sharding(shape, axes, frozenset(), program.mesh)
                 axes = {d: a for d, a in axes.items() if all(written.holds(read, d) for read in computing[buffer])}
         counted = frozenset(dim for dim in partial[buffer] if dim in axes and not is_parameter)
-        found[buffer] = Sharding(shape, axes, counted, program.mesh)
+        found[buffer] = Sharding(shape, axes, counted, program.mesh, memory)
     return found
+
+
+def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[dict[int, str], Layout | None]:
+    """The sharding that `layout` says, and where a slab's elements lie if not row-major."""
+    rows, size = [], 1
+    for it in reversed(layout.D):
+        on_memory = it.axis == LINEAR_MEMORY
+        rows.append(Iter(it.extent, size, it.axis) if on_memory else it)
+        size *= it.extent if on_memory else 1
+    offset = layout.O[LINEAR_MEMORY]
+    others = {axis: at for axis, at in layout.O.items() if axis != LINEAR_MEMORY}
+    row_major = Layout(rows[::-1], layout.R, others)
+    if row_major.equivalent(layout):
+        return dict(layout.sharding(shape, mesh)), None
+    memory = Layout([it for it in layout.D if it.axis == LINEAR_MEMORY], (), {LINEAR_MEMORY: offset})
+    return dict(row_major.sharding(shape, mesh)), memory
 
 
 def _agreed(accesses: list[Access], shape: tuple[int, ...], mesh: Mesh) -> dict[int, str]:

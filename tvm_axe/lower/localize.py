@@ -8,14 +8,14 @@ that every device needs is repeated for each peer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..collective import slab_stride
 from ..errors import LowerError
-from ..schedule import BIND
+from ..schedule import BIND, set_layout
 from ..schedule.query import uses
 from .derive import Step, push_axis
 from .infer import Sharding
@@ -37,7 +37,18 @@ def localize(
     program: Program, step: Step, shardings: Mapping[tirx.Buffer, Sharding], private: tuple[tirx.Buffer, ...]
 ) -> Kernel:
     """The kernel of one local stage or mesh kernel; `private` buffers live inside it."""
-    return _Localizer(program, step, shardings, private).kernel()
+    kernel = _Localizer(program, step, shardings, private).kernel()
+    laid_out = {
+        program.names[buffer]: shardings[buffer].memory
+        for buffer, _ in kernel.arguments
+        if shardings[buffer].memory is not None
+    }
+    if not laid_out:
+        return kernel
+    sch = s_tir.Schedule(kernel.func)
+    for name, memory in laid_out.items():
+        set_layout(sch, name, memory)
+    return replace(kernel, func=sch.mod["main"].without_attr("global_symbol"))
 
 
 def flat_stride(sharding: Sharding, dtype: str, axis: str) -> int:

@@ -101,14 +101,15 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     if OWN in mesh.names:
         raise LowerError(f"mesh {mesh}: {OWN!r} is what a device's own share of a buffer is called; rename that axis")
     program = parse_program(func, mesh)
-    shardings = infer_shardings(program, layouts_of(func))
+    declared = layouts_of(func)
+    shardings = infer_shardings(program, declared)
     steps = derive_steps(program, shardings)
     emitted = emit_module(program, steps, shardings)
     stages = tuple(
         Stage(step.name, step.kind, step.axis, step.bytes, kernel) for step, kernel in zip(steps, emitted.kernels)
     )
     buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
-    layouts = {program.names[buffer]: shardings[buffer].layout for buffer in program.buffers()}
+    layouts = {program.names[b]: declared.get(b.name, shardings[b].layout) for b in program.buffers()}
     return Lowered(program.name, mesh, emitted.module, stages, buffers, layouts, emitted.arguments, emitted.coordinates)
 
 

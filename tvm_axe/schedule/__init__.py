@@ -3,6 +3,7 @@
 from ..errors import ScheduleError
 from .annotations import BIND, LAYOUTS, layouts_of, with_layouts
 from .fuse import fuse_collective
+from .memory import set_layout
 from .reorder import reorder_collective
 from .schedule import Schedule
 from .shard import shard
@@ -16,6 +17,7 @@ __all__ = [
     "fuse_collective",
     "layouts_of",
     "reorder_collective",
+    "set_layout",
     "shard",
     "split_collective",
     "with_layouts",

@@ -10,8 +10,9 @@ from tvm.ir import IRModule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from ..layout import Mesh
+from ..layout import ComposeLayout, Layout, Mesh
 from .fuse import fuse_collective
+from .memory import set_layout
 from .reorder import reorder_collective
 from .shard import shard
 from .split import split_collective
@@ -65,3 +66,7 @@ class Schedule(s_tir.Schedule):
     def fuse_collective(self, blocks: Sequence[SBlockRV]) -> LoopRV:
         """One kernel out of a chain of blocks: see `tvm_axe.schedule.fuse_collective`."""
         return fuse_collective(self, blocks)
+
+    def set_layout(self, buffer: str, layout: Layout | ComposeLayout | str, tile: Sequence[int] | None = None) -> None:
+        """Have a buffer's elements lie in memory as a layout says: see `tvm_axe.schedule.set_layout`."""
+        set_layout(self, buffer, layout, tile)

@@ -1,0 +1,114 @@
+"""Whole arrays into a layout's memory and out of it.
+
+>>> import numpy as np
+>>> from tvm_axe.layout import Layout
+>>> columns = Layout.parse("S[(2, 3) : (1, 2)]")
+>>> pack(np.arange(6).reshape(2, 3), columns)
+array([0, 3, 1, 4, 2, 5])
+>>> unpack(pack(np.arange(6).reshape(2, 3), columns), columns, (2, 3)).tolist()
+[[0, 1, 2], [3, 4, 5]]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_axe.errors import LayoutError
+from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.layout.layout import Layout
+from tvm_axe.layout.swizzle import ComposeLayout
+
+MemoryLayout: TypeAlias = Layout | ComposeLayout
+
+
+def pack(array: NDArray[Any], layout: MemoryLayout) -> NDArray[Any]:
+    """Put an array's elements where `layout` says.
+
+    Law: ``pack(a, L)[p["m"]] == a[x]`` for the one p in ``L.apply(*x, shape=a.shape)``; what no element reaches is zero.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Any array whose size is the layout's.
+    layout : Layout or ComposeLayout
+        On linear memory alone, one address for each element.
+
+    Returns
+    -------
+    memory : numpy.ndarray
+        One-dimensional, `memory_size(layout)` elements, of the array's dtype.
+
+    Raises
+    ------
+    LayoutError
+        If `layout` isn't such a layout, or the array's size is not its own.
+    """
+    addresses = _addresses(layout, array.shape)
+    memory = np.zeros(memory_size(layout), array.dtype)
+    memory[addresses] = array
+    return memory
+
+
+def unpack(memory: NDArray[Any], layout: MemoryLayout, shape: Sequence[int]) -> NDArray[Any]:
+    """Return the array of `shape` whose elements lie in `memory` as `layout` says. Law: it undoes `pack`.
+
+    Raises
+    ------
+    LayoutError
+        If `layout` can't be packed to, doesn't admit `shape`, or reaches past `memory`'s `memory_size(layout)` elements.
+    """
+    addresses = _addresses(layout, tuple(shape))
+    if memory.shape != (memory_size(layout),):
+        raise LayoutError(
+            f"unpack: {layout} takes a one-dimensional memory of {memory_size(layout)} elements, not {memory.shape}"
+        )
+    return memory[addresses]
+
+
+def memory_size(layout: MemoryLayout) -> int:
+    """Return the number of elements from address 0 to the last one that `layout` reaches.
+
+    >>> memory_size(Layout.parse("S[(8, 16) : (17, 1)]"))
+    135
+
+    Raises
+    ------
+    LayoutError
+        If `layout` names an axis beside linear memory, copies elements, puts two at one address, or reaches below 0.
+    """
+    tiles = layout.tile_layout if isinstance(layout, ComposeLayout) else layout
+    others = {it.axis for it in (*tiles.D, *tiles.R)} | set(tiles.O)
+    others.discard(LINEAR_MEMORY)
+    if others:
+        raise LayoutError(f"{layout} names {', '.join(sorted(others))}; memory has the axis {LINEAR_MEMORY!r} alone")
+    if tiles.R:
+        raise LayoutError(f"{layout} stores elements more than once (R); in memory each has one address")
+    if not layout.is_injective():
+        raise LayoutError(f"{layout} puts two elements at one address")
+    lowest, highest = tiles.bounds(LINEAR_MEMORY)
+    if lowest < 0:
+        raise LayoutError(f"{layout} reaches address {lowest}; memory starts at 0")
+    if isinstance(layout, ComposeLayout):
+        # A swizzle permutes within whole rows of its pattern, so it may reach to the end of the last one.
+        pattern = 2 ** (layout.per_element + layout.swizzle_len + layout.atom_len)
+        return -(-(int(highest) + 1) // pattern) * pattern
+    return int(highest) + 1
+
+
+def _addresses(layout: MemoryLayout, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """The address of each element of an array of `shape`."""
+    memory_size(layout)  # raises if there is none
+    if not layout.admits(shape):
+        raise LayoutError(f"{layout} has {layout.size()} elements; the shape {shape} has {math.prod(shape)}")
+    tiles = layout.tile_layout if isinstance(layout, ComposeLayout) else layout
+    addresses = np.array(tiles.O[LINEAR_MEMORY], np.int64)
+    for it in tiles.D:
+        addresses = addresses[..., None] + np.arange(it.extent, dtype=np.int64) * it.stride
+    if isinstance(layout, ComposeLayout):
+        addresses = np.asarray(layout.address(addresses))  # type: ignore[arg-type]
+    return addresses.reshape(shape)
