@@ -5,6 +5,7 @@ Each program runs on NaNs first, so that a value left over in a slab or in the p
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -625,7 +626,23 @@ def test_memory_comes_back_with_the_executable(launched, compiled):
     assert arena_bytes() >= before + 4 * 256 * 256 * 4  # partials and results of two devices
     del exe
     gc.collect()
+    workers.free(workers.mesh_tensor((1,), "float32"))  # what was let go of is freed before new memory is taken
     assert arena_bytes() == before
+
+
+def test_collected_in_the_middle_of_a_command(launched, compiled):
+    """Python may run an executable's finalizer anywhere, here as if while its workers are busy and in one of them."""
+    sch = Schedule(block(4, 3, 6), mesh=Mesh({"tp": 2}))
+    workers, exe, other = launched(sch.mesh), compiled(sch), compiled(sch)
+    exe.run(workers, *GOOD)
+    held = [exe]
+    del exe
+    collected = threading.Thread(target=held.clear)
+    with workers._engine._busy:
+        collected.start()
+        collected.join(timeout=10)
+        assert not collected.is_alive()
+    other.run(workers, *GOOD)
 
 
 def test_executable_may_outlive_its_workers(compiled):

@@ -15,6 +15,7 @@ from inspect import isfunction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvm_axe.errors import AxeError, InputError
+from tvm_axe.layout.command import add_layout_command
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -110,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--seed", type=int, help="makes the search repeatable")
     tune.set_defaults(command=_tune)
+
+    add_layout_command(commands)
 
     demo = commands.add_parser("demo", help="a tensor-parallel MLP block on two workers, beside numpy")
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of a table")

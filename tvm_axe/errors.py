@@ -26,7 +26,7 @@ class LowerError(AxeError, ValueError):
 
 
 class InputError(AxeError, ValueError):
-    """A file or a command-line argument that cannot be used: a missing function, an unreadable array."""
+    """A file or an argument that cannot be used: a missing function, an unreadable array, another launch's tensor."""
 
 
 class WorkerError(AxeError, RuntimeError):

@@ -203,7 +203,7 @@ def test_a_section_gives_one_of_the_elements_at_each_place(text, box):
             lambda x: Layout.parse("S[(4, 4) : (1, 1)]").inverse({"m": 5}),
             "no iters of D by themselves cover 5 positions",
         ),
-        (lambda x: Layout.parse("S[(2, 2) : (2, 3)]").inverse(), "3 doesn't step over whole runs of 4 positions"),
+        (lambda x: Layout.parse("S[(2, 2) : (2, 3)]").inverse(), "there is none over whose run all others step"),
         (
             lambda x: x.compose(Layout.parse("S[4 : 11]")),
             r"inner must have its addresses in \[0, 32\), .* in \[0, 34\)",

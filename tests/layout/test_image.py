@@ -104,7 +104,7 @@ def test_collisions_are_searched_exactly_where_strides_interleave():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: x.span(), "axis_name is needed: layout .* has a span on each of tp, m"),
+        (lambda x: Layout.parse("S[(4, 8) : (1@P, 1@F)]").span(), "axis_name is needed: .* has a span on each of P, F"),
         (lambda x: x.covers({"m": 0}), r"box\['m'\] must be at least 1, not 0"),
         (lambda x: x.covers(["m"]), "box must be a mapping from axis to size"),
         (
@@ -118,6 +118,7 @@ def test_what_is_refused(call, message):
         call(Layout.parse("S[(4, 8) : (1@tp, 1)]"))
 
 
-def test_span_needs_no_axis_where_there_is_one():
+def test_span_is_that_of_memory_where_no_axis_is_given():
     assert Layout.parse("S[(4, 8) : (16, 1)] + 3").span() == 56
-    assert Layout.parse("S[() : ()]").span() == 1
+    assert Layout.parse("S[(4, 8, 2) : (1@P, 2@tp, 1@laneid)]").span() == 4
+    assert Layout.parse("S[4 : 1@tp]").span() == Layout.parse("S[() : ()]").span() == 1

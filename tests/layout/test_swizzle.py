@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from tvm_axe.layout import ComposeLayout, Iter, Layout, LayoutError
 
 iters = st.builds(Iter, st.integers(1, 4), st.integers(1, 40), st.sampled_from(["m", "m", "tp"]))
-tiles = st.builds(Layout, st.lists(iters, max_size=3), st.lists(iters, max_size=1), st.fixed_dictionaries({"m": st.integers(0, 9)}))
+tiles = st.builds(
+    Layout, st.lists(iters, max_size=3), st.lists(iters, max_size=1), st.fixed_dictionaries({"m": st.integers(0, 9)})
+)
 
 
 @st.composite
@@ -104,7 +106,10 @@ def test_down_a_column_of_pieces_every_bank_group_is_used():
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("T.ComposeLayout(3, 3, 3, T.TileLayout(T.S[(8, 64):(64, 1)]))", "ComposeLayout(3, 3, 3, S[(8, 64) : (64, 1)])"),
+        (
+            "T.ComposeLayout(3, 3, 3, T.TileLayout(T.S[(8, 64):(64, 1)]))",
+            "ComposeLayout(3, 3, 3, S[(8, 64) : (64, 1)])",
+        ),
         (
             "T.ComposeLayout(3, 2, 3, T.TileLayout(T.S[(8, 64):(64, 1)] + 4), swizzle_inner=False)",
             "ComposeLayout(3, 2, 3, S[(8, 64) : (64, 1)] + 4, swizzle_inner=False)",
@@ -129,7 +134,10 @@ TILE = Layout.parse("S[(8, 64) : (64, 1)]")
         (lambda: ComposeLayout(0, 0, 0, TILE, 1), "swizzle_inner must be a bool, not 1"),
         (lambda: ComposeLayout(3, 3, 3, TILE).pack(16), r"keeps 2\*\*3 elements together, and num is 16"),
         (lambda: ComposeLayout(3, 3, 3, TILE).unpack(3), "num must be a power of two under a swizzle, not 3"),
-        (lambda: ComposeLayout.parse("ComposeLayout(3, 3, S[4 : 1])"), "at position 20 of .*: expected an int, found 'S'"),
+        (
+            lambda: ComposeLayout.parse("ComposeLayout(3, 3, S[4 : 1])"),
+            "at position 20 of .*: expected an int, found 'S'",
+        ),
         (lambda: ComposeLayout.parse("ComposeLayout(3, 3, 3, S[4 : 1]) x"), "expected the end, found 'x'"),
         (lambda: ComposeLayout.parse("ComposeLayout(3, 3, 3, S[4 : 1], swizzle_inner=1)"), "expected True or False"),
         (lambda: ComposeLayout.parse(3), "text must be a str"),

@@ -1,12 +1,10 @@
 """Extents and strides known at run time: what holds for every value is proved, and what isn't proved is refused."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 from tvm import tirx
-from tvm.sym import Analyzer
 
 from tvm_axe.layout import ComposeLayout, Iter, Layout, LayoutError
 
@@ -18,15 +16,14 @@ def at(value, values):
     """The int that an extent, a stride or a position is where the variables have values."""
     if isinstance(value, int):
         return value
-    analyzer = Analyzer()
-    for var, number in values.items():
-        analyzer.bind(var, tirx.IntImm("int32", number))
-    return int(analyzer.simplify(value.expr))
+    return int(eval(str(value), {var.name: number for var, number in values.items()}))
 
 
 def where(layout, values):
     """The layout of ints that a symbolic one is where the variables have values."""
-    parts = [[Iter(at(it.extent, values), at(it.stride, values), it.axis) for it in part] for part in (layout.D, layout.R)]
+    parts = [
+        [Iter(at(it.extent, values), at(it.stride, values), it.axis) for it in part] for part in (layout.D, layout.R)
+    ]
     return Layout(*parts, {axis: at(amount, values) for axis, amount in layout.O.items()})
 
 
@@ -64,7 +61,7 @@ def batch(n, k):
         lambda n, k: rows(n).broadcast(k, "m"),
         lambda n, k: Layout([Iter(n, 1, "tp"), Iter(4 * k, 1, "m")]).compose(rows(n * k)),
         lambda n, k: Layout([Iter(n, 1, "m"), Iter(k, n, "m")]).inverse(),
-        lambda n, k: Layout([Iter(n, 1, "m"), Iter(k, -2 * n, "m")]).inverse(),
+        lambda n, k: Layout([Iter(n, 1, "m"), Iter(k, -2 * n, "m")]).inverse({"m": 4 * n * k}),
     ],
 )
 def test_what_is_made_of_symbolic_sizes_is_right_for_every_value(make):
@@ -103,9 +100,9 @@ def test_apply_gives_expressions_for_the_compiler():
     (point,) = swizzled.apply(i, j, shape=(8, 64))
     for row, column in ((0, 0), (3, 17), (7, 63)):
         assert at(point["m"], {i: row, j: column}) == next(iter(swizzled.apply(row, column, shape=(8, 64))))["m"]
-    (point,) = batch(n, k).project(["m", "laneid"]).apply(i, 3, j, shape=(n, k, 32))
-    assert math.isclose(at(point["m"], {n: 5, k: 4, i: 2, j: 7}), 2 * 32 * 4 + 3 * 32 + 3 * 4)
-    assert point["laneid"] == (j if isinstance(j, int) else point["laneid"])
+    (point,) = batch(n, k).project(["m", "laneid"]).apply(i, 0, j, shape=(n, k, 32))
+    assert at(point["m"], {n: 5, k: 4, i: 2, j: 7}) == 2 * 32 * 4 + 3 * 4
+    assert str(point["laneid"]) == "j"
 
 
 def test_an_index_may_be_zero_although_an_extent_may_not():

@@ -9,7 +9,7 @@ with launch(Mesh({"tp": 2})) as workers:        # two processes, one of them a t
 ```
 """
 
-from tvm_axe.collective.launch import Argument, Program, Workers, launch
+from tvm_axe.collective.workers import Argument, Program, Workers, launch
 from tvm_axe.collective.tensor import Coord, MeshTensor, slab_stride
 from tvm_axe.errors import WorkerError
 

@@ -29,7 +29,7 @@ MemoryLayout: TypeAlias = Layout | ComposeLayout
 def pack(array: NDArray[Any], layout: MemoryLayout) -> NDArray[Any]:
     """Put an array's elements where `layout` says.
 
-    Law: ``pack(a, L)[p["m"]] == a[x]`` for the one p in ``L.apply(*x, shape=a.shape)``; what no element reaches is zero.
+    Law: ``pack(a, L)[p["m"]] == a[x]`` for the one p in ``L.apply(*x, shape=a.shape)``; the rest is zero.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def unpack(memory: NDArray[Any], layout: MemoryLayout, shape: Sequence[int]) -> 
     Raises
     ------
     LayoutError
-        If `layout` can't be packed to, doesn't admit `shape`, or reaches past `memory`'s `memory_size(layout)` elements.
+        If `layout` isn't such a layout or doesn't admit `shape`, or `memory` hasn't its `memory_size(layout)` elements.
     """
     addresses = _addresses(layout, tuple(shape))
     if memory.shape != (memory_size(layout),):
@@ -106,9 +106,9 @@ def _addresses(layout: MemoryLayout, shape: tuple[int, ...]) -> NDArray[np.int64
     if not layout.admits(shape):
         raise LayoutError(f"{layout} has {layout.size()} elements; the shape {shape} has {math.prod(shape)}")
     tiles = layout.tile_layout if isinstance(layout, ComposeLayout) else layout
-    addresses = np.array(tiles.O[LINEAR_MEMORY], np.int64)
+    addresses: NDArray[Any] = np.array(tiles.O[LINEAR_MEMORY], np.int64)
     for it in tiles.D:
-        addresses = addresses[..., None] + np.arange(it.extent, dtype=np.int64) * it.stride
+        addresses = addresses[..., None] + np.arange(int(it.extent), dtype=np.int64) * it.stride
     if isinstance(layout, ComposeLayout):
         addresses = np.asarray(layout.address(addresses))  # type: ignore[arg-type]
     return addresses.reshape(shape)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.iters import Iter, make_iter
-from tvm_axe.layout.symbolic import Number
+from tvm_axe.layout.symbolic import Number, proved_less
 
 if TYPE_CHECKING:
     from tvm_axe.layout.layout import Layout
@@ -81,20 +81,21 @@ def compose(layout: Layout, inner: Layout) -> Layout:
 
 
 def _cut(it: Iter, digits: tuple[Iter, ...], weights: list[Number], layout: Layout) -> list[tuple[int, Number, Number]]:
-    """Cut one iter over the elements of a layout into runs inside its digits: (which digit, extent, steps), outer first.
+    """Cut one iter over the elements of a layout into runs inside its digits.
 
-    Digit k counts from 0 to its extent in steps of weights[k] elements.
+    The runs are (which digit, extent, steps), the outermost first. Digit k counts from 0 to its extent, in steps of
+    weights[k] elements.
     """
     extent, stride = it.extent, abs(it.stride)
     runs: list[tuple[int, Number, Number]] = []
     for level in range(len(digits) - 1, -1, -1):
         room = digits[level].extent
-        if extent == 1 or stride >= weights[level] * room:
+        if extent == 1 or proved_less(weights[level] * room - 1, stride):
             continue
         steps = stride // weights[level]
         if stride % weights[level] != 0:
             break
-        if steps * (extent - 1) < room:
+        if proved_less(steps * (extent - 1), room):
             runs.insert(0, (level, extent, steps))
             return runs
         fits = room // steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cmp_to_key
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tvm_axe.errors import LayoutError
@@ -130,13 +129,11 @@ def group_many(layout: Layout, shapes: Sequence[Sequence[Number]]) -> tuple[Layo
     for sequence in sequences:
         for boundary in dict.fromkeys(sequence):
             found[boundary] = max(found.get(boundary, 0), sequence.count(boundary))
-    ordered = sorted(found, key=cmp_to_key(_ascending))
-    for before, after in pairwise(ordered):
-        if after % before != 0:
-            raise LayoutError(
-                f"layout {layout} can not be grouped by {' and '.join(map(show, checked))}: of the products before two "
-                f"boundaries, {before} does not divide {after}"
-            )
+    try:
+        ordered = sorted(found, key=cmp_to_key(_before))
+    except LayoutError as error:
+        shown = " and ".join(map(show, checked))
+        raise LayoutError(f"layout {layout} can not be grouped by {shown}: {error}") from None
     common = [boundary for boundary in ordered for _ in range(found[boundary])]
     starts = {boundary: common.index(boundary) for boundary in ordered}
     *places, cuts = [_places(sequence, starts, found, len(common)) for sequence in sequences]
@@ -156,8 +153,17 @@ def _boundaries(extents: Sequence[Number]) -> list[Number]:
     return products
 
 
-def _ascending(a: Number, b: Number) -> int:
-    return 0 if a == b else -1 if a < b else 1
+def _before(a: Number, b: Number) -> int:
+    """Order two boundaries, of which the one before divides the one after."""
+    if a == b:
+        return 0
+    if b % a == 0:
+        return -1
+    if a % b == 0:
+        return 1
+    raise LayoutError(
+        f"of the products before two boundaries, neither {a} nor {b} divides the other, as far as is known"
+    )
 
 
 def _places(sequence: list[Number], starts: dict[Number, int], counts: dict[Number, int], length: int) -> list[int]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cmp_to_key
 from typing import TYPE_CHECKING
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.axes import check_int
+from tvm_axe.layout.axes import LINEAR_MEMORY, MEMORY_AXES, check_int
 from tvm_axe.layout.iters import Iter, absorb
-from tvm_axe.layout.symbolic import Number
+from tvm_axe.layout.symbolic import Number, proved_less
 
 if TYPE_CHECKING:
     from tvm_axe.layout.layout import Layout
@@ -54,31 +53,31 @@ def bounds(layout: Layout, axis_name: str) -> tuple[Number, Number]:
 
 
 def span(layout: Layout, axis_name: str | None = None) -> Number:
-    """Return the number of positions from the lowest to the highest reached on an axis.
+    """Return the number of positions from the lowest to the highest reached on an axis; without one, in memory.
 
     Law: ``high - low + 1`` of `bounds`. An offset moves the positions, and changes nothing.
 
     >>> layout = Layout.parse("S[(4, 8) : (1@tp, 2)] + 5")
-    >>> layout.span("tp"), layout.span("m")
-    (4, 15)
+    >>> layout.span("tp"), layout.span("m"), layout.span()
+    (4, 15, 15)
 
     Parameters
     ----------
     axis_name : str, optional
-        The axis; it may be left out if the layout names one axis, or none.
+        The axis. If it is left out, the memory axis that the layout names, or linear memory if it names none.
 
     Raises
     ------
     LayoutError
-        If no axis is given and the layout names several; or as `bounds`.
+        If no axis is given and the layout names several memory axes; or as `bounds`.
 
     Source: Axe (arXiv:2601.19092), span.
     """
     if axis_name is None:
-        axes = axes_of(layout)
-        if len(axes) > 1:
-            raise LayoutError(f"axis_name is needed: layout {layout} has a span on each of {', '.join(axes)}")
-        axis_name = axes[0] if axes else "m"
+        memory = [axis for axis in axes_of(layout) if axis in MEMORY_AXES]
+        if len(memory) > 1:
+            raise LayoutError(f"axis_name is needed: layout {layout} has a span on each of {', '.join(memory)}")
+        axis_name = memory[0] if memory else LINEAR_MEMORY
     low, high = bounds(layout, axis_name)
     return high - low + 1
 
@@ -176,24 +175,30 @@ def _injective_on(layout: Layout, axis: str) -> bool:
     canonical = layout.canonicalize()
     steps = [(abs(it.stride), it.extent - 1, True) for it in canonical.D if it.axis == axis]
     steps += [(abs(it.stride), it.extent - 1, False) for it in canonical.R if it.axis == axis]
-    steps.sort(key=cmp_to_key(_by_stride))
-    reach: Number = 0
-    gaps = True
-    for stride, most, _ in steps:
-        gaps = gaps and bool(stride > reach)
-        reach += stride * most
-    if gaps:
+    if _gaps([(stride, most) for stride, most, _ in steps]):
         return True
     if any(type(stride) is not int or type(most) is not int for stride, most, _ in steps):
         raise LayoutError(
             f"is_injective: it was not proved that on axis {axis!r} every stride is greater than the reach of all "
             f"smaller ones together, in {layout}"
         )
-    return not _meets([(int(s), int(m), d) for s, m, d in steps], layout, axis)
+    return not _meets(sorted((int(s), int(m), d) for s, m, d in steps), layout, axis)
 
 
-def _by_stride(a: tuple[Number, Number, bool], b: tuple[Number, Number, bool]) -> int:
-    return 0 if a[0] == b[0] else -1 if a[0] < b[0] else 1
+def _gaps(steps: list[tuple[Number, Number]]) -> bool:
+    """Whether every stride is known to be greater than the reach of all smaller ones together."""
+    reach: Number = 0
+    left = list(steps)
+    while left:
+        for one in left:
+            farther = reach + one[0] * one[1]
+            if proved_less(reach, one[0]) and all(proved_less(farther, other[0]) for other in left if other is not one):
+                left.remove(one)
+                reach = farther
+                break
+        else:
+            return False
+    return True
 
 
 def _meets(steps: list[tuple[int, int, bool]], layout: Layout, axis: str) -> bool:

@@ -26,8 +26,8 @@ def inverse(layout: Layout, box: Mapping[str, Number] | None = None) -> Layout:
 
     Law, if the layout is injective: for every x and the point p of ``layout.apply(x)``,
     ``inverse.apply(*(p[a] - layout.bounds(a)[0] for a in box), shape=box.values())`` is x. Places that hold no element
-    are given a number of at least ``layout.size()``. If the layout is not injective, but D covers the box by some of its
-    iters, the inverse is a section: it gives one of the elements that live at the place.
+    are given a number of at least ``layout.size()``. If the layout is not injective, but some of its iters cover the
+    box by themselves, the inverse is a section: it gives one of the elements that live at the place.
 
     >>> print(Layout.parse("S[(4, 8) : (1, 4)]").inverse())
     S[(8, 4) : (1, 8)]
@@ -36,7 +36,7 @@ def inverse(layout: Layout, box: Mapping[str, Number] | None = None) -> Layout:
     >>> print(Layout.parse("S[4 : 2]").inverse())
     S[(4, 2) : (1, 4)]
     >>> print(Layout.parse("S[(3, 4, 2) : (1, 2, 1)]").inverse({"m": 8}))
-    S[(4, 2) : (2, 1)]
+    S[8 : 1]
 
     Parameters
     ----------
@@ -92,14 +92,16 @@ def _nest(layout: Layout, axis: str, iters: list[tuple[Iter, Number]], size: Num
     filled: Number = 1
     left = list(iters)
     while left:
-        it, weight = min(left, key=lambda pair: abs(pair[0].stride))
-        left.remove((it, weight))
-        step = abs(it.stride)
-        if step % filled != 0:
+        found = next((one for one in left if _lowest(one, left)), None)
+        if found is None:
+            shown = ", ".join(str(it) for it, _ in left)
             raise LayoutError(
-                f"the inverse of {layout} is no layout: on axis {axis!r} {it} doesn't step over whole runs of "
-                f"{filled} positions"
+                f"the inverse of {layout} is no layout: on axis {axis!r}, among {shown} there is none over whose run "
+                f"all others step a whole number of times"
             )
+        left.remove(found)
+        it, weight = found
+        step = abs(it.stride)
         if step != filled:
             runs.append((step // filled, None))
         runs.append((it.extent, weight if it.stride > 0 else -weight))
@@ -109,6 +111,11 @@ def _nest(layout: Layout, axis: str, iters: list[tuple[Iter, Number]], size: Num
     if size is not None and size != filled:
         runs.append((size // filled, None))
     return runs
+
+
+def _lowest(one: tuple[Iter, Number], iters: list[tuple[Iter, Number]]) -> bool:
+    run = abs(one[0].stride) * one[0].extent
+    return all(abs(other[0].stride) % run == 0 for other in iters if other is not one)
 
 
 def _section(layout: Layout, axis: str, iters: list[tuple[Iter, Number]], size: Number) -> list[_Run]:
@@ -123,7 +130,7 @@ def _section(layout: Layout, axis: str, iters: list[tuple[Iter, Number]], size: 
 
 
 def _cover(iters: list[tuple[Iter, Number]], filled: Number, size: Number) -> list[_Run] | None:
-    """Return runs that take `filled` positions to `size`, each stepping over those before it; None if there are none."""
+    """Return runs that take `filled` positions to `size`, each stepping over those before it, or None."""
     if filled == size:
         return []
     for k, (it, weight) in enumerate(iters):

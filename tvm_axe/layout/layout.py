@@ -36,6 +36,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import cast
 
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout import composing, grouping, image, inverting, mesh_side, packing, slicing, summing, tiling
@@ -46,6 +47,9 @@ from tvm_axe.layout.shapes import check_extents, check_shape, show
 from tvm_axe.layout.sharding import block_iters, block_shape, find_blocks
 from tvm_axe.layout.symbolic import Number, Symbolic, index_value, is_expression
 from tvm_axe.layout.text import format_layout, parse_layout
+
+_Plan = tuple[Number, tuple[tuple[Number, Number, str], ...]]
+"""What `apply` needs at every call: the size, and (extent, stride, axis) of D's iters, the innermost first."""
 
 
 @dataclass(frozen=True, init=False, slots=True)
@@ -75,7 +79,7 @@ class Layout:
     R: tuple[Iter, ...]
     O: Coordinate
     _canonical: Layout | None = field(repr=False, compare=False)
-    _digits: tuple[tuple[Number, Number, str], ...] | None = field(repr=False, compare=False)
+    _plan: _Plan | None = field(repr=False, compare=False)
 
     def __init__(self, D: Iterable[Iter], R: Iterable[Iter] = (), O: Mapping[str, Number] = Coordinate({})) -> None:
         shard, replica, offset = _check_iters("D", D), _check_iters("R", R), Coordinate(O)
@@ -140,24 +144,21 @@ class Layout:
             If the layout doesn't admit the shape, or the index is not inside it; or if R has a symbolic extent, for
             then there is no telling how many points there are.
         """
-        if shape is not None and not self.admits(shape):
-            raise LayoutError(
-                f"layout {self} places {self.size()} elements, and shape {show(shape)} has another number"
-            )
-        extents = (self.size(),) if shape is None else tuple(shape)
+        if self._plan is None:
+            _set_plan(self, (self.size(), tuple((it.extent, it.stride, it.axis) for it in reversed(self.D))))
+        size, digits = cast(_Plan, self._plan)
+        extents = (size,) if shape is None else check_extents(shape)
+        if shape is not None and math.prod(extents) != size:
+            raise LayoutError(f"layout {self} places {size} elements, and shape {show(extents)} has another number")
         if len(index) != len(extents):
-            raise LayoutError(f"index needs one int for each dimension of {extents}, not {index}")
+            raise LayoutError(f"index needs one int for each dimension of {show(extents)}, not {index}")
         flat: Number = 0
         for position, extent in zip(index, extents):
             if type(position) is not int or type(extent) is not int:
                 position = _symbolic_position(position, extent)
             elif not 0 <= position < extent:
-                raise LayoutError(f"index {index} is not inside {extents}")
+                raise LayoutError(f"index {index} is not inside {show(extents)}")
             flat = flat * extent + position
-        digits = self._digits
-        if digits is None:
-            digits = tuple((it.extent, it.stride, it.axis) for it in reversed(self.D))
-            _set_digits(self, digits)
         base: dict[str, Number] = dict(self.O.items())
         for extent, stride, axis in digits:
             base[axis] = base.get(axis, 0) + flat % extent * stride
@@ -374,7 +375,7 @@ _set_shard = vars(Layout)["D"].__set__
 _set_replica = vars(Layout)["R"].__set__
 _set_offset = vars(Layout)["O"].__set__
 _set_canonical = vars(Layout)["_canonical"].__set__
-_set_digits = vars(Layout)["_digits"].__set__
+_set_plan = vars(Layout)["_plan"].__set__
 
 
 def _fill(layout: Layout, shard: tuple[Iter, ...], replica: tuple[Iter, ...], offset: Coordinate) -> None:
@@ -382,7 +383,7 @@ def _fill(layout: Layout, shard: tuple[Iter, ...], replica: tuple[Iter, ...], of
     _set_replica(layout, replica)
     _set_offset(layout, offset)
     _set_canonical(layout, None)
-    _set_digits(layout, None)
+    _set_plan(layout, None)
 
 
 def _symbolic_position(position: Number, extent: Number) -> Number:

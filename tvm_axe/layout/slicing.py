@@ -73,7 +73,7 @@ def _check_range(pair: object, dim: int, extents: tuple[Number, ...]) -> tuple[N
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise LayoutError(f"region[{dim}] must be a pair (begin, end), not {pair!r}")
     begin, end = (check_number(f"region[{dim}][{k}]", bound) for k, bound in enumerate(pair))
-    if not (0 <= begin and begin < end and end <= extents[dim]):
+    if not (begin >= 0 and begin < end and end <= extents[dim]):
         raise LayoutError(
             f"region[{dim}] must have 0 <= begin < end <= {extents[dim]}, the extent of dimension {dim}, not {pair!r}"
         )
@@ -110,7 +110,8 @@ def _cut(iters: tuple[Iter, ...], digits: list[Number], length: Number) -> list[
     ((axis, step),) = moves.items()
     if length == left * 2:
         return [make_iter(2, step, axis), make_iter(left, last.stride, last.axis)]
-    if axis == last.axis and last.stride * left == step and length <= left + last.extent:
+    straight = last.stride * left
+    if axis == last.axis and step == straight and length <= left + last.extent:
         return [make_iter(length, last.stride, last.axis)]  # the wrap goes on as the run did
     rows, outer = length // last.extent, iters[-2]
     if last.extent == left * 2 and length % last.extent == 0 and digits[-2] + rows < outer.extent:

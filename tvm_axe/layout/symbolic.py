@@ -142,6 +142,14 @@ Number = int | Symbolic
 """What an extent, a stride or an offset is: an int, or an expression that counts like one."""
 
 
+def proved_less(a: Number, b: Number) -> bool:
+    """Whether ``a < b`` is known: where ``<`` would raise, it isn't."""
+    try:
+        return a < b
+    except LayoutError:
+        return False
+
+
 def is_expression(value: object) -> bool:
     """Whether `value` is an integer expression of the compiler; found without importing it."""
     return type(value).__module__.split(".")[0] == "tvm" and str(getattr(value, "ty", "")).startswith("int")

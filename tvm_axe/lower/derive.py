@@ -144,8 +144,8 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
             continue
         if sharding.memory is not None:
             raise LowerError(
-                f"block {block.name!r} exchanges {access.buffer.name!r} with other devices, and axe.layouts says where its "
-                f"elements lie in memory ({sharding.memory}); exchange row-major slabs, and lay out a copy"
+                f"block {block.name!r} exchanges {access.buffer.name!r} with other devices, and axe.layouts says where "
+                f"its elements lie in memory ({sharding.memory}); exchange row-major slabs, and lay out a copy"
             )
         if access.is_write and remote is not None:
             raise LowerError(
@@ -155,7 +155,7 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
         if push is not None and not is_copy(statement):
             raise LowerError(
                 f"block {block.name!r} computes a slice over {push!r} of {access.buffer.name!r}, which every device "
-                "holds whole; put a gather behind it (sch.cache_write, as reorder_collective does) or declare it sharded"
+                "holds whole; put a gather behind it (sch.cache_write, as reorder_collective does) or declare it so"
             )
         if remote is not None and not (is_copy(statement) or _reads_peers(block, access, remote)):
             raise LowerError(

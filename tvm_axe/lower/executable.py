@@ -151,7 +151,7 @@ class Executable:
 
 
 class _Loaded:
-    """A program on one set of workers, with its mesh tensors; freed with its executable."""
+    """A program on one set of workers, with its mesh tensors; they free them once its executable has gone."""
 
     def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, workers: Workers) -> None:
         self.mesh = lowered.mesh
@@ -163,7 +163,7 @@ class _Loaded:
             self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.stored, buffer.dtype, shared)
         views = [(self.tensors[name], view) for name, view in lowered.arguments]
         self.arguments: list[Argument] = [*views, *(Coord(axis) for axis in lowered.coordinates)]
-        weakref.finalize(self, _free, weakref.ref(workers), [self.program, *self.tensors.values()])
+        weakref.finalize(self, _discard, weakref.ref(workers), [self.program, *self.tensors.values()])
 
     def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:
         """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays zero."""
@@ -181,7 +181,7 @@ class _Loaded:
         tensor, sharding = self.tensors[buffer.name], buffer.sharding
         whole = np.empty(buffer.shape, tensor.slab(0).dtype)
         for device in range(self.mesh.size if sharding.axes else 1):
-            share = whole[buffer.layout.local_region(buffer.shape, self.mesh, device)]
+            share = whole[(*buffer.layout.local_region(buffer.shape, self.mesh, device), ...)]  # a view of a scalar too
             stored = tensor.slab(device)
             slab = stored if sharding.memory is None else unpack(stored, sharding.memory, sharding.slab)
             share[...] = slab[_corner(share.shape)]
@@ -197,8 +197,8 @@ def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(extent) for extent in shape)
 
 
-def _free(workers: weakref.ref[Workers], items: list[MeshTensor | Program]) -> None:
+def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | Program]) -> None:
     alive = workers()
-    if alive is not None and not alive.closed:
+    if alive is not None:
         for item in items:
-            alive.free(item)
+            alive.discard(item)

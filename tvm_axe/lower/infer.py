@@ -16,6 +16,7 @@ from tvm import tirx
 from ..errors import LowerError
 from ..layout import Iter, Layout, Mesh, memory_size
 from ..layout.axes import LINEAR_MEMORY
+from ..layout.symbolic import Number
 from ..schedule.query import is_copy
 from .program import Access, Program
 
@@ -112,7 +113,8 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
 
 def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[dict[int, str], Layout | None]:
     """The sharding that `layout` says, and where a slab's elements lie if not row-major."""
-    rows, size = [], 1
+    rows: list[Iter] = []
+    size: Number = 1
     for it in reversed(layout.D):
         on_memory = it.axis == LINEAR_MEMORY
         rows.append(Iter(it.extent, size, it.axis) if on_memory else it)

@@ -38,16 +38,13 @@ def localize(
 ) -> Kernel:
     """The kernel of one local stage or mesh kernel; `private` buffers live inside it."""
     kernel = _Localizer(program, step, shardings, private).kernel()
-    laid_out = {
-        program.names[buffer]: shardings[buffer].memory
-        for buffer, _ in kernel.arguments
-        if shardings[buffer].memory is not None
-    }
-    if not laid_out:
+    laid_out = [(program.names[buffer], shardings[buffer].memory) for buffer, _ in kernel.arguments]
+    if all(memory is None for _, memory in laid_out):
         return kernel
     sch = s_tir.Schedule(kernel.func)
-    for name, memory in laid_out.items():
-        set_layout(sch, name, memory)
+    for name, memory in laid_out:
+        if memory is not None:
+            set_layout(sch, name, memory)
     return replace(kernel, func=sch.mod["main"].without_attr("global_symbol"))
 
 

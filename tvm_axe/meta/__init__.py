@@ -3,6 +3,6 @@
 from .apply import apply_best
 from .search import TaskResult
 from .target import resolve_target
-from .tune import TuneResult, tune
+from .job import TuneResult, tune
 
 __all__ = ["TaskResult", "TuneResult", "apply_best", "resolve_target", "tune"]

@@ -95,8 +95,8 @@ def _touching(sch: s_tir.Schedule, name: str) -> tuple[SBlockRV, tuple[str, int]
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
     if len(found) != 1:
         raise ScheduleError(
-            f"set_layout: {len(found)} buffers that blocks touch are called {name!r}; valid is the name of one parameter "
-            "or allocated buffer"
+            f"set_layout: {len(found)} buffers that blocks touch are called {name!r}; valid is the name of one "
+            "parameter or allocated buffer"
         )
     (buffer, (block, index)) = next(iter(found.items()))
     return sch.get_sblock(block), index, buffer

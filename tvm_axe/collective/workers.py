@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Workers:
         self._tensors: set[MeshTensor] = set()
         self._programs: set[Program] = set()
         self._loaded = 0
+        self._discarded: deque[MeshTensor | Program] = deque()
 
     @property
     def closed(self) -> bool:
@@ -89,6 +91,7 @@ class Workers:
             If there is no memory for it, or the workers are closed.
         """
         self._check_open()
+        self._free_discarded()
         tensor = MeshTensor(self._engine.arena, self.mesh, shape, dtype, shared)
         self._tensors.add(tensor)
         return tensor
@@ -104,6 +107,14 @@ class Workers:
             self._check_program(item, None)
             self._programs.remove(item)
             self._engine.run("unload", item.number)
+
+    def discard(self, item: MeshTensor | Program) -> None:
+        """Have `item` freed when memory or a program is asked for next.
+
+        For finalizers: the garbage collector runs them in any thread, a worker's too, and in the middle of a command,
+        where `free` would wait for that command for ever.
+        """
+        self._discarded.append(item)
 
     def load(self, mod: IRModule, target: str | Target) -> Program:
         """Compile a module on every worker.
@@ -211,6 +222,10 @@ class Workers:
     def _check_open(self) -> None:
         if self._engine.closed:
             raise WorkerError("the workers are closed; launch new ones")
+
+    def _free_discarded(self) -> None:
+        while self._discarded:
+            self.free(self._discarded.popleft())
 
     def _check_own(self, tensor: object) -> MeshTensor:
         if not isinstance(tensor, MeshTensor) or tensor not in self._tensors:
