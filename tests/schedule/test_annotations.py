@@ -58,3 +58,11 @@ def test_survive_scheduling_printing_and_json():
     assert layouts_of(sch.mod["main"]) == expected
     assert layouts_of(tvm.script.from_source(sch.mod["main"].script())) == expected
     assert layouts_of(tvm.ir.load_json(tvm.ir.save_json(sch.mod))["main"]) == expected
+
+
+def test_function_is_left_alone_by_schedules_of_the_result():
+    before = double.script()
+    sch = s_tir.Schedule(with_layouts(double, {"A": ROWS}))
+    outer, _ = sch.split(sch.get_loops(sch.get_sblock("B"))[0], [2, None])
+    sch.annotate(outer, "axe.bind", "tp")
+    assert double.script() == before

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tvm_axe.layout.layout import Layout
 
 _MOST_BITS = 2**27  # of one set of positions held at a time, 16 MiB
-_MOST_STATES = 2**20  # of the search for two elements that meet
+_MOST_STATES = 2**18  # of the search for two elements that meet
 
 
 def axes_of(layout: Layout) -> list[str]:

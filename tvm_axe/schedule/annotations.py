@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tvm import s_tir
 from tvm.tirx import PrimFunc
 
 from ..errors import LayoutError
@@ -62,7 +63,8 @@ def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFun
     texts = {name: str(layout) for name, layout in layouts_of(func).items()}
     for name, layout in layouts.items():
         texts[name] = str(layout if isinstance(layout, Layout) else Layout.parse(layout))
-    return func.with_attr(LAYOUTS, texts)
+    # Functions that share a body aren't safe: upstream's schedule takes a body for its own and changes it in both.
+    return s_tir.renew_defs(func.with_attr(LAYOUTS, texts))
 
 
 def layouts_of(func: PrimFunc) -> dict[str, Layout]:

@@ -10,8 +10,8 @@ package in the function that makes them.
     linear layout                     Triton's bases over bits
 
 >>> from tvm_axe.layout import Layout, convert
->>> convert.to_cute(Layout.parse("S[(2, 4, 8) : (4, 1, 8)]"), (8, 8))
-'((4,2),8):((1,4),8)'
+>>> convert.to_cute(Layout.parse("S[(2, 4, 8) : (1, 2, 8)]"), (8, 8))
+'((4,2),8):((2,1),8)'
 """
 
 from tvm_axe.layout.convert.cute import from_cute, to_cute

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Union
+from typing import Literal
 
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import check_int
@@ -17,7 +17,7 @@ from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.placement import Placement
 from tvm_axe.layout.shapes import check_shape
 
-Action = Union[int, Literal["replica", "partial"]]
+Action = int | Literal["replica", "partial"]
 """What a mesh axis does: cut this dimension, hold replicas, or hold the terms of a sum."""
 
 
@@ -30,8 +30,8 @@ def actions_of(layout: Layout, shape: Sequence[int], mesh: Mesh, whose: str) -> 
         in_order = tuple(axis for axis in mesh.names if axis in cut)
         if cut != in_order:
             raise LayoutError(
-                f"{whose} cuts a dimension over mesh axes in the mesh's order, and layout {layout} cuts dimension {dim} "
-                f"over {', '.join(cut)}; on a mesh with axes in that order it could be written"
+                f"{whose} cuts a dimension over mesh axes in the mesh's order, and layout {layout} cuts "
+                f"dimension {dim} over {', '.join(cut)}; on a mesh with axes in that order it could be written"
             )
         actions.update(dict.fromkeys(cut, dim))
     return [actions[axis] for axis in mesh.names]

@@ -4,11 +4,11 @@ CuTe counts colexicographically: of a mode's nested parts the leftmost is the fa
 dimension here, and the parts of a mode are its iters from the last to the first.
 
 >>> from tvm_axe.layout import Layout
->>> to_cute(Layout.parse("S[(2, 4, 8) : (4, 1, 8)]"), (8, 8))
-'((4,2),8):((1,4),8)'
->>> layout, shape = from_cute("((_4,_2),_8):((_1,_4),_8)")
+>>> to_cute(Layout.parse("S[(2, 4, 8) : (1, 2, 8)]"), (8, 8))
+'((4,2),8):((2,1),8)'
+>>> layout, shape = from_cute("((_4,_2),_8):((_2,_1),_8)")
 >>> print(layout, "of", shape)
-S[(2, 4, 8) : (4, 1, 8)] of (8, 8)
+S[(2, 4, 8) : (1, 2, 8)] of (8, 8)
 >>> print(from_cute("Sw<3,4,3> o 0 o (8,128):(128,1)")[0])
 ComposeLayout(4, 3, 3, S[(8, 128) : (128, 1)])
 
@@ -20,17 +20,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Union
+from itertools import pairwise
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.axes import LINEAR_MEMORY, INT64_MAX
+from tvm_axe.layout.axes import INT64_MAX, LINEAR_MEMORY
 from tvm_axe.layout.image import axes_of
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.placement import is_symbolic
 from tvm_axe.layout.swizzle import ComposeLayout
 
-Tree = Union[int, list["Tree"]]
+Tree = int | list["Tree"]
 
 _SWIZZLED = re.compile(r"\s*Sw<(\d{1,2}),(\d{1,2}),(-?\d{1,2})>\s*o\s*_?(-?\d{1,19})\s*o\s*(.*)", re.DOTALL)
 _TOKEN = re.compile(r"_?(?P<int>-?[0-9]+)|(?P<mark>[(),:])|(?P<other>\S)")
@@ -68,7 +68,7 @@ def to_cute(layout: Layout | ComposeLayout, shape: Sequence[int]) -> str:
     grouped, seps = canonical.group(shape)
     modes = [
         [(it.extent, it.stride if it.extent != 1 else 0) for it in reversed(grouped.D[start:end])]
-        for start, end in zip(seps, seps[1:])
+        for start, end in pairwise(seps)
     ]
     text = ":".join(_tuple([_tuple([str(leaf[part]) for leaf in mode]) for mode in modes], modes) for part in (0, 1))
     if isinstance(layout, Layout):
@@ -78,7 +78,7 @@ def to_cute(layout: Layout | ComposeLayout, shape: Sequence[int]) -> str:
     return f"Sw<{bits},{base},{signed}> o {canonical.O[LINEAR_MEMORY]} o {text}"
 
 
-def _tuple(parts: list[str], modes: list[list[tuple[object, object]]] | None = None) -> str:
+def _tuple(parts: list[str], modes: Sequence[Sequence[object]] | None = None) -> str:
     """Join parts: one alone needs no parentheses, unless it is a mode of several leaves, which needs both pairs."""
     nested = modes is not None and len(modes) == 1 and len(modes[0]) > 1
     return parts[0] if len(parts) == 1 and not nested else f"({','.join(parts)})"
@@ -128,7 +128,7 @@ def _leaves(extents: Tree, strides: Tree, text: str) -> list[tuple[int, int]]:
 def _iter(extent: int, stride: int, text: str) -> Iter:
     if stride == 0 and extent != 1:
         raise LayoutError(
-            f"from_cute: {extent} elements of {text!r} share an address, by a stride of 0, and elements of a layout don't"
+            f"from_cute: {extent} elements of {text!r} have one address, by a stride of 0; in a layout each has its own"
         )
     return Iter(extent, stride or 1, LINEAR_MEMORY)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tvm_axe.errors import LayoutError
@@ -20,13 +21,16 @@ from tvm_axe.layout.convert.affine import DigitSum, read
 from tvm_axe.layout.image import axes_of
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
-from tvm_axe.layout.shapes import check_extents, check_shape
+from tvm_axe.layout.shapes import check_extents, check_shape, show
 from tvm_axe.layout.swizzle import ComposeLayout
-from tvm_axe.layout.symbolic import Symbolic
+from tvm_axe.layout.symbolic import Number, Symbolic
 
 
 def to_index_map(
-    layout: Layout | ComposeLayout, shape: Sequence[int], axes: Sequence[str] = (LINEAR_MEMORY,)
+    layout: Layout | ComposeLayout,
+    shape: Sequence[int],
+    axes: Sequence[str] = (LINEAR_MEMORY,),
+    index_dtype: str = "int64",
 ) -> Any:
     """Return the index map from a tensor of `shape` to a buffer with one dimension for each of `axes`.
 
@@ -40,11 +44,12 @@ def to_index_map(
         The tensor's shape, of ints or of expressions of the compiler.
     axes : Sequence[str]
         The axes of the buffer's dimensions, in order.
+    index_dtype : str
+        The type of the indices, as of the function in which the map is used.
 
     Returns
     -------
     tvm.tirx.IndexMap
-        Over 64-bit indices.
 
     Raises
     ------
@@ -52,10 +57,16 @@ def to_index_map(
         If the layout doesn't admit the shape, is on an axis that is not in `axes`, or has replicas (an index map gives
         an element one place) or positions below 0 (a buffer's indices start there).
     """
+    from tvm.ir import Range
+    from tvm.sym import Analyzer
     from tvm.tirx import IndexMap, IntImm, Var
 
     tile = layout.tile_layout if isinstance(layout, ComposeLayout) else layout
-    names = _check_axes(axes)
+    names, extents = _check_axes(axes), check_extents(shape)
+    if not tile.admits(extents):
+        raise LayoutError(
+            f"layout {layout} places {tile.size()} elements, and shape {show(extents)} has another number"
+        )
     if any(it.extent != 1 for it in tile.R):
         raise LayoutError(f"an index map gives each element one place, and layout {layout} has replicas")
     for axis in axes_of(tile):
@@ -63,11 +74,25 @@ def to_index_map(
             raise LayoutError(f"axes must have every axis of layout {layout}, and {axis!r} is not in {names}")
         if not tile.bounds(axis)[0] >= 0:
             raise LayoutError(f"a buffer's indices start at 0, and layout {layout} goes below on axis {axis!r}")
-    indices = [Var(f"i{dim}", "int64") for dim in range(len(check_extents(shape)))]
-    (point,) = layout.apply(*indices, shape=shape)
-    places = [point[axis] for axis in names]
-    finals = [place.expr if isinstance(place, Symbolic) else IntImm("int64", place) for place in places]
+    indices = [Var(f"i{dim}", index_dtype) for dim in range(len(extents))]
+    analyzer = Analyzer()
+    flat: Any = IntImm(index_dtype, 0)
+    for index, extent in zip(indices, map(_expr, extents)):
+        analyzer.bind(index, Range(IntImm(index_dtype, 0), extent))
+        flat = flat * extent + index
+    places: dict[str, Any] = {axis: IntImm(index_dtype, 0) + _expr(tile.O[axis]) for axis in names}
+    for it in reversed(tile.D):
+        places[it.axis] += flat % _expr(it.extent) * _expr(it.stride)
+        flat = flat // _expr(it.extent)
+    finals = [analyzer.simplify(places[axis]) for axis in names]
+    if isinstance(layout, ComposeLayout) and LINEAR_MEMORY in names:
+        memory = names.index(LINEAR_MEMORY)
+        finals[memory] = analyzer.simplify(layout.address(finals[memory]))
     return IndexMap(indices, finals, None)
+
+
+def _expr(value: Number) -> Any:
+    return value.expr if isinstance(value, Symbolic) else value
 
 
 def from_index_map(index_map: Any, shape: Sequence[int], axes: Sequence[str] | None = None) -> Layout:
@@ -130,17 +155,19 @@ def _dimension(placed: Mapping[str, DigitSum], dim: int, extent: int, text: str)
     """Return the iters of one dimension, from its digits on all axes."""
     digits = [(d, axis, c) for axis, total in placed.items() for d, c in total.coefficients.items() if d.dim == dim]
     cuts = sorted({1, extent, *(d.weight for d, _, _ in digits), *(d.weight * d.extent for d, _, _ in digits)})
-    iters = []
-    for low, high in zip(cuts, cuts[1:]):
+    iters: list[Iter] = []
+    for low, high in pairwise(cuts):
         steps: dict[str, int] = defaultdict(int)
         for digit, axis, coefficient in digits:
             if digit.weight <= low and high <= digit.weight * digit.extent:
                 if low % digit.weight or high % low:
-                    raise LayoutError(f"{text} cuts dimension {dim} of {extent} at {cuts}, which don't divide each other")
+                    raise LayoutError(f"{text} cuts dimension {dim} of {extent} at {cuts}, which don't nest")
                 steps[axis] += coefficient * (low // digit.weight)
         moved = {axis: step for axis, step in steps.items() if step}
         if len(moved) != 1:
-            what = f"to {' and '.join(moved)}, and an iter is on one axis" if moved else "nowhere: elements share places"
+            what = (
+                f"to {' and '.join(moved)}, and an iter is on one axis" if moved else "nowhere: elements share places"
+            )
             raise LayoutError(f"{text} takes index {dim} // {low} % {high // low} of {extent} {what}")
         ((axis, step),) = moved.items()
         iters.insert(0, Iter(high // low, step, axis))

@@ -14,7 +14,7 @@ Source: JAX, ``jax.sharding.PartitionSpec`` and ``jax.sharding.NamedSharding``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.convert.by_axis import check_even
@@ -23,7 +23,7 @@ from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.placement import Placement
 from tvm_axe.layout.shapes import check_shape
 
-Entry = Union[str, tuple[str, ...], None]
+Entry = str | tuple[str, ...] | None
 """What cuts one dimension: a mesh axis, several, the first the major one, or none."""
 
 _WHOSE = "a PartitionSpec"
