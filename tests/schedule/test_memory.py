@@ -1,5 +1,7 @@
 """set_layout, pack and unpack: a layout decides where a buffer's elements lie, on every target."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tvm
@@ -10,6 +12,7 @@ from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.errors import LayoutError, ScheduleError
+from tvm_axe.inputs import load_file
 from tvm_axe.layout import ComposeLayout, Iter, Layout, memory_size
 from tvm_axe.schedule import set_layout
 
@@ -146,55 +149,13 @@ def test_errors_name_what_was_given():
         axe.pack(np.zeros((4, 4)), SWIZZLE)
 
 
-TILE = 32
+EXAMPLE = load_file(Path(__file__).parents[2] / "examples/transpose.py")
 
 
-def transpose(rows, columns):
-    @T.prim_func(s_tir=True)
-    def main(A: T.Buffer((rows, columns), "float32"), C: T.Buffer((columns, rows), "float32")):
-        for i, j in T.grid(columns, rows):
-            with T.sblock("transpose"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                C[vi, vj] = A[vj, vi]
-
-    return main
-
-
-def tiled_transpose(rows, columns, layout):
-    """Through a 32 x 32 tile in shared memory, one warp a row."""
-    sch = s_tir.Schedule(transpose(rows, columns))
-    block = sch.get_sblock("transpose")
-    shared = sch.cache_read(block, 0, "shared")
-    i, j = sch.get_loops(block)
-    io, ii = sch.split(i, [None, TILE])
-    jo, ji = sch.split(j, [None, TILE])
-    sch.reorder(io, jo, ii, ji)
-    sch.bind(io, "blockIdx.y")
-    sch.bind(jo, "blockIdx.x")
-    sch.bind(ji, "threadIdx.x")
-    row, _ = sch.split(ii, [8, None])
-    sch.bind(row, "threadIdx.y")
-    sch.compute_at(shared, jo)
-    si, sj = sch.get_loops(shared)[-2:]
-    sch.bind(sj, "threadIdx.x")
-    srow, _ = sch.split(si, [8, None])
-    sch.bind(srow, "threadIdx.y")
-    if layout is not None:
-        set_layout(sch, "A_shared", layout, tile=(TILE, TILE))
-    return sch
-
-
-TRANSPOSES = {
-    "row-major": None,
-    "padded": Layout.parse("S[(32, 32) : (33, 1)]"),
-    "swizzled": ComposeLayout(0, 5, 5, Layout.parse("S[(32, 32) : (32, 1)]")),
-}
-
-
-@pytest.mark.parametrize("name", TRANSPOSES)
+@pytest.mark.parametrize("name", EXAMPLE.LAYOUTS)
 def test_a_shared_tile_is_as_large_as_its_layout(name):
     """What a block of the GPU allocates is one tile, not the whole buffer."""
-    sch = tiled_transpose(128, 64, TRANSPOSES[name])
+    sch = EXAMPLE.tiled(128, 64, EXAMPLE.LAYOUTS[name])
     source = tvm.compile(sch.mod, target=tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm"))
     text = source.mod.imports[0].inspect_source()
     size = {"row-major": 1024, "padded": 1055, "swizzled": 1024}[name]
@@ -203,10 +164,10 @@ def test_a_shared_tile_is_as_large_as_its_layout(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", TRANSPOSES)
+@pytest.mark.parametrize("name", EXAMPLE.LAYOUTS)
 def test_on_cuda(name, cuda):
     rows, columns = 2048, 1024
-    sch = tiled_transpose(rows, columns, TRANSPOSES[name])
+    sch = EXAMPLE.tiled(rows, columns, EXAMPLE.LAYOUTS[name])
     a = np.random.default_rng(1).standard_normal((rows, columns)).astype("float32")
     out = tvm.runtime.tensor(np.full((columns, rows), np.nan, "float32"), cuda)
     executable = tvm.compile(sch.mod, target=tvm.target.Target("cuda", host="llvm"))

@@ -26,6 +26,17 @@ S[(4, 3, 8) : (1@tp, 8, 1)] + R[2 : 1@dp]
 >>> rows.local_region((10, 8), mesh, device=mesh.device({"tp": 3, "dp": 0}))
 (slice(9, 10, None), slice(0, 8, None))
 
+Layouts make layouts. A warp's fragment, tiled over four warps; the third tile; and the fragment taken out again:
+
+>>> fragment = Layout.parse("S[(8, 4, 2) : (4@laneid, 1@laneid, 1)]")
+>>> tiles = fragment.tile(Layout.parse("S[4 : 1@warpid]"), (4, 1), (8, 8))
+>>> print(tiles)
+S[(4, 32, 2) : (1@warpid, 1@laneid, 1)]
+>>> print(tiles.slice((32, 8), [(16, 24), (0, 8)]))
+S[(32, 2) : (1@laneid, 1)] + 2@warpid
+>>> print(fragment.is_tile_inner(tiles, (32, 8), (8, 8)))
+S[4 : 1@warpid]
+
 Source: Axe (arXiv:2601.19092), section 2.
 """
 

@@ -56,11 +56,11 @@ def direct_sum(layout: Layout, left: Layout, left_shape: Sequence[Number], right
 def is_direct_sum_right(
     layout: Layout, sum_layout: Layout, interleaved_shape: Sequence[Number], right_shape: Sequence[Number]
 ) -> Layout | None:
-    """Return a left addend with which `direct_sum` makes `sum_layout` of this layout, or None if none was found.
+    """Return a left addend with which `direct_sum` makes `sum_layout` of this layout, or None if there is none.
 
     Law: ``layout.direct_sum(result, left_shape, right_shape).equivalent(sum_layout)``, with `left_shape` the even
     dimensions of `interleaved_shape`. Its D and O are the only ones; its R need not be, as sets of copies that differ
-    can add up to the same.
+    can add up to the same. Where copies of the two addends meet, none may be found although there is one.
 
     >>> left, right = Layout.parse("S[(2, 2) : (64, 32)]"), Layout.parse("S[(4, 8) : (8, 1)]")
     >>> print(right.is_direct_sum_right(right.direct_sum(left, (2, 2), (4, 8)), (2, 4, 2, 8), (4, 8)))
@@ -92,10 +92,11 @@ def is_direct_sum_right(
 def is_direct_sum_left(
     layout: Layout, sum_layout: Layout, interleaved_shape: Sequence[Number], left_shape: Sequence[Number]
 ) -> Layout | None:
-    """Return a right addend of which `direct_sum` with this layout makes `sum_layout`, or None if none was found.
+    """Return a right addend of which `direct_sum` with this layout makes `sum_layout`, or None if there is none.
 
     Law: ``result.direct_sum(layout, left_shape, right_shape).equivalent(sum_layout)``, with `right_shape` the odd
-    dimensions of `interleaved_shape`. Its D and O are the only ones; its R need not be, as in `is_direct_sum_right`.
+    dimensions of `interleaved_shape`. Its D and O are the only ones; its R need not be, nor
+    need it be found where copies meet, as in `is_direct_sum_right`.
 
     >>> left, right = Layout.parse("S[(2, 2) : (64, 32)]"), Layout.parse("S[(4, 8) : (8, 1)]")
     >>> print(left.is_direct_sum_left(right.direct_sum(left, (2, 2), (4, 8)), (2, 4, 2, 8), (2, 2)))

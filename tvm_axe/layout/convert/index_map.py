@@ -18,12 +18,12 @@ from typing import Any
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import LINEAR_MEMORY, check_axis
 from tvm_axe.layout.convert.affine import DigitSum, read
+from tvm_axe.layout.convert.expressions import to_expression
 from tvm_axe.layout.image import axes_of
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.shapes import check_extents, check_shape, show
 from tvm_axe.layout.swizzle import ComposeLayout
-from tvm_axe.layout.symbolic import Number, Symbolic
 
 
 def to_index_map(
@@ -64,9 +64,7 @@ def to_index_map(
     tile = layout.tile_layout if isinstance(layout, ComposeLayout) else layout
     names, extents = _check_axes(axes), check_extents(shape)
     if not tile.admits(extents):
-        raise LayoutError(
-            f"layout {layout} places {tile.size()} elements, and shape {show(extents)} has another number"
-        )
+        raise LayoutError(f"layout {layout} places {tile.size()} elements, unlike shape {show(extents)}")
     if any(it.extent != 1 for it in tile.R):
         raise LayoutError(f"an index map gives each element one place, and layout {layout} has replicas")
     for axis in axes_of(tile):
@@ -77,22 +75,18 @@ def to_index_map(
     indices = [Var(f"i{dim}", index_dtype) for dim in range(len(extents))]
     analyzer = Analyzer()
     flat: Any = IntImm(index_dtype, 0)
-    for index, extent in zip(indices, map(_expr, extents)):
+    for index, extent in zip(indices, map(to_expression, extents)):
         analyzer.bind(index, Range(IntImm(index_dtype, 0), extent))
         flat = flat * extent + index
-    places: dict[str, Any] = {axis: IntImm(index_dtype, 0) + _expr(tile.O[axis]) for axis in names}
+    places: dict[str, Any] = {axis: IntImm(index_dtype, 0) + to_expression(tile.O[axis]) for axis in names}
     for it in reversed(tile.D):
-        places[it.axis] += flat % _expr(it.extent) * _expr(it.stride)
-        flat = flat // _expr(it.extent)
+        places[it.axis] += flat % to_expression(it.extent) * to_expression(it.stride)
+        flat = flat // to_expression(it.extent)
     finals = [analyzer.simplify(places[axis]) for axis in names]
     if isinstance(layout, ComposeLayout) and LINEAR_MEMORY in names:
         memory = names.index(LINEAR_MEMORY)
         finals[memory] = analyzer.simplify(layout.address(finals[memory]))
     return IndexMap(indices, finals, None)
-
-
-def _expr(value: Number) -> Any:
-    return value.expr if isinstance(value, Symbolic) else value
 
 
 def from_index_map(index_map: Any, shape: Sequence[int], axes: Sequence[str] | None = None) -> Layout:

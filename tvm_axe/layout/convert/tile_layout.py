@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.axes import check_number, is_mesh_axis
+from tvm_axe.layout.axes import is_mesh_axis
+from tvm_axe.layout.convert.expressions import from_expression, to_expression
 from tvm_axe.layout.image import axes_of
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.swizzle import ComposeLayout
-from tvm_axe.layout.symbolic import Number, Symbolic
 
 
 def to_tile_layout(layout: Layout | ComposeLayout) -> Any:
@@ -50,8 +50,12 @@ def to_tile_layout(layout: Layout | ComposeLayout) -> Any:
                 f"a TileLayout has thread and memory axes, and layout {layout} is on mesh axis {axis!r}; "
                 "project it on the axes of a device"
             )
-    shard, replica = ([tirx.Iter(_expr(i.extent), _expr(i.stride), i.axis) for i in p] for p in (layout.D, layout.R))
-    return tirx.TileLayout.from_iters(shard, replica, {axis: _expr(amount) for axis, amount in layout.O.items()})
+    shard, replica = (
+        [tirx.Iter(to_expression(i.extent), to_expression(i.stride), i.axis) for i in p] for p in (layout.D, layout.R)
+    )
+    return tirx.TileLayout.from_iters(
+        shard, replica, {axis: to_expression(amount) for axis, amount in layout.O.items()}
+    )
 
 
 def from_tile_layout(tile: Any) -> Layout | ComposeLayout:
@@ -79,24 +83,14 @@ def from_tile_layout(tile: Any) -> Layout | ComposeLayout:
         return ComposeLayout(*bits, inner, bool(tile.swizzle_inner))
     if not all(hasattr(tile, part) for part in ("shard", "replica", "offset")):
         raise LayoutError(f"tile must be a TileLayout or a ComposeLayout of tvm.tirx.layout, not {tile!r}")
-    offset = {str(axis.name): number("an offset", amount) for axis, amount in tile.offset.items()}
+    offset = {str(axis.name): from_expression("an offset", amount) for axis, amount in tile.offset.items()}
     return Layout(_iters(tile.shard), _iters(tile.replica), offset)
 
 
 def _iters(iters: Iterable[Any]) -> list[Iter]:
     found = []
     for it in iters:
-        extent, stride = number("an extent", it.extent), number("a stride", it.stride)
+        extent, stride = from_expression("an extent", it.extent), from_expression("a stride", it.stride)
         # One step has no direction, and may have been given a stride of 0.
         found.append(Iter(extent, 1 if extent == 1 and stride == 0 else stride, str(it.axis.name)))
     return found
-
-
-def number(what: str, value: Any) -> Number:
-    """Return a number of the compiler's: an int if it is constant, which it then holds as `value`."""
-    constant = getattr(value, "value", value)
-    return constant if type(constant) is int else check_number(what, value)
-
-
-def _expr(value: Number) -> Any:
-    return value.expr if isinstance(value, Symbolic) else value
