@@ -23,8 +23,8 @@ from tvm.tirx.layout import TileLayout
 from tvm_axe.layout import Iter, Layout
 
 COUNTS = (2, 4, 8, 12)
-REPEATS = 15
-LAYOUTS = 100
+REPEATS = 41
+LAYOUTS = 40
 
 
 def iters(count: int) -> list[tuple[int, int, str]]:

@@ -76,7 +76,7 @@ def group(layout: Layout, shape: Sequence[Number]) -> tuple[Layout, list[int]]:
             raise _falls_inside(layout, shape, len(seps), layout.D[-1])
         shard.append(make_iter(1, 1, LINEAR_MEMORY))
         seps.append(len(shard))
-    return layout._like(tuple(shard), layout.R, layout.O), seps
+    return layout._regrouped(tuple(shard)), seps
 
 
 def _falls_inside(layout: Layout, shape: Sequence[Number], dim: int, it: Iter) -> LayoutError:
@@ -142,7 +142,7 @@ def group_many(layout: Layout, shapes: Sequence[Sequence[Number]]) -> tuple[Layo
         for place in range(first, last):
             extent, inner = common[place + 1] // common[place], common[last] // common[place + 1]
             shard.append(make_iter(extent, it.stride * inner, it.axis))
-    return layout._like(tuple(shard), layout.R, layout.O), places
+    return layout._regrouped(tuple(shard)), places
 
 
 def _boundaries(extents: Sequence[Number]) -> list[Number]:
@@ -217,7 +217,7 @@ def permute_dims(layout: Layout, perm: Sequence[int]) -> Layout:
         If `perm` doesn't name every iter once.
     """
     order = _check_order("perm", perm, len(layout.D), "iter of D")
-    return layout._like(tuple(layout.D[k] for k in order), layout.R, layout.O)
+    return layout._regrouped(tuple(layout.D[k] for k in order))
 
 
 def permute_by_groups(layout: Layout, seps: Sequence[int], perm: Sequence[int]) -> Layout:
@@ -245,7 +245,7 @@ def permute_by_groups(layout: Layout, seps: Sequence[int], perm: Sequence[int]) 
     if not cuts or cuts != sorted(cuts) or cuts[0] != 0 or cuts[-1] != len(layout.D):
         raise LayoutError(f"seps must ascend from 0 to the {len(layout.D)} iters of D, in {layout}, not {list(seps)}")
     order = _check_order("perm", perm, len(cuts) - 1, "group")
-    return layout._like(tuple(it for g in order for it in layout.D[cuts[g] : cuts[g + 1]]), layout.R, layout.O)
+    return layout._regrouped(tuple(it for g in order for it in layout.D[cuts[g] : cuts[g + 1]]))
 
 
 def _check_order(what: str, order: Sequence[int], count: int, of: str) -> list[int]:

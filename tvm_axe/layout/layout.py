@@ -104,6 +104,12 @@ class Layout:
         layout._check_fits()
         return layout
 
+    def _regrouped(self, D: tuple[Iter, ...]) -> Layout:
+        """Return the layout with its iters of D cut or reordered, which reach what they did before."""
+        layout = object.__new__(Layout)
+        _fill(layout, D, self.R, self.O)
+        return layout
+
     def _check_fits(self) -> None:
         """Raise LayoutError if an index or a coordinate may exceed 64 bits; what is symbolic is not counted."""
         total = 0
