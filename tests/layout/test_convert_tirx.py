@@ -13,21 +13,24 @@ from tvm import tirx
 from tvm.tirx.layout import TileLayout
 
 from tvm_axe.layout import ComposeLayout, Iter, Layout, LayoutError, convert
-from tvm_axe.layout.axes import MEMORY_AXES, THREAD_AXES
+from tvm_axe.layout.axes import MEMORY_AXES
 from tvm_axe.layout.convert import from_index_map, from_tile_layout, to_index_map, to_tile_layout
 
 quick = settings(derandomize=True, max_examples=80, deadline=None)
-axes = st.sampled_from([*THREAD_AXES, *MEMORY_AXES])
-iters = st.builds(Iter, st.integers(1, 5), st.integers(-20, 20).filter(bool), axes)
-layouts = st.builds(
-    Layout,
-    st.lists(iters, max_size=4),
-    st.lists(iters, max_size=2),
-    st.dictionaries(axes, st.integers(-(2**40), 2**40), max_size=2),
-)
+CHAINS = (["bx", "by", "wgid", "wid_in_wg"], ["cbx", "wgid", "wid_in_wg", "laneid"], ["warpid", "laneid"], ["cbz", "tx"])
+
+
+@st.composite
+def layouts(draw, replicas=2):
+    axes = st.sampled_from([*draw(st.sampled_from(CHAINS)), *MEMORY_AXES])
+    iters = st.builds(Iter, st.integers(1, 5), st.integers(-20, 20).filter(bool), axes)
+    offset = draw(st.dictionaries(axes, st.integers(-(2**40), 2**40), max_size=2))
+    return Layout(draw(st.lists(iters, max_size=4)), draw(st.lists(iters, max_size=replicas)), offset)
+
+
 composed = st.builds(
     lambda fine, count, more, tile, inner: ComposeLayout(fine, count, count + more, tile, inner),
-    *[st.integers(0, 4), st.integers(0, 3), st.integers(0, 2), layouts, st.booleans()],
+    *[st.integers(0, 4), st.integers(0, 3), st.integers(0, 2), layouts(), st.booleans()],
 )
 
 
@@ -39,7 +42,7 @@ def test_worked_examples(name):
 
 
 @quick
-@given(st.one_of(layouts, composed))
+@given(st.one_of(layouts(), composed))
 def test_tile_layouts_come_back_as_they_were(layout):
     assert from_tile_layout(to_tile_layout(layout)) == layout
 
@@ -49,7 +52,7 @@ def constants(places):
 
 
 @quick
-@given(st.builds(Layout, st.lists(iters, max_size=4), st.just(()), st.dictionaries(axes, st.integers(-9, 9), max_size=2)))
+@given(layouts(replicas=0))
 def test_the_compiler_applies_a_tile_layout_as_we_do(layout):
     tile = to_tile_layout(layout)
     for x in range(0, layout.size(), max(1, layout.size() // 7)):
@@ -202,6 +205,9 @@ def _shuffled(i):
     ("call", "message"),
     [
         (lambda: to_tile_layout(Layout.parse("S[(2, 8) : (1@tp, 1)]")), "is on mesh axis 'tp'; project it"),
+        (lambda: to_tile_layout(Layout.parse("S[(2, 8) : (1@bx, 1@tx)]")), "chain of scopes, .* has bx, tx"),
+        (lambda: to_tile_layout(Layout.parse("S[(2, 8) : (1@tx, 1@laneid)]")), "chain of scopes, .* has tx, laneid"),
+        (lambda: to_tile_layout(Layout.parse("S[(2, 8) : (1@wgid, 1@laneid)]")), "has wgid, laneid"),
         (lambda: from_tile_layout("S[4 : 1]"), "tile must be a TileLayout or a ComposeLayout"),
         (
             lambda: from_tile_layout(TileLayout.from_iters([tirx.layout.Iter(4, 0, "m")])),
@@ -213,7 +219,7 @@ def _shuffled(i):
         (lambda: to_index_map(Layout.parse("S[8 : 1]"), (4,)), r"places 8 elements, unlike shape \(4,\)"),
         (lambda: to_index_map(Layout.parse("S[8 : 1]"), (8,), "m"), "axes must be a sequence of names"),
         (lambda: to_index_map(Layout.parse("S[8 : 1]"), (8,), ("m", "m")), "axes must be different"),
-        (lambda: read(_shuffled, (8,)), "Call in .*: a layout sums, splits and merges indices"),
+        (lambda: read(_shuffled, (8,)), "BitwiseXor in .*: a layout sums, splits and merges indices"),
         (lambda: read(lambda i: [i // 3], (8,)), r"division by 3 doesn't fall between digits .* from 0 to 7"),
         (lambda: read(lambda i: [(i + 1) // 2], (8,)), "division by 2 doesn't fall between digits"),
         (lambda: read(lambda i: [i * i], (8,)), "multiplies indices"),

@@ -125,6 +125,7 @@ def test_an_index_may_be_zero_although_an_extent_may_not():
         (lambda: Layout([], [Iter(n, 1, "dp")]).apply(0), "the number of points is the extents' product, and n is not"),
         (lambda: rows(n).covers({"m": 4}), "covers: nothing was proved about the positions of n : 4"),
         (lambda: rows(n).apply(100), "neither"),
+        (lambda: Layout.parse(str(rows(n))), "at position 3 of .*: expected an int, found 'n'"),
         (lambda: range(rows(n).size()), r"an int is needed, and n \* 4 is known at run time only"),
         (lambda: Layout([Iter(tirx.Var("x", "float32"), 1, "m")]), "an iter's extent must be an int"),
     ],

@@ -20,8 +20,8 @@ from tvm.script import tirx as T
 from tvm_axe.errors import TuneError
 from tvm_axe.meta import apply_best, resolve_target, tune
 from tvm_axe.meta.database import RECORDS, WORKLOADS, read_records, read_workloads
-from tvm_axe.meta.measure import Measurement, Worker
 from tvm_axe.meta.job import _in_use
+from tvm_axe.meta.measure import Measurement, Worker
 
 
 def _check(mod: IRModule, name: str, target, m: int, n: int, k: int) -> None:

@@ -376,7 +376,8 @@ class Layout:
         Raises
         ------
         LayoutError
-            If the text is malformed, with the position where, or states no valid layout.
+            If the text is malformed, with the position where, or states no valid layout. The names of variables in the
+            text of a symbolic layout don't say which variables they are, so that it is refused as well.
         """
         return Layout(*parse_layout(text))
 

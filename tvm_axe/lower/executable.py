@@ -181,11 +181,10 @@ class _Loaded:
         tensor, sharding = self.tensors[buffer.name], buffer.sharding
         whole = np.empty(buffer.shape, tensor.slab(0).dtype)
         for device in range(self.mesh.size if sharding.axes else 1):
-            region = (*buffer.layout.local_region(buffer.shape, self.mesh, device), ...)  # a view of a scalar too
-            share = whole[region]
+            region = buffer.layout.local_region(buffer.shape, self.mesh, device)
             stored = tensor.slab(device)
             slab = stored if sharding.memory is None else unpack(stored, sharding.memory, sharding.slab)
-            share[...] = slab[_corner(share.shape)]
+            whole[region] = slab[_corner(whole[region].shape)]
         return whole
 
 

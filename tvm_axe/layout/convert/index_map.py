@@ -3,7 +3,7 @@
 >>> from tvm_axe.layout import Layout
 >>> columns = to_index_map(Layout.parse("S[(4, 8) : (1, 4)]"), (4, 8))
 >>> print(columns)
-T.index_map(lambda i0, i1: (i1 * T.int64(4) + i0,))
+T.index_map(lambda i0, i1: (i0 + i1 * T.int64(4),))
 >>> print(from_index_map(columns, (4, 8)))
 S[(4, 8) : (1, 4)]
 """
@@ -79,13 +79,15 @@ def to_index_map(
         analyzer.bind(index, Range(IntImm(index_dtype, 0), extent))
         flat = flat * extent + index
     places: dict[str, Any] = {axis: IntImm(index_dtype, 0) + to_expression(tile.O[axis]) for axis in names}
-    for it in reversed(tile.D):
-        places[it.axis] += flat % to_expression(it.extent) * to_expression(it.stride)
-        flat = flat // to_expression(it.extent)
-    finals = [analyzer.simplify(places[axis]) for axis in names]
+    for position, it in reversed(list(enumerate(tile.D))):
+        # Digit by digit: of sums, the analyzer makes other divisions, such as (x + 1) // 2 of x // 2 + x % 2.
+        digit = analyzer.simplify(flat % to_expression(it.extent) if position else flat)
+        flat = analyzer.simplify(flat // to_expression(it.extent))
+        places[it.axis] = digit * to_expression(it.stride) + places[it.axis]
+    finals = [places[axis] for axis in names]
     if isinstance(layout, ComposeLayout) and LINEAR_MEMORY in names:
         memory = names.index(LINEAR_MEMORY)
-        finals[memory] = analyzer.simplify(layout.address(finals[memory]))
+        finals[memory] = layout.address(finals[memory])
     return IndexMap(indices, finals, None)
 
 
@@ -162,7 +164,7 @@ def _dimension(placed: Mapping[str, DigitSum], dim: int, extent: int, text: str)
             what = (
                 f"to {' and '.join(moved)}, and an iter is on one axis" if moved else "nowhere: elements share places"
             )
-            raise LayoutError(f"{text} takes index {dim} // {low} % {high // low} of {extent} {what}")
+            raise LayoutError(f"{text} takes index {dim} // {low} % {high // low} {what}")
         ((axis, step),) = moved.items()
         iters.insert(0, Iter(high // low, step, axis))
     return iters

@@ -14,12 +14,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.axes import is_mesh_axis
+from tvm_axe.layout.axes import THREAD_AXES, is_mesh_axis
 from tvm_axe.layout.convert.expressions import from_expression, to_expression
 from tvm_axe.layout.image import axes_of
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.swizzle import ComposeLayout
+
+_INNERMOST_FIRST = ("thread", "warp", "warpgroup", "cta", "cluster")
 
 
 def to_tile_layout(layout: Layout | ComposeLayout) -> Any:
@@ -35,7 +37,9 @@ def to_tile_layout(layout: Layout | ComposeLayout) -> Any:
     ------
     LayoutError
         If the layout names a mesh axis: the compiler knows none, and all of its operations refuse them. What lies on
-        one device is ``layout.project(...)``.
+        one device is ``layout.project(...)``. Or if its thread axes are not a chain of scopes, each within the last,
+        such as warpid (of a warp in a block) and laneid (of a thread in a warp): the compiler refuses them, or, of bx
+        with tx, never ends its check (0.27.0.post1).
     """
     from tvm.tirx import layout as tirx
 
@@ -50,12 +54,33 @@ def to_tile_layout(layout: Layout | ComposeLayout) -> Any:
                 f"a TileLayout has thread and memory axes, and layout {layout} is on mesh axis {axis!r}; "
                 "project it on the axes of a device"
             )
-    shard, replica = (
-        [tirx.Iter(to_expression(i.extent), to_expression(i.stride), i.axis) for i in p] for p in (layout.D, layout.R)
-    )
-    return tirx.TileLayout.from_iters(
-        shard, replica, {axis: to_expression(amount) for axis, amount in layout.O.items()}
-    )
+    _check_scopes(layout)
+    offset = {axis: to_expression(amount) for axis, amount in layout.O.items()}
+    return tirx.TileLayout.from_iters(_their_iters(layout.D), _their_iters(layout.R), offset)
+
+
+def _check_scopes(layout: Layout) -> None:
+    """Raise LayoutError unless the scopes of the thread axes are one chain, as the compiler wants them."""
+    from tvm.tirx.layout import Axis
+
+    named = [axis for axis in axes_of(layout) if axis in THREAD_AXES]
+    scopes = {(Axis.get(axis).get_subscope().name, Axis.get(axis).get_scope().name) for axis in named}
+    within = dict(scopes)
+    scope = min(within, key=_INNERMOST_FIRST.index, default="")
+    length = 0
+    while scope in within and length <= len(scopes):
+        scope, length = within[scope], length + 1
+    if length != len(scopes):
+        raise LayoutError(
+            f"the thread axes of a TileLayout are a chain of scopes, such as warpid and laneid, and layout {layout} "
+            f"has {', '.join(named)}"
+        )
+
+
+def _their_iters(iters: Iterable[Iter]) -> list[Any]:
+    from tvm.tirx.layout import Iter as TheirIter
+
+    return [TheirIter(to_expression(it.extent), to_expression(it.stride), it.axis) for it in iters]
 
 
 def from_tile_layout(tile: Any) -> Layout | ComposeLayout:
