@@ -101,9 +101,10 @@ def check_usable(workers: Workers) -> None:
     assert x.slab(0).tolist() == [workers.mesh.size * (workers.mesh.size + 1) / 2] * 3
 
 
-def process_of(rank: int) -> psutil.Process:
-    """The process of worker `rank`: their launch started them in the order of the ranks."""
-    return sorted(psutil.Process().children(), key=lambda child: (child.create_time(), child.pid))[rank - 1]
+def process_of(rank: int, of: int = 2) -> psutil.Process:
+    """The process of worker `rank` of the last launch, of `of` workers: it started them in the order of the ranks."""
+    children = sorted(psutil.Process().children(), key=lambda child: (child.create_time(), child.pid))
+    return children[len(children) - (of - 1) + rank - 1]
 
 
 def later(seconds: float, action: Callable[[], object]) -> threading.Timer:
@@ -117,7 +118,7 @@ def test_a_killed_worker_is_named(nothing_left: None, function: str) -> None:
     with launch(Mesh({"tp": 3})) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
-        victim = process_of(1)
+        victim = process_of(1, of=3)
         timer = later(0.3, victim.kill)
         start = time.monotonic()
         with pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):

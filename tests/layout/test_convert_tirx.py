@@ -17,7 +17,7 @@ from tvm_axe.layout.axes import MEMORY_AXES
 from tvm_axe.layout.convert import from_index_map, from_tile_layout, to_index_map, to_tile_layout
 
 quick = settings(derandomize=True, max_examples=80, deadline=None)
-CHAINS = (["bx", "by", "wgid", "wid_in_wg"], ["cbx", "wgid", "wid_in_wg", "laneid"], ["warpid", "laneid"], ["cbz", "tx"])
+CHAINS = (["bx", "by", "wgid"], ["bz", "warpid"], ["wgid", "wid_in_wg"], ["wid_in_wg", "laneid"], ["cbz", "cby", "tx"])
 
 
 @st.composite

@@ -48,7 +48,7 @@ def tile(layout: Layout, outer: Layout, outer_shape: Sequence[Number], inner_sha
     check_same_rank(outer_shape=outer_extents, inner_shape=inner_extents)
     a, a_seps = outer.canonicalize().group(outer_extents)
     b, b_seps = layout.canonicalize().group(inner_extents)
-    spans = _spans(b)
+    spans = {axis: span(b, axis) for axis in axes_of(b)}
     scaled = _scale(a.D, spans)
     shard: list[Iter] = []
     for dim in range(len(outer_extents)):
@@ -58,14 +58,6 @@ def tile(layout: Layout, outer: Layout, outer_shape: Sequence[Number], inner_sha
     for axis, amount in a.O.items():
         offset[axis] = offset.get(axis, 0) + amount * spans.get(axis, 1)
     return layout._like(merge_shard(tuple(shard)), (*_scale(a.R, spans), *b.R), offset).canonicalize()
-
-
-def _spans(layout: Layout) -> dict[str, Number]:
-    """Return the span on every axis that has an iter; on the others it is 1."""
-    spans: dict[str, Number] = {}
-    for it in (*layout.D, *layout.R):
-        spans[it.axis] = spans.get(it.axis, 1) + (it.extent - 1) * abs(it.stride)
-    return spans
 
 
 def _scale(iters: Sequence[Iter], factors: dict[str, Number]) -> list[Iter]:
@@ -136,7 +128,7 @@ def is_tile_inner(
         for d, block in enumerate(blocks[1::2])
     ):
         return None
-    spans = _spans(mine)
+    spans = {axis: span(mine, axis) for axis in axes_of(mine)}
     shard = _unscale([it for block in blocks[::2] for it in block], spans)
     coarse, _ = _part_replicas(tile_layout, spans)
     replica = None if coarse is None else _unscale(coarse, spans)
