@@ -91,7 +91,7 @@ def test_a_swizzled_layout_and_its_bases(case):
     check(layout, bases, shape)
     back = from_triton(bases, shape)
     check(back, bases, shape)
-    assert back.equivalent(layout)
+    assert layout.equivalent(back)
 
 
 def test_the_fragment_of_an_mma_accumulator():
