@@ -57,7 +57,9 @@ def explain(layout: Layout | ComposeLayout, op: str, *args: Any, **kwargs: Any) 
         If a layout has no such operation; or whatever the operation raises.
     """
     kind = type(layout)
-    known = sorted(name for name, value in vars(kind).items() if not name.startswith("_") and callable(value))
+    said = {"explain", "show"}  # what a layout says of itself, rather than what is done with it
+    public = {name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
+    known = sorted(public - said)
     if op not in known:
         raise LayoutError(f"explain: a {kind.__name__} has no operation {op!r}; it has {', '.join(known)}")
     derive = _DERIVATIONS.get(op) if isinstance(layout, Layout) else None

@@ -47,7 +47,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout import composing, grouping, image, inverting, mesh_side, packing, slicing, summing, tiling
@@ -58,6 +58,10 @@ from tvm_axe.layout.shapes import check_extents, check_shape, show
 from tvm_axe.layout.sharding import block_iters, block_shape, find_blocks
 from tvm_axe.layout.symbolic import Number, Symbolic, index_value, is_expression
 from tvm_axe.layout.text import format_layout, parse_layout
+
+if TYPE_CHECKING:
+    from tvm_axe.layout.memory import Access
+    from tvm_axe.layout.picture import Picture
 
 _Plan = tuple[Number, tuple[tuple[Number, Number, str], ...]]
 """What `apply` needs at every call: the size, and (extent, stride, axis) of D's iters, the innermost first."""
@@ -383,6 +387,20 @@ class Layout:
 
     def __str__(self) -> str:
         return format_layout(self.D, self.R, self.O)
+
+    def explain(self, op: str, *args: Any, **kwargs: Any) -> str:
+        """Return how ``self.op(*args, **kwargs)`` comes about, step by step: see `tvm_axe.layout.explain`."""
+        from tvm_axe.layout.explain import explain  # which imports this module
+
+        return explain(self, op, *args, **kwargs)
+
+    def show(
+        self, shape: Sequence[int], mesh: Mesh | None = None, kind: str | None = None, access: Access | None = None
+    ) -> Picture:
+        """Return a picture of where a tensor's elements live, as text, SVG or HTML: see `tvm_axe.layout.show`."""
+        from tvm_axe.layout.draw import show  # which imports this module
+
+        return show(self, shape, mesh, kind, access)
 
     def __reduce__(self) -> tuple[type[Layout], tuple[tuple[Iter, ...], tuple[Iter, ...], Coordinate]]:
         return (Layout, (self.D, self.R, self.O))

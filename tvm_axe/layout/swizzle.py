@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import LINEAR_MEMORY, Coordinate, check_int, make_coordinate
@@ -23,6 +23,11 @@ from tvm_axe.layout.image import positions
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.symbolic import Number
 from tvm_axe.layout.text import parse_composed
+
+if TYPE_CHECKING:
+    from tvm_axe.layout.memory import Access
+    from tvm_axe.layout.mesh import Mesh
+    from tvm_axe.layout.picture import Picture
 
 _MOST_ELEMENTS = 2**16  # that `equivalent` compares one by one
 
@@ -203,6 +208,20 @@ class ComposeLayout:
         if bits > self.per_element:
             raise LayoutError(f"pack: {self} keeps 2**{self.per_element} elements together, and num is {num}")
         return replace(self, per_element=self.per_element - bits, tile_layout=self.tile_layout.pack(num))
+
+    def explain(self, op: str, *args: Any, **kwargs: Any) -> str:
+        """Return how ``self.op(*args, **kwargs)`` comes about, step by step: see `tvm_axe.layout.explain`."""
+        from tvm_axe.layout.explain import explain  # which imports this module
+
+        return explain(self, op, *args, **kwargs)
+
+    def show(
+        self, shape: Sequence[int], mesh: Mesh | None = None, kind: str | None = None, access: Access | None = None
+    ) -> Picture:
+        """Return a picture of where a tensor's elements live, as text, SVG or HTML: see `tvm_axe.layout.show`."""
+        from tvm_axe.layout.draw import show  # which imports this module
+
+        return show(self, shape, mesh, kind, access)
 
     @staticmethod
     def parse(text: str) -> ComposeLayout:

@@ -5,7 +5,7 @@ Sums and multiples of such are such again. A quotient by n is one if the digits 
 others that stay below n together, for which a digit may be cut in two; a remainder likewise.
 
 It reads any tree of nodes that are called as the compiler's are: Var, IntImm, Cast, Add, Sub, Mul, FloorDiv, FloorMod,
-and, as indices are not negative, Div and Mod.
+and, of what is not negative, Div and Mod.
 """
 
 from __future__ import annotations
@@ -54,25 +54,23 @@ class DigitSum:
 
     def divmod(self, n: int, text: str) -> tuple[DigitSum, DigitSum]:
         """Return quotient and remainder by `n`, or raise LayoutError about the expression `text`."""
-        multiples: dict[Digit, int] = {}
-        others: dict[Digit, int] = {}
+        quotient, remainder = DigitSum(self.constant // n, {}), DigitSum(self.constant % n, {})
         for digit, coefficient in self.coefficients.items():
             low = n // coefficient if coefficient > 0 and n % coefficient == 0 else 1
             if coefficient % n == 0:
-                multiples[digit] = coefficient // n
+                quotient += DigitSum(0, {digit: coefficient // n})
             elif 1 < low < digit.extent and digit.extent % low == 0:
                 high, rest = digit.cut(low)
-                multiples[high], others[rest] = 1, coefficient
+                quotient, remainder = quotient + DigitSum(0, {high: 1}), remainder + DigitSum(0, {rest: coefficient})
             else:
-                others[digit] = coefficient
-        remainder = DigitSum(self.constant % n, others)
+                remainder += DigitSum(0, {digit: coefficient})
         least, most = remainder.bounds
         if least < 0 or most >= n:
             raise LayoutError(
                 f"in {text}: division by {n} doesn't fall between digits of the indices: what it leaves runs from "
                 f"{least} to {most}"
             )
-        return DigitSum(self.constant // n, multiples), remainder
+        return quotient, remainder
 
 
 def read(expr: Any, indices: Sequence[Any], shape: Sequence[int]) -> DigitSum:
@@ -110,5 +108,7 @@ def read(expr: Any, indices: Sequence[Any], shape: Sequence[int]) -> DigitSum:
         return a * b.constant
     if b.coefficients or b.constant < 1:
         raise LayoutError(f"{expr} divides by {expr.b}, and a layout divides by positive constants")
+    if kind in ("Div", "Mod") and a.bounds[0] < 0:
+        raise LayoutError(f"{expr} divides towards zero what may be as low as {a.bounds[0]}, and a layout rounds down")
     quotient, remainder = a.divmod(b.constant, str(expr))
     return quotient if kind in ("FloorDiv", "Div") else remainder

@@ -45,7 +45,7 @@ def to_index_map(
     axes : Sequence[str]
         The axes of the buffer's dimensions, in order.
     index_dtype : str
-        The type of the indices, as of the function in which the map is used.
+        The type of the indices, "int32" or "int64", as of the function in which the map is used.
 
     Returns
     -------
@@ -55,7 +55,8 @@ def to_index_map(
     ------
     LayoutError
         If the layout doesn't admit the shape, is on an axis that is not in `axes`, or has replicas (an index map gives
-        an element one place) or positions below 0 (a buffer's indices start there).
+        an element one place) or positions below 0 (a buffer's indices start there);
+        or if expressions in it are of another type than `index_dtype`.
     """
     from tvm.ir import Range
     from tvm.sym import Analyzer
@@ -72,18 +73,22 @@ def to_index_map(
             raise LayoutError(f"axes must have every axis of layout {layout}, and {axis!r} is not in {names}")
         if not tile.bounds(axis)[0] >= 0:
             raise LayoutError(f"a buffer's indices start at 0, and layout {layout} goes below on axis {axis!r}")
+    if index_dtype not in ("int32", "int64"):
+        raise LayoutError(f"index_dtype must be 'int32' or 'int64', not {index_dtype!r}")
     indices = [Var(f"i{dim}", index_dtype) for dim in range(len(extents))]
     analyzer = Analyzer()
-    flat: Any = IntImm(index_dtype, 0)
-    for index, extent in zip(indices, map(to_expression, extents)):
-        analyzer.bind(index, Range(IntImm(index_dtype, 0), extent))
+    zero = IntImm(index_dtype, 0)
+    flat: Any = zero
+    for index, size in zip(indices, extents):
+        extent = to_expression(size, index_dtype)
+        analyzer.bind(index, Range(zero, extent))
         flat = flat * extent + index
-    places: dict[str, Any] = {axis: IntImm(index_dtype, 0) + to_expression(tile.O[axis]) for axis in names}
+    places: dict[str, Any] = {axis: zero + to_expression(tile.O[axis], index_dtype) for axis in names}
     for position, it in reversed(list(enumerate(tile.D))):
+        extent, stride = to_expression(it.extent, index_dtype), to_expression(it.stride, index_dtype)
         # Digit by digit: of sums, the analyzer makes other divisions, such as (x + 1) // 2 of x // 2 + x % 2.
-        digit = analyzer.simplify(flat % to_expression(it.extent) if position else flat)
-        flat = analyzer.simplify(flat // to_expression(it.extent))
-        places[it.axis] = digit * to_expression(it.stride) + places[it.axis]
+        places[it.axis] = analyzer.simplify(flat % extent if position else flat) * stride + places[it.axis]
+        flat = analyzer.simplify(flat // extent)
     finals = [places[axis] for axis in names]
     if isinstance(layout, ComposeLayout) and LINEAR_MEMORY in names:
         memory = names.index(LINEAR_MEMORY)

@@ -204,8 +204,10 @@ def _places(bases: Mapping[str, Sequence[Sequence[int]]], shape: tuple[int, ...]
     for name, vectors in bases.items():
         if name not in AXES:
             raise LayoutError(f"bases: the dimensions of places are {', '.join(AXES)}, not {name!r}")
+        if isinstance(vectors, str) or not isinstance(vectors, Sequence):
+            raise LayoutError(f"bases[{name!r}] must be a sequence with a basis for each bit, not {vectors!r}")
         for number, basis in enumerate(vectors):
-            if len(basis) != len(shape):
+            if not isinstance(basis, Sequence) or len(basis) != len(shape):
                 raise LayoutError(f"bases[{name!r}][{number}] must have an int for each of {shape}, not {basis}")
             bits = []
             for dim, (part, extent) in enumerate(zip(basis, shape)):
