@@ -4,6 +4,9 @@ import doctest
 import importlib
 import math
 import pkgutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,7 +154,9 @@ def test_an_index_map_is_read_as_the_compiler_applies_it(case):
     [
         (lambda i, j: [j, i], (4, 8), "S[(4, 8) : (1, 4)]"),
         (lambda i, j: [(i * 8 + j) // 4, (i * 8 + j) % 4], (4, 8), "S[32 : 1]"),
-        (lambda i, j: [(j * 4 + i) // 8 % 2, (j * 4 + i) // 16, (j * 4 + i) % 8], (4, 8), "S[(4, 2, 2, 2) : (1, 8, 16, 4)]"),
+        (lambda i: [i // 8 % 2, i // 16, i % 8], (32,), "S[(2, 2, 8) : (8, 16, 1)]"),
+        (lambda i, j: [(j * 4 + i) // 8, (j * 4 + i) % 8], (4, 8), "S[(4, 8) : (1, 4)]"),
+        (lambda i: [i + i % 4], (8,), "S[(2, 4) : (4, 2)]"),
         (lambda i: [(i * 2 + 1) // 2], (8,), "S[8 : 1]"),
         (lambda i: [7 - i], (8,), "S[8 : -1] + 7"),
         (lambda i, j: [i * 10 + j + 3], (4, 8), "S[(4, 8) : (10, 1)] + 3"),
@@ -197,6 +202,9 @@ def test_a_layout_across_dimensions_and_a_symbolic_shape():
     assert str(tiles.final_indices[0]) == "i0 * T.int64(4) + i1"
 
 
+N = tirx.Var("n", "int32")
+
+
 def _shuffled(i):
     return [tirx.bitwise_xor(i, i // 2)]
 
@@ -217,11 +225,15 @@ def _shuffled(i):
         (lambda: to_index_map(Layout.parse("S[8 : 1@laneid]"), (8,)), "axes must have every axis .* 'laneid'"),
         (lambda: to_index_map(Layout.parse("S[8 : -1]"), (8,)), "goes below on axis 'm'"),
         (lambda: to_index_map(Layout.parse("S[8 : 1]"), (4,)), r"places 8 elements, unlike shape \(4,\)"),
+        (lambda: to_index_map(Layout.parse("S[8 : 1]"), (8,), index_dtype="int8"), "index_dtype must be 'int32' or"),
+        (lambda: to_index_map(Layout([Iter(N, 1, "m")]), (N,)), "n is of type int32, and its context of int64"),
         (lambda: to_index_map(Layout.parse("S[8 : 1]"), (8,), "m"), "axes must be a sequence of names"),
         (lambda: to_index_map(Layout.parse("S[8 : 1]"), (8,), ("m", "m")), "axes must be different"),
         (lambda: read(_shuffled, (8,)), "BitwiseXor in .*: a layout sums, splits and merges indices"),
         (lambda: read(lambda i: [i // 3], (8,)), r"division by 3 doesn't fall between digits .* from 0 to 7"),
         (lambda: read(lambda i: [(i + 1) // 2], (8,)), "division by 2 doesn't fall between digits"),
+        (lambda: read(lambda i: [(i + i % 4) // 4, i % 4], (8,)), "division by 4 .* from 0 to 6"),
+        (lambda: read(lambda i: [tirx.truncdiv(i - 4, 4) + 1, i % 4], (8,)), "divides towards zero .* as low as -4"),
         (lambda: read(lambda i: [i * i], (8,)), "multiplies indices"),
         (lambda: read(lambda i, j: [i // (j + 1), j], (8, 8)), "divides by"),
         (lambda: read(lambda i: [i // 2], (8,)), r"takes index 0 // 1 % 2 nowhere: elements share places"),
@@ -240,3 +252,19 @@ def test_what_is_refused(call, message):
 
 def read(function, shape, axes=None):
     return from_index_map(tirx.IndexMap.from_func(function), shape, axes)
+
+
+def test_conversions_import_none_of_the_packages_they_convert_to():
+    folder = Path(convert.__file__).parents[2]
+    program = f"""
+import sys, types
+package = types.ModuleType("tvm_axe")  # in place of the package's own, which imports the compiler for the other folders
+package.__path__ = [{str(folder)!r}]
+sys.modules["tvm_axe"] = package
+sys.modules.update(dict.fromkeys(["tvm", "tvm_ffi", "torch", "jax", "triton"]))
+from tvm_axe.layout import Layout, Mesh, convert
+print(convert.to_cute(Layout.parse("S[(4, 8) : (1, 4)]"), (4, 8)))
+print(convert.to_partition_spec(Layout.sharded((8, 8), Mesh({{"tp": 2}}), {{1: "tp"}}), (8, 8), Mesh({{"tp": 2}})))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "(4,8):(1,4)\n(None, 'tp')\n", done.stderr

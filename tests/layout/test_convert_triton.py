@@ -37,7 +37,7 @@ def check(layout, bases, shape):
 
 @st.composite
 def distributed(draw):
-    """A layout that takes each bit of an index to a bit of a register, lane, warp or block; the other bits are copies."""
+    """A layout that takes each bit of an index to a bit of a register, lane, warp or block; others hold copies."""
     bits = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
     widths = [draw(st.integers(0, 3)) for _ in range(4)]
     widths[0] += max(0, sum(bits) - sum(widths))
@@ -128,7 +128,10 @@ def test_shared_memory_of_wgmma():
         (lambda: to_triton(Layout.parse("S[8 : -1] + 7"), (8,)), "element 0 at place 0"),
         (lambda: to_triton(Layout.parse("S[8 : 3]"), (8,)), "powers of two"),
         (lambda: to_triton(Layout.parse("S[(4, 4) : (1, 2)]"), (16,)), "two iters on bit 1 of the register"),
-        (lambda: to_triton(Layout.parse("S[8 : 4@laneid]"), (8,)), "an element at each place, .* none on bit 0 of the lane"),
+        (
+            lambda: to_triton(Layout.parse("S[8 : 4@laneid]"), (8,)),
+            "none on bit 0 of the lane",
+        ),
         (
             lambda: to_triton(ComposeLayout(0, 1, 1, Layout.parse("S[(8, 4) : (1@laneid, 1)]")), (32,)),
             "of shared memory, and layout .* is on the lane too",
@@ -138,6 +141,8 @@ def test_shared_memory_of_wgmma():
             "goes beyond its addresses",
         ),
         (lambda: from_triton([], (4,)), "bases must be a mapping"),
+        (lambda: from_triton({"lane": 3}, (4,)), r"bases\['lane'\] must be a sequence with a basis for each bit"),
+        (lambda: from_triton({"lane": [3]}, (4,)), r"bases\['lane'\]\[0\] must have an int for each"),
         (lambda: from_triton({"thread": []}, (4,)), "the dimensions of places are register, offset, lane"),
         (lambda: from_triton({"lane": [[1], [2]]}, (6,)), r"shape\[0\] must be a power of two"),
         (lambda: from_triton({"lane": [[1, 0]]}, (2,)), r"bases\['lane'\]\[0\] must have an int for each of \(2,\)"),

@@ -181,7 +181,8 @@ def test_tensor_memory(datapath, rows):
 
 
 @pytest.mark.parametrize(
-    ("dims", "shape"), [("PF", (128, 64)), ("FP", (4, 128)), ("PFF", (32, 3, 5)), ("FPPF", (2, 4, 8, 6)), ("PF", (384, 4))]
+    ("dims", "shape"),
+    [("PF", (128, 64)), ("FP", (4, 128)), ("PFF", (32, 3, 5)), ("FPPF", (2, 4, 8, 6)), ("PF", (384, 4))],
 )
 def test_trainium(dims, shape):
     from tvm.tirx.layout import TileLayout
