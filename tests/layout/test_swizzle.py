@@ -71,6 +71,8 @@ def test_equivalent_iff_the_maps_are_equal(one, other):
     other = ComposeLayout(other.per_element, other.swizzle_len, other.atom_len, one.tile_layout, other.swizzle_inner)
     same = all(one.apply(x) == other.apply(x) for x in range(one.size()))
     assert one.equivalent(other) == same
+    plain = all(one.apply(x) == one.tile_layout.apply(x) for x in range(one.size()))
+    assert one.equivalent(one.tile_layout) == one.tile_layout.equivalent(one) == plain
 
 
 def test_the_operations_act_on_the_tiles_and_keep_the_swizzle_innermost():

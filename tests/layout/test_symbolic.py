@@ -133,3 +133,12 @@ def test_an_index_may_be_zero_although_an_extent_may_not():
 def test_what_was_not_proved_is_named(call, message):
     with pytest.raises(LayoutError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_points_of_indices_of_either_width(dtype):
+    row, column = tirx.Var("i", dtype), tirx.Var("j", dtype)
+    (point,) = Layout.parse("S[(8, 4, 4) : (4, 32, 1)]").apply(row, column, shape=(8, 16))
+    address = str(point["m"].expr).replace("T.int64", "int").replace("//", " // ")
+    for i, j in itertools.product(range(8), range(16)):
+        assert eval(address, {"i": i, "j": j, "int": int}) == j // 4 * 32 + i * 4 + j % 4

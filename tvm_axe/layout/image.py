@@ -135,6 +135,8 @@ def equivalent(layout: Layout, other: Layout) -> bool:
     LayoutError
         If D is the same and the sets of copies can't be compared: they are symbolic, or too wide to be listed.
     """
+    if not isinstance(other, type(layout)):  # a swizzled layout, which can tell
+        return other.equivalent(layout)
     one, two = layout.canonicalize(), other.canonicalize()
     if one == two:
         return True

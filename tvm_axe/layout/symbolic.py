@@ -188,9 +188,9 @@ def _floormod(a: Any, b: Any) -> Any:
 
 
 def _equal(a: Any, b: Any) -> Any:
-    from tvm.tirx import EQ
+    from tvm.tirx import EQ, IntImm
 
-    return EQ(a, b)
+    return EQ(a, IntImm(str(a.ty), b) if isinstance(b, int) else b)
 
 
 @contextmanager

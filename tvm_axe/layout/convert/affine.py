@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tvm_axe.errors import LayoutError
@@ -45,6 +46,23 @@ class DigitSum:
 
     def __mul__(self, factor: int) -> DigitSum:
         return DigitSum(self.constant * factor, {d: c * factor for d, c in self.coefficients.items() if factor})
+
+    def apart(self, text: str) -> DigitSum:
+        """Return the same sum of digits that share no part of an index, or raise LayoutError about `text`.
+
+        So ``x - x % 4`` becomes ``x // 4 * 4``. Digits that are apart vary freely, and have exact bounds.
+        """
+        cuts: dict[int, set[int]] = {}
+        for digit in self.coefficients:
+            cuts.setdefault(digit.dim, set()).update((digit.weight, digit.weight * digit.extent))
+        total = DigitSum(self.constant, {})
+        for digit, coefficient in self.coefficients.items():
+            end = digit.weight * digit.extent
+            for low, high in pairwise(sorted(cut for cut in cuts[digit.dim] if digit.weight <= cut <= end)):
+                if low % digit.weight or high % low:
+                    raise LayoutError(f"in {text}: parts of an index overlap, at multiples of {high} and of {low}")
+                total += DigitSum(0, {Digit(digit.dim, low, high // low): coefficient * (low // digit.weight)})
+        return total
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -97,9 +115,9 @@ def read(expr: Any, indices: Sequence[Any], shape: Sequence[int]) -> DigitSum:
         raise LayoutError(f"{kind} in {expr}: a layout sums, splits and merges indices, and nothing else")
     a, b = read(expr.a, indices, shape), read(expr.b, indices, shape)
     if kind == "Add":
-        return a + b
+        return (a + b).apart(str(expr))
     if kind == "Sub":
-        return a + b * -1
+        return (a + b * -1).apart(str(expr))
     if kind == "Mul":
         if not a.coefficients:
             a, b = b, a
