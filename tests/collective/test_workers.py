@@ -236,6 +236,8 @@ def test_collectives_that_do_not_fit_are_refused(pair: Workers) -> None:
 def test_bad_launches_are_refused() -> None:
     with pytest.raises(InputError, match="unknown engine 'mpi'; valid: processes, threads"):
         launch(Mesh({"tp": 2}), engine="mpi")
+    with pytest.raises(InputError, match=r"numbered row-major; leave the order of mesh tp=2@1\.0 out"):
+        launch(Mesh({"tp": 2}, order=(1, 0)))
     with pytest.raises(InputError, match="timeout must be a positive number of seconds, not 0"):
         launch(Mesh({"tp": 2}), timeout=0)
     with pytest.raises(InputError, match="mesh must be a Mesh"):

@@ -156,10 +156,10 @@ CYCLIC = Layout.parse("S[(2, 4, 8) : (8, 1@tp, 1)] + R[2 : 1@dp]")
         (lambda: from_relax_mesh(to_relax_mesh(MESH), ("dp",)), "names must be 2 different names"),
         (lambda: from_relax_mesh(to_relax_mesh(MESH), ("dp", "dp")), "names must be 2 different names"),
         (
-            lambda: from_relax_mesh(SimpleNamespace(shape=(2,), device_ids=[1, 0]), ("dp",)),
-            "numbered from 0 in row-major order, and .* has 1 at 0",
+            lambda: from_relax_mesh(SimpleNamespace(shape=(2,), device_ids=[4, 5]), ("dp",)),
+            r"each of the devices 0 to 1 once, not \(4, 5\)",
         ),
-        (lambda: from_torch_mesh(torch_mesh([[1, 0]], ("a", "b"))), "has 1 at 0"),
+        (lambda: from_torch_mesh(torch_mesh([[1, 1]], ("a", "b"))), r"each of the devices 0 to 1 once, not \(1, 1\)"),
         (lambda: from_torch_mesh(torch_mesh([[0, 1]], None)), "has none: give mesh_dim_names"),
         (lambda: from_torch_placements([Partial("avg"), Replicate()], (8, 8), MESH), "reduce_op='avg'.* is no sum"),
         (lambda: from_torch_placements(["R", "R"], (8, 8), MESH), r"a placement must be Shard\(dim\)"),
@@ -179,3 +179,13 @@ CYCLIC = Layout.parse("S[(2, 4, 8) : (8, 1@tp, 1)] + R[2 : 1@dp]")
 def test_what_is_refused(call, message):
     with pytest.raises(LayoutError, match=message):
         call()
+
+
+def test_the_order_of_devices_goes_both_ways():
+    mesh = Mesh({"dp": 2, "tp": 2}, order=(0, 1, 3, 2))
+    assert from_relax_mesh(to_relax_mesh(mesh), mesh.names) == mesh
+    assert from_torch_mesh(torch_mesh([[0, 1], [3, 2]], ("dp", "tp"))) == mesh
+    devices = np.array([SimpleNamespace(id=number) for number in mesh.order]).reshape(mesh.shape)
+    assert from_jax_mesh(SimpleNamespace(shape={"dp": 2, "tp": 2}, devices=devices)) == mesh
+    others = np.array([SimpleNamespace(id=number) for number in (8, 9, 11, 10)]).reshape(mesh.shape)
+    assert from_jax_mesh(SimpleNamespace(shape={"dp": 2, "tp": 2}, devices=others)) == Mesh({"dp": 2, "tp": 2})

@@ -102,12 +102,13 @@ def test_strided_shards_of_torch_are_refused():
         convert.from_torch_placements((strided, types_of.Shard(0)), (8, 16), MESH)
 
 
-def test_torch_meshes_of_other_orders_are_refused(torch_ranks):
+def test_torch_meshes_of_other_orders_and_without_names(torch_ranks):
     def read(torch):
         from torch.distributed.device_mesh import DeviceMesh
 
-        with pytest.raises(LayoutError, match="row-major order"):
-            convert.from_torch_mesh(DeviceMesh("cpu", [[1, 0]], mesh_dim_names=("a", "b")))
+        turned = convert.from_torch_mesh(DeviceMesh("cpu", [[1, 0]], mesh_dim_names=("a", "b")))
+        assert turned == Mesh({"a": 1, "b": 2}, order=(1, 0))
+        assert convert.to_torch_mesh(turned).mesh.tolist() == [[1, 0]]
         with pytest.raises(LayoutError, match="give mesh_dim_names"):
             convert.from_torch_mesh(DeviceMesh("cpu", [[0, 1]]))
         return True

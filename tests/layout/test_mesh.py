@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_axe.layout import LayoutError, Mesh
+from tvm_axe.layout import Layout, LayoutError, Mesh
 
 names = st.sampled_from(["tp", "dp", "pp", "node", "gpu_0"])
 meshes = st.dictionaries(names, st.integers(1, 4), min_size=1, max_size=3).map(Mesh)
@@ -121,3 +121,37 @@ def test_devices_and_coordinates_outside_the_mesh_are_refused():
             mesh.device(coords)
     with pytest.raises(LayoutError, match=r"coords\['dp'\] must be in \[0, 2\) on mesh tp=2,dp=2, not 2"):
         mesh.device({"tp": 0, "dp": 2})
+
+
+@quick
+@given(meshes, st.data())
+def test_devices_have_the_order_that_is_given(mesh, data):
+    order = tuple(data.draw(st.permutations(range(mesh.size))))
+    ordered = Mesh(mesh.axes, order)
+    assert Mesh.parse(str(ordered)) == ordered == eval(repr(ordered))
+    assert (ordered == mesh) == (order == tuple(range(mesh.size))) == ordered.is_row_major
+    for position, device in enumerate(order):
+        assert ordered.coords(device) == mesh.coords(position)
+        assert ordered.device(ordered.coords(device)) == device
+        for axis in mesh.names:
+            assert ordered.group(device, axis) == tuple(order[p] for p in mesh.group(position, axis))
+
+
+def test_each_device_of_an_ordered_mesh_holds_its_own_block():
+    mesh = Mesh({"tp": 4}, order=(2, 0, 3, 1))
+    layout = Layout.sharded((8, 2), mesh, {0: "tp"})
+    regions = [layout.local_region((8, 2), mesh, device)[0] for device in range(4)]
+    assert regions == [slice(2, 4), slice(6, 8), slice(0, 2), slice(4, 6)]
+    assert layout.owner(5, 0, mesh=mesh, shape=(8, 2)) == (3,)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (0, 1, 2, 2), (1, 2, 3, 4), (0, 1, 2, 3, 4)])
+def test_an_order_names_each_device_once(order):
+    with pytest.raises(LayoutError, match="each of the devices 0 to 3 once"):
+        Mesh({"dp": 2, "tp": 2}, order)
+
+
+@pytest.mark.parametrize("text", ["dp=2@", "dp=2@0", "dp=2@0,1", "dp=2@1.x", "dp=2@1.0@", "@0.1"])
+def test_a_malformed_order_is_refused(text):
+    with pytest.raises(LayoutError):
+        Mesh.parse(text)

@@ -310,7 +310,7 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
     Raises
     ------
     InputError
-        For an unknown engine or a timeout that isn't positive.
+        For an unknown engine, a mesh with an order of its own, or a timeout that isn't positive.
     WorkerError
         If a worker doesn't start.
     """
@@ -318,6 +318,8 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
         raise InputError(f"launch: unknown engine {engine!r}; valid: {', '.join(ENGINES)}")
     if not isinstance(mesh, Mesh):
         raise InputError(f"launch: mesh must be a Mesh, such as Mesh({{'tp': 2}}), not {mesh!r}")
+    if not mesh.is_row_major:
+        raise InputError(f"launch: workers of one machine are numbered row-major; leave the order of mesh {mesh} out")
     if not timeout > 0:
         raise InputError(f"launch: timeout must be a positive number of seconds, not {timeout!r}")
     return Workers(mesh, engine, timeout)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.axes import check_int
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.placement import Placement
@@ -62,12 +61,3 @@ def check_even(layout: Layout, shape: Sequence[int], mesh: Mesh, whose: str) -> 
         blocks = math.prod(mesh[axis] for axis in cut)
         if extent % blocks:
             raise LayoutError(f"{whose} has equal shards, and {blocks} don't divide dimension {dim} of extent {extent}")
-
-
-def check_row_major(devices: Sequence[int], whose: str) -> None:
-    """Raise LayoutError unless devices are numbered 0, 1, 2, ... in row-major order, as those of a `Mesh` are."""
-    for position, device in enumerate(devices):
-        if check_int(f"a device of {whose}", device) != position:
-            raise LayoutError(
-                f"the devices of a Mesh are numbered from 0 in row-major order, and {whose} has {device} at {position}"
-            )

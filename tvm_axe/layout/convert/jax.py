@@ -92,7 +92,7 @@ def _axes(entry: Any, mesh: Mesh) -> tuple[str, ...]:
 
 
 def to_jax_mesh(mesh: Mesh) -> Any:
-    """Return JAX's mesh with the same axes, of the first of its devices.
+    """Return JAX's mesh with the same axes, of the first of its devices, in the mesh's order.
 
     Law: ``from_jax_mesh(to_jax_mesh(mesh)) == mesh``.
 
@@ -111,11 +111,13 @@ def to_jax_mesh(mesh: Mesh) -> Any:
     devices = jax.devices()
     if len(devices) < mesh.size:
         raise LayoutError(f"mesh {mesh} has {mesh.size} devices, and JAX has {len(devices)}")
-    return jax.sharding.Mesh(np.array(devices[: mesh.size]).reshape(mesh.shape), mesh.names)
+    return jax.sharding.Mesh(np.array([devices[number] for number in mesh.order]).reshape(mesh.shape), mesh.names)
 
 
 def from_jax_mesh(mesh: Any) -> Mesh:
-    """Return the mesh with the axes of JAX's: device d is the one at position d of its devices, row-major.
+    """Return the mesh with the axes of JAX's, and its order of devices where their ids are 0, 1, 2, ...
+
+    Of other devices, or of an abstract mesh, device d is the one at position d, row-major.
 
     Parameters
     ----------
@@ -127,4 +129,9 @@ def from_jax_mesh(mesh: Any) -> Mesh:
     LayoutError
         As `Mesh`.
     """
-    return Mesh({name: int(size) for name, size in dict(mesh.shape).items()})
+    axes = {name: int(size) for name, size in dict(mesh.shape).items()}
+    try:
+        ids = [int(device.id) for device in mesh.devices.flat]
+    except (AttributeError, ValueError):  # an abstract mesh has no devices, and raises one or the other
+        ids = []
+    return Mesh(axes, ids if sorted(ids) == list(range(len(ids))) and ids else None)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.convert.by_axis import Action, actions_of, check_row_major, layout_of
+from tvm_axe.layout.convert.by_axis import Action, actions_of, layout_of
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
 
@@ -99,9 +99,12 @@ def to_torch_mesh(mesh: Mesh, device_type: str = "cpu") -> Any:
     -------
     torch.distributed.device_mesh.DeviceMesh
     """
-    from torch.distributed.device_mesh import init_device_mesh
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-    return init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.names)
+    if mesh.is_row_major:
+        return init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.names)
+    return DeviceMesh(device_type, torch.tensor(mesh.order).reshape(mesh.shape), mesh_dim_names=mesh.names)
 
 
 def from_torch_mesh(device_mesh: Any) -> Mesh:
@@ -110,15 +113,15 @@ def from_torch_mesh(device_mesh: Any) -> Mesh:
     Parameters
     ----------
     device_mesh : torch.distributed.device_mesh.DeviceMesh
-        With ``mesh``, the ranks, numbered from 0 in row-major order, and ``mesh_dim_names``.
+        With ``mesh``, the ranks by their place, all of 0, 1, 2, ..., and ``mesh_dim_names``.
 
     Raises
     ------
     LayoutError
-        If its axes have no names, or its ranks another order; or as `Mesh`.
+        If its axes have no names; or as `Mesh`.
     """
     names = device_mesh.mesh_dim_names
     if names is None:
         raise LayoutError(f"the axes of a Mesh have names, and {device_mesh} has none: give mesh_dim_names")
-    check_row_major(device_mesh.mesh.flatten().tolist(), str(device_mesh))
-    return Mesh(dict(zip(names, (int(size) for size in device_mesh.mesh.shape))))
+    ranks = device_mesh.mesh
+    return Mesh(dict(zip(names, (int(size) for size in ranks.shape))), ranks.flatten().tolist())

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.convert.by_axis import Action, actions_of, check_even, check_row_major, layout_of
+from tvm_axe.layout.convert.by_axis import Action, actions_of, check_even, layout_of
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
 
@@ -93,7 +93,7 @@ def to_relax_mesh(mesh: Mesh) -> Any:
     from tvm.ir import Range
     from tvm.relax.distributed import DeviceMesh
 
-    return DeviceMesh(mesh.shape, Range(0, mesh.size))
+    return DeviceMesh(mesh.shape, Range(0, mesh.size) if mesh.is_row_major else list(mesh.order))
 
 
 def from_relax_mesh(device_mesh: Any, names: Sequence[str]) -> Mesh:
@@ -102,17 +102,16 @@ def from_relax_mesh(device_mesh: Any, names: Sequence[str]) -> Mesh:
     Parameters
     ----------
     device_mesh : tvm.relax.distributed.DeviceMesh
-        Whose devices are numbered from 0 in row-major order.
+        Whose devices are all of 0, 1, 2, ..., in any order.
     names : Sequence[str]
         The name of each axis.
 
     Raises
     ------
     LayoutError
-        If the devices have another order, or the mesh another number of axes; or as `Mesh`.
+        If the mesh has another number of axes; or as `Mesh`.
     """
     shape = [int(size) for size in device_mesh.shape]
     if isinstance(names, str) or len(names) != len(shape) or len(set(names)) != len(names):
         raise LayoutError(f"names must be {len(shape)} different names of the axes of {device_mesh}, not {names!r}")
-    check_row_major([int(device) for device in device_mesh.device_ids], str(device_mesh))
-    return Mesh(dict(zip(names, shape)))
+    return Mesh(dict(zip(names, shape)), [int(device) for device in device_mesh.device_ids])
