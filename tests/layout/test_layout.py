@@ -187,7 +187,7 @@ def test_indices_outside_the_layout_are_refused():
         layout.apply(2, 0, shape=(2, 3))
     with pytest.raises(LayoutError, match=r"index needs one int for each dimension of \(6,\), not \(1, 2\)"):
         layout.apply(1, 2)
-    with pytest.raises(LayoutError, match=r"places 6 elements, and shape \(2, 4\) has another number"):
+    with pytest.raises(LayoutError, match=r"places 6 elements, and shape \(2, 4\) has 8"):
         layout.apply(1, 2, shape=(2, 4))
     with pytest.raises(LayoutError, match=r"shape\[1\] must be an int"):
         layout.apply(1, 2, shape=(2, 3.0))

@@ -170,7 +170,9 @@ class Layout:
         size, digits = cast(_Plan, self._plan)
         extents = (size,) if shape is None else check_extents(shape)
         if shape is not None and math.prod(extents) != size:
-            raise LayoutError(f"layout {self} places {size} elements, and shape {show(extents)} has another number")
+            raise LayoutError(
+                f"layout {self} places {size} elements, and shape {show(extents)} has {math.prod(extents)}"
+            )
         if len(index) != len(extents):
             raise LayoutError(f"index needs one int for each dimension of {show(extents)}, not {index}")
         flat: Number = 0
