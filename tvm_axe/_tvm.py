@@ -133,8 +133,16 @@ class _Import:
         return (1, 0)  # kDLCPU
 
     def __dlpack__(self, **options: Any) -> Any:
-        capsule = self._array.view(f"u{self._array.itemsize}").__dlpack__()
+        array = self._array.view(f"u{self._array.itemsize}")
+        # numpy calls a single slab dense whatever its distance to the next, and before 2.3 exports no strides then; of
+        # two slabs it does, and nothing is read to export them.
+        alone = array.ndim > 1 and array.shape[0] == 1
+        if alone:
+            array = np.lib.stride_tricks.as_strided(array, (2, *array.shape[1:]), self._array.strides)
+        capsule = array.__dlpack__()
         tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+        if alone:
+            tensor.shape[0] = 1
         dtype = tvm_ffi.dtype(self._array.dtype.name)
         tensor.code, tensor.bits = int(dtype.type_code), dtype.bits
         return capsule
@@ -148,6 +156,7 @@ class _DLTensor(ctypes.Structure):
         ("code", ctypes.c_uint8),
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
     )
 
 
