@@ -45,7 +45,8 @@ def test_fused_schedule(scheduled, m, k, rows, columns):
     sch = scheduled("MM-fuse(RS-C-AG)", m, 2, k)
     program = parse_program(sch.mod["main"], sch.mesh)
     assert [stage.name for stage in program.stages] == ["mm_rf", "mm_epi_out_global"]
-    assert [stage.axes for stage in program.stages] == [("tp",), ("tp",)]
+    bound = [{axis for block in stage.blocks for axis in (*block.device, *block.peers)} for stage in program.stages]
+    assert bound == [{"tp"}, {"tp"}]
     partial, scatter, epi, gather = program.blocks()
     assert shape_of(partial) == (
         ["tp"],

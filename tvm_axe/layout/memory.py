@@ -31,7 +31,6 @@ from tvm_axe.layout.placement import whole
 from tvm_axe.layout.swizzle import ComposeLayout
 
 LANES, BANKS, WORD, SECTOR = 32, 32, 4, 32  # threads in a warp; banks; bytes in a word and in a sector
-WIDEST = 16  # bytes that one lane moves in one instruction
 
 MOST_ELEMENTS = 1 << 16  # searched for those that the lanes of a layout touch
 

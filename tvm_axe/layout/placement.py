@@ -35,6 +35,7 @@ from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.shapes import check_shape
+from tvm_axe.layout.sharding import broken_rule
 from tvm_axe.layout.symbolic import Number
 
 
@@ -217,19 +218,9 @@ def _uneven(placement: Placement, shape: Sequence[int], mesh: Mesh) -> str:
 
 def _why_not(canonical: Layout, shape: tuple[int, ...], mesh: Mesh, candidates: list[Placement]) -> str:
     """The first rule of placements that `canonical` breaks."""
-    iters = (*canonical.D, *canonical.R)
-    for it in iters:
-        if it.axis != LINEAR_MEMORY and not is_mesh_axis(it.axis):
-            return f"{it} is on axis {it.axis!r}, and only mesh axes and linear memory hold blocks"
-    if canonical.O:
-        return f"it has the offset {dict(canonical.O)}, and blocks start at 0 on every axis"
-    for name, size in mesh.axes.items():
-        spread = [it for it in iters if it.axis == name]
-        if spread != ([Iter(size, 1, name)] if size > 1 else []):
-            seen = ", ".join(map(str, spread)) or "nothing"
-            return f"mesh axis {name!r} holds {seen}, and needs the one iter {size} : 1@{name} in D or in R"
-    if any(it.axis == LINEAR_MEMORY for it in canonical.R):
-        return "it has replicas in linear memory, and a device holds a block once"
+    broken = broken_rule(canonical, mesh)
+    if broken is not None:
+        return broken
     total = canonical.size()
     sizes = [candidate._layout(shape, mesh, sorted(candidate.partial)).size() for candidate in candidates]
     if total not in sizes:

@@ -79,8 +79,8 @@ def check_mesh(layout: Layout, mesh: Mesh) -> None:
             raise LayoutError(f"layout {layout} names mesh axis {name!r}, and mesh {mesh} has {', '.join(mesh.names)}")
 
 
-def _why_not_blocks(layout: Layout, shape: tuple[int, ...], mesh: Mesh, candidates: list[dict[int, str]]) -> str:
-    """Return the first rule of block shardings that `layout`, in canonical form, breaks."""
+def broken_rule(layout: Layout, mesh: Mesh) -> str | None:
+    """Return the first rule that all layouts in blocks keep and `layout`, in canonical form, breaks; None if none."""
     iters = (*layout.D, *layout.R)
     for it in iters:
         if it.axis != LINEAR_MEMORY and not is_mesh_axis(it.axis):
@@ -94,6 +94,14 @@ def _why_not_blocks(layout: Layout, shape: tuple[int, ...], mesh: Mesh, candidat
             return f"mesh axis {name!r} holds {seen}, and needs the one iter {size} : 1@{name} in D or in R"
     if any(it.axis == LINEAR_MEMORY for it in layout.R):
         return "it has replicas in linear memory, and a device holds a block once"
+    return None
+
+
+def _why_not_blocks(layout: Layout, shape: tuple[int, ...], mesh: Mesh, candidates: list[dict[int, str]]) -> str:
+    """Return the first rule of block shardings that `layout`, in canonical form, breaks."""
+    broken = broken_rule(layout, mesh)
+    if broken is not None:
+        return broken
     if not candidates:
         return "D has more mesh axes than the shape has dimensions, and each cuts one of its own"
     sizes = {math.prod(it.extent for it in block_iters(shape, mesh, dims)[0]) for dims in candidates}

@@ -41,8 +41,7 @@ class Step:
     """One stage with what it is.
 
     `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `bytes` what one device moves to or
-    from its peers. `source`, `target` and `dim` (scattered or gathered) are those of a plain
-    collective.
+    from its peers. `source`, `target` and `dim` (scattered or gathered) are those of a plain collective.
     """
 
     stage: Stage
@@ -157,7 +156,7 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
                 f"block {block.name!r} computes a slice over {push!r} of {access.buffer.name!r}, which every device "
                 "holds whole; put a gather behind it (sch.cache_write, as reorder_collective does) or declare it so"
             )
-        if remote is not None and not (is_copy(statement) or _reads_peers(block, access, remote)):
+        if remote is not None and not (is_copy(statement) or block.peer_dims(access, remote)):
             raise LowerError(
                 f"block {block.name!r} reads {access.buffer.name!r} across {remote!r}, where each device owns a share "
                 f"({sharding.layout}), outside a collective; gather it first, or shard the block's loops alike"
@@ -165,13 +164,6 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
         axis = remote or push
         assert axis is not None
         yield access, axis
-
-
-def _reads_peers(block: Block, access: Access, axis: str) -> bool:
-    """Whether a reduction over the devices of `axis` drives the access."""
-    locals_ = {it.whole.var: it.local.var for it in block.iterators if it.local is not None}
-    peers = [locals_[var] for var in block.peer_iterators(axis)]
-    return any(index.same_as(var) for index in access.indices for var in peers)
 
 
 def _plain_collective(

@@ -18,6 +18,9 @@ from .infer import Sharding
 from .localize import OWN, Kernel, localize
 from .program import Program
 
+# The engine's operations: see tvm_axe.collective.worker.
+_OPERATIONS = {ALL_REDUCE: "axe.all_reduce", REDUCE_SCATTER: "axe.reduce_scatter", ALL_GATHER: "axe.all_gather"}
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -79,6 +82,14 @@ def _touched(step: Step, shardings: Mapping[tirx.Buffer, Sharding]) -> dict[str,
     return touched
 
 
+def _collective_views(step: Step) -> tuple[str, tuple[tirx.Buffer, str], tuple[tirx.Buffer, str]]:
+    """The mesh axis of a plain collective, and its source and target with the view that the engine takes of each."""
+    assert step.source is not None and step.target is not None and step.axis is not None
+    source = OWN if step.kind == ALL_GATHER else step.axis
+    target = OWN if step.kind == REDUCE_SCATTER else step.axis
+    return step.axis, (step.source, source), (step.target, target)
+
+
 class _Emitter:
     def __init__(self, program: Program, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> None:
         self.program, self.steps, self.shardings = program, steps, shardings
@@ -134,11 +145,9 @@ class _Emitter:
                 wanted += localized[index].arguments
                 coordinates.update(localized[index].coordinates)
             else:
-                assert step.source is not None and step.target is not None and step.axis is not None
-                source = OWN if step.kind == ALL_GATHER else step.axis
-                target = OWN if step.kind == REDUCE_SCATTER else step.axis
-                wanted += [(step.source, source), (step.target, target)]
-                coordinates.add(step.axis)
+                axis, source, target = _collective_views(step)
+                wanted += [source, target]
+                coordinates.add(axis)
         on_mesh = set(self.mesh_buffers)
         for buffer, view in wanted:
             if buffer in on_mesh and (buffer, view) not in self.arguments:
@@ -159,15 +168,10 @@ class _Emitter:
 
     def _collective(self, step: Step) -> None:
         self.kernels.append(None)
-        assert step.source is not None and step.target is not None and step.axis is not None
-        rank = self.coordinates[step.axis]
+        axis, source, target = _collective_views(step)
         dim = [] if step.dim is None else [relax.prim_value(step.dim)]
-        source = self._tensor(step.source, OWN if step.kind == ALL_GATHER else step.axis)
-        target = self._tensor(step.target, OWN if step.kind == REDUCE_SCATTER else step.axis)
-        name = {ALL_REDUCE: "axe.all_reduce", REDUCE_SCATTER: "axe.reduce_scatter", ALL_GATHER: "axe.all_gather"}[
-            step.kind
-        ]
-        self._call_packed(name, source, target, *dim, rank)
+        tensors = [self._tensor(*source), self._tensor(*target)]
+        self._call_packed(_OPERATIONS[step.kind], *tensors, *dim, self.coordinates[axis])
 
     def _tensor(self, buffer: tirx.Buffer, view: str) -> relax.Expr:
         if (buffer, view) in self.arguments:

@@ -85,11 +85,9 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
                 computed.update([access.buffer] if access.is_write else [])
                 computing[access.buffer].extend([] if access.is_write else [access])
         for axis in block.peers:
-            peers = block.peer_iterators(axis)
+            size = program.mesh.axis_size(axis)
             for access in block.reads:
-                local = {it.whole.var: it.local.var for it in block.iterators if it.local is not None}
-                dims = [d for d, i in enumerate(access.indices) if any(i.same_as(local[p]) for p in peers)]
-                size = program.mesh.axis_size(axis)
+                dims = block.peer_dims(access, axis)
                 partial[access.buffer].update(d for d in dims if int(access.buffer.shape[d]) == size)
     found = {}
     for buffer in program.buffers():

@@ -109,7 +109,8 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
         Stage(step.name, step.kind, step.axis, step.bytes, kernel) for step, kernel in zip(steps, emitted.kernels)
     )
     buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
-    layouts = {program.names[b]: declared.get(b.name, shardings[b].layout) for b in program.buffers()}
+    layouts = {program.names[b]: shardings[b].layout for b in program.buffers()}
+    layouts |= {program.names[b]: declared[b.name] for b in program.parameters if b.name in declared}
     return Lowered(program.name, mesh, emitted.module, stages, buffers, layouts, emitted.arguments, emitted.coordinates)
 
 

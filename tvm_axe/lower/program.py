@@ -71,13 +71,13 @@ class Block:
     def writes(self) -> list[Access]:
         return [access for access in self.accesses if access.is_write]
 
-    def peer_iterators(self, axis: str) -> list[tirx.Var]:
-        """The reduction iterators that run over the devices of `axis`."""
+    def peer_dims(self, access: Access, axis: str) -> list[int]:
+        """The dimensions that `access` indexes by a reduction iterator over the devices of `axis`."""
         loop = self.peers.get(axis)
         if loop is None:
             return []
-        pairs = zip(self.realize.block.iter_vars, self.realize.iter_values)
-        return [iv.var for iv, value in pairs if uses(value, loop.loop_var)]
+        peers = [it.local.var for it in self.iterators if it.local is not None and uses(it.value, loop.loop_var)]
+        return [dim for dim, index in enumerate(access.indices) if any(index.same_as(var) for var in peers)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +90,6 @@ class Stage:
     @property
     def name(self) -> str:
         return "_".join(dict.fromkeys(block.name for block in self.blocks))
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The mesh axes that loops of the stage are bound to."""
-        return tuple(dict.fromkeys(axis for block in self.blocks for axis in (*block.device, *block.peers)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from tvm.s_tir.schedule import SBlockRV
 from ..errors import LayoutError, ScheduleError
 from ..layout import ComposeLayout, Layout, memory_size
 from ..layout.axes import LINEAR_MEMORY
+from ..layout.symbolic import Symbolic
 from . import query
 
 
@@ -69,7 +70,7 @@ def set_layout(
         inner = indices if tile is None else [i % part for i, part in zip(indices, shape)]
         (point,) = layout.apply(*inner, shape=shape)
         place = point[LINEAR_MEMORY]
-        expression = place.expr if hasattr(place, "expr") else tirx.IntImm("int32", place)
+        expression = place.expr if isinstance(place, Symbolic) else tirx.IntImm("int32", place)
         # Upstream can't bound an exclusive or; the remainder tells it what memory_size knows.
         return [*outer, expression % size if isinstance(layout, ComposeLayout) else expression]
 

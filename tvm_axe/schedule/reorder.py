@@ -84,14 +84,10 @@ def reorder_collective(
         query.checked("reorder_collective", query.name_of(sch, block), functools.partial(sch.reorder, device, *outer))
         if live_out:
             going_on = [reader for reader in reads if query.among(sch, reader, consumers)]
-            gathers.append(_gather_behind(sch, block, going_on))
+            # The consumers go on with the slices; everyone else reads what is gathered.
+            write = functools.partial(sch.cache_write, block, 0, "global", going_on)
+            gathers.append(query.checked("reorder_collective", query.name_of(sch, block), write))
     return gathers
-
-
-def _gather_behind(sch: s_tir.Schedule, block: SBlockRV, going_on: list[SBlockRV]) -> SBlockRV:
-    """Have `block` write slices, which `going_on` read, and gather them behind it for everyone else."""
-    name = query.name_of(sch, block)
-    return query.checked("reorder_collective", name, lambda: sch.cache_write(block, 0, "global", going_on))
 
 
 def _gathered(sch: s_tir.Schedule, gather: SBlockRV) -> tuple[str, int]:
