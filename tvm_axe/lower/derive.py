@@ -1,14 +1,18 @@
 """Derive collectives: communication follows from the layout that data is written in and the layout it is read in.
 
-================================================= ======================================================
-a stage                                           is
-================================================= ======================================================
-that touches its own device's data only           local
-whose one block sums partials, result replicated  an all-reduce
-whose one block sums partials, result sharded     a reduce-scatter
-whose one block copies sharded to replicated      an all-gather
-that does any of these beside computing           a mesh kernel: it reads and writes the peers' slabs itself
-================================================= ======================================================
+==================================================== ======================================================
+a stage                                              is
+==================================================== ======================================================
+that touches its own device's data only              local
+whose one block sums partials, result replicated     an all-reduce
+whose one block sums partials, result sharded        a reduce-scatter
+whose one block sums partials on one device          a reduce
+whose one block copies what one device has to all    a broadcast
+whose one block copies sharded to replicated         an all-gather
+whose one block copies sharded to sharded otherwise  an all-to-all
+whose one block copies, shifted along a mesh axis    a send
+that does any of these beside computing              a mesh kernel: it reads and writes the peers' slabs itself
+==================================================== ======================================================
 
 Anything else that reads what its device doesn't own, or writes a slice of what all devices hold, is refused.
 """
@@ -23,17 +27,13 @@ from math import prod
 from tvm import DataType, tirx
 
 from ..errors import LowerError
-from ..schedule.query import is_copy, is_sum
+from ..schedule.query import is_copy, is_sum, shift_of, substitute, summed, uses
 from .infer import Sharding
 from .program import Access, Block, Program, Stage
 
-LOCAL, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, MESH_KERNEL = (
-    "local",
-    "all-reduce",
-    "reduce-scatter",
-    "all-gather",
-    "mesh kernel",
-)
+LOCAL, MESH_KERNEL = "local", "mesh kernel"
+ALL_REDUCE, REDUCE_SCATTER, REDUCE = "all-reduce", "reduce-scatter", "reduce"
+ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND = "all-gather", "all-to-all", "broadcast", "send"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Step:
     pushed: frozenset[tirx.Buffer]
     source: tirx.Buffer | None = None
     target: tirx.Buffer | None = None
-    dim: int | None = None
+    arguments: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -73,6 +73,7 @@ def derive_steps(program: Program, shardings: Mapping[tirx.Buffer, Sharding]) ->
 def remote_axis(access: Access, sharding: Sharding) -> str | None:
     """The mesh axis over which `access` leaves its device's own piece of a sharded dimension."""
     axes = [sharding.axes[dim] for dim in sharding.axes if not sharding.holds(access, dim)]
+    axes += [sharding.root[0]] if sharding.root is not None and not access.is_write else []
     if len(axes) > 1:
         raise LowerError(
             f"an access to {access.buffer.name!r} leaves its device's piece of {len(axes)} dimensions "
@@ -97,8 +98,9 @@ def _derive(program: Program, stage: Stage, shardings: Mapping[tirx.Buffer, Shar
             size = program.mesh.axis_size(axis)
             axes.add(axis)
             (pushed if access.is_write else pulled).add(access.buffer)
-            # A pull reads one slab in `size` from itself; a push repeats the store for each of the other devices.
-            share = Fraction(size - 1, 1 if access.is_write else size)
+            # A push repeats the store for each of the other devices; a pull reads one slab in `size` from itself, or
+            # all that it reads from a peer, where the device's coordinate says which.
+            share = Fraction(size - 1) if access.is_write else _from_peers(program, block, access, shardings)
             moved += share * _elements(block, program) * _itemsize(access.buffer)
     _check_one_phase(stage, pulled, pushed, shardings)
     if not axes:
@@ -106,17 +108,23 @@ def _derive(program: Program, stage: Stage, shardings: Mapping[tirx.Buffer, Shar
     if len(axes) > 1:
         raise LowerError(f"stage {stage.name!r} communicates over {' and '.join(sorted(axes))}; one axis a stage")
     axis = axes.pop()
-    plain = _plain_collective(stage, axis, shardings) if len(stage.blocks) == 1 else None
+    whole = len(stage.blocks) == 1 and stage.overlap is None  # chunks are exchanged by kernels
+    plain = _plain_collective(stage.blocks[0], axis, shardings) if whole else None
     if plain is None:
         return Step(stage, MESH_KERNEL, axis, _number(moved), frozenset(pulled), frozenset(pushed))
-    kind, source, target, dim = plain
-    size = program.mesh.axis_size(axis)
-    whole = prod(shardings[target].shape) * _itemsize(target)
-    share = Fraction((2 if kind == ALL_REDUCE else 1) * (size - 1), size) * whole
+    kind, source, target, arguments = plain
+    size, others = program.mesh.axis_size(axis), set(shardings[target].axes.values()) - {axis}
+    elements = Fraction(prod(shardings[target].shape), prod(program.mesh.axis_size(other) for other in others))
+    share = {
+        ALL_REDUCE: Fraction(2 * (size - 1), size),
+        ALL_TO_ALL: Fraction(size - 1, size * size),
+        SEND: Fraction(1, size) if arguments and arguments[0] else Fraction(0),
+    }.get(kind, Fraction(size - 1, size))
+    moved = share * elements * _itemsize(target)
     # The engine's all-reduce and all-gather leave each device's result in all peers' slabs.
-    pushes = frozenset() if kind == REDUCE_SCATTER else frozenset({target})
+    pushes = frozenset({target}) if kind in (ALL_REDUCE, ALL_GATHER) else frozenset()
     pulls = frozenset() if kind == ALL_GATHER else frozenset({source})
-    return Step(stage, kind, axis, _number(share), pulls, pushes, source, target, dim)
+    return Step(stage, kind, axis, _number(moved), pulls, pushes, source, target, arguments)
 
 
 def _check_one_phase(
@@ -156,7 +164,10 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
                 f"block {block.name!r} computes a slice over {push!r} of {access.buffer.name!r}, which every device "
                 "holds whole; put a gather behind it (sch.cache_write, as reorder_collective does) or declare it so"
             )
-        if remote is not None and not (is_copy(statement) or block.peer_dims(access, remote)):
+        reads_peers = sharding.root is None and (
+            bool(block.peer_dims(access, remote or "")) or _peer_index(block, access, sharding) is not None
+        )
+        if remote is not None and not (is_copy(statement) or reads_peers):
             raise LowerError(
                 f"block {block.name!r} reads {access.buffer.name!r} across {remote!r}, where each device owns a share "
                 f"({sharding.layout}), outside a collective; gather it first, or shard the block's loops alike"
@@ -166,37 +177,75 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
         yield access, axis
 
 
-def _plain_collective(
-    stage: Stage, axis: str, shardings: Mapping[tirx.Buffer, Sharding]
-) -> tuple[str, tirx.Buffer, tirx.Buffer, int | None] | None:
-    """(kind, source, target, dim) if the stage's one block is a whole collective and nothing else."""
-    block = stage.blocks[0]
+def _peer_index(block: Block, access: Access, sharding: Sharding) -> tirx.Expr | None:
+    """The coordinate of the one peer that `access` reads, in terms of the device's own; None if there are several."""
+    for dim in sharding.axes:
+        if not sharding.holds(access, dim) and sharding.piece(dim) == 1:
+            index = access.indices[dim]
+            local = [iterator.local.var for iterator in block.iterators if iterator.local is not None]
+            if not any(uses(index, var) for var in local):
+                return index
+    return None
+
+
+def _from_peers(program: Program, block: Block, access: Access, shardings: Mapping[tirx.Buffer, Sharding]) -> Fraction:
+    """The share of the elements that `access` reads which lie with peers, on the average of the devices."""
+    sharding = shardings[access.buffer]
+    axis = remote_axis(access, sharding)
+    assert axis is not None
+    size = program.mesh.axis_size(axis)
+    peer = None if block.peer_dims(access, axis) else _peer_index(block, access, sharding)
+    if peer is None:
+        return Fraction(size - 1, size)
+    coordinate = program.coordinates[axis]
+    places = [block.analyzer.simplify(substitute(peer, {coordinate: tirx.IntImm("int32", c)})) for c in range(size)]
+    return Fraction(sum(not (isinstance(p, tirx.IntImm) and int(p) == c) for c, p in enumerate(places)), size)
+
+
+Plain = tuple[str, tirx.Buffer, tirx.Buffer, tuple[int, ...]]
+
+
+def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, Sharding]) -> Plain | None:
+    """(kind, source, target, arguments) if `block` is a whole collective over `axis` and nothing else."""
     statement = block.realize.block
-    target, target_sharding = statement.body.buffer, shardings[statement.body.buffer]
+    target, written = statement.body.buffer, shardings[statement.body.buffer]
     spatial = [iv for iv in statement.iter_vars if iv.iter_type == tirx.IterVar.DataPar]
-    whole = [int(iv.dom.extent) for iv in spatial] == list(target_sharding.shape)
+    whole = [int(iv.dom.extent) for iv in spatial] == list(written.shape)
     if not whole or not all(iv.var.same_as(index) for iv, index in zip(spatial, statement.body.indices)):
         return None
     source = block.reads[0].buffer
-    source_sharding = shardings[source]
-    scattered = [dim for dim, other in target_sharding.axes.items() if other == axis]
-    if is_sum(statement) and len(source_sharding.partial) == 1 and len(block.reads) == 1:
-        indices = [i for d, i in enumerate(_whole_indices(block)) if d not in source_sharding.partial]
-        same = len(indices) == len(spatial) and all(iv.var.same_as(i) for iv, i in zip(spatial, indices))
-        others = len(source_sharding.axes) > 1 or len(target_sharding.axes) > len(scattered)
-        if not same or others:
+    read = shardings[source]
+    if len(block.reads) != 1 or len(read.partial) > 1:
+        return None
+    # Dimensions of the slabs, in which a source has none that counts terms.
+    sharded = {d - sum(p < d for p in read.partial): a for d, a in read.axes.items() if d not in read.partial}
+    if {d: a for d, a in sharded.items() if a != axis} != {d: a for d, a in written.axes.items() if a != axis}:
+        return None
+    gathered = tuple(dim for dim, other in sharded.items() if other == axis)
+    scattered = tuple(dim for dim, other in written.axes.items() if other == axis)
+    if is_sum(statement) and read.partial and not gathered:
+        indices = [i for d, i in enumerate(_whole_indices(block)) if d not in read.partial]
+        if len(indices) != len(spatial) or not all(iv.var.same_as(i) for iv, i in zip(spatial, indices)):
             return None
-        return (REDUCE_SCATTER, source, target, scattered[0]) if scattered else (ALL_REDUCE, source, target, None)
-    gathered = [dim for dim, other in source_sharding.axes.items() if other == axis]
-    if is_copy(statement) and len(gathered) == 1 and not scattered and source_sharding.shape == target_sharding.shape:
-        return (ALL_GATHER, source, target, gathered[0]) if len(source_sharding.axes) == 1 else None
+        if written.root is not None:
+            return REDUCE, source, target, (written.root[1],)
+        return (REDUCE_SCATTER, source, target, scattered) if scattered else (ALL_REDUCE, source, target, ())
+    if read.partial or read.shape != written.shape:
+        return None
+    if is_copy(statement) and read.root is not None:
+        return BROADCAST, source, target, (read.root[1],)
+    if is_copy(statement) and gathered:
+        return (ALL_TO_ALL if scattered else ALL_GATHER), source, target, gathered + scattered
+    shift = shift_of(statement)
+    if shift is not None and gathered == scattered == (0,) and read.shape[0] == read.mesh.axis_size(axis):
+        return SEND, source, target, (shift,)
     return None
 
 
 def _whole_indices(block: Block) -> list[tirx.Expr]:
     """The indices of a sum's one foreign load, in the block's own iterators."""
-    store = block.realize.block.body
-    load = store.value.b if store.value.a.source.same_as(store.buffer) else store.value.a
+    load = summed(block.realize.block)
+    assert load is not None
     return list(load.indices)
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import tvm
 from tvm import relax, tirx
 
-from .derive import ALL_GATHER, ALL_REDUCE, LOCAL, MESH_KERNEL, REDUCE_SCATTER, Step, push_axis, remote_axis
+from .derive import ALL_GATHER, ALL_REDUCE, LOCAL, MESH_KERNEL, Step
 from .infer import Sharding
-from .localize import OWN, Kernel, localize
+from .localize import CHUNK, OWN, STEP, Kernel, localize
+from .order import barriers_before, pipeline, regions
 from .program import Program
-
-# The engine's operations: see tvm_axe.collective.worker.
-_OPERATIONS = {ALL_REDUCE: "axe.all_reduce", REDUCE_SCATTER: "axe.reduce_scatter", ALL_GATHER: "axe.all_gather"}
 
 
 @dataclass(frozen=True)
@@ -39,54 +38,11 @@ def emit_module(program: Program, steps: Sequence[Step], shardings: Mapping[tirx
     return emitter.module()
 
 
-def barriers_before(steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> list[bool]:
-    """Whether a barrier stands before each step: something in it conflicts with what a peer may still be doing.
-
-    The run itself starts and ends with all devices waiting for the controller, so nothing before it counts.
-    """
-    since: dict[str, set[tirx.Buffer]] = {"read": set(), "write": set(), "pull": set(), "push": set()}
-    found = []
-    for step in steps:
-        now = _touched(step, shardings)
-        local, remote = since["read"] | since["write"], since["pull"] | since["push"]
-        conflict = (
-            now["pull"] & (since["write"] | since["push"])
-            or now["push"] & (local | remote)
-            or now["read"] & since["push"]
-            or now["write"] & remote
-        )
-        if conflict:
-            since = {key: set() for key in since}
-        for key, buffers in now.items():
-            since[key] |= buffers
-        found.append(bool(conflict))
-    return found
-
-
-def _touched(step: Step, shardings: Mapping[tirx.Buffer, Sharding]) -> dict[str, set[tirx.Buffer]]:
-    """What a step reads and writes of its own slabs, pulls from its peers' and pushes to them."""
-    touched: dict[str, set[tirx.Buffer]] = {
-        "read": set(),
-        "write": set(),
-        "pull": set(step.pulled),
-        "push": set(step.pushed),
-    }
-    for block in step.stage.blocks:
-        for access in block.accesses:
-            sharding = shardings[access.buffer]
-            crosses = access.buffer in step.pulled | step.pushed
-            if not crosses and remote_axis(access, sharding) is None and push_axis(access, sharding) is None:
-                touched["write" if access.is_write else "read"].add(access.buffer)
-    if step.kind == ALL_GATHER and step.source is not None:
-        touched["read"].add(step.source)
-    return touched
-
-
 def _collective_views(step: Step) -> tuple[str, tuple[tirx.Buffer, str], tuple[tirx.Buffer, str]]:
     """The mesh axis of a plain collective, and its source and target with the view that the engine takes of each."""
     assert step.source is not None and step.target is not None and step.axis is not None
     source = OWN if step.kind == ALL_GATHER else step.axis
-    target = OWN if step.kind == REDUCE_SCATTER else step.axis
+    target = step.axis if step.kind in (ALL_REDUCE, ALL_GATHER) else OWN
     return step.axis, (step.source, source), (step.target, target)
 
 
@@ -121,20 +77,33 @@ class _Emitter:
         }
         self._declare(localized)
         params = [*self.arguments.values(), *self.coordinates.values()]
+        groups = regions(self.steps)
         with self.builder.function("main", params, pure=False):
-            for index, barrier in enumerate(barriers_before(self.steps, self.shardings)):
+            for steps, barrier in zip(groups, barriers_before(groups, self.shardings)):
                 if barrier:
                     self._call_packed("axe.barrier")
-                step = self.steps[index]
-                if index in localized:
-                    self._kernel(step, localized[index])
+                kernels = [localized.get(self.steps.index(step)) for step in steps]
+                if steps[0].stage.overlap is not None:
+                    self._region(steps, [kernel for kernel in kernels if kernel is not None])
+                elif kernels[0] is not None:
+                    self._call_kernel(self._add_kernel(steps[0], kernels[0]), kernels[0])
                 else:
-                    self._collective(step)
+                    self._collective(steps[0])
             self.builder.emit_func_output(relax.Tuple([]))
         arguments = tuple((self.program.names[buffer], view) for buffer, view in self.arguments)
         return Emitted(
             self.builder.finalize(), arguments, tuple(self.coordinates), self.mesh_buffers, tuple(self.kernels)
         )
+
+    def _region(self, steps: Sequence[Step], kernels: Sequence[Kernel]) -> None:
+        """The chunks of overlapping stages, in the order of `pipeline`, with the waits between them."""
+        functions = [self._add_kernel(step, kernel) for step, kernel in zip(steps, kernels)]
+        for work in pipeline(steps, self.shardings):
+            if work.behind is not None:
+                self._call_packed("axe.wait", relax.prim_value(work.behind))
+            self._call_kernel(functions[work.stage], kernels[work.stage], {STEP: work.step, CHUNK: work.chunk})
+            if work.arrives:
+                self._call_packed("axe.arrive")
 
     def _declare(self, localized: Mapping[int, Kernel]) -> None:
         """Find out what ``main`` takes: parameters first, in their order, then other views, then coordinates."""
@@ -145,9 +114,8 @@ class _Emitter:
                 wanted += localized[index].arguments
                 coordinates.update(localized[index].coordinates)
             else:
-                axis, source, target = _collective_views(step)
+                _, source, target = _collective_views(step)
                 wanted += [source, target]
-                coordinates.add(axis)
         on_mesh = set(self.mesh_buffers)
         for buffer, view in wanted:
             if buffer in on_mesh and (buffer, view) not in self.arguments:
@@ -159,19 +127,25 @@ class _Emitter:
             if axis in coordinates:
                 self.coordinates[axis] = relax.Var(axis, tvm.ir.PrimType("int32"))
 
-    def _kernel(self, step: Step, kernel: Kernel) -> None:
+    def _add_kernel(self, step: Step, kernel: Kernel) -> tvm.ir.GlobalVar:
         name = self.builder.get_unique_name(step.name)
-        function = self.builder.add_func(kernel.func.with_attr("global_symbol", name), name)
         self.kernels.append(name)
+        return self.builder.add_func(kernel.func.with_attr("global_symbol", name), name)
+
+    def _call_kernel(
+        self, function: tvm.ir.GlobalVar, kernel: Kernel, chunk: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         tensors = [self._tensor(buffer, view) for buffer, view in kernel.arguments]
-        self.builder.emit(relax.Call(function, [*tensors, *(self.coordinates[axis] for axis in kernel.coordinates)]))
+        coordinates = [self.coordinates[axis] for axis in kernel.coordinates]
+        numbers = [tirx.IntImm("int32", chunk[name]) for name in kernel.chunk]
+        self.builder.emit(relax.Call(function, [*tensors, *coordinates, *numbers]))
 
     def _collective(self, step: Step) -> None:
         self.kernels.append(None)
         axis, source, target = _collective_views(step)
-        dim = [] if step.dim is None else [relax.prim_value(step.dim)]
+        numbers = [relax.prim_value(number) for number in step.arguments]
         tensors = [self._tensor(*source), self._tensor(*target)]
-        self._call_packed(_OPERATIONS[step.kind], *tensors, *dim, self.coordinates[axis])
+        self._call_packed(f"axe.{step.kind.replace('-', '_')}", *tensors, *numbers, tvm.ir.StringImm(axis))
 
     def _tensor(self, buffer: tirx.Buffer, view: str) -> relax.Expr:
         if (buffer, view) in self.arguments:

@@ -51,6 +51,11 @@ class Executable:
         return self._lowered.stages
 
     @property
+    def notation(self) -> str:
+        """The schedule as CoCoNet writes it, such as ``ol(MM, fuse(RS-C-AG))``."""
+        return self._lowered.notation
+
+    @property
     def layouts(self) -> Mapping[str, Layout]:
         return self._lowered.layouts
 
@@ -110,7 +115,7 @@ class Executable:
     def show(self) -> str:
         """Layouts, derived collectives with their bytes, and the module that each device runs."""
         width = max(len(name) for name in self.layouts)
-        lines = [f"mesh {self.mesh}", "", "layouts"]
+        lines = [f"schedule {self.notation} on mesh {self.mesh}", "", "layouts"]
         lines += [f"  {name:<{width}}  {layout}" for name, layout in self.layouts.items()]
         lines += ["", "stages (bytes a device)"]
         for stage in self.stages:
@@ -170,6 +175,7 @@ class _Loaded:
         tensor, memory = self.tensors[buffer.name], buffer.sharding.memory
         for device in range(1 if tensor.shared else self.mesh.size):
             share = array[buffer.layout.local_region(buffer.shape, self.mesh, device)]
+            share = share.squeeze(tuple(buffer.sharding.partial))
             stored = tensor.slab(device)
             slab = stored if memory is None else np.zeros(buffer.sharding.slab, stored.dtype)
             slab[_corner(share.shape)] = share

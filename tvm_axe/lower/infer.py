@@ -2,8 +2,8 @@
 
 A parameter lies as ``axe.layouts`` says. Failing that, an intermediate lies as it is written, unless what writes it is
 a copy and a computation reads more of it than its device's piece: that copy gathers, and the intermediate is
-replicated. An input lies as it is read, sharded where every read stays in the device's own piece, else replicated; an
-output is replicated.
+replicated. An input lies as it is read: sharded where every read stays in the device's own piece or sums over the
+devices, else replicated. An output is replicated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import LowerError
 from ..layout import Iter, Layout, Mesh, memory_size
 from ..layout.axes import LINEAR_MEMORY
 from ..layout.symbolic import Number
-from ..schedule.query import is_copy
+from ..schedule.query import is_copy, root_of
 from .program import Access, Program
 
 
@@ -35,6 +35,8 @@ class Sharding:
     mesh: Mesh
     memory: Layout | None = None
     """Of the slab, where it isn't row-major."""
+    root: tuple[str, int] | None = None
+    """The mesh axis and the coordinate on it of the one device that holds the buffer."""
 
     def piece(self, dim: int) -> int:
         """The extent of `dim` on one device, padded."""
@@ -53,7 +55,8 @@ class Sharding:
     @property
     def layout(self) -> Layout:
         """The same as a `Layout` of the whole (padded) shape, the slab row-major."""
-        return Layout.sharded(self.shape, self.mesh, dict(self.axes))
+        layout = Layout.sharded(self.shape, self.mesh, dict(self.axes))
+        return layout if self.root is None else Layout(layout.D, layout.R, {self.root[0]: self.root[1]})
 
     def holds(self, access: Access, dim: int) -> bool:
         """Whether index `dim` of `access` stays on the device."""
@@ -76,6 +79,8 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
             raise LowerError(f"axe.layouts names {name!r}; the parameters are {', '.join(sorted(names))}")
     accesses: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}
     partial: dict[tirx.Buffer, set[int]] = {buffer: set() for buffer in program.buffers()}
+    counting: dict[tirx.Buffer, list[dict[int, str]]] = {buffer: [] for buffer in program.buffers()}
+    roots: dict[tirx.Buffer, tuple[str, int]] = {}
     computed: set[tirx.Buffer] = set()  # what others than copies write
     computing: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}  # reads of others
     for block in program.blocks():
@@ -84,11 +89,18 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
             if not is_copy(block.realize.block):
                 computed.update([access.buffer] if access.is_write else [])
                 computing[access.buffer].extend([] if access.is_write else [access])
-        for axis in block.peers:
-            size = program.mesh.axis_size(axis)
-            for access in block.reads:
-                dims = block.peer_dims(access, axis)
-                partial[access.buffer].update(d for d in dims if int(access.buffer.shape[d]) == size)
+        root = root_of(block.realize.block)
+        for access in block.accesses:
+            counted = {
+                dim: axis
+                for axis in block.peers
+                for dim in ([] if access.is_write else block.peer_dims(access, axis))
+                if int(access.buffer.shape[dim]) == program.mesh.axis_size(axis)
+            }
+            partial[access.buffer].update(counted)
+            counting[access.buffer].append(counted)
+            if access.is_write and root is not None and block.peers:
+                roots[access.buffer] = (next(iter(block.peers)), root)
     found = {}
     for buffer in program.buffers():
         shape = tuple(int(extent) for extent in buffer.shape)
@@ -101,11 +113,14 @@ def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[ti
             axes = {}
         else:
             axes = _agreed(writes or accesses[buffer], shape, program.mesh)
+            if not writes and counting[buffer]:
+                terms = {d: a for d, a in counting[buffer][0].items() if all(d in other for other in counting[buffer])}
+                axes = {d: a for d, a in axes.items() if a not in terms.values()} | terms
             if writes and buffer not in computed:
                 written = Sharding(shape, axes, frozenset(), program.mesh)
                 axes = {d: a for d, a in axes.items() if all(written.holds(read, d) for read in computing[buffer])}
-        counted = frozenset(dim for dim in partial[buffer] if dim in axes and not is_parameter)
-        found[buffer] = Sharding(shape, axes, counted, program.mesh, memory)
+        counted_dims = frozenset(dim for dim in partial[buffer] if dim in axes and not (is_parameter and writes))
+        found[buffer] = Sharding(shape, axes, counted_dims, program.mesh, memory, roots.get(buffer))
     return found
 
 

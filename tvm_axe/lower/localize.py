@@ -2,7 +2,8 @@
 
 Bound loops become the device's own coordinate, buffers shrink to the device's slab, and an access that crosses devices
 goes through the *mesh view* of its buffer: the slabs of all devices along a mesh axis, dimension 0 the device. A store
-that every device needs is repeated for each peer.
+that every device needs is repeated for each peer. Of a stage that is cut into chunks, the kernel does one chunk: which
+one, and how far the device has come around the ring, are its last arguments.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ from tvm import ir, s_tir, tirx
 from ..collective import slab_stride
 from ..errors import LowerError
 from ..schedule import BIND, set_layout
-from ..schedule.query import uses
+from ..schedule.query import substitute, uses
 from .derive import Step, push_axis
 from .infer import Sharding
-from .program import Block, Program, linear, own_piece, substitute
+from .program import Block, LocalIterator, Program, linear, own_piece
 
 OWN = "slab"
+STEP, CHUNK = "step", "chunk"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A device's function for one stage: its buffers, as own slabs or views along a mesh axis, then coordinates."""
+    """A device's function for one stage: its buffers, as own slabs or views along a mesh axis, then coordinates.
+
+    The last parameters of one that does a chunk are those of `chunk`: the step around the ring, the chunk of a slice.
+    """
 
     func: tirx.PrimFunc
     arguments: tuple[tuple[tirx.Buffer, str], ...]
     coordinates: tuple[str, ...]
+    chunk: tuple[str, ...] = ()
 
 
 def localize(
@@ -70,6 +76,13 @@ class _Localizer:
         self.local: dict[tuple[tirx.Buffer, str], tirx.Buffer] = {}
         self.by_realize = {block.realize: block for block in step.stage.blocks}
         self.peer_vars: dict[Block, tirx.Var] = {}
+        self.step_var, self.chunk_var = tirx.Var(STEP, "int32"), tirx.Var(CHUNK, "int32")
+        self.cut: dict[tirx.Var, tirx.Var] = {}  # the loops over chunks and around the ring -> what stands for them
+        overlap = step.stage.overlap
+        if overlap is not None:
+            self.cut[overlap.chunk.loop_var] = self.chunk_var
+            if overlap.ring is not None:
+                self.cut[overlap.ring.loop_var] = tirx.Var("slice", "int32")
 
     def kernel(self) -> Kernel:
         body = self.statement(self.step.stage.nest)
@@ -77,13 +90,40 @@ class _Localizer:
         arguments = [key for key in self.local if not any(key[0].same_as(buffer) for buffer in self.private)]
         allocated = [self.local[key] for key in self.local if key not in arguments]
         arguments.sort(key=lambda key: any(key[0].same_as(buffer) for buffer in written))  # inputs before outputs
+        body = self.around_ring(body)
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
         coordinates = tuple(axis for axis, var in self.program.coordinates.items() if uses(body, var))
+        chunk = [var for var in (self.step_var, self.chunk_var) if uses(body, var)]
         params = [self.local[key] for key in arguments] + [self.program.coordinates[axis] for axis in coordinates]
+        params += chunk
         func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root))
         aliased = len({key[0] for key in arguments}) < len(arguments)
         attrs = {"s_tir": True, "tirx.noalias": not aliased}
-        return Kernel(s_tir.renew_defs(func.with_attrs(attrs)), tuple(arguments), coordinates)
+        names = tuple(str(var.name) for var in chunk)
+        return Kernel(s_tir.renew_defs(func.with_attrs(attrs)), tuple(arguments), coordinates, names)
+
+    def around_ring(self, body: tirx.Stmt) -> tirx.Stmt:
+        """Say which device's slice it is that the ring's step takes this device to."""
+        overlap = self.step.stage.overlap
+        if overlap is None or overlap.axis is None or overlap.ring is None:
+            return body
+        size = self.program.mesh.axis_size(overlap.axis)
+        at = (self.program.coordinates[overlap.axis] + self.step_var) % size
+        return substitute(body, {self.cut[overlap.ring.loop_var]: at})
+
+    def chunked(self, block: Block, iterator: LocalIterator) -> LocalIterator:
+        """What one chunk leaves of an iterator."""
+        assert iterator.local is not None
+        local, value, replacement = iterator.local, iterator.value, iterator.replacement
+        for loop_var, var in self.cut.items():
+            coefficient, base = linear(value, loop_var)
+            if not coefficient:
+                continue
+            inner = tirx.IterVar(ir.Range(0, coefficient), tirx.Var(local.var.name, local.var.ty), local.iter_type)
+            replacement = substitute(replacement, {local.var: var * coefficient + inner.var})
+            local, value = inner, base
+            block.analyzer.bind(inner.var, inner.dom)
+        return replace(iterator, local=local, value=value, replacement=replacement)
 
     def buffer(self, whole: tirx.Buffer, view: str) -> tirx.Buffer:
         key = (whole, view)
@@ -116,6 +156,8 @@ class _Localizer:
                     f"and a peer loop for others ({', '.join(block.name for block in below)}); move them apart"
                 )
             return self.statement(loop.body)
+        if loop.loop_var in self.cut:
+            return self.statement(loop.body)
         annotations = {key: value for key, value in loop.annotations.items() if key != BIND}
         wrap = self.peer_loop(below[0]) if len(below) == 1 else None
         body = self.statement(loop.body)
@@ -133,7 +175,12 @@ class _Localizer:
 
     def block(self, block: Block) -> tirx.Stmt:
         wrap = self.peer_loop(block)
-        iterators = [it for it in block.iterators if it.local is not None]
+        if self.step.stage.overlap is not None:
+            for loop_var, var in self.cut.items():
+                loop = next(loop for loop in block.loops if loop.loop_var.same_as(loop_var))
+                block.analyzer.bind(var, ir.Range(0, loop.extent))
+        block_iterators = [it if it.local is None else self.chunked(block, it) for it in block.iterators]
+        iterators = [it for it in block_iterators if it.local is not None]
         iter_vars, values = [it.local for it in iterators], [it.value for it in iterators]
         peer = None
         if block in self.peer_vars:
@@ -143,8 +190,9 @@ class _Localizer:
             iter_vars.append(tirx.IterVar(domain, peer, tirx.IterVar.DataPar))
             values.append(self.peer_vars[block])
         statement = block.realize.block
-        body = self.store(block, statement.body, peer)
-        init = None if statement.init is None else self.store(block, statement.init, peer)
+        replacements = {it.whole.var: it.replacement for it in block_iterators}
+        body = self.store(block, statement.body, replacements, peer)
+        init = None if statement.init is None else self.store(block, statement.init, replacements, peer)
         reads: list[ir.TensorRegion] = []
         tvm_ffi.structural_walk(
             body.value, (ir.TensorLoad, lambda load: reads.append(_point(load.source, load.indices)))
@@ -155,13 +203,18 @@ class _Localizer:
             iter_vars, reads, [_point(body.buffer, body.indices)], statement.name_hint, body, init,
             annotations=statement.annotations,
         )  # fmt: skip
-        coordinates = {loop.loop_var: self.program.coordinates[axis] for axis, loop in block.device.items()}
-        predicate = block.analyzer.simplify(substitute(block.realize.predicate, coordinates))
+        scalars = {loop.loop_var: self.program.coordinates[axis] for axis, loop in block.device.items()} | self.cut
+        predicate = block.analyzer.simplify(substitute(block.realize.predicate, scalars))
         realize = s_tir.SBlockRealize(values, predicate, local)
         return wrap(realize) if wrap else realize
 
-    def store(self, block: Block, store: tirx.BufferStore, peer: tirx.Var | None) -> tirx.BufferStore:
-        replacements = {it.whole.var: it.replacement for it in block.iterators}
+    def store(
+        self,
+        block: Block,
+        store: tirx.BufferStore,
+        replacements: Mapping[tirx.Var, tirx.Expr],
+        peer: tirx.Var | None,
+    ) -> tirx.BufferStore:
 
         def on_load(load: ir.TensorLoad) -> ir.TensorLoad:
             buffer, indices = self.address(block, load.source, load.indices, None)

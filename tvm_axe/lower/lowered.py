@@ -15,6 +15,7 @@ from .derive import derive_steps
 from .emit import emit_module
 from .infer import Sharding, infer_shardings
 from .localize import OWN
+from .notation import notation
 from .program import Program, parse_program
 
 
@@ -55,7 +56,7 @@ class MeshBuffer:
 
 @dataclass(frozen=True)
 class Lowered:
-    """What each device of `mesh` runs.
+    """What each device of `mesh` runs; `notation` is its schedule as CoCoNet writes it.
 
     ``module["main"]`` takes one tensor for each (buffer name, view) of `arguments`, where the view is ``"slab"`` or a
     mesh axis, then the device's coordinate on each axis of `coordinates`.
@@ -64,6 +65,7 @@ class Lowered:
     name: str
     mesh: Mesh
     module: tvm.IRModule
+    notation: str
     stages: tuple[Stage, ...]
     buffers: Mapping[str, MeshBuffer]
     layouts: Mapping[str, Layout]
@@ -111,7 +113,17 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
     layouts = {program.names[b]: shardings[b].layout for b in program.buffers()}
     layouts |= {program.names[b]: declared[b.name] for b in program.parameters if b.name in declared}
-    return Lowered(program.name, mesh, emitted.module, stages, buffers, layouts, emitted.arguments, emitted.coordinates)
+    return Lowered(
+        program.name,
+        mesh,
+        emitted.module,
+        notation(steps, shardings),
+        stages,
+        buffers,
+        layouts,
+        emitted.arguments,
+        emitted.coordinates,
+    )
 
 
 def _mesh_buffer(program: Program, buffer: tirx.Buffer, sharding: Sharding) -> MeshBuffer:

@@ -20,7 +20,8 @@ from tvm.sym import Analyzer, detect_linear_equation
 
 from ..errors import LowerError
 from ..layout import Mesh
-from ..schedule.query import REDUCE, bound_axis, uses
+from ..schedule import OVERLAP, RING
+from ..schedule.query import REDUCE, bound_axis, substitute, uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +81,27 @@ class Block:
         return [dim for dim, index in enumerate(access.indices) if any(index.same_as(var) for var in peers)]
 
 
+@dataclass(frozen=True)
+class Overlap:
+    """How a stage is cut into chunks: the region it is in, its loop over the chunks, and the one in ring order."""
+
+    region: str
+    chunk: tirx.For
+    ring: tirx.For | None
+    axis: str | None  # of the ring
+
+    @property
+    def chunks(self) -> int:
+        return int(self.chunk.extent)
+
+
 @dataclass(frozen=True, eq=False)
 class Stage:
     """One nest: what a device does between two others."""
 
     nest: tirx.Stmt
     blocks: tuple[Block, ...]
+    overlap: Overlap | None
 
     @property
     def name(self) -> str:
@@ -148,8 +164,20 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> Program:
             )
     coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
     nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    stages = tuple(Stage(nest, tuple(_blocks(nest, (), mesh, coordinates))) for nest in nests)
+    stages = tuple(Stage(nest, tuple(_blocks(nest, (), mesh, coordinates)), _overlap(nest)) for nest in nests)
     return Program(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
+
+
+def _overlap(nest: tirx.Stmt) -> Overlap | None:
+    """What the annotations of the nest's outermost loops say of chunks."""
+    ring, axis = None, None
+    while isinstance(nest, tirx.For):
+        if RING in nest.annotations:
+            ring, axis = nest, str(nest.annotations[RING])
+        if OVERLAP in nest.annotations:
+            return Overlap(str(nest.annotations[OVERLAP]), nest, ring, axis)
+        nest = nest.body
+    return None
 
 
 def _blocks(
@@ -303,8 +331,3 @@ def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr]
 
     tvm_ffi.structural_walk([store.value, list(store.indices)], (ir.TensorLoad, on_load))
     return found
-
-
-def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
-    """`value` with variables replaced."""
-    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))

@@ -1,15 +1,22 @@
 """Every annotation and attribute that a scheduled function carries, in one place.
 
-============== ============================ ===========================================================
-key            where                        value
-============== ============================ ===========================================================
-``axe.bind``   a loop                       the mesh axis whose devices share the loop's iterations. On a
-                                            data-parallel loop, each device runs the iteration of its own
-                                            coordinate. On a reduction loop, each device runs them all and
-                                            reads the peers: a cross-device reduction.
-``axe.layouts`` the function                 buffer name -> canonical text of the `Layout` in which that
-                                            parameter arrives (or, for an output, is left)
-============== ============================ ===========================================================
+==================== ================ =================================================================
+key                  where            value
+==================== ================ =================================================================
+``axe.bind``         a loop           the mesh axis whose devices share the loop's iterations. On a
+                                      data-parallel loop, each device runs the iteration of its own
+                                      coordinate. On a reduction loop, each device runs them all and
+                                      reads the peers: a cross-device reduction.
+``axe.root``         a block          the coordinate of the one device that runs this cross-device
+                                      reduction and holds its result
+``axe.overlap``      a loop           its iterations are chunks; neighbouring stages with the same value
+                                      are run chunk by chunk, one stage's beside the other's
+``axe.ring``         a loop           a mesh axis: each device runs the iterations in an order of its own,
+                                      so that at no time two devices want the same one
+``axe.layouts``      the function     buffer name -> canonical text of the `Layout` in which that
+                                      parameter arrives (or, for an output, is left)
+``axe.layouts.NAME`` the root block   the same for the parameter NAME, where a schedule says it
+==================== ================ =================================================================
 
 All are plain strings, so that they survive printing, traces and JSON. A compiler that ignores them sees an ordinary
 function over whole tensors with the same result.
@@ -26,6 +33,9 @@ from ..errors import LayoutError
 from ..layout import Layout
 
 BIND = "axe.bind"
+ROOT = "axe.root"
+OVERLAP = "axe.overlap"
+RING = "axe.ring"
 LAYOUTS = "axe.layouts"
 
 
@@ -68,6 +78,11 @@ def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFun
 
 
 def layouts_of(func: PrimFunc) -> dict[str, Layout]:
-    """The layouts attached to `func`'s parameters, by name; empty where none is."""
+    """The layouts attached to `func`'s parameters, by name; empty where none is. A schedule's word comes last."""
     attached = func.attrs[LAYOUTS] if func.attrs and LAYOUTS in func.attrs else {}
-    return {str(name): Layout.parse(str(text)) for name, text in attached.items()}
+    texts = {str(name): str(text) for name, text in attached.items()}
+    if isinstance(func.body, s_tir.SBlockRealize):
+        for key, text in func.body.block.annotations.items():
+            if str(key).startswith(f"{LAYOUTS}."):
+                texts[str(key)[len(LAYOUTS) + 1 :]] = str(text)
+    return {name: Layout.parse(text) for name, text in texts.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -35,13 +35,13 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
     Returns
     -------
     device : LoopRV
-        The mesh-bound loop that now encloses them all: the first block's, or that of a block which also reads what was
-        computed before the chain.
+        The (outermost) mesh-bound loop that now encloses them all: the first block's, or that of a block which also
+        reads what was computed before the chain.
 
     Raises
     ------
     ScheduleError
-        If there are fewer than two blocks; the first is not bound to a mesh axis, or a later one is bound to another; a
+        If there are fewer than two blocks; the first is not bound to a mesh axis, or a later one is to others; a
         block doesn't follow from an earlier one; or a block outside the chain lies between (a cycle).
     """
     for block in blocks:
@@ -49,21 +49,21 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
     if len(blocks) < 2:
         raise ScheduleError(f"fuse_collective: a chain of at least two blocks is fused; got {len(blocks)}")
     bound = query.bound_loops(sch, blocks[0], query.SPATIAL)
-    if len(bound) != 1:
+    if not bound:
         raise ScheduleError(
-            f"fuse_collective: block {query.name_of(sch, blocks[0])!r} is bound to {len(bound)} mesh axes by its "
-            "data-parallel loops; valid is a first block bound to one, such as the reduce-scatter of split_collective"
+            f"fuse_collective: block {query.name_of(sch, blocks[0])!r} is not bound to a mesh axis by a data-parallel "
+            "loop; valid is a first block that is, such as the reduce-scatter of split_collective"
         )
-    axis, device = next(iter(bound.items()))
     for index, block in enumerate(blocks[1:], 1):
-        _check_link(sch, block, blocks[:index], axis)
-    nest = _rows(sch, blocks[0], device)
+        _check_link(sch, block, blocks[:index], set(bound))
+    device, nest = _nest(sch, blocks[0], bound)
     for index, block in enumerate(blocks[1:], 1):
-        own = query.bound_loops(sch, block, query.SPATIAL).get(axis)
-        if own is not None and not all(query.among(sch, other, blocks[:index]) for other in sch.get_producers(block)):
+        own = query.bound_loops(sch, block, query.SPATIAL)
+        before = all(query.among(sch, other, blocks[:index]) for other in sch.get_producers(block))
+        if set(own) == set(bound) and not before:
             # Upstream moves a block behind all of its producers or none. This one has some before the chain (a residual
             # that an earlier stage computed, say), so its nest takes the chain in instead.
-            device, nest = own, _rows(sch, block, own)
+            device, nest = _nest(sch, block, own)
             for earlier in reversed(blocks[:index]):
                 _move_into(sch, earlier, nest)
         else:
@@ -89,7 +89,7 @@ def _move_into(sch: s_tir.Schedule, block: SBlockRV, nest: LoopRV) -> None:
                 sch.reorder(loop, row)
 
 
-def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV], axis: str) -> None:
+def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV], axes: set[str]) -> None:
     """`block` follows from the blocks `before` it, and from no other that comes after the first of them."""
     name, chain = query.name_of(sch, block), ", ".join(query.name_of(sch, other) for other in before)
     producers = sch.get_producers(block)
@@ -109,21 +109,22 @@ def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV]
                 f"{query.name_of(sch, before[0])!r} and {name!r}, which reads it, and is not fused; "
                 f"{'fuse it too' if follows else 'inline it (sch.compute_inline)'}"
             )
-    others = set(query.bound_loops(sch, block, query.SPATIAL)) - {axis}
+    others = set(query.bound_loops(sch, block, query.SPATIAL)) - axes
     if others:
         raise ScheduleError(
-            f"fuse_collective: block {name!r} is bound to {', '.join(sorted(others))}, the nest to {axis!r}; "
-            "blocks of one kernel are bound to one axis"
+            f"fuse_collective: block {name!r} is bound to {', '.join(sorted(others))}, the nest to "
+            f"{', '.join(sorted(axes))}; blocks of one kernel are bound to the same axes"
         )
 
 
-def _rows(sch: s_tir.Schedule, block: SBlockRV, device: LoopRV) -> LoopRV:
-    """The innermost loop that leaves a vectorisable row of `block` below it, and its peers with the row."""
+def _nest(sch: s_tir.Schedule, block: SBlockRV, bound: Mapping[str, LoopRV]) -> tuple[LoopRV, LoopRV]:
+    """The outermost of the block's device loops, and the innermost loop that leaves a vectorisable row below it."""
     loops = sch.get_loops(block)
-    peers = {sch.get(loop).loop_var.name for loop in query.bound_loops(sch, block, query.REDUCE).values()}
-    nest = device
+    devices = [loop for loop in loops if any(sch.get(loop).same_as(sch.get(own)) for own in bound.values())]
+    peers = [sch.get(loop) for loop in query.bound_loops(sch, block, query.REDUCE).values()]
+    nest = devices[-1]
     for loop in loops[:-1]:
-        if sch.get(loop).loop_var.name in peers:
-            break
+        if any(sch.get(loop).same_as(peer) for peer in peers):
+            break  # the peers go with the row
         nest = loop
-    return nest
+    return devices[0], nest

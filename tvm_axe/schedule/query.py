@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.sym import Analyzer
 
 from .. import _tvm
 from ..errors import ScheduleError
-from .annotations import BIND
+from .annotations import BIND, ROOT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,11 +78,22 @@ def bound_axis(loop: tirx.For) -> str | None:
     return None if axis is None else str(axis)
 
 
+def root_of(block: s_tir.SBlock) -> int | None:
+    """The coordinate of the one device that runs the cross-device reduction `block`, or None where all do."""
+    root = block.annotations.get(ROOT)
+    return None if root is None else int(str(root))
+
+
 def uses(expr: object, var: tirx.Var) -> bool:
     """Whether `var` occurs in `expr`."""
     found: list[bool] = []
     tvm_ffi.structural_walk(expr, (tirx.Var, lambda v: found.append(True) if v.same_as(var) else None))
     return bool(found)
+
+
+def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
+    """`value` with variables replaced."""
+    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))
 
 
 def bindings(sch: s_tir.Schedule, block: SBlockRV) -> list[tuple[tirx.IterVar, tirx.Expr]]:
@@ -120,12 +132,76 @@ def is_sum(block: s_tir.SBlock) -> bool:
     return bool(zero and len(own) == 1 and all(isinstance(t, ir.TensorLoad) for t in terms))
 
 
+def summed(block: s_tir.SBlock) -> ir.TensorLoad | None:
+    """The load x[..] of a block that is ``C[..] = C[..] + x[..]``, or the same with a cast of it; None of any other."""
+    store = block.body
+    if block.init is None or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+        return None
+    terms = [term.value if isinstance(term, tirx.Cast) else term for term in (store.value.a, store.value.b)]
+    if not all(isinstance(term, ir.TensorLoad) for term in terms):
+        return None
+    others = [term for term in terms if not term.source.same_as(store.buffer)]
+    return others[0] if len(others) == 1 else None
+
+
 def is_copy(block: s_tir.SBlock) -> bool:
     """Whether the block's body is ``B[v...] = A[v...]``: the same elements of another buffer."""
     store = block.body
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, ir.TensorLoad) or block.init:
         return False
     return bool(tvm_ffi.structural_equal(list(store.indices), list(store.value.indices)))
+
+
+def shift_of(block: s_tir.SBlock) -> int | None:
+    """By how many places ``Z[s, ...] = C[(s + k) % P, ...]`` moves what it copies along dimension 0, or None.
+
+    ``Z[s] = C[(s + P - 1) % P]`` moves everything by 1, to the next place.
+    """
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, ir.TensorLoad) or block.init:
+        return None
+    written, read = list(store.indices), list(store.value.indices)
+    leading = block.iter_vars[0] if block.iter_vars else None
+    if leading is None or len(written) != len(read) or not written or not written[0].same_as(leading.var):
+        return None
+    if len(written) > 1 and not tvm_ffi.structural_equal(written[1:], read[1:]):
+        return None
+    size = int(leading.dom.extent)
+    places = [Analyzer().simplify(substitute(read[0], {leading.var: tirx.IntImm("int32", s)})) for s in range(size)]
+    if not all(isinstance(place, tirx.IntImm) for place in places) or int(store.value.source.shape[0]) != size:
+        return None
+    shift = -int(places[0]) % size
+    return shift if all(int(place) == (s - shift) % size for s, place in enumerate(places)) else None
+
+
+def gathered(sch: s_tir.Schedule, block: SBlockRV, primitive: str) -> tuple[str, int]:
+    """The mesh axis and the dimension that the all-gather `block` gathers; an error if it is none."""
+    producers = sch.get_producers(block)
+    if is_copy(sch.get(block)) and len(producers) == 1:
+        own = sharded_dims(sch, block)
+        for axis, dim in sharded_dims(sch, producers[0]).items():
+            if axis not in own:
+                return axis, dim
+    raise ScheduleError(
+        f"{primitive}: block {name_of(sch, block)!r} is not an all-gather: valid is a copy of a buffer whose producer "
+        "is bound to a mesh axis, as split_collective leaves it"
+    )
+
+
+def sharded_dims(sch: s_tir.Schedule, block: SBlockRV) -> dict[str, int]:
+    """The dimension of the block's result that each mesh axis shares, by axis."""
+    found = {}
+    for axis, loop in bound_loops(sch, block, SPATIAL).items():
+        for iv, value in bindings(sch, block):
+            if uses(value, sch.get(loop).loop_var):
+                dims = [dim for dim, index in enumerate(sch.get(block).body.indices) if iv.var.same_as(index)]
+                found.update({axis: dims[0]} if dims else {})
+    return found
+
+
+def is_parameter(sch: s_tir.Schedule, buffer: tirx.Buffer) -> bool:
+    """Whether `buffer` is a parameter of the function."""
+    return any(buffer.same_as(param) for _, func in sch.mod.functions_items() for param in func.params)
 
 
 def sole_block(sch: s_tir.Schedule, loop: LoopRV, primitive: str) -> SBlockRV:
@@ -151,11 +227,18 @@ def loop_of_block(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, primitive:
 
 
 def iterator_at(block: s_tir.SBlock, indices: object, dim: int) -> tirx.Var | None:
-    """The data-parallel iterator that alone is `indices[dim]`, or None."""
+    """The iterator that alone is `indices[dim]`, or None."""
     for iv in block.iter_vars:
-        if iv.iter_type == SPATIAL and iv.var.same_as(indices[dim]):  # type: ignore[index]
+        if iv.var.same_as(indices[dim]):  # type: ignore[index]
             return iv.var
     return None
+
+
+def outermost(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
+    """Move `loop` in front of the block's other loops."""
+    others = [other for other in sch.get_loops(block) if not sch.get(other).same_as(sch.get(loop))]
+    if others:
+        checked("reorder", name_of(sch, block), lambda: sch.reorder(loop, *others))
 
 
 def loop_of(sch: s_tir.Schedule, block: SBlockRV, iterator: tirx.Var) -> LoopRV | None:

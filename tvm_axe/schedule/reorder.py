@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import SBlockRV
 from ..errors import ScheduleError
 from ..layout import Mesh
 from . import query
-from .shard import shard
+from .shard import shard, shard_dims
 
 
 @query.all_or_nothing
@@ -26,7 +26,8 @@ def reorder_collective(
             out[i, j] = f(C[i, j], bias[j])        for i, j in T.grid(M, N):
                                                        out[i, j] = out_global[i, j]
 
-    (CoCoNet, section 3.2, "reorder".)
+    A consumer that reduces over the gathered dimension (a norm) becomes each device's partial over its slice and an
+    all-reduce of those, as `shard` leaves them. (CoCoNet, section 3.2, "reorder".)
 
     Parameters
     ----------
@@ -47,13 +48,14 @@ def reorder_collective(
     Raises
     ------
     ScheduleError
-        If `gather` is not an all-gather; a reader of the gathered buffer is left out; or a consumer isn't pointwise in
-        the gathered dimension or updates a buffer in place. The schedule is then as it was.
+        If `gather` is not an all-gather; a reader of the gathered buffer is left out; or a consumer neither is
+        pointwise in the gathered dimension nor reduces over it, or updates a buffer in place. The schedule is then as
+        it was.
     """
     for block in (gather, *consumers):
         query.given(sch, block, "reorder_collective")
     name = query.name_of(sch, gather)
-    axis, dim = _gathered(sch, gather)
+    axis, dim = query.gathered(sch, gather, "reorder_collective")
     if not consumers:
         raise ScheduleError(
             f"reorder_collective: gather {name!r}: no consumers named; name the blocks to move it behind"
@@ -69,49 +71,39 @@ def reorder_collective(
     sliced = {sch.get(gather).body.buffer: dim}
     iterators = []
     for block in consumers:
-        iterator, written = _pointwise_iterator(sch, block, sliced, axis)
+        iterator, written = _sliced_iterator(sch, block, sliced, axis)
         iterators.append(iterator)
-        sliced[sch.get(block).body.buffer] = written
+        if written is not None:
+            sliced[sch.get(block).body.buffer] = written
     readers = [sch.get_consumers(block) for block in consumers]
-    live = [_is_live_out(sch, block, consumers) for block in consumers]
+    live = [sch.get(b).body.buffer in sliced and _is_live_out(sch, b, consumers) for b in consumers]
 
     query.checked("reorder_collective", name, lambda: sch.compute_inline(gather))
     gathers = []
     for block, iterator, live_out, reads in zip(consumers, iterators, live, readers):
         loop = query.loop_of(sch, block, iterator)
-        device, _ = shard(sch, loop, axis, mesh, block)
-        outer = [other for other in sch.get_loops(block) if not sch.get(other).same_as(sch.get(device))]
-        query.checked("reorder_collective", query.name_of(sch, block), functools.partial(sch.reorder, device, *outer))
+        shared = shard(sch, loop, axis, mesh, block)
+        if isinstance(shared[0], SBlockRV):  # a reduction: its sum over the devices is nobody's slice
+            query.outermost(sch, shared[0], query.bound_loops(sch, shared[0], query.SPATIAL)[axis])
+            continue
+        query.outermost(sch, block, shared[0])
         if live_out:
             going_on = [reader for reader in reads if query.among(sch, reader, consumers)]
+            others = {other: at for other, at in query.sharded_dims(sch, block).items() if other != axis}
             # The consumers go on with the slices; everyone else reads what is gathered.
             write = functools.partial(sch.cache_write, block, 0, "global", going_on)
             gathers.append(query.checked("reorder_collective", query.name_of(sch, block), write))
+            shard_dims(sch, gathers[-1], others, mesh)
     return gathers
 
 
-def _gathered(sch: s_tir.Schedule, gather: SBlockRV) -> tuple[str, int]:
-    """The mesh axis and the dimension that `gather` gathers."""
-    name, block = query.name_of(sch, gather), sch.get(gather)
-    producers = sch.get_producers(gather)
-    if query.is_copy(block) and len(producers) == 1:
-        for axis, loop in query.bound_loops(sch, producers[0], query.SPATIAL).items():
-            written = sch.get(producers[0]).body.indices
-            for iv, value in query.bindings(sch, producers[0]):
-                if query.uses(value, sch.get(loop).loop_var):
-                    for dim, index in enumerate(written):
-                        if iv.var.same_as(index):
-                            return axis, dim
-    raise ScheduleError(
-        f"reorder_collective: block {name!r} is not an all-gather: valid is a copy of a buffer whose producer is bound "
-        "to a mesh axis, as split_collective leaves it"
-    )
-
-
-def _pointwise_iterator(
+def _sliced_iterator(
     sch: s_tir.Schedule, block: SBlockRV, sliced: dict[tirx.Buffer, int], axis: str
-) -> tuple[tirx.Var, int]:
-    """The iterator of `block` along the gathered dimension, and the dimension of its result that it indexes."""
+) -> tuple[tirx.Var, int | None]:
+    """The iterator of `block` along the gathered dimension, and the dimension of its result that it indexes.
+
+    That dimension is None where the block reduces over the gathered one.
+    """
     name, stmt = query.name_of(sch, block), sch.get(block)
     if stmt.init is None and query.loads_of(stmt, stmt.body.buffer):
         raise ScheduleError(
@@ -121,11 +113,14 @@ def _pointwise_iterator(
     found: tirx.Var | None = None
     for buffer, dim in sliced.items():
         for load in query.loads_of(stmt, buffer):
+            if load.source.same_as(stmt.body.buffer):
+                continue  # a sum's own running value
             iterator = query.iterator_at(stmt, load.indices, dim)
             if iterator is None or (found is not None and not iterator.same_as(found)):
                 raise ScheduleError(
                     f"reorder_collective: consumer {name!r} is not pointwise in dimension {dim} of {buffer.name!r}: it "
-                    f"reads {load}; valid is a consumer that reads its own slice over {axis!r} only"
+                    f"reads {load}; valid is a consumer that reads its own slice over {axis!r} only, or that reduces "
+                    "over it"
                 )
             found = iterator
     if found is None:
@@ -133,18 +128,19 @@ def _pointwise_iterator(
             f"reorder_collective: consumer {name!r} reads nothing that is gathered "
             f"({', '.join(buffer.name for buffer in sliced)}); leave it out"
         )
+    reduces = any(iv.var.same_as(found) and iv.iter_type == query.REDUCE for iv in stmt.iter_vars)
     written = [dim for dim, index in enumerate(stmt.body.indices) if found.same_as(index)]
-    if not written or query.loop_of(sch, block, found) is None:
+    if not (written or reduces) or query.loop_of(sch, block, found) is None:
         raise ScheduleError(
             f"reorder_collective: consumer {name!r} is not pointwise in the gathered dimension: its result is not "
-            f"written along {found.name!r} by one loop; valid is a consumer that writes the slice that it reads"
+            f"written along {found.name!r} by one loop; valid is a consumer that writes the slice that it reads, or "
+            "that reduces over it"
         )
-    return found, written[0]
+    return found, written[0] if written else None
 
 
 def _is_live_out(sch: s_tir.Schedule, block: SBlockRV, consumers: Sequence[SBlockRV]) -> bool:
     """Whether `block`'s result is a parameter or read by a block that isn't among `consumers`."""
     written = sch.get(block).body.buffer
-    if any(written.same_as(param) for _, func in sch.mod.functions_items() for param in func.params):
-        return True
-    return not all(query.among(sch, reader, consumers) for reader in sch.get_consumers(block))
+    elsewhere = not all(query.among(sch, reader, consumers) for reader in sch.get_consumers(block))
+    return elsewhere or query.is_parameter(sch, written)

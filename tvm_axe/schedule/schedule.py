@@ -13,8 +13,12 @@ from tvm.tirx import PrimFunc
 from ..layout import ComposeLayout, Layout, Mesh
 from .fuse import fuse_collective
 from .memory import set_layout
+from .overlap import overlap
+from .redistribute import redistribute
 from .reorder import reorder_collective
-from .shard import shard
+from .send import send
+from .shard import all_reduce, shard
+from .slice import as_slice
 from .split import split_collective
 
 
@@ -55,17 +59,37 @@ class Schedule(s_tir.Schedule):
         """Share a loop between the devices of a mesh axis: see `tvm_axe.schedule.shard`."""
         return shard(self, loop, axis, self.mesh, block)
 
-    def split_collective(self, block: SBlockRV, dim: int = 0) -> tuple[SBlockRV, SBlockRV]:
-        """All-reduce to reduce-scatter and all-gather: see `tvm_axe.schedule.split_collective`."""
-        return split_collective(self, block, self.mesh, dim)
+    def all_reduce(self, loop: LoopRV, axis: str) -> SBlockRV:
+        """A sum of one term a device: see `tvm_axe.schedule.all_reduce`."""
+        return all_reduce(self, loop, axis, self.mesh)
+
+    def split_collective(self, block: SBlockRV, dim: int = 0, root: int | None = None) -> tuple[SBlockRV, SBlockRV]:
+        """All-reduce to reduce-scatter and all-gather, or reduce and broadcast: see `split_collective`."""
+        return split_collective(self, block, self.mesh, dim, root)
 
     def reorder_collective(self, gather: SBlockRV, consumers: Sequence[SBlockRV]) -> list[SBlockRV]:
         """Move an all-gather behind its consumers: see `tvm_axe.schedule.reorder_collective`."""
         return reorder_collective(self, gather, consumers, self.mesh)
 
+    def as_slice(self, gather: SBlockRV) -> SBlockRV:
+        """Leave a state tensor sharded for good: see `tvm_axe.schedule.as_slice`."""
+        return as_slice(self, gather, self.mesh)
+
+    def redistribute(self, block: SBlockRV, buffer: str, axis: str, dim: int | None = None) -> SBlockRV:
+        """Read a buffer whole, or sharded on another dimension: see `tvm_axe.schedule.redistribute`."""
+        return redistribute(self, block, buffer, axis, self.mesh, dim)
+
+    def send(self, block: SBlockRV, axis: str) -> LoopRV:
+        """Point to point along a pipeline axis: see `tvm_axe.schedule.send`."""
+        return send(self, block, axis, self.mesh)
+
     def fuse_collective(self, blocks: Sequence[SBlockRV]) -> LoopRV:
         """One kernel out of a chain of blocks: see `tvm_axe.schedule.fuse_collective`."""
         return fuse_collective(self, blocks)
+
+    def overlap(self, blocks: Sequence[SBlockRV], axis: str, chunks: int) -> list[LoopRV]:
+        """Run stages chunk by chunk, one beside the other: see `tvm_axe.schedule.overlap`."""
+        return overlap(self, blocks, axis, chunks, self.mesh)
 
     def set_layout(self, buffer: str, layout: Layout | ComposeLayout | str, tile: Sequence[int] | None = None) -> None:
         """Have a buffer's elements lie in memory as a layout says: see `tvm_axe.schedule.set_layout`."""

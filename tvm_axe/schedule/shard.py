@@ -1,6 +1,8 @@
-"""shard: the devices of a mesh axis share the iterations of a loop."""
+"""shard and all_reduce: the devices of a mesh axis share the iterations of a loop, or the terms of a sum."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -58,7 +60,7 @@ def shard(
         If the mesh has no such axis; `loop` is no loop of the block; the block is already bound to the axis or the
         loop to another; or a device would have no iteration of a reduction, and so no partial.
     """
-    size = _axis_size(mesh, axis)
+    size = axis_size(mesh, axis, "shard")
     if block is None:
         query.given(sch, loop, "shard")
         block = query.sole_block(sch, loop, "shard")
@@ -93,9 +95,80 @@ def shard(
     return query.checked("shard", name, lambda: sch.rfactor(device, 0)), block
 
 
-def _axis_size(mesh: Mesh, axis: str) -> int:
+@query.all_or_nothing
+def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlockRV:
+    """Have a sum over a dimension that counts the devices be an all-reduce: each device holds one of its terms. ::
+
+        for i, k in T.grid(N, n):                  for i in range(N):
+            s[i] += g[k, i]                 ->         for k in T.serial(n, annotations={"axe.bind": "dp"}):
+                                                           s[i] += g[k, i]
+
+    An input that is read so lies sharded on that dimension (the gradients of data-parallel training, say); nothing
+    has to be declared.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule.
+    loop : LoopRV
+        A reduction loop with as many iterations as the axis has devices, not bound yet.
+    axis : str
+        A mesh axis.
+    mesh : Mesh
+        Says how many devices `axis` has.
+
+    Returns
+    -------
+    block : SBlockRV
+        The all-reduce.
+
+    Raises
+    ------
+    ScheduleError
+        If the mesh has no such axis; the loop's block doesn't sum one load, whose index the loop alone is, over it (a
+        cast of the load is fine); the number of iterations isn't that of the devices; or loop or block are bound.
+    """
+    size = axis_size(mesh, axis, "all_reduce")
+    query.given(sch, loop, "all_reduce")
+    block = query.sole_block(sch, loop, "all_reduce")
+    name, stmt = query.name_of(sch, block), sch.get(loop)
+    if int(stmt.extent) != size:
+        raise ScheduleError(
+            f"all_reduce: block {name!r}: loop {stmt.loop_var.name!r} has {stmt.extent} iterations and {axis!r} has "
+            f"{size} devices; valid is a loop over the devices, one term on each"
+        )
+    driven = [iv for iv, value in query.bindings(sch, block) if value.same_as(stmt.loop_var)]
+    term = query.summed(sch.get(block))
+    if size > 1 and (
+        len(driven) != 1
+        or driven[0].iter_type != query.REDUCE
+        or term is None
+        or sum(driven[0].var.same_as(index) for index in term.indices) != 1
+    ):
+        raise ScheduleError(
+            f"all_reduce: block {name!r} does not sum one term a device over loop {stmt.loop_var.name!r}; valid is "
+            "s[..] += x[.., k, ..] with k the loop's iterator; share any other reduction with shard"
+        )
+    for kind in (query.SPATIAL, query.REDUCE):
+        if axis in query.bound_loops(sch, block, kind):
+            raise ScheduleError(f"all_reduce: block {name!r} has a loop bound to {axis!r} already")
+    sch.annotate(loop, BIND, axis)
+    return block
+
+
+def shard_dims(sch: s_tir.Schedule, copy: SBlockRV, dims: Mapping[str, int], mesh: Mesh) -> None:
+    """Share the loops of a fresh copy, one a dimension, over mesh axes: `dims` has the dimension of each axis."""
+    loops = sch.get_loops(copy)
+    for axis, dim in dims.items():
+        device, _ = shard(sch, loops[dim], axis, mesh, copy)
+        assert isinstance(device, LoopRV)
+        query.outermost(sch, copy, device)
+
+
+def axis_size(mesh: Mesh, axis: str, primitive: str) -> int:
+    """How many devices `axis` has; an error of `primitive` if the mesh has no such axis."""
     if axis not in mesh.names:
-        raise ScheduleError(f"shard: the mesh has no axis {axis!r}; its axes are {', '.join(mesh.names)}")
+        raise ScheduleError(f"{primitive}: the mesh has no axis {axis!r}; its axes are {', '.join(mesh.names)}")
     return mesh.axis_size(axis)
 
 

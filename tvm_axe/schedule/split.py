@@ -1,4 +1,4 @@
-"""split_collective: an all-reduce becomes a reduce-scatter and an all-gather."""
+"""split_collective: an all-reduce becomes a reduce-scatter and an all-gather, or a reduce and a broadcast."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from tvm.s_tir.schedule import SBlockRV
 from ..errors import ScheduleError
 from ..layout import Mesh
 from . import query
-from .shard import shard
+from .annotations import ROOT
+from .shard import shard, shard_dims
 
 
 @query.all_or_nothing
-def split_collective(sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int = 0) -> tuple[SBlockRV, SBlockRV]:
+def split_collective(
+    sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int = 0, root: int | None = None
+) -> tuple[SBlockRV, SBlockRV]:
     """Split the all-reduce `block` into a reduce-scatter along `dim` and the all-gather back. ::
 
         for i, j in T.grid(M, N):                  for i_0 in T.serial(n, annotations={"axe.bind": "tp"}):
@@ -23,46 +26,56 @@ def split_collective(sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int 
                                                    for i, j in T.grid(M, N):
                                                        C[i, j] = C_global[i, j]
 
-    (CoCoNet, section 3.1, "split".)
+    With `root`, into a reduce to that device (the sum is annotated ``axe.root``) and the broadcast from it: the same
+    copy, of a buffer that one device holds. (CoCoNet, section 3.1, "split".)
 
     Parameters
     ----------
     sch : s_tir.Schedule
         The schedule.
     block : SBlockRV
-        The all-reduce that `shard` left.
+        The all-reduce that `shard` or `all_reduce` left.
     mesh : Mesh
         The mesh that the block is bound to.
     dim : int
         The dimension of the result that is scattered.
+    root : int, optional
+        The coordinate of the device that reduces, for a reduce and a broadcast.
 
     Returns
     -------
-    (scatter, gather) : tuple[SBlockRV, SBlockRV]
+    (scatter, gather) or (reduce, broadcast) : tuple[SBlockRV, SBlockRV]
 
     Raises
     ------
     ScheduleError
-        If `block` is not an all-reduce, or `dim` is not a dimension of its result.
+        If `block` is not an all-reduce, `dim` is not a dimension of its result, or `root` no device of its axis.
     """
     query.given(sch, block, "split_collective")
     name = query.name_of(sch, block)
     peers, scattered = (query.bound_loops(sch, block, kind) for kind in (query.REDUCE, query.SPATIAL))
     axis = next(iter(peers), None)
-    if axis is None or not query.is_sum(sch.get(block)):
+    if axis is None or query.summed(sch.get(block)) is None:
         seen = "it has no reduction loop bound to a mesh axis" if axis is None else "its body is not a plain sum"
         raise ScheduleError(
             f"split_collective: block {name!r} is not an all-reduce: {seen} (its loops: "
             f"{query.loop_names(sch, block)}); valid is the block that shard leaves of a reduction"
         )
-    if axis in scattered:
-        raise ScheduleError(
-            f"split_collective: block {name!r} is not an all-reduce: it is a reduce-scatter over {axis!r} already"
-        )
+    if axis in scattered or query.root_of(sch.get(block)) is not None:
+        already = f"a reduce-scatter over {axis!r}" if axis in scattered else "a reduce to one device"
+        raise ScheduleError(f"split_collective: block {name!r} is not an all-reduce: it is {already} already")
     indices = sch.get(block).body.indices
     if not 0 <= dim < len(indices):
         raise ScheduleError(f"split_collective: block {name!r}: dim is {dim}; its result has {len(indices)} dimensions")
+    if root is not None and root not in range(mesh.axis_size(axis)):
+        last = mesh.axis_size(axis) - 1
+        raise ScheduleError(f"split_collective: block {name!r}: root is {root}; {axis!r} has the devices 0 to {last}")
+    others = query.sharded_dims(sch, block)
     gather = query.checked("split_collective", name, lambda: sch.cache_write(block, 0, "global"))
+    shard_dims(sch, gather, others, mesh)
+    if root is not None:
+        sch.annotate(block, ROOT, str(root))
+        return block, gather
     iterator = query.iterator_at(sch.get(block), indices, dim)
     row = query.loop_of(sch, block, iterator) if iterator is not None else None
     if row is None:

@@ -1,0 +1,163 @@
+"""In what order the steps of a device run: where barriers stand, and how the chunks of overlapping stages interleave.
+
+A barrier is an arrival and a wait for everybody's arrival. Overlapping stages take the two apart: a device announces a
+chunk that others will want, goes on with other chunks, and waits only before it wants theirs, for arrivals that lie
+some chunks back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..errors import LowerError
+from .derive import ALL_GATHER, Step, push_axis, remote_axis
+from .infer import Sharding
+
+
+@dataclass(frozen=True)
+class Work:
+    """One chunk of one stage: `step` around the ring, `chunk` of the slice.
+
+    Before it, the device waits until everybody has arrived as often as itself less `behind` times (None: no wait);
+    after it, it arrives itself if `arrives`.
+    """
+
+    stage: int
+    step: int
+    chunk: int
+    behind: int | None
+    arrives: bool
+
+
+def pipeline(steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> list[Work]:
+    """The chunks of overlapping stages in the order in which each device works on them.
+
+    A stage that wants what peers have made in an earlier one lags a chunk behind it, so that there is other work to do
+    until then. Stages over all the slices go around the ring, from the device's own slice if they read the others', so
+    that no two devices read the same one; from the next device's if others read theirs, so that each finds its own done
+    first. What a device alone uses goes around with what it uses.
+
+    Raises
+    ------
+    LowerError
+        If a stage overwrites what an earlier one exchanges.
+    """
+    touched = [touched_by(step, shardings) for step in steps]
+    overlaps = [step.stage.overlap for step in steps]
+    wants = [_wanted(touched, index, steps) for index in range(len(steps))]
+    announced = {earlier for wanted in wants for earlier in wanted}
+    lags, starts, sizes, chunks = [0] * len(steps), [0] * len(steps), [1] * len(steps), 1
+    for index, overlap in enumerate(overlaps):
+        assert overlap is not None
+        chunks = overlap.chunks
+        lags[index] = max([lags[index - 1] if index else 0, *(lags[earlier] + 1 for earlier in wants[index])])
+        if overlap.ring is not None:
+            sizes[index] = int(overlap.ring.extent)
+            leaders = [j for j in range(index) if sizes[j] > 1 and touched[j]["write"] & touched[index]["read"]]
+            starts[index] = 0 if touched[index]["pull"] else starts[leaders[0]] if leaders else 1
+    order: list[Work] = []
+    arrivals = 0
+    done: dict[tuple[int, int], int] = {}
+    for time in range(chunks + max(lags)):
+        index = 0
+        while index < len(steps):
+            together = [index]
+            while together[-1] + 1 < len(steps) and _go_together(together[-1] + 1, index, sizes, lags, wants):
+                together.append(together[-1] + 1)
+            index = together[-1] + 1
+            chunk = time - lags[together[0]]
+            if not 0 <= chunk < chunks:
+                continue
+            for turn in range(sizes[together[0]]):
+                for stage in together:
+                    behind = None
+                    if turn == 0 and wants[stage]:
+                        behind = arrivals - max(done[earlier, chunk] for earlier in wants[stage])
+                    # Nobody else wants the slice that a device makes for itself, the last of its turns.
+                    last = sizes[stage] - 1 - starts[stage] if sizes[stage] > 1 else 0
+                    arrives = stage in announced and turn == last
+                    arrivals += arrives
+                    done |= {(stage, chunk): arrivals} if arrives else {}
+                    order.append(Work(stage, (starts[stage] + turn) % sizes[stage], chunk, behind, arrives))
+    return order
+
+
+def _go_together(
+    later: int, first: int, sizes: Sequence[int], lags: Sequence[int], wants: Sequence[Sequence[int]]
+) -> bool:
+    """Whether stage `later` takes each turn of the ring right behind stage `first`."""
+    return sizes[later] > 1 and sizes[later] == sizes[first] and lags[later] == lags[first] and not wants[later]
+
+
+def _wanted(touched: Sequence[Mapping[str, set[tirx.Buffer]]], index: int, steps: Sequence[Step]) -> list[int]:
+    """The earlier stages whose chunks on the peers stage `index` needs."""
+    now, wanted = touched[index], []
+    for earlier, then in enumerate(touched[:index]):
+        if (now["write"] | now["push"]) & (then["pull"] | then["push"]):
+            raise LowerError(
+                f"stages {steps[earlier].name!r} and {steps[index].name!r} overlap, and the second overwrites what the "
+                "first exchanges with other devices; leave one of them out of overlap"
+            )
+        if now["pull"] & (then["write"] | then["push"]) or now["push"] & then["write"] or now["read"] & then["push"]:
+            wanted.append(earlier)
+    return wanted
+
+
+def regions(steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps, each alone except those that overlap their neighbours."""
+    groups: list[list[Step]] = []
+    for step in steps:
+        own, last = step.stage.overlap, groups[-1][-1].stage.overlap if groups else None
+        if own is not None and last is not None and own.region == last.region:
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    return groups
+
+
+def barriers_before(groups: Sequence[Sequence[Step]], shardings: Mapping[tirx.Buffer, Sharding]) -> list[bool]:
+    """Whether a barrier stands before each group of `regions`: something in it conflicts with what a peer may still do.
+
+    The run itself starts and ends with all devices waiting for the controller, so nothing before it counts. Within a
+    group, `pipeline` sees to the order.
+    """
+    since: dict[str, set[tirx.Buffer]] = {"read": set(), "write": set(), "pull": set(), "push": set()}
+    found = []
+    for group in groups:
+        touched = [touched_by(step, shardings) for step in group]
+        now = {key: {buffer for other in touched for buffer in other[key]} for key in since}
+        local, remote = since["read"] | since["write"], since["pull"] | since["push"]
+        conflict = (
+            now["pull"] & (since["write"] | since["push"])
+            or now["push"] & (local | remote)
+            or now["read"] & since["push"]
+            or now["write"] & remote
+        )
+        if conflict:
+            since = {key: set() for key in since}
+        for key, buffers in now.items():
+            since[key] |= buffers
+        found.append(bool(conflict))
+    return found
+
+
+def touched_by(step: Step, shardings: Mapping[tirx.Buffer, Sharding]) -> dict[str, set[tirx.Buffer]]:
+    """What a step reads and writes of its own slabs, pulls from its peers' and pushes to them."""
+    touched: dict[str, set[tirx.Buffer]] = {
+        "read": set(),
+        "write": set(),
+        "pull": set(step.pulled),
+        "push": set(step.pushed),
+    }
+    for block in step.stage.blocks:
+        for access in block.accesses:
+            sharding = shardings[access.buffer]
+            crosses = access.buffer in step.pulled | step.pushed
+            if not crosses and remote_axis(access, sharding) is None and push_axis(access, sharding) is None:
+                touched["write" if access.is_write else "read"].add(access.buffer)
+    if step.kind == ALL_GATHER and step.source is not None:
+        touched["read"].add(step.source)
+    return touched
