@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
 import tvm_ffi
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.runtime.disco import _ffi_api as _disco_ffi
 from tvm.s_tir import meta_schedule as ms
@@ -268,3 +268,17 @@ def flops(mod: IRModule) -> float:
         return float(_estimate_tir_flops(mod))
     except (RuntimeError, ValueError, TypeError):
         return 0.0
+
+
+# ---- TIR: calling a function on part of a buffer ------------------------------------------------------------------
+
+
+def tensor_argument(buffer: tirx.Buffer, start: tirx.Expr | None, shape: Sequence[int]) -> tirx.Expr:
+    """The argument of a packed call that is a dense tensor of `shape` whose first element is ``buffer[start, 0, ...]``.
+
+    A buffer as an argument is passed whole, and with an element offset, which the callee would refuse.
+    """
+    data = buffer.data if start is None else tirx.address_of(tirx.BufferLoad(buffer, [start] + [0] * (len(shape) - 1)))
+    extents = tirx.call_intrin("handle", "tirx.tvm_stack_make_shape", *shape)
+    zero = tirx.const(0, buffer.dtype)
+    return tirx.call_intrin("handle", "tirx.tvm_stack_make_array", data, extents, 0, len(shape), zero, 0)

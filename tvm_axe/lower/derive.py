@@ -27,7 +27,7 @@ from math import prod
 from tvm import DataType, tirx
 
 from ..errors import LowerError
-from ..schedule.query import is_copy, is_sum, shift_of, substitute, summed, uses
+from ..schedule.query import covers, is_copy, is_sum, shift_of, substitute, summed, uses
 from .infer import Sharding
 from .program import Access, Block, Program, Stage
 
@@ -111,6 +111,7 @@ def _derive(program: Program, stage: Stage, shardings: Mapping[tirx.Buffer, Shar
     whole = len(stage.blocks) == 1 and stage.overlap is None  # chunks are exchanged by kernels
     plain = _plain_collective(stage.blocks[0], axis, shardings) if whole else None
     if plain is None:
+        _check_held_by_all(stage, pulled, shardings)
         return Step(stage, MESH_KERNEL, axis, _number(moved), frozenset(pulled), frozenset(pushed))
     kind, source, target, arguments = plain
     size, others = program.mesh.axis_size(axis), set(shardings[target].axes.values()) - {axis}
@@ -118,7 +119,7 @@ def _derive(program: Program, stage: Stage, shardings: Mapping[tirx.Buffer, Shar
     share = {
         ALL_REDUCE: Fraction(2 * (size - 1), size),
         ALL_TO_ALL: Fraction(size - 1, size * size),
-        SEND: Fraction(1, size) if arguments and arguments[0] else Fraction(0),
+        SEND: Fraction(1, size),
     }.get(kind, Fraction(size - 1, size))
     moved = share * elements * _itemsize(target)
     # The engine's all-reduce and all-gather leave each device's result in all peers' slabs.
@@ -139,6 +140,17 @@ def _check_one_phase(
                     f"stage {stage.name!r}: block {block.name!r} touches {access.buffer.name!r}, which the same kernel "
                     "exchanges with its peers; the two need a barrier between them: leave one out of fuse_collective"
                 )
+
+
+def _check_held_by_all(stage: Stage, pulled: set[tirx.Buffer], shardings: Mapping[tirx.Buffer, Sharding]) -> None:
+    """A kernel finds its peers' data by where it belongs, and what one device holds belongs to nobody."""
+    for buffer in pulled:
+        root = shardings[buffer].root
+        if root is not None:
+            raise LowerError(
+                f"stage {stage.name!r} reads {buffer.name!r}, which device {root[1]} of {root[0]!r} alone holds, and "
+                "does more than broadcast it; leave the broadcast out of fuse_collective"
+            )
 
 
 def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Iterator[tuple[Access, str]]:
@@ -213,9 +225,12 @@ def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, S
     whole = [int(iv.dom.extent) for iv in spatial] == list(written.shape)
     if not whole or not all(iv.var.same_as(index) for iv, index in zip(spatial, statement.body.indices)):
         return None
+    if not covers(block.realize, block.loops):  # the engine moves all of it
+        return None
     source = block.reads[0].buffer
     read = shardings[source]
-    if len(block.reads) != 1 or len(read.partial) > 1:
+    # A sum over more than the devices adds each term more than once.
+    if len(block.reads) != 1 or len(read.partial) > 1 or len(statement.iter_vars) != len(spatial) + len(read.partial):
         return None
     # Dimensions of the slabs, in which a source has none that counts terms.
     sharded = {d - sum(p < d for p in read.partial): a for d, a in read.axes.items() if d not in read.partial}

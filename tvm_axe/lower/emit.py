@@ -128,9 +128,14 @@ class _Emitter:
                 self.coordinates[axis] = relax.Var(axis, tvm.ir.PrimType("int32"))
 
     def _add_kernel(self, step: Step, kernel: Kernel) -> tvm.ir.GlobalVar:
+        """Add a step's kernel to the module; returns what is called, which may be a function that calls it."""
         name = self.builder.get_unique_name(step.name)
         self.kernels.append(name)
-        return self.builder.add_func(kernel.func.with_attr("global_symbol", name), name)
+        function = self.builder.add_func(kernel.func.with_attr("global_symbol", name), name)
+        if kernel.caller is None:
+            return function
+        caller = self.builder.get_unique_name(f"{name}_chunk")
+        return self.builder.add_func(kernel.caller(name).with_attr("global_symbol", caller), caller)
 
     def _call_kernel(
         self, function: tvm.ir.GlobalVar, kernel: Kernel, chunk: Mapping[str, int] = MappingProxyType({})

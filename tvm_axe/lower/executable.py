@@ -13,6 +13,7 @@ from tvm.target import Target
 from ..collective import Argument, Coord, MeshTensor, Program, Workers
 from ..errors import LowerError
 from ..layout import Layout, Mesh, pack, unpack
+from .derive import MESH_KERNEL
 from .lowered import Lowered, MeshBuffer, Stage
 
 
@@ -136,11 +137,21 @@ class Executable:
             )
         self._check(arrays)
         if workers not in self._loaded:
+            self._check_hosts(workers)
             self._loaded[workers] = _Loaded(self._lowered, self.module, self.target, workers)
         loaded = self._loaded[workers]
         for buffer, array in zip(self._lowered.inputs, arrays):
             loaded.scatter(buffer, array)
         return loaded
+
+    def _check_hosts(self, workers: Workers) -> None:
+        for stage in self.stages:
+            if stage.kind == MESH_KERNEL and stage.axis is not None and workers.spans_hosts(stage.axis):
+                raise LowerError(
+                    f"{self._lowered.name}: stage {stage.name!r} is a kernel that indexes the slabs of its peers over "
+                    f"{stage.axis}, and here these are on several machines; leave that axis within a machine, or its "
+                    "collectives unfused"
+                )
 
     def _check(self, arrays: tuple[np.ndarray, ...]) -> None:
         name, inputs = self._lowered.name, self._lowered.inputs

@@ -56,7 +56,10 @@ class Sharding:
     def layout(self) -> Layout:
         """The same as a `Layout` of the whole (padded) shape, the slab row-major."""
         layout = Layout.sharded(self.shape, self.mesh, dict(self.axes))
-        return layout if self.root is None else Layout(layout.D, layout.R, {self.root[0]: self.root[1]})
+        if self.root is None:
+            return layout
+        axis, coordinate = self.root
+        return Layout(layout.D, [it for it in layout.R if it.axis != axis], {axis: coordinate})
 
     def holds(self, access: Access, dim: int) -> bool:
         """Whether index `dim` of `access` stays on the device."""

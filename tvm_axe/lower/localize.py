@@ -2,8 +2,8 @@
 
 Bound loops become the device's own coordinate, buffers shrink to the device's slab, and an access that crosses devices
 goes through the *mesh view* of its buffer: the slabs of all devices along a mesh axis, dimension 0 the device. A store
-that every device needs is repeated for each peer. Of a stage that is cut into chunks, the kernel does one chunk: which
-one, and how far the device has come around the ring, are its last arguments.
+that every device needs is repeated for each peer. Of a stage that is cut into chunks, the kernel does one chunk: on
+windows of its arguments where that is all the difference there is between chunks, else it takes the chunk's number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..schedule import BIND, set_layout
 from ..schedule.query import substitute, uses
 from .derive import Step, push_axis
 from .infer import Sharding
-from .program import Block, LocalIterator, Program, linear, own_piece
+from .program import Block, LocalIterator, Program, linear, own_piece, within
+from .window import Window, calling
 
 OWN = "slab"
 STEP, CHUNK = "step", "chunk"
@@ -31,19 +32,29 @@ class Kernel:
     """A device's function for one stage: its buffers, as own slabs or views along a mesh axis, then coordinates.
 
     The last parameters of one that does a chunk are those of `chunk`: the step around the ring, the chunk of a slice.
+    Where it has `windows`, one for each buffer, it has no parameters beside the buffers itself; `caller` has them.
     """
 
     func: tirx.PrimFunc
     arguments: tuple[tuple[tirx.Buffer, str], ...]
     coordinates: tuple[str, ...]
     chunk: tuple[str, ...] = ()
+    caller: Callable[[str], tirx.PrimFunc] | None = None
+    """Given the kernel's name in the module, the function of whole buffers that calls it on windows of them."""
 
 
 def localize(
     program: Program, step: Step, shardings: Mapping[tirx.Buffer, Sharding], private: tuple[tirx.Buffer, ...]
 ) -> Kernel:
     """The kernel of one local stage or mesh kernel; `private` buffers live inside it."""
-    kernel = _Localizer(program, step, shardings, private).kernel()
+    localizer = _Localizer(program, step, shardings, private, {})
+    kernel = localizer.kernel()
+    windows = localizer.found_windows()
+    if windows:
+        localizer = _Localizer(program, step, shardings, private, windows)
+        windowed = localizer.kernel()
+        if not windowed.coordinates and not windowed.chunk:
+            kernel = replace(kernel, func=windowed.func, caller=localizer.caller(kernel))
     laid_out = [(program.names[buffer], shardings[buffer].memory) for buffer, _ in kernel.arguments]
     if all(memory is None for _, memory in laid_out):
         return kernel
@@ -70,19 +81,22 @@ class _Localizer:
         step: Step,
         shardings: Mapping[tirx.Buffer, Sharding],
         private: tuple[tirx.Buffer, ...],
+        windows: Mapping[tuple[tirx.Buffer, str], Window],
     ) -> None:
         self.program, self.step, self.shardings = program, step, shardings
-        self.private = private
+        self.private, self.windows = private, windows
+        self.seen: dict[tuple[tirx.Buffer, str], set[Window | None]] = {}  # what each access takes for its chunk
         self.local: dict[tuple[tirx.Buffer, str], tirx.Buffer] = {}
         self.by_realize = {block.realize: block for block in step.stage.blocks}
         self.peer_vars: dict[Block, tirx.Var] = {}
         self.step_var, self.chunk_var = tirx.Var(STEP, "int32"), tirx.Var(CHUNK, "int32")
+        self.slice_var = tirx.Var("slice", "int32")
         self.cut: dict[tirx.Var, tirx.Var] = {}  # the loops over chunks and around the ring -> what stands for them
         overlap = step.stage.overlap
+        if overlap is not None and overlap.ring is not None:
+            self.cut[overlap.ring.loop_var] = self.slice_var  # first, as a slice is the larger piece
         if overlap is not None:
             self.cut[overlap.chunk.loop_var] = self.chunk_var
-            if overlap.ring is not None:
-                self.cut[overlap.ring.loop_var] = tirx.Var("slice", "int32")
 
     def kernel(self) -> Kernel:
         body = self.statement(self.step.stage.nest)
@@ -104,12 +118,38 @@ class _Localizer:
 
     def around_ring(self, body: tirx.Stmt) -> tirx.Stmt:
         """Say which device's slice it is that the ring's step takes this device to."""
+        at = self.slice_at()
+        return body if at is None else substitute(body, {self.slice_var: at})
+
+    def slice_at(self) -> tirx.Expr | None:
+        """The device whose slice the ring's step takes this device to."""
         overlap = self.step.stage.overlap
-        if overlap is None or overlap.axis is None or overlap.ring is None:
-            return body
-        size = self.program.mesh.axis_size(overlap.axis)
-        at = (self.program.coordinates[overlap.axis] + self.step_var) % size
-        return substitute(body, {self.cut[overlap.ring.loop_var]: at})
+        if overlap is None or overlap.axis is None:
+            return None
+        return (self.program.coordinates[overlap.axis] + self.step_var) % self.program.mesh.axis_size(overlap.axis)
+
+    def found_windows(self) -> dict[tuple[tirx.Buffer, str], Window]:
+        """The windows that would do for every access, if all agree and compiled code can take them; else none."""
+        found = {}
+        for key, seen in self.seen.items():
+            window = next(iter(seen))
+            shape = self.shardings[key[0]].slab
+            if len(seen) > 1 or window is None or not window.is_aligned(shape, key[0].dtype):
+                return {}
+            if window.rows:
+                found[key] = window
+        return found
+
+    def caller(self, kernel: Kernel) -> Callable[[str], tirx.PrimFunc]:
+        """See `Kernel.caller`; `kernel` is the one that this one stands for."""
+        whole = [self.buffer(*key, whole=True) for key in kernel.arguments]
+        windows = [self.windows.get(key) for key in kernel.arguments]
+        scalars = [self.program.coordinates[axis] for axis in kernel.coordinates]
+        scalars += [{STEP: self.step_var, CHUNK: self.chunk_var}[name] for name in kernel.chunk]
+        zero = tirx.IntImm("int32", 0)
+        turn = self.slice_at()
+        at = {"slice": zero if turn is None else turn, "chunk": self.chunk_var if CHUNK in kernel.chunk else zero}
+        return lambda name: s_tir.renew_defs(calling(name, whole, windows, scalars, at))
 
     def chunked(self, block: Block, iterator: LocalIterator) -> LocalIterator:
         """What one chunk leaves of an iterator."""
@@ -125,18 +165,24 @@ class _Localizer:
             block.analyzer.bind(inner.var, inner.dom)
         return replace(iterator, local=local, value=value, replacement=replacement)
 
-    def buffer(self, whole: tirx.Buffer, view: str) -> tirx.Buffer:
-        key = (whole, view)
-        if key not in self.local:
-            sharding = self.shardings[whole]
-            shape, name, strides = list(sharding.slab), self.program.names[whole], None
+    def buffer(self, buffer: tirx.Buffer, view: str, whole: bool = False) -> tirx.Buffer:
+        """What stands for `buffer` in the kernel: the device's slab (or a window of it), or the mesh view."""
+        key = (buffer, view)
+        if key not in self.local or whole:
+            sharding = self.shardings[buffer]
+            shape, name, strides = list(sharding.slab), self.program.names[buffer], None
+            if key in self.windows and not whole:
+                shape[0] = self.windows[key].rows
             if view != OWN:
                 inner = [1]
                 for extent in reversed(shape[1:]):
                     inner.insert(0, inner[0] * extent)
-                strides = [flat_stride(sharding, whole.dtype, view), *inner[: len(shape)]]
+                strides = [flat_stride(sharding, buffer.dtype, view), *inner[: len(shape)]]
                 shape, name = [self.program.mesh.axis_size(view), *shape], f"{name}_{view}"
-            self.local[key] = tirx.decl_buffer(shape, whole.dtype, name, strides=strides, layout=None)
+            declared = tirx.decl_buffer(shape, buffer.dtype, name, strides=strides, layout=None)
+            if whole:
+                return declared
+            self.local[key] = declared
         return self.local[key]
 
     def statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
@@ -245,7 +291,28 @@ class _Localizer:
                 local.append(inner)
         if peer is not None:
             view = str(push_axis(block.writes[0], sharding))
-        return self.buffer(whole, view), local if device is None else [device, *local]
+        if device is not None:
+            local = [device, *local]
+        if self.cut:
+            self.seen.setdefault((whole, view), set()).add(self.window(block, local))
+            window = self.windows.get((whole, view))
+            if window is not None:
+                start = window.start({"slice": self.slice_var, "chunk": self.chunk_var})
+                local = [simplify(local[0] - start), *local[1:]]
+        return self.buffer(whole, view), local
+
+    def window(self, block: Block, indices: Sequence[tirx.Expr]) -> Window | None:
+        """The rows that a chunk touches by `indices`; None if they aren't rows of the leading dimension alone."""
+        if any(uses(index, var) for index in indices[1:] for var in (self.slice_var, self.chunk_var)):
+            return None
+        coefficients, rest = [], indices[0] if indices else tirx.IntImm("int32", 0)
+        for var in (self.slice_var, self.chunk_var):
+            coefficient, rest = linear(rest, var)
+            if coefficient is None:
+                return None
+            coefficients.append(coefficient)
+        window = Window(*coefficients)
+        return window if not window.rows or within(rest, window.rows, block.analyzer) else None
 
 
 def _point(buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:

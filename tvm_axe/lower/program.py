@@ -280,7 +280,7 @@ def _local_iterator(
         )
     axis, loop_var = bound[0]
     piece, base = linear(value, loop_var)
-    if piece is None or not _within(base, piece, analyzer):
+    if piece is None or not within(base, piece, analyzer):
         raise LowerError(
             f"block {name!r}: iterator {iv.var.name!r} = {value} is not shared over {axis!r} in contiguous pieces; "
             "shard its loop with tvm_axe's shard"
@@ -299,7 +299,7 @@ def own_piece(
     for axis in device:
         if uses(index, coordinates[axis]):
             piece, base = linear(index, coordinates[axis])
-            if piece is not None and _within(base, piece, analyzer):
+            if piece is not None and within(base, piece, analyzer):
                 return axis, piece
     return None
 
@@ -312,7 +312,8 @@ def linear(expr: tirx.Expr, var: tirx.Var) -> tuple[int | None, tirx.Expr]:
     return int(parts[0]), parts[1]
 
 
-def _within(base: tirx.Expr, piece: int, analyzer: Analyzer) -> bool:
+def within(base: tirx.Expr, piece: int, analyzer: Analyzer) -> bool:
+    """Whether `base` is known to be in ``[0, piece)``."""
     bounds = analyzer.const_int_bound(base)
     return bool(bounds.min_value >= 0 and bounds.max_value < piece)
 

@@ -15,7 +15,9 @@ key                  where            value
                                       so that at no time two devices want the same one
 ``axe.layouts``      the function     buffer name -> canonical text of the `Layout` in which that
                                       parameter arrives (or, for an output, is left)
-``axe.layouts.NAME`` the root block   the same for the parameter NAME, where a schedule says it
+``axe.layouts.NAME`` a block          the same for the parameter NAME, which the block writes, where a
+                                      schedule says it (not on the root block: upstream then changes
+                                      copies of the schedule too)
 ==================== ================ =================================================================
 
 All are plain strings, so that they survive printing, traces and JSON. A compiler that ignores them sees an ordinary
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import tvm_ffi
 from tvm import s_tir
 from tvm.tirx import PrimFunc
 
@@ -81,8 +84,12 @@ def layouts_of(func: PrimFunc) -> dict[str, Layout]:
     """The layouts attached to `func`'s parameters, by name; empty where none is. A schedule's word comes last."""
     attached = func.attrs[LAYOUTS] if func.attrs and LAYOUTS in func.attrs else {}
     texts = {str(name): str(text) for name, text in attached.items()}
-    if isinstance(func.body, s_tir.SBlockRealize):
-        for key, text in func.body.block.annotations.items():
-            if str(key).startswith(f"{LAYOUTS}."):
-                texts[str(key)[len(LAYOUTS) + 1 :]] = str(text)
+    prefix = f"{LAYOUTS}."
+
+    def on_block(block: s_tir.SBlock) -> None:
+        for key, text in block.annotations.items():
+            if str(key).startswith(prefix):
+                texts[str(key).removeprefix(prefix)] = str(text)
+
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
     return {name: Layout.parse(text) for name, text in texts.items()}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from .. import _tvm
 from ..errors import ScheduleError
 from . import query
 from .annotations import BIND
@@ -42,7 +43,8 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
     ------
     ScheduleError
         If there are fewer than two blocks; the first is not bound to a mesh axis, or a later one is to others; a
-        block doesn't follow from an earlier one; or a block outside the chain lies between (a cycle).
+        block doesn't follow from an earlier one; a block outside the chain lies between (a cycle); or one is masked
+        beyond its iterators' domains, as a sum over an uneven slice is.
     """
     for block in blocks:
         query.given(sch, block, "fuse_collective")
@@ -56,6 +58,8 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
         )
     for index, block in enumerate(blocks[1:], 1):
         _check_link(sch, block, blocks[:index], set(bound))
+    for block in blocks:
+        _check_mask(sch, block)
     device, nest = _nest(sch, blocks[0], bound)
     for index, block in enumerate(blocks[1:], 1):
         own = query.bound_loops(sch, block, query.SPATIAL)
@@ -114,6 +118,16 @@ def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV]
         raise ScheduleError(
             f"fuse_collective: block {name!r} is bound to {', '.join(sorted(others))}, the nest to "
             f"{', '.join(sorted(axes))}; blocks of one kernel are bound to the same axes"
+        )
+
+
+def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Upstream moves a block without its mask and makes a new one out of the iterators' domains."""
+    mask, loops = query.predicate(sch, block), [sch.get(loop) for loop in sch.get_loops(block)]
+    if mask is not None and not query.covers(_tvm.block_realize(sch, block), loops):
+        raise ScheduleError(
+            f"fuse_collective: block {query.name_of(sch, block)!r} is masked ({mask}) beyond its iterators' domains, as "
+            "a reduction over an uneven slice is; valid is a block whose pieces divide, or one left out of the chain"
         )
 
 

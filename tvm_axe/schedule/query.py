@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.sym import Analyzer
+from tvm.sym import Analyzer, detect_iter_map
 
 from .. import _tvm
 from ..errors import ScheduleError
@@ -106,6 +106,22 @@ def predicate(sch: s_tir.Schedule, block: SBlockRV) -> tirx.Expr | None:
     """The condition under which an iteration of the block's loops runs, or None if all do."""
     condition = _tvm.block_realize(sch, block).predicate
     return None if isinstance(condition, tirx.IntImm) and condition.value else condition
+
+
+def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
+    """Whether `loops` take the block through all of its iterators' domains: its mask, if any, cuts only what is beyond.
+
+    False also where that can't be seen, as of a mask that relates two iterators.
+    """
+    ranges = {loop.loop_var: ir.Range.from_min_extent(loop.min, loop.extent) for loop in loops}
+    found = detect_iter_map(list(realize.iter_values), ranges, realize.predicate).indices
+    if len(found) != len(realize.block.iter_vars):
+        return False
+    for iv, total in zip(realize.block.iter_vars, found):
+        extents = [int(split.extent) for split in total.args if int(split.scale) == 1]
+        if int(total.base) != 0 or len(extents) != len(total.args) or (extents or [1]) != [int(iv.dom.extent)]:
+            return False
+    return True
 
 
 def bound_loops(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> dict[str, LoopRV]:

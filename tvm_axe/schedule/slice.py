@@ -20,7 +20,7 @@ def as_slice(sch: s_tir.Schedule, gather: SBlockRV, mesh: Mesh) -> SBlockRV:
             for i_1 in range(N // n):                      for i_1 in range(N // n):
                 m_out_global[..] = b * m[..] + ..  ->          m_out[..] = b * m[..] + ..
         for i in range(N):
-            m_out[i] = m_out_global[i]                 root block: "axe.layouts.m_out" = "S[(n, N // n) : (1@dp, 1)]"
+            m_out[i] = m_out_global[i]                 on the block: "axe.layouts.m_out" = "S[(n, N // n) : (1@dp, 1)]"
 
     For the state of an optimizer: an input that is read on slices only is sharded by itself, so that what one step
     leaves is what the next one takes. (CoCoNet, section 3.2, "asSlice".)
@@ -64,9 +64,11 @@ def as_slice(sch: s_tir.Schedule, gather: SBlockRV, mesh: Mesh) -> SBlockRV:
     dims = query.sharded_dims(sch, producer)
     shape = [int(extent) for extent in written.shape]
     layout = Layout.sharded(shape, mesh, {at: other for other, at in dims.items()})
-    sch.annotate(sch.get_sblock("root"), f"{LAYOUTS}.{written.name}", str(layout))
+    writer = gather
     if len(sch.get_consumers(producer)) == 1:
         query.checked("as_slice", name, lambda: sch.reverse_compute_inline(gather))
-        return producer
-    shard_dims(sch, gather, {axis: dim}, mesh)
-    return gather
+        writer = producer
+    else:
+        shard_dims(sch, gather, {axis: dim}, mesh)
+    sch.annotate(writer, f"{LAYOUTS}.{written.name}", str(layout))
+    return writer
