@@ -38,6 +38,7 @@ __all__ = [
     "compile",
     "launch",
     "pack",
+    "search",
     "tune",
     "unpack",
     "with_layouts",
@@ -51,6 +52,7 @@ _HOMES = {
     "lower": ["Executable"],
     "meta": ["tune"],
     "schedule": ["Schedule", "with_layouts"],
+    "searching": ["search"],
 }
 
 

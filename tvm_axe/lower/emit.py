@@ -30,6 +30,7 @@ class Emitted:
     coordinates: tuple[str, ...]
     mesh_buffers: tuple[tirx.Buffer, ...]
     kernels: tuple[str | None, ...]  # of each step, its kernel's name in the module
+    memory: tuple[int, ...]  # of each step, the bytes of the device's own slabs that it touches
 
 
 def emit_module(program: Program, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> Emitted:
@@ -90,10 +91,19 @@ class _Emitter:
                 else:
                     self._collective(steps[0])
             self.builder.emit_func_output(relax.Tuple([]))
-        arguments = tuple((self.program.names[buffer], view) for buffer, view in self.arguments)
         return Emitted(
-            self.builder.finalize(), arguments, tuple(self.coordinates), self.mesh_buffers, tuple(self.kernels)
+            self.builder.finalize(),
+            tuple((self.program.names[buffer], view) for buffer, view in self.arguments),
+            tuple(self.coordinates),
+            self.mesh_buffers,
+            tuple(self.kernels),
+            tuple(self._memory(index) for index in range(len(self.steps))),
         )
+
+    def _memory(self, index: int) -> int:
+        """Bytes of the slabs that a step touches, less what only lives inside its kernel."""
+        touched = {access.buffer for block in self.steps[index].stage.blocks for access in block.accesses}
+        return sum(self.shardings[buffer].nbytes(buffer.dtype) for buffer in touched if buffer not in self.private)
 
     def _region(self, steps: Sequence[Step], kernels: Sequence[Kernel]) -> None:
         """The chunks of overlapping stages, in the order of `pipeline`, with the waits between them."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
-from tvm import tirx
+from tvm import DataType, tirx
 
 from ..errors import LowerError
 from ..layout import Iter, Layout, Mesh, memory_size
@@ -46,6 +47,10 @@ class Sharding:
     def slab(self) -> tuple[int, ...]:
         """The shape of one device's share."""
         return tuple(self.piece(dim) for dim in range(len(self.shape)) if dim not in self.partial)
+
+    def nbytes(self, dtype: str) -> int:
+        """Bytes of one device's share."""
+        return prod(self.slab) * DataType(dtype).itemsize
 
     @property
     def stored(self) -> tuple[int, ...]:

@@ -23,8 +23,8 @@ from .program import Program, parse_program
 class Stage:
     """One stage of a lowered function.
 
-    `kind` is one of local, all-reduce, reduce-scatter, all-gather and mesh kernel; `bytes` is what one device moves to
-    or from its peers; `kernel` is the name of its function in the module, None for a plain collective.
+    `kind` is one that `derive` lists; `bytes` is what one device moves to or from its peers, and `memory` the bytes of
+    its own that it touches; `kernel` is the name of its function in the module, None for a plain collective.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Stage:
     axis: str | None
     bytes: int | float
     kernel: str | None
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     steps = derive_steps(program, shardings)
     emitted = emit_module(program, steps, shardings)
     stages = tuple(
-        Stage(step.name, step.kind, step.axis, step.bytes, kernel) for step, kernel in zip(steps, emitted.kernels)
+        Stage(step.name, step.kind, step.axis, step.bytes, kernel, memory)
+        for step, kernel, memory in zip(steps, emitted.kernels, emitted.memory)
     )
     buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
     layouts = {program.names[b]: shardings[b].layout for b in program.buffers()}

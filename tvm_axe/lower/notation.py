@@ -76,13 +76,17 @@ def _block(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> list[str]
 
 
 def _is_product(block: Block) -> bool:
-    """Whether the block sums products."""
+    """Whether the block sums products of two buffers' elements."""
     statement = block.realize.block
-    if not any(iv.iter_type == REDUCTION for iv in statement.iter_vars):
-        return False
     found: list[bool] = []
-    tvm_ffi.structural_walk(statement.body.value, (tirx.Mul, lambda _: found.append(True)))
-    return bool(found)
+
+    def on_product(product: tirx.Mul) -> None:
+        factors = (product.a, product.b)
+        loads = all(isinstance(factor, ir.TensorLoad) for factor in factors)
+        found.append(loads and not product.a.source.same_as(product.b.source))
+
+    tvm_ffi.structural_walk(statement.body.value, (tirx.Mul, on_product))
+    return any(iv.iter_type == REDUCTION for iv in statement.iter_vars) and any(found)
 
 
 def _merged(parts: Sequence[str]) -> list[str]:

@@ -105,6 +105,15 @@ def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV]
             "follows from an earlier one"
         )
     for producer in producers:
+        if not query.among(sch, producer, before):
+            continue
+        gathers = query.is_copy(sch.get(producer)) and not axes & set(query.sharded_dims(sch, producer))
+        if gathers or query.bound_loops(sch, block, query.REDUCE):
+            raise ScheduleError(
+                f"fuse_collective: block {name!r} reads what {query.name_of(sch, producer)!r} has on all the devices, "
+                "which takes a barrier between the two, and a kernel has none; fuse up to there, and from there on"
+            )
+    for producer in producers:
         if not query.among(sch, producer, before) and not query.precedes(sch, producer, before[0]):
             outside = query.name_of(sch, producer)
             follows = any(query.among(sch, other, before) for other in sch.get_producers(producer))
@@ -126,8 +135,8 @@ def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
     mask, loops = query.predicate(sch, block), [sch.get(loop) for loop in sch.get_loops(block)]
     if mask is not None and not query.covers(_tvm.block_realize(sch, block), loops):
         raise ScheduleError(
-            f"fuse_collective: block {query.name_of(sch, block)!r} is masked ({mask}) beyond its iterators' domains, as "
-            "a reduction over an uneven slice is; valid is a block whose pieces divide, or one left out of the chain"
+            f"fuse_collective: block {query.name_of(sch, block)!r} is masked ({mask}) beyond its iterators' domains, "
+            "as a reduction over an uneven slice is; valid are pieces that divide; or leave the block out of the chain"
         )
 
 

@@ -279,5 +279,7 @@ def checked(primitive: str, block: str, rewrite: Callable[[], T]) -> T:
     """Run upstream's rewrite; what it refuses becomes this package's error with the block's name."""
     try:
         return rewrite()
-    except s_tir.ScheduleError as error:
+    except ScheduleError:
+        raise
+    except (s_tir.ScheduleError, ValueError) as error:  # what upstream didn't foresee is a failed check in C++
         raise ScheduleError(f"{primitive}: block {block!r}: {_tvm.schedule_error_reason(error)}") from error

@@ -38,19 +38,23 @@ class Schedule(s_tir.Schedule):
         Passed on to `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
     """
 
-    __slots__ = ("mesh",)
+    __slots__ = ("mesh", "origin")
 
     mesh: Mesh
+    origin: IRModule
+    """The module before anything was scheduled: what the trace applies to."""
 
     def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh, **options: Any) -> None:
         super().__init__(mod, **options)
         self.mesh = mesh
+        self.origin = self.mod
 
     def copy(self) -> Schedule:
         """A copy with its own state; the loops and blocks held of this one are valid in it."""
         copied = Schedule.__new__(Schedule)
         copied.__move_handle_from__(super().copy())
         copied.mesh = self.mesh
+        copied.origin = self.origin
         return copied
 
     def shard(

@@ -1,0 +1,52 @@
+"""What a search measured, as a MetaSchedule database: the program is the workload, a schedule's trace the record."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from tvm.ir import IRModule
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
+
+from ..errors import TuneError
+from ..meta.database import repair, with_only_attrs
+from ..schedule import LAYOUTS, Schedule
+
+MESH = "axe.mesh"
+"""A workload's attribute: the mesh that its schedules are for."""
+
+
+class Database:
+    """The records of one program on one mesh and target, in a folder."""
+
+    def __init__(self, folder: Path, seed: Schedule, target: Target) -> None:
+        self._target = target
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for moved in repair(folder):
+                warnings.warn(moved, stacklevel=4)
+            self._database = ms.database.JSONDatabase(work_dir=str(folder))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise TuneError(f"work_dir: the database in {folder} cannot be used: {error}") from error
+        (func,) = seed.origin.functions.values()
+        attrs = {"global_symbol": "main", "s_tir": True, MESH: str(seed.mesh)}
+        if func.attrs and LAYOUTS in func.attrs:
+            attrs[LAYOUTS] = func.attrs[LAYOUTS]
+        self._workload = self._database.commit_workload(IRModule({"main": with_only_attrs(func, attrs)}))
+        self._seconds = {
+            str(record.trace): sorted(float(s) for s in record.run_secs)[len(record.run_secs) // 2]
+            for record in self._database.get_all_tuning_records()
+            if record.workload.same_as(self._workload) and str(record.target) == str(target)
+        }
+
+    def seconds(self, sch: Schedule) -> float | None:
+        """What a schedule with this trace took, if one was measured."""
+        return self._seconds.get(str(sch.trace))
+
+    def commit(self, sch: Schedule, seconds: list[float]) -> None:
+        """Add the runs of a schedule."""
+        infos = ms.arg_info.ArgInfo.from_prim_func(self._workload.mod["main"])
+        record = ms.database.TuningRecord(sch.trace, self._workload, seconds, self._target, infos)
+        self._database.commit_tuning_record(record)
+        self._seconds[str(sch.trace)] = sorted(seconds)[len(seconds) // 2]

@@ -1,0 +1,289 @@
+"""The schedules of a program: what its collectives can be split into, moved behind, fused with and overlapped with.
+
+Primitives are tried in the order split, reorder, as_slice, fuse, overlap, in which each makes room for the next; what a
+validity rule refuses is no schedule. Two ways to the same function count once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir
+from tvm.s_tir.schedule import SBlockRV
+
+from ..errors import ScheduleError
+from ..schedule import Schedule, query
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A schedule and, in words, the primitives that led to it."""
+
+    sch: Schedule
+    steps: tuple[str, ...] = ()
+
+    def then(self, text: str, primitive: Callable[[Schedule], Any]) -> Candidate | None:
+        """The candidate one primitive further, or None where its rule refuses."""
+        sch = self.sch.copy()
+        try:
+            primitive(sch)
+        except (ScheduleError, s_tir.ScheduleError):
+            return None
+        return Candidate(sch, (*self.steps, text))
+
+    def blocks(self) -> list[str]:
+        """The names of the blocks in program order."""
+        return [name for nest in self.nests() for name in nest]
+
+    def nests(self) -> list[list[str]]:
+        """The names of the blocks of each stage."""
+        sch = self.sch.copy()  # asking is recorded in a trace too
+        found: list[list[str]] = []
+        last = None
+        for block in sch.get_child_blocks(sch.get_sblock("root")):
+            loops = sch.get_loops(block)
+            outermost = sch.get(loops[0]) if loops else None
+            if outermost is not None and last is not None and outermost.same_as(last):
+                found[-1].append(query.name_of(sch, block))
+            else:
+                found.append([query.name_of(sch, block)])
+            last = outermost
+        return found
+
+
+def schedules(seed: Schedule, keep: Collection[str] = (), chunks: Sequence[int] = (2, 4)) -> Iterator[Candidate]:
+    """Every schedule that the primitives make of `seed`, itself first.
+
+    Parameters
+    ----------
+    seed : Schedule
+        The program, shared over the mesh: its collectives are as `shard` and `all_reduce` left them.
+    keep : Collection[str]
+        Parameters that may stay sharded: the state that one step leaves to the next.
+    chunks : Sequence[int]
+        Into how many chunks overlapping stages may cut a device's slice.
+    """
+    seen: set[int] = set()
+    for split in _each_in_turn(Candidate(seed), _all_reduces, _splits):
+        for moved in _each_in_turn(split, _gathers, _reorders):
+            for fused in _fusions(_with_slices(moved, keep)):
+                for candidate in (fused, *_overlaps(fused, chunks)):
+                    key = tvm_ffi.structural_hash(candidate.sch.mod["main"].without_attr("global_symbol"))
+                    if key not in seen:
+                        seen.add(key)
+                        yield candidate
+
+
+def _each_in_turn(
+    candidate: Candidate,
+    find: Callable[[Candidate], list[str]],
+    options: Callable[[Candidate, str], Iterator[Candidate]],
+    passed: frozenset[str] = frozenset(),
+) -> Iterator[Candidate]:
+    """Every choice for every block that `find` finds: to leave it, or one of its options, which may bring new ones."""
+    name = next((name for name in find(candidate) if name not in passed), None)
+    if name is None:
+        yield candidate
+        return
+    yield from _each_in_turn(candidate, find, options, passed | {name})
+    for option in options(candidate, name):
+        yield from _each_in_turn(option, find, options, passed | {name})
+
+
+def _all_reduces(candidate: Candidate) -> list[str]:
+    """The all-reduces of more elements than there are devices: a smaller one only gets slower in two steps."""
+    sch, found = candidate.sch.copy(), []
+    for name in candidate.blocks():
+        block = sch.get_sblock(name)
+        peers = query.bound_loops(sch, block, query.REDUCE)
+        stmt = sch.get(block)
+        size = 1
+        for extent in stmt.body.buffer.shape if peers else ():
+            size *= int(extent)
+        scattered = set(peers) & set(query.bound_loops(sch, block, query.SPATIAL))
+        if peers and not scattered and query.root_of(stmt) is None and size > sch.mesh.size:
+            found.append(name)
+    return found
+
+
+def _splits(candidate: Candidate, name: str) -> Iterator[Candidate]:
+    sch = candidate.sch.copy()
+    block = sch.get_sblock(name)
+    shape = [int(extent) for extent in sch.get(block).body.buffer.shape]
+    (axis,) = query.bound_loops(sch, block, query.REDUCE)
+    devices = sch.mesh.axis_size(axis)
+    options = [f"dim={dim}" for dim, extent in enumerate(shape) if extent >= devices] + ["root=0"]
+    for option in options:
+        which, number = option.split("=")
+
+        def split(sch: Schedule, which: str = which, number: int = int(number)) -> None:
+            sch.split_collective(sch.get_sblock(name), **{which: number})
+
+        found = candidate.then(f"split_collective({name}, {option})", split)
+        if found is not None:
+            yield found
+
+
+def _gathers(candidate: Candidate) -> list[str]:
+    """The all-gathers that something reads."""
+    sch, found = candidate.sch.copy(), []
+    for name in candidate.blocks():
+        block = sch.get_sblock(name)
+        if sch.get_consumers(block) and _is_gather(sch, block):
+            found.append(name)
+    return found
+
+
+def _is_gather(sch: Schedule, block: SBlockRV) -> bool:
+    try:
+        query.gathered(sch, block, "search")
+    except ScheduleError:
+        return False
+    return True
+
+
+def _reorders(candidate: Candidate, gather: str) -> Iterator[Candidate]:
+    """The gather behind its readers, behind theirs too, and so on as far as it goes."""
+    sch, order = candidate.sch.copy(), candidate.blocks()
+    consumers: list[str] = []
+    frontier = _readers(sch, gather)
+    while frontier:
+        further = sorted({*consumers, *frontier}, key=order.index)
+
+        def reorder(sch: Schedule, names: Sequence[str] = further) -> None:
+            sch.reorder_collective(sch.get_sblock(gather), [sch.get_sblock(name) for name in names])
+
+        found = candidate.then(f"reorder_collective({gather}, [{', '.join(further)}])", reorder)
+        if found is None:
+            # What can't compute on slices is left behind, unless it reads the gathered buffer itself.
+            if not consumers or len(frontier) == 1:
+                return
+            alone = [
+                name for name in frontier if _goes_along(candidate, gather, sorted({*consumers, name}, key=order.index))
+            ]
+            if not alone or len(alone) == len(frontier):
+                return
+            frontier = alone
+            continue
+        yield found
+        consumers = further
+        behind = {reader for name in consumers for reader in _readers(sch, name)}
+        frontier = sorted(behind - set(consumers), key=order.index)
+
+
+def _goes_along(candidate: Candidate, gather: str, names: Sequence[str]) -> bool:
+    def reorder(sch: Schedule) -> None:
+        sch.reorder_collective(sch.get_sblock(gather), [sch.get_sblock(name) for name in names])
+
+    return candidate.then("", reorder) is not None
+
+
+def _readers(sch: Schedule, name: str) -> list[str]:
+    return [query.name_of(sch, block) for block in sch.get_consumers(sch.get_sblock(name))]
+
+
+def _with_slices(candidate: Candidate, keep: Collection[str]) -> Candidate:
+    """The candidate with what may stay sharded left so: it saves a gather and costs nothing."""
+    sch = candidate.sch.copy()
+    for name in candidate.blocks():
+        block = sch.get_sblock(name)
+        if sch.get(block).body.buffer.name in keep and _is_gather(sch, block):
+
+            def as_slice(sch: Schedule, name: str = name) -> None:
+                sch.as_slice(sch.get_sblock(name))
+
+            further = candidate.then(f"as_slice({name})", as_slice)
+            candidate = candidate if further is None else further
+    return candidate
+
+
+def _fusions(candidate: Candidate, start: int = 0) -> Iterator[Candidate]:
+    """Every way to fuse: from the first nest on, each alone, with as many as go without communicating, or with all."""
+    nests = candidate.nests()
+    if start >= len(nests):
+        yield candidate
+        return
+    tried: set[int] = set()
+    for length in _lengths(candidate, nests, start):
+        if length in tried:
+            continue
+        tried.add(length)
+        fused = candidate if length == 1 else _fused(candidate, nests[start : start + length])
+        if fused is not None:
+            yield from _fusions(fused, start + 1)
+
+
+def _lengths(candidate: Candidate, nests: Sequence[Sequence[str]], start: int) -> list[int]:
+    """How many nests from `start` on may become one: 1, the most that compute only, the most of all."""
+    communicates = [any(_communicates(candidate.sch, name) for name in nest) for nest in nests]
+    lengths = [1]
+    most = start + 1
+    while most < len(nests) and _fused(candidate, nests[start : most + 1]) is not None:
+        most += 1
+    computing = next((i for i in range(start, most) if communicates[i]), most)
+    if computing > start + 1:
+        # Computing of one kernel is never worse than of several.
+        lengths = [computing - start]
+    return [*lengths, most - start]
+
+
+def _communicates(sch: Schedule, name: str) -> bool:
+    """Whether a block reads its peers, or is a copy that gathers or broadcasts."""
+    sch = sch.copy()
+    block = sch.get_sblock(name)
+    broadcasts = any(query.root_of(sch.get(producer)) is not None for producer in sch.get_producers(block))
+    return broadcasts or bool(query.bound_loops(sch, block, query.REDUCE)) or _is_gather(sch, block)
+
+
+def _fused(candidate: Candidate, nests: Sequence[Sequence[str]]) -> Candidate | None:
+    """The candidate with neighbouring nests in one: a mesh kernel, or a loop over the rows of what is not shared."""
+    if any(len(nest) > 1 for nest in nests):
+        return None
+    names = [nest[0] for nest in nests]
+    sch = candidate.sch.copy()
+    first = sch.get_sblock(names[0])
+    if query.bound_loops(sch, first, query.SPATIAL):
+
+        def fuse(sch: Schedule) -> None:
+            sch.fuse_collective([sch.get_sblock(name) for name in names])
+
+        return candidate.then(f"fuse_collective([{', '.join(names)}])", fuse)
+    elementwise = all(sch.get(sch.get_sblock(name)).init is None for name in names)
+    if (
+        not elementwise
+        or any(_communicates(sch, name) for name in names)
+        or any(query.bound_loops(sch, sch.get_sblock(name), query.SPATIAL) for name in names)
+    ):
+        return None
+
+    def fuse_rows(sch: Schedule) -> None:
+        row = sch.get_loops(sch.get_sblock(names[0]))[0]
+        for name in names[1:]:
+            sch.reverse_compute_at(sch.get_sblock(name), row)
+
+    return candidate.then(f"reverse_compute_at([{', '.join(names[1:])}], {names[0]})", fuse_rows)
+
+
+def _overlaps(candidate: Candidate, chunks: Sequence[int]) -> Iterator[Candidate]:
+    """Two or three neighbouring stages that communicate, chunk by chunk."""
+    nests = candidate.nests()
+    for start in range(len(nests)):
+        for length in (2, 3):
+            window = nests[start : start + length]
+            if len(window) < length or not any(_communicates(candidate.sch, name) for nest in window for name in nest):
+                continue
+            stages = [nest[0] for nest in window]
+            for axis, count in itertools.product(candidate.sch.mesh.names, chunks):
+
+                def overlap(
+                    sch: Schedule, stages: Sequence[str] = stages, axis: str = axis, count: int = count
+                ) -> None:
+                    sch.overlap([sch.get_sblock(name) for name in stages], axis, count)
+
+                found = candidate.then(f"overlap([{', '.join(stages)}], {axis}, {count})", overlap)
+                if found is not None:
+                    yield found
