@@ -50,11 +50,16 @@ def localize(
     localizer = _Localizer(program, step, shardings, private, {})
     kernel = localizer.kernel()
     windows = localizer.found_windows()
-    if windows:
-        localizer = _Localizer(program, step, shardings, private, windows)
-        windowed = localizer.kernel()
-        if not windowed.coordinates and not windowed.chunk:
-            kernel = replace(kernel, func=windowed.func, caller=localizer.caller(kernel))
+    if any(windows.values()):
+        # Of what lives inside the kernel a window is enough in any case.
+        inside = {key: window for key, window in windows.items() if window is not None and key[0] in private}
+        kernel = _Localizer(program, step, shardings, private, inside).kernel()
+        outside = {key: window for key, window in windows.items() if key[0] not in private}
+        if all(w is not None and w.is_aligned(shardings[b].slab, b.dtype) for (b, _), w in outside.items()):
+            localizer = _Localizer(program, step, shardings, private, inside | outside)
+            windowed = localizer.kernel()
+            if not windowed.coordinates and not windowed.chunk:
+                kernel = replace(kernel, func=windowed.func, caller=localizer.caller(kernel))
     laid_out = [(program.names[buffer], shardings[buffer].memory) for buffer, _ in kernel.arguments]
     if all(memory is None for _, memory in laid_out):
         return kernel
@@ -81,7 +86,7 @@ class _Localizer:
         step: Step,
         shardings: Mapping[tirx.Buffer, Sharding],
         private: tuple[tirx.Buffer, ...],
-        windows: Mapping[tuple[tirx.Buffer, str], Window],
+        windows: Mapping[tuple[tirx.Buffer, str], Window | None],
     ) -> None:
         self.program, self.step, self.shardings = program, step, shardings
         self.private, self.windows = private, windows
@@ -91,6 +96,11 @@ class _Localizer:
         self.peer_vars: dict[Block, tirx.Var] = {}
         self.step_var, self.chunk_var = tirx.Var(STEP, "int32"), tirx.Var(CHUNK, "int32")
         self.slice_var = tirx.Var("slice", "int32")
+        self.viewed = {
+            buffer: step.axis
+            for buffer in step.pulled | step.pushed
+            if step.axis is not None and not any(buffer.same_as(other) for other in private)
+        }
         self.cut: dict[tirx.Var, tirx.Var] = {}  # the loops over chunks and around the ring -> what stands for them
         overlap = step.stage.overlap
         if overlap is not None and overlap.ring is not None:
@@ -111,8 +121,8 @@ class _Localizer:
         params = [self.local[key] for key in arguments] + [self.program.coordinates[axis] for axis in coordinates]
         params += chunk
         func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root))
-        aliased = len({key[0] for key in arguments}) < len(arguments)
-        attrs = {"s_tir": True, "tirx.noalias": not aliased}
+        # Of one function without this mark upstream concludes that buffers may overlap in all the module's functions.
+        attrs = {"s_tir": True, "tirx.noalias": True}
         names = tuple(str(var.name) for var in chunk)
         return Kernel(s_tir.renew_defs(func.with_attrs(attrs)), tuple(arguments), coordinates, names)
 
@@ -128,22 +138,15 @@ class _Localizer:
             return None
         return (self.program.coordinates[overlap.axis] + self.step_var) % self.program.mesh.axis_size(overlap.axis)
 
-    def found_windows(self) -> dict[tuple[tirx.Buffer, str], Window]:
-        """The windows that would do for every access, if all agree and compiled code can take them; else none."""
-        found = {}
-        for key, seen in self.seen.items():
-            window = next(iter(seen))
-            shape = self.shardings[key[0]].slab
-            if len(seen) > 1 or window is None or not window.is_aligned(shape, key[0].dtype):
-                return {}
-            if window.rows:
-                found[key] = window
-        return found
+    def found_windows(self) -> dict[tuple[tirx.Buffer, str], Window | None]:
+        """For each buffer the window that every access to it stays in, or None if there is none."""
+        return {key: next(iter(seen)) if len(seen) == 1 else None for key, seen in self.seen.items()}
 
     def caller(self, kernel: Kernel) -> Callable[[str], tirx.PrimFunc]:
         """See `Kernel.caller`; `kernel` is the one that this one stands for."""
         whole = [self.buffer(*key, whole=True) for key in kernel.arguments]
-        windows = [self.windows.get(key) for key in kernel.arguments]
+        found = [self.windows.get(key) for key in kernel.arguments]
+        windows = [None if window is None or not window.rows else window for window in found]
         scalars = [self.program.coordinates[axis] for axis in kernel.coordinates]
         scalars += [{STEP: self.step_var, CHUNK: self.chunk_var}[name] for name in kernel.chunk]
         zero = tirx.IntImm("int32", 0)
@@ -171,8 +174,9 @@ class _Localizer:
         if key not in self.local or whole:
             sharding = self.shardings[buffer]
             shape, name, strides = list(sharding.slab), self.program.names[buffer], None
-            if key in self.windows and not whole:
-                shape[0] = self.windows[key].rows
+            window = self.windows.get(key)
+            if window is not None and window.rows and not whole:
+                shape[0] = window.rows
             if view != OWN:
                 inner = [1]
                 for extent in reversed(shape[1:]):
@@ -293,10 +297,14 @@ class _Localizer:
             view = str(push_axis(block.writes[0], sharding))
         if device is not None:
             local = [device, *local]
+        if view == OWN and whole in self.viewed:
+            # The kernel goes through the mesh view anyway: two arguments for one memory would overlap.
+            view = self.viewed[whole]
+            local = [self.program.coordinates[view], *local]
         if self.cut:
             self.seen.setdefault((whole, view), set()).add(self.window(block, local))
             window = self.windows.get((whole, view))
-            if window is not None:
+            if window is not None and window.rows:
                 start = window.start({"slice": self.slice_var, "chunk": self.chunk_var})
                 local = [simplify(local[0] - start), *local[1:]]
         return self.buffer(whole, view), local

@@ -52,4 +52,4 @@ def calling(
         shape = list(buffer.shape) if window is None else [window.rows, *list(buffer.shape)[1:]]
         arguments.append(_tvm.tensor_argument(buffer, start, shape))
     body = tirx.Evaluate(tirx.call_cpacked(callee, *arguments))
-    return tirx.PrimFunc([*buffers, *scalars], body)
+    return tirx.PrimFunc([*buffers, *scalars], body).with_attr("tirx.noalias", True)
