@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import tvm_ffi
 from tvm import ir, tirx
 
-from ..schedule.query import REDUCE as REDUCTION
-from ..schedule.query import is_copy
+from ..schedule.query import is_copy, is_product
 from .derive import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -65,7 +63,7 @@ def _block(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> list[str]
     if push_axis(write, shardings[write.buffer]) is not None:
         return ["AG"]
     if not pulled:
-        return ["MM" if _is_product(block) else "C"]
+        return ["MM" if is_product(statement) else "C"]
     axis = remote_axis(pulled[0], shardings[pulled[0].buffer])
     if axis is not None and block.peer_dims(pulled[0], axis):
         return ["RS" if axis in shardings[write.buffer].axes.values() else "AR"]
@@ -73,20 +71,6 @@ def _block(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> list[str]
     if is_copy(statement):
         return ["A2A" if held else "AG"]
     return ["P2P"] if isinstance(statement.body.value, ir.TensorLoad) else ["P2P", "C"]
-
-
-def _is_product(block: Block) -> bool:
-    """Whether the block sums products of two buffers' elements."""
-    statement = block.realize.block
-    found: list[bool] = []
-
-    def on_product(product: tirx.Mul) -> None:
-        factors = (product.a, product.b)
-        loads = all(isinstance(factor, ir.TensorLoad) for factor in factors)
-        found.append(loads and not product.a.source.same_as(product.b.source))
-
-    tvm_ffi.structural_walk(statement.body.value, (tirx.Mul, on_product))
-    return any(iv.iter_type == REDUCTION for iv in statement.iter_vars) and any(found)
 
 
 def _merged(parts: Sequence[str]) -> list[str]:

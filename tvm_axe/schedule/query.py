@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 import tvm_ffi
@@ -20,6 +22,20 @@ T = TypeVar("T")
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 
+_acting = threading.local()
+
+
+@contextlib.contextmanager
+def on_a_copy() -> Iterator[None]:
+    """Within it primitives act at once, for a schedule that is thrown away if one raises."""
+    before = getattr(_acting, "at_once", False)
+    _acting.at_once = True
+    try:
+        yield
+    finally:
+        _acting.at_once = before
+
+
 def all_or_nothing(
     primitive: Callable[Concatenate[s_tir.Schedule, P], T],
 ) -> Callable[Concatenate[s_tir.Schedule, P], T]:
@@ -27,8 +43,11 @@ def all_or_nothing(
 
     @functools.wraps(primitive)
     def on_copy_first(sch: s_tir.Schedule, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        primitive(sch.copy(), *args, **kwargs)
-        return primitive(sch, *args, **kwargs)
+        if not getattr(_acting, "at_once", False):
+            with on_a_copy():
+                primitive(sch.copy(), *args, **kwargs)
+        with on_a_copy():  # the primitives that it is made of needn't be careful any more
+            return primitive(sch, *args, **kwargs)
 
     return on_copy_first
 
@@ -158,6 +177,19 @@ def summed(block: s_tir.SBlock) -> ir.TensorLoad | None:
         return None
     others = [term for term in terms if not term.source.same_as(store.buffer)]
     return others[0] if len(others) == 1 else None
+
+
+def is_product(block: s_tir.SBlock) -> bool:
+    """Whether the block sums products of two buffers' elements, as a matmul does."""
+    found: list[bool] = []
+
+    def on_product(product: tirx.Mul) -> None:
+        loads = all(isinstance(factor, ir.TensorLoad) for factor in (product.a, product.b))
+        found.append(loads and not product.a.source.same_as(product.b.source))
+
+    if block.init is not None:
+        tvm_ffi.structural_walk(block.body, (tirx.Mul, on_product))
+    return any(found)
 
 
 def is_copy(block: s_tir.SBlock) -> bool:

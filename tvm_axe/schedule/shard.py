@@ -132,6 +132,11 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
     query.given(sch, loop, "all_reduce")
     block = query.sole_block(sch, loop, "all_reduce")
     name, stmt = query.name_of(sch, block), sch.get(loop)
+    if query.bound_axis(stmt) is not None:
+        raise ScheduleError(
+            f"all_reduce: block {name!r}: loop {stmt.loop_var.name!r} is already bound to {query.bound_axis(stmt)!r}; "
+            "a loop is shared over one axis"
+        )
     if int(stmt.extent) != size:
         raise ScheduleError(
             f"all_reduce: block {name!r}: loop {stmt.loop_var.name!r} has {stmt.extent} iterations and {axis!r} has "
@@ -157,10 +162,17 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
 
 
 def shard_dims(sch: s_tir.Schedule, copy: SBlockRV, dims: Mapping[str, int], mesh: Mesh) -> None:
-    """Share the loops of a fresh copy, one a dimension, over mesh axes: `dims` has the dimension of each axis."""
-    loops = sch.get_loops(copy)
+    """Share dimensions of a copy, each driven by one loop still, over mesh axes: `dims` has that of each axis."""
     for axis, dim in dims.items():
-        device, _ = shard(sch, loops[dim], axis, mesh, copy)
+        stmt = sch.get(copy)
+        iterator = query.iterator_at(stmt, stmt.body.indices, dim)
+        loop = None if iterator is None else query.loop_of(sch, copy, iterator)
+        if loop is None:
+            raise ScheduleError(
+                f"shard: block {query.name_of(sch, copy)!r}: dimension {dim} of the copy is not driven by one loop; "
+                "schedule what is communicated before the copy's loops are transformed"
+            )
+        device, _ = shard(sch, loop, axis, mesh, copy)
         assert isinstance(device, LoopRV)
         query.outermost(sch, copy, device)
 

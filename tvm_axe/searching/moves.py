@@ -30,7 +30,8 @@ class Candidate:
         """The candidate one primitive further, or None where its rule refuses."""
         sch = self.sch.copy()
         try:
-            primitive(sch)
+            with query.on_a_copy():
+                primitive(sch)
         except (ScheduleError, s_tir.ScheduleError):
             return None
         return Candidate(sch, (*self.steps, text))

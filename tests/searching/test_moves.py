@@ -1,0 +1,81 @@
+"""The schedules that are enumerated: the known ones are among them, none twice, and each computes the same."""
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import s_tir
+
+import tvm_axe as axe
+from tvm_axe.layout import Mesh
+from tvm_axe.lower import lower
+from tvm_axe.programs import PROGRAMS
+from tvm_axe.searching import schedules, seed_schedule
+
+DP, TP = Mesh({"dp": 2}), Mesh({"tp": 2})
+
+
+@pytest.mark.parametrize(
+    ("program", "mesh", "known"),
+    [
+        ("adam", DP, {"AR-C", "RS-C-AG", "fuse(RS-C-AG)", "R-B-C"}),
+        ("mlp", TP, {"MM-AR-C", "MM-RS-C-AG", "MM-fuse(RS-C-AG)", "ol(MM, fuse(RS-C-AG))"}),
+    ],
+)
+def test_known_schedules(program, mesh, known):
+    found = list(schedules(seed_schedule(PROGRAMS[program](mesh).func, mesh), keep=("m_out", "v_out")))
+    functions = [candidate.sch.mod["main"] for candidate in found]
+    notations = {lower(function, mesh).notation for function in functions}
+    assert known <= notations
+    assert len({tvm_ffi.structural_hash(function) for function in functions}) == len(found)
+    assert len({str(candidate.sch.trace) for candidate in found}) == len(found)
+
+
+def test_each_is_the_same_function_on_one_device():
+    """A scheduled program is still an ordinary one: its annotations ignored, it computes what the program does."""
+    program = PROGRAMS["mlp"](TP)
+    arrays = program.inputs(np.random.default_rng(1))
+    expected = program.reference(*arrays)
+    for candidate in schedules(seed_schedule(program.func, TP), chunks=(2,)):
+        executable = tvm.compile(candidate.sch.mod["main"].with_attr("global_symbol", "main"), target="llvm")
+        out = tvm.runtime.tensor(np.full(expected[0].shape, np.nan, "float32"))
+        executable["main"](*map(tvm.runtime.tensor, arrays), out)
+        assert program.error((out.numpy(),), expected) < program.tolerance, candidate.steps
+
+
+def test_trace_replays_on_a_stock_schedule():
+    program = PROGRAMS["sgd"](DP)
+    *_, candidate = schedules(seed_schedule(program.func, DP), keep=("m_out",))
+    stock = s_tir.Schedule(program.func)
+    candidate.sch.trace.apply_to_schedule(stock, remove_postproc=False)
+    tvm.ir.assert_structural_equal(stock.mod, candidate.sch.mod)
+
+
+def test_state_stays_sharded_only_where_it_may():
+    func = PROGRAMS["adam"](DP).func
+    kept = [
+        c for c in schedules(seed_schedule(func, DP), keep=("m_out",), chunks=()) if "as_slice" in " ".join(c.steps)
+    ]
+    assert kept
+    assert all("v_out" not in " ".join(s for s in c.steps if s.startswith("as_slice")) for c in kept)
+    assert not any("as_slice" in " ".join(c.steps) for c in schedules(seed_schedule(func, DP), chunks=()))
+
+
+def test_seed_of_gradients_and_of_a_matmul():
+    assert lower(seed_schedule(PROGRAMS["sgd"](DP).func, DP).mod["main"], DP).stages[0].kind == "all-reduce"
+    kinds = [stage.kind for stage in lower(seed_schedule(PROGRAMS["mlp"](TP).func, TP).mod["main"], TP).stages]
+    assert kinds == ["local", "all-reduce", "local"]
+
+
+def test_nothing_to_share():
+    from tvm.script import tirx as T
+
+    @T.prim_func(s_tir=True)
+    def double(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("B"):
+                vi = T.axis.spatial(8, i)
+                B[vi] = A[vi] * T.float32(2)
+
+    with pytest.raises(axe.ScheduleError, match=r"nothing to share over tp=2.*sch\.shard"):
+        seed_schedule(double, TP)

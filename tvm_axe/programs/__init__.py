@@ -1,0 +1,19 @@
+"""The distributed programs of CoCoNet and those that go on from there, each with all of its schedules.
+
+>>> from tvm_axe.layout import Mesh
+>>> adam = PROGRAMS["adam"](Mesh({"dp": 2}))
+>>> list(adam.schedules)
+['AR-C', 'RS-C-AG', 'fuse(RS-C-AG)']
+>>> sch = adam.schedule("fuse(RS-C-AG)")  # ready for axe.compile
+
+(Jangda et al., "Breaking the computation and communication abstraction barrier in distributed machine learning
+workloads", ASPLOS 2022.)
+"""
+
+from .bucket import Bucket
+from .dropout import dropout, dropped, philox
+from .moe import route
+from .program import SIZES, Builder, Program
+from .registry import PROGRAMS
+
+__all__ = ["PROGRAMS", "SIZES", "Bucket", "Builder", "Program", "dropout", "dropped", "philox", "route"]

@@ -1,0 +1,138 @@
+"""What a program is: a function over whole tensors, the schedules it is known by, and what is expected of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from tvm import tirx
+
+from ..errors import InputError
+from ..layout import Mesh
+from ..schedule import Schedule
+
+__all__ = ["SIZES", "Builder", "Program", "exchanged", "normal"]
+
+SIZES = ("test", "uneven", "bench")
+"""Extents that up to four devices divide; those that they don't; those to measure."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A distributed program of one size, for one mesh.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in `PROGRAMS`.
+    func : PrimFunc
+        The function over whole tensors, its inputs before its outputs; unscheduled, it runs on one device.
+    mesh : Mesh
+        The devices that it was made for. Dimensions that count devices have the extents of its axes.
+    schedules : Mapping[str, Callable[[Schedule], object]]
+        By the name that CoCoNet gives such a schedule, a function that applies primitives.
+    bytes : Mapping[str, Fraction]
+        In closed form, what one device moves to or from its peers in one run, by the schedule's name.
+    inputs : Callable[[numpy.random.Generator], tuple[numpy.ndarray, ...]]
+        Random arrays for the function's inputs, in its order.
+    compute : Callable[..., tuple[numpy.ndarray, ...]]
+        The same function in numpy; it computes in the floating-point type of its arrays.
+    axis : str
+        The mesh axis that schedules share the work over; on others, but for a pipeline's, all devices do the same.
+    reduced : tuple[tuple[int, ...], str]
+        Shape and dtype of the tensor that devices would sum over `axis`, had they nothing but numpy and an all-reduce.
+    terms : frozenset[int]
+        Positions of the inputs whose dimension 0 counts the terms of that sum.
+    tolerance : float
+        The largest `error` that is right.
+    """
+
+    name: str
+    func: tirx.PrimFunc
+    mesh: Mesh
+    schedules: Mapping[str, Callable[[Schedule], object]]
+    bytes: Mapping[str, Fraction]
+    inputs: Callable[[np.random.Generator], tuple[np.ndarray, ...]]
+    compute: Callable[..., tuple[np.ndarray, ...]]
+    axis: str
+    reduced: tuple[tuple[int, ...], str]
+    terms: frozenset[int] = frozenset()
+    tolerance: float = 1e-5
+
+    def schedule(self, name: str) -> Schedule:
+        """The function as the schedule `name` has it.
+
+        Raises
+        ------
+        InputError
+            If there is no such schedule; names those there are.
+        ScheduleError
+            If a rule of a primitive doesn't hold on this mesh.
+        """
+        if name not in self.schedules:
+            raise InputError(f"{self.name} has no schedule {name!r}; it has {', '.join(self.schedules)}")
+        sch = Schedule(self.func, mesh=self.mesh)
+        self.schedules[name](sch)
+        return sch
+
+    def reference(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The outputs for `arrays`, computed in float64."""
+        return self.compute(*(array.astype("float64") if array.dtype.kind == "f" else array for array in arrays))
+
+    def error(self, outputs: tuple[np.ndarray, ...], reference: tuple[np.ndarray, ...]) -> float:
+        """Of the worst output, the largest difference from the reference over the largest value of that.
+
+        NaN anywhere gives NaN.
+        """
+        pairs = [(out.astype("float64"), expected) for out, expected in zip(outputs, reference, strict=True)]
+        errors = [np.abs(out - expected).max() / np.abs(expected).max() for out, expected in pairs]
+        return float(np.max(errors))
+
+
+@dataclass(frozen=True)
+class Builder:
+    """What makes a program for a mesh and a size: an entry of `PROGRAMS`.
+
+    Attributes
+    ----------
+    axes : tuple[str, ...]
+        The mesh axes that its schedules share work over; on any other axis all devices do the same.
+    build : Callable[[Mesh, str], Program]
+        For a mesh that has these axes.
+    """
+
+    axes: tuple[str, ...]
+    build: Callable[[Mesh, str], Program]
+
+    def __call__(self, mesh: Mesh, size: str = "test") -> Program:
+        """Make the program.
+
+        Raises
+        ------
+        InputError
+            If the mesh lacks one of `axes`, or `size` is not one of `SIZES`.
+        """
+        missing = [axis for axis in self.axes if axis not in mesh]
+        if missing:
+            raise InputError(
+                f"the program is shared over {' and '.join(self.axes)}, and mesh {mesh} has no {', '.join(missing)}; "
+                "an axis of size 1 will do"
+            )
+        if size not in SIZES:
+            raise InputError(f"size must be one of {', '.join(SIZES)}, not {size!r}")
+        return self.build(mesh, size)
+
+
+def exchanged(mesh: Mesh, axis: str, *bytes_: int) -> Fraction:
+    """What one device moves in reduce-scatters and all-gathers over `axis` of whole tensors of so many bytes.
+
+    It is (n - 1) / n of each: all but the piece that the device has anyway. An all-reduce is one of either.
+    """
+    return Fraction(mesh[axis] - 1, mesh[axis]) * sum(bytes_)
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1) -> np.ndarray:
+    """Normally distributed float32 numbers of the standard deviation `scale`."""
+    return rng.standard_normal(shape, dtype="float32") * np.float32(scale)
