@@ -1,0 +1,11 @@
+"""The tours in docs/ run, and what they state holds; docs/layouts.py has its test beside the pictures that it draws."""
+
+import runpy
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_communication(capsys):
+    found = runpy.run_path(str(DOCS / "communication.py"))["found"]
+    assert found.best.notation in capsys.readouterr().out
