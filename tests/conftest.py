@@ -1,8 +1,18 @@
-"""What all the tests share: repeatable property tests without deadlines, and the GPU, where there is one."""
+"""What all the tests share: repeatable property tests, the GPU, small programs with references, and their judge."""
 
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
 import pytest
 import tvm
 from hypothesis import settings
+from tvm import tirx
+from tvm.script import tirx as T
+
+import tvm_axe as axe
+from tvm_axe.collective import Workers
+from tvm_axe.layout import Mesh
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
@@ -15,3 +25,309 @@ def cuda():
     if not device.exist:
         pytest.skip("no CUDA GPU on this machine")
     return device
+
+
+# ---- Small programs, one for each way to communicate -------------------------------------------------------------
+
+
+class Program(NamedTuple):
+    """A function over whole tensors, and what numpy makes of its inputs."""
+
+    func: tirx.PrimFunc
+    reference: Callable[..., tuple[np.ndarray, ...]]
+
+
+class Programs:
+    """The programs by their extents."""
+
+    @staticmethod
+    def block(m: int, n: int, depth: int, dtype: str = "float32") -> Program:
+        """out = relu(A W + bias) + residual."""
+        zero = tirx.const(0, dtype)
+
+        @T.prim_func(s_tir=True)
+        def func(
+            A: T.Buffer((m, depth), dtype),
+            W: T.Buffer((depth, n), dtype),
+            bias: T.Buffer((n,), dtype),
+            residual: T.Buffer((m, n), dtype),
+            out: T.Buffer((m, n), dtype),
+        ):
+            C = T.sblock_alloc_buffer((m, n), dtype)
+            for i, j, k in T.grid(m, n, depth):
+                with T.sblock("mm"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    with T.init():
+                        C[vi, vj] = zero
+                    C[vi, vj] = C[vi, vj] + A[vi, vk] * W[vk, vj]
+            for i, j in T.grid(m, n):
+                with T.sblock("epi"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    out[vi, vj] = T.max(C[vi, vj] + bias[vj], zero) + residual[vi, vj]
+
+        return Program(func, lambda A, W, bias, residual: (np.maximum(A @ W + bias, 0) + residual,))
+
+    @staticmethod
+    def chain(m: int, n: int, depth: int) -> Program:
+        """Consumers that read each other: `first` is a result and read on, D is read on and backwards by `flip`."""
+
+        @T.prim_func(s_tir=True)
+        def func(
+            A: T.Buffer((m, depth), "float32"),
+            W: T.Buffer((depth, n), "float32"),
+            first: T.Buffer((m, n), "float32"),
+            second: T.Buffer((m, n), "float32"),
+            third: T.Buffer((m, n), "float32"),
+        ):
+            C = T.sblock_alloc_buffer((m, n))
+            D = T.sblock_alloc_buffer((m, n))
+            for i, j, k in T.grid(m, n, depth):
+                with T.sblock("mm"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    with T.init():
+                        C[vi, vj] = T.float32(0)
+                    C[vi, vj] = C[vi, vj] + A[vi, vk] * W[vk, vj]
+            for i, j in T.grid(m, n):
+                with T.sblock("double"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    D[vi, vj] = C[vi, vj] * T.float32(2)
+            for i, j in T.grid(m, n):
+                with T.sblock("first"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    first[vi, vj] = T.max(D[vi, vj], T.float32(0)) + C[vi, vj]
+            for i, j in T.grid(m, n):
+                with T.sblock("second"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    second[vi, vj] = first[vi, vj] * C[vi, vj]
+            for i, j in T.grid(m, n):
+                with T.sblock("flip"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    third[vi, vj] = D[m - 1 - vi, n - 1 - vj] + first[vi, vj]
+
+        def reference(A, W):
+            c = A @ W
+            first = np.maximum(2 * c, 0) + c
+            return first, first * c, 2 * c[::-1, ::-1] + first
+
+        return Program(func, reference)
+
+    @staticmethod
+    def norm(m: int, n: int, depth: int) -> Program:
+        """out = A W over the norm of its rows, which `squares` sums."""
+
+        @T.prim_func(s_tir=True)
+        def func(
+            A: T.Buffer((m, depth), "float32"), W: T.Buffer((depth, n), "float32"), out: T.Buffer((m, n), "float32")
+        ):
+            C = T.sblock_alloc_buffer((m, n))
+            S = T.sblock_alloc_buffer((m,))
+            for i, j, k in T.grid(m, n, depth):
+                with T.sblock("mm"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    with T.init():
+                        C[vi, vj] = T.float32(0)
+                    C[vi, vj] = C[vi, vj] + A[vi, vk] * W[vk, vj]
+            for i, j in T.grid(m, n):
+                with T.sblock("squares"):
+                    vi, vj = T.axis.remap("SR", [i, j])
+                    with T.init():
+                        S[vi] = T.float32(0)
+                    S[vi] = S[vi] + C[vi, vj] * C[vi, vj]
+            for i, j in T.grid(m, n):
+                with T.sblock("scale"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    out[vi, vj] = C[vi, vj] / T.sqrt(S[vi])
+
+        def reference(A, W):
+            c = A @ W
+            return (c / np.sqrt((c * c).sum(axis=1, keepdims=True)),)
+
+        return Program(func, reference)
+
+    @staticmethod
+    def update(devices: int, m: int, n: int, dtype: str = "float32") -> Program:
+        """The devices' gradients g are summed; `m_out` is a state that `p` goes on with."""
+
+        @T.prim_func(s_tir=True)
+        def func(
+            g: T.Buffer((devices, m, n), dtype),
+            old: T.Buffer((m, n), "float32"),
+            w: T.Buffer((m, n), "float32"),
+            m_out: T.Buffer((m, n), "float32"),
+            w_out: T.Buffer((m, n), "float32"),
+        ):
+            s = T.sblock_alloc_buffer((m, n))
+            for i, j, k in T.grid(m, n, devices):
+                with T.sblock("sum"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    with T.init():
+                        s[vi, vj] = T.float32(0)
+                    s[vi, vj] = s[vi, vj] + g[vk, vi, vj].astype("float32")
+            for i, j in T.grid(m, n):
+                with T.sblock("state"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    m_out[vi, vj] = old[vi, vj] * T.float32(0.5) + s[vi, vj]
+            for i, j in T.grid(m, n):
+                with T.sblock("step"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    w_out[vi, vj] = w[vi, vj] - m_out[vi, vj]
+
+        def reference(g, old, w):
+            state = 0.5 * old + g.sum(axis=0)
+            return state, w - state
+
+        return Program(func, reference)
+
+    @staticmethod
+    def pipeline(stages: int, m: int, shift: int = 1) -> Program:
+        """Each of the stages doubles what it has, sends it `shift` stages on, and adds what it was given."""
+
+        @T.prim_func(s_tir=True)
+        def func(X: T.Buffer((stages, m), "float32"), out: T.Buffer((stages, m), "float32")):
+            C = T.sblock_alloc_buffer((stages, m))
+            Z = T.sblock_alloc_buffer((stages, m))
+            for s, i in T.grid(stages, m):
+                with T.sblock("double"):
+                    vs, vi = T.axis.remap("SS", [s, i])
+                    C[vs, vi] = X[vs, vi] * T.float32(2)
+            for s, i in T.grid(stages, m):
+                with T.sblock("send"):
+                    vs, vi = T.axis.remap("SS", [s, i])
+                    Z[vs, vi] = C[(vs - shift) % stages, vi]
+            for s, i in T.grid(stages, m):
+                with T.sblock("add"):
+                    vs, vi = T.axis.remap("SS", [s, i])
+                    out[vs, vi] = Z[vs, vi] + X[vs, vi]
+
+        return Program(func, lambda X: (np.roll(2 * X, shift, axis=0) + X,))
+
+    @staticmethod
+    def experts(sources: int, count: int, tokens: int, width: int) -> Program:
+        """What each source dispatches to each expert is multiplied by the expert's matrix and combined."""
+
+        @T.prim_func(s_tir=True)
+        def func(
+            X: T.Buffer((sources, count, tokens), "float32"),
+            W: T.Buffer((count, tokens, width), "float32"),
+            Y: T.Buffer((sources, count, width), "float32"),
+        ):
+            D = T.sblock_alloc_buffer((sources, count, tokens))
+            H = T.sblock_alloc_buffer((sources, count, width))
+            for s, e, t in T.grid(sources, count, tokens):
+                with T.sblock("dispatch"):
+                    vs, ve, vt = T.axis.remap("SSS", [s, e, t])
+                    D[vs, ve, vt] = X[vs, ve, vt] * T.float32(2)
+            for s, e, h, t in T.grid(sources, count, width, tokens):
+                with T.sblock("mm"):
+                    vs, ve, vh, vt = T.axis.remap("SSSR", [s, e, h, t])
+                    with T.init():
+                        H[vs, ve, vh] = T.float32(0)
+                    H[vs, ve, vh] = H[vs, ve, vh] + D[vs, ve, vt] * W[ve, vt, vh]
+            for s, e, h in T.grid(sources, count, width):
+                with T.sblock("combine"):
+                    vs, ve, vh = T.axis.remap("SSS", [s, e, h])
+                    Y[vs, ve, vh] = H[vs, ve, vh] + T.float32(1)
+
+        return Program(func, lambda X, W: (2 * np.einsum("set,eth->seh", X, W) + 1,))
+
+
+@pytest.fixture(scope="session")
+def programs() -> type[Programs]:
+    """Small programs, each with what numpy makes of its inputs."""
+    return Programs
+
+
+# ---- How they are run and judged ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def launched() -> Iterator[Callable[..., Workers]]:
+    """Workers on a mesh, launched at the first use and shared by the module's tests."""
+    started: dict[tuple[str, str], Workers] = {}
+
+    def get(mesh: Mesh, engine: str = "threads") -> Workers:
+        key = (repr(mesh), engine)
+        if key not in started:
+            started[key] = axe.launch(mesh, engine=engine)
+        return started[key]
+
+    yield get
+    for workers in started.values():
+        workers.close()
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., axe.Executable]:
+    """axe.compile without the tuning results that a checkout may hold."""
+    untuned = tmp_path_factory.mktemp("untuned")
+    return lambda program, **options: axe.compile(program, work_dir=untuned, **options)
+
+
+def relative_error(outputs, expected) -> float:
+    """The largest relative error of any output; NaN if there is a NaN."""
+    return max(float(np.abs(o - e).max() / np.abs(e).max()) for o, e in zip(outputs, expected, strict=True))
+
+
+def ignoring_annotations(func: tirx.PrimFunc, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """All the parameters after a run of the function as it is, on one device."""
+    arrays = {
+        param.name: inputs[param.name].copy()
+        if param.name in inputs
+        else np.full([int(extent) for extent in param.shape], np.nan, str(param.dtype))
+        for param in func.params
+    }
+    tensors = {name: tvm.runtime.tensor(array) for name, array in arrays.items()}
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    tvm.compile(module, target="llvm")["main"](*tensors.values())
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def fresh(func: tirx.PrimFunc, names: tuple[str, ...], rng: np.random.Generator) -> list[np.ndarray]:
+    """New data for the parameters `names`."""
+    params = {param.name: param for param in func.params}
+    shapes = [[int(extent) for extent in params[name].shape] for name in names]
+    return [rng.standard_normal(shape).astype(str(params[name].dtype)) for name, shape in zip(names, shapes)]
+
+
+@pytest.fixture(scope="session")
+def alone() -> Callable[..., None]:
+    """Assert that a scheduled function, its annotations ignored, gives on one device what numpy has in float64."""
+
+    def check(func: tirx.PrimFunc, reference: Callable, bound: float = 1e-5) -> None:
+        count = reference.__code__.co_argcount
+        names = tuple(param.name for param in func.params)
+        inputs = fresh(func, names[:count], np.random.default_rng(len(func.script())))
+        outputs = ignoring_annotations(func, dict(zip(names, inputs)))
+        expected = reference(*(array.astype("float64") for array in inputs))
+        assert relative_error([outputs[name] for name in names[count:]], expected) < bound
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def judge(launched: Callable[..., Workers]) -> Callable[..., None]:
+    """Assert that an executable gives what numpy has in float64, twice, after NaNs; and one device that ignores all.
+
+    A value left over in a slab, or in the padding of an uneven one, is a NaN then and shows.
+    """
+
+    def check(
+        exe: axe.Executable,
+        func: tirx.PrimFunc,
+        reference: Callable,
+        bound: float = 1e-5,
+        engine: str = "threads",
+    ) -> None:
+        workers, rng = launched(exe.mesh, engine), np.random.default_rng(len(func.script()))
+        inputs = fresh(func, exe.inputs, rng)
+        exe.run(workers, *(np.full_like(array, np.nan) for array in inputs))
+        for _ in range(2):
+            inputs = fresh(func, exe.inputs, rng)
+            outputs = exe.run(workers, *inputs)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            expected = reference(*(array.astype("float64") for array in inputs))
+            assert relative_error(outputs, expected) < bound
+        apart = ignoring_annotations(func, dict(zip(exe.inputs, inputs)))
+        assert relative_error([apart[name] for name in exe.outputs], expected) < bound
+
+    return check

@@ -1,4 +1,4 @@
-"""What the command line reads: functions from Python files and arrays from npz files.
+"""What the command line reads: functions from Python files, arrays from npz files, and schedules' traces.
 
 Everything that a person can get wrong here ends as an `InputError` that names the file and says what it should hold.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,21 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from tvm import tirx
+from tvm import s_tir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.errors import InputError
 
-__all__ = ["Param", "load_attribute", "load_file", "match_arrays", "parameters", "read_npz"]
+__all__ = [
+    "Param",
+    "load_attribute",
+    "load_file",
+    "match_arrays",
+    "parameters",
+    "read_npz",
+    "read_trace",
+    "write_trace",
+]
 
 
 @functools.cache
@@ -156,6 +167,45 @@ def match_arrays(path: str, arrays: Mapping[str, np.ndarray], inputs: Sequence[P
     if faults:
         raise InputError(f"{path}: {'; '.join(faults)} (the inputs are {', '.join(map(str, inputs))})")
     return [np.ascontiguousarray(arrays[param.name]) for param in inputs]
+
+
+def read_trace(path: str) -> Callable[[s_tir.Schedule], None]:
+    """What applies the trace that a file holds to a schedule of the function that it was made for.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be read or isn't JSON; when called, if the trace isn't one of this function.
+    """
+    try:
+        trace = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not a schedule's trace as JSON: {error}") from error
+
+    def apply(sch: s_tir.Schedule) -> None:
+        try:
+            s_tir.schedule.Trace.apply_json_to_schedule(trace, sch)
+        # Upstream raises whatever its C++ side throws.
+        except Exception as error:
+            raise InputError(f"{path}: the trace doesn't apply to this function: {_one_line(error)}") from error
+
+    return apply
+
+
+def write_trace(path: str, trace: s_tir.schedule.Trace) -> None:
+    """Write a trace for `read_trace`.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be written.
+    """
+    try:
+        Path(path).write_text(json.dumps(_tvm.plain(trace.as_json())) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _one_line(error: BaseException) -> str:

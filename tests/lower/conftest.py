@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from tvm import tirx
-from tvm.script import tirx as T
 
 from tvm_axe.demo.block import SCHEDULES
 from tvm_axe.layout import Layout, Mesh
@@ -14,38 +13,12 @@ from tvm_axe.lower.program import Program, parse_program
 from tvm_axe.schedule import Schedule
 
 
-def matmul_epilogue(M: int, N: int, K: int) -> tirx.PrimFunc:
-    """out = relu(A W + bias) + residual."""
-
-    @T.prim_func(s_tir=True)
-    def block(
-        A: T.Buffer((M, K), "float32"),
-        W: T.Buffer((K, N), "float32"),
-        bias: T.Buffer((N,), "float32"),
-        residual: T.Buffer((M, N), "float32"),
-        out: T.Buffer((M, N), "float32"),
-    ):
-        C = T.sblock_alloc_buffer((M, N), "float32")
-        for i, j, k in T.grid(M, N, K):
-            with T.sblock("mm"):
-                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                with T.init():
-                    C[vi, vj] = T.float32(0)
-                C[vi, vj] = C[vi, vj] + A[vi, vk] * W[vk, vj]
-        for i, j in T.grid(M, N):
-            with T.sblock("epi"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                out[vi, vj] = T.max(C[vi, vj] + bias[vj], T.float32(0)) + residual[vi, vj]
-
-    return block
-
-
 @pytest.fixture
-def scheduled() -> Callable[..., Schedule]:
+def scheduled(programs) -> Callable[..., Schedule]:
     """The program under one of the demo's schedules, or none; on a mesh of `tp` devices."""
 
     def make(name: str | None, m: int = 4, n: int = 2, k: int = 8, tp: int = 2) -> Schedule:
-        sch = Schedule(matmul_epilogue(m, n, k), mesh=Mesh({"tp": tp}))
+        sch = Schedule(programs.block(m, n, k).func, mesh=Mesh({"tp": tp}))
         if name is not None:
             SCHEDULES[name](sch)
         return sch
@@ -79,3 +52,17 @@ def layouts(passes: Callable[..., Passed]) -> Callable[..., Mapping[str, str]]:
         return {parsed.names[b]: (dict(shardings[b].axes), set(shardings[b].partial)) for b in parsed.buffers()}
 
     return run
+
+
+@pytest.fixture
+def table() -> Callable[[Program, list[Step]], list[tuple]]:
+    """(name, kind, axis, bytes, arguments, pulled, pushed) of each step."""
+
+    def of(program: Program, steps: list[Step]) -> list[tuple]:
+        rows = []
+        for step in steps:
+            sides = [sorted(program.names[buffer] for buffer in side) for side in (step.pulled, step.pushed)]
+            rows.append((step.name, step.kind, step.axis, step.bytes, step.arguments, *sides))
+        return rows
+
+    return of

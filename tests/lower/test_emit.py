@@ -1,13 +1,13 @@
-"""Emit: what a device runs in order, and where it must wait for the others."""
+"""Emit: what a device runs in order, and what it is given."""
 
 import pytest
 import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-from tvm_axe.layout import Layout, Mesh
+from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
-from tvm_axe.lower.emit import barriers_before, emit_module
+from tvm_axe.schedule import Schedule, with_layouts
 
 TP2 = Mesh({"tp": 2})
 
@@ -107,120 +107,89 @@ def test_stages_of_one_name_have_kernels_of_their_own():
     assert [call.split("(")[0] for call in calls(lowered.module)] == kernels
 
 
-def waits(passes, program, **declared):
-    """Whether a barrier stands before each step."""
-    _, shardings, steps = passes(program, TP2, **declared)
-    return barriers_before(steps, shardings)
+def test_reduce_and_broadcast(scheduled):
+    """From the peers' slabs to one's own, with the root."""
+    sch = scheduled("MM-AR-C", 5, 3, 8)
+    sch.split_collective(sch.get_sblock("mm"), root=1)
+    assert calls(lower(sch.mod["main"], sch.mesh).module) == [
+        "mm_rf(A, W, C_rf)",
+        "axe.barrier()",
+        "axe.reduce(C_rf_tp, C_global, 1, tp)",
+        "axe.barrier()",
+        "axe.broadcast(C_global_tp, C, 1, tp)",
+        "epi(C, bias, residual, out)",
+    ]
 
 
-ROWS = Layout.sharded((4,), TP2, {0: "tp"})
+def test_send(programs):
+    """What is sent is pulled by who receives it."""
+    mesh = Mesh({"pp": 3})
+    sch = Schedule(with_layouts(programs.pipeline(3, 4, 2).func, {"out": "S[(3, 4) : (1@pp, 1)]"}), mesh=mesh)
+    for name in ("double", "add"):
+        sch.shard(sch.get_loops(sch.get_sblock(name))[0], "pp")
+    sch.send(sch.get_sblock("send"), "pp")
+    lowered = lower(sch.mod["main"], mesh)
+    assert calls(lowered.module) == [
+        "double(X, C)",
+        "axe.barrier()",
+        "axe.send(C_pp, Z, 2, pp)",
+        "add(Z, X, out)",
+    ]
+    assert set(lowered.buffers) == {"X", "out", "C"}  # Z is nobody else's
 
 
-def test_read_after_write_over_pull_and_write_after_read(passes):
-    """P is written, read by the peers, and written again: each time somebody else must be done first."""
-
-    @T.prim_func(s_tir=True)
-    def program(A: T.Buffer((2, 4), "float32"), X: T.Buffer((4,), "float32"), Y: T.Buffer((4,), "float32")):
-        P = T.sblock_alloc_buffer((2, 4))
-        for d in T.serial(2, annotations={"axe.bind": "tp"}):
-            for i in range(4):
-                with T.sblock("first"):
-                    vd, vi = T.axis.remap("SS", [d, i])
-                    P[vd, vi] = A[vd, vi] * T.float32(2)
-        for i in range(4):
-            for d in T.serial(2, annotations={"axe.bind": "tp"}):
-                with T.sblock("x"):
-                    vd, vi = T.axis.remap("RS", [d, i])
-                    with T.init():
-                        X[vi] = T.float32(1)
-                    X[vi] = X[vi] * P[vd, vi]
-        for d in T.serial(2, annotations={"axe.bind": "tp"}):
-            for i in range(4):
-                with T.sblock("second"):
-                    vd, vi = T.axis.remap("SS", [d, i])
-                    P[vd, vi] = A[vd, vi] * T.float32(3)
-        for i in range(4):
-            for d in T.serial(2, annotations={"axe.bind": "tp"}):
-                with T.sblock("y"):
-                    vd, vi = T.axis.remap("RS", [d, i])
-                    with T.init():
-                        Y[vi] = T.float32(1)
-                    Y[vi] = Y[vi] * P[vd, vi]
-
-    assert waits(passes, program) == [False, True, True, True]
+def test_all_to_all(programs):
+    """The dimensions are those of the slabs: gathered, then scattered."""
+    mesh = Mesh({"ep": 2})
+    program = programs.experts(4, 6, 3, 2).func
+    sch = Schedule(with_layouts(program, {"Y": "S[(2, 2, 6, 2) : (1@ep, 12, 2, 1)]"}), mesh=mesh)
+    for name, dim in (("dispatch", 0), ("mm", 1), ("combine", 0)):
+        sch.shard(sch.get_loops(sch.get_sblock(name))[dim], "ep")
+    sch.redistribute(sch.get_sblock("mm"), "D", "ep", 1)
+    sch.redistribute(sch.get_sblock("combine"), "H", "ep", 0)
+    lowered = lower(sch.mod["main"], mesh)
+    assert calls(lowered.module) == [
+        "dispatch(X, D)",
+        "axe.barrier()",
+        "axe.all_to_all(D_ep, D_global, 0, 1, ep)",
+        "mm(D_global, W, H)",
+        "axe.barrier()",
+        "axe.all_to_all(H_ep, H_global, 1, 0, ep)",
+        "combine(H_global, Y)",
+    ]
+    assert lowered.notation == "C-A2A-MM-A2A-C"
 
 
-def test_two_readers_of_the_peers_wait_once(passes):
-    @T.prim_func(s_tir=True)
-    def program(A: T.Buffer((2, 4), "float32"), X: T.Buffer((4,), "float32"), Y: T.Buffer((4,), "float32")):
-        P = T.sblock_alloc_buffer((2, 4))
-        for d in T.serial(2, annotations={"axe.bind": "tp"}):
-            for i in range(4):
-                with T.sblock("first"):
-                    vd, vi = T.axis.remap("SS", [d, i])
-                    P[vd, vi] = A[vd, vi] * T.float32(2)
-        for i in range(4):
-            for d in T.serial(2, annotations={"axe.bind": "tp"}):
-                with T.sblock("x"):
-                    vd, vi = T.axis.remap("RS", [d, i])
-                    with T.init():
-                        X[vi] = T.float32(1)
-                    X[vi] = X[vi] * P[vd, vi]
-        for i in range(4):
-            for d in T.serial(2, annotations={"axe.bind": "tp"}):
-                with T.sblock("y"):
-                    vd, vi = T.axis.remap("RS", [d, i])
-                    with T.init():
-                        Y[vi] = T.float32(2)
-                    Y[vi] = Y[vi] * P[vd, vi]
-
-    assert waits(passes, program) == [False, True, False]
+def test_dimension_that_counts_devices_is_not_among_those_of_a_slab(programs):
+    """Gradients (2, 4, 6) are slabs of (4, 6), whose columns are scattered."""
+    mesh = Mesh({"dp": 2})
+    sch = Schedule(programs.update(2, 4, 6).func, mesh=mesh)
+    reduce = sch.all_reduce(sch.get_loops(sch.get_sblock("sum"))[2], "dp")
+    sch.split_collective(reduce, 1)
+    lowered = lower(sch.mod["main"], mesh)
+    assert calls(lowered.module)[:2] == [
+        "axe.reduce_scatter(g_dp, s_global, 1, dp)",
+        "axe.all_gather(s_global, s_dp, 1, dp)",
+    ]
+    shapes = {var.name: [int(extent) for extent in var.ty.shape] for var in lowered.module["main"].params}
+    assert shapes["g_dp"] == [2, 4, 6]
 
 
-def pushes(first, second):
-    """A program of two stages made of: g(ather A into X), G(ather A twice over), r(ead X), w(rite X)."""
-    stages = {
-        "gather": ("X[vi] = A[vi]", True),
-        "read": ("Y[vi] = X[vi] * T.float32(2)", False),
-        "write": ("X[vi] = B[vi] * T.float32(3)", False),
-        "own": ("Z[vi] = B[vi] * T.float32(3)", False),
-    }
-    lines = ["@T.prim_func(s_tir=True)", "def program("]
-    lines += [f'    {name}: T.Buffer((4,), "float32"),' for name in "ABXYZ"]
-    lines += ["):"]
-    for name in (first, second):
-        store, bound = stages[name]
-        annotation = '{"axe.bind": "tp"}' if bound else "{}"
-        lines += [
-            f"    for i_0 in T.serial(2, annotations={annotation}):",
-            "        for i_1 in range(2):",
-            f'            with T.sblock("{name}"):',
-            "                vi = T.axis.spatial(4, i_0 * 2 + i_1)",
-            f"                {store}",
-        ]
-    return tvm.script.from_source("\n".join(lines))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "wait"),
-    [
-        ("gather", "read", True),  # read after write by a peer
-        ("read", "gather", True),  # a peer writes after the read
-        ("gather", "write", True),  # write after write by a peer
-        ("write", "gather", True),  # a peer writes after the write
-        ("gather", "gather", True),  # two peers write in turn
-        ("gather", "own", False),
-        ("own", "gather", False),
-        ("read", "write", False),  # both on one's own slab
-        ("write", "read", False),
-    ],
-)
-def test_push(passes, first, second, wait):
-    assert waits(passes, pushes(first, second), A=ROWS) == [False, wait]
-
-
-def test_barrier_starts_a_new_count(passes, scheduled):
-    """After a barrier only what comes behind it counts: no two in a row without cause."""
-    program, shardings, steps = passes(scheduled("MM-RS-C-AG"))
-    assert barriers_before(steps, shardings) == [False, True, False, False]
-    assert emit_module(program, steps, shardings).coordinates == ("tp",)
+def test_collectives_over_two_axes(programs):
+    """Each takes the name of its axis, which says which view it is given."""
+    mesh = Mesh({"dp": 2, "tp": 2})
+    sch = Schedule(programs.norm(4, 6, 8).func, mesh=mesh)
+    partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")
+    blocks = [partial, reduce, sch.get_sblock("squares"), sch.get_sblock("scale")]
+    for block in blocks:
+        sch.shard(sch.get_loops(block)[0], "dp")
+    sch.cache_write(blocks[-1], 0, "global")
+    _, gather = sch.split_collective(reduce, 1)
+    sch.reorder_collective(gather, blocks[2:])
+    collectives = [call for call in calls(lower(sch.mod["main"], mesh).module) if call.startswith("axe.")]
+    assert [call for call in collectives if call != "axe.barrier()"] == [
+        "axe.reduce_scatter(C_rf_tp, C_global, 1, tp)",
+        "axe.all_reduce(S_rf_tp, S_tp, tp)",
+        "axe.all_gather(out_global_global, out_global_tp, 1, tp)",
+        "axe.all_gather(out_global, out_dp, 0, dp)",
+    ]

@@ -66,3 +66,14 @@ def test_function_is_left_alone_by_schedules_of_the_result():
     outer, _ = sch.split(sch.get_loops(sch.get_sblock("B"))[0], [2, None])
     sch.annotate(outer, "axe.bind", "tp")
     assert double.script() == before
+
+
+def test_schedules_word_comes_last():
+    """On whatever block, and wherever that goes."""
+    sch = s_tir.Schedule(with_layouts(double, {"A": ROWS, "B": WHOLE}))
+    block = sch.get_sblock("B")
+    sch.annotate(block, f"{LAYOUTS}.B", ROWS)
+    sch.split(sch.get_loops(block)[0], [2, None])
+    assert layouts_of(sch.mod["main"]) == {"A": Layout.parse(ROWS), "B": Layout.parse(ROWS)}
+    sch.unannotate(block, f"{LAYOUTS}.B")
+    assert layouts_of(sch.mod["main"])["B"] == Layout.parse(WHOLE)

@@ -318,33 +318,20 @@ def test_consumer_that_updates_in_place(refused):
     refused(sch, sch.reorder_collective, gather, [sch.get_sblock("use")], words=words)
 
 
-@T.prim_func(s_tir=True)
-def row_sums(A: T.Buffer((4, 8), "float32"), W: T.Buffer((8, 6), "float32"), total: T.Buffer((4,), "float32")):
-    C = T.sblock_alloc_buffer((4, 6))
-    for i, j, k in T.grid(4, 6, 8):
-        with T.sblock("mm"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * W[vk, vj]
-    for i, j in T.grid(4, 6):
-        with T.sblock("total"):
-            vi, vj = T.axis.remap("SR", [i, j])
-            with T.init():
-                total[vi] = T.float32(0)
-            total[vi] = total[vi] + C[vi, vj]
-
-
-def test_consumer_that_reduces_over_what_is_gathered(refused):
-    sch, gather = gathered(row_sums, dim=1)
-    words = ("consumer 'total' is not pointwise in dimension 1 of 'C'",)
-    refused(sch, sch.reorder_collective, gather, [sch.get_sblock("total")], words=words)
-
-
-def test_consumer_that_reduces_over_another_dimension():
-    sch, gather = gathered(row_sums, dim=0)
-    (moved,) = sch.reorder_collective(gather, [sch.get_sblock("total")])
-    assert sch.get(moved).name_hint == "total_global"
+def test_gather_over_one_axis_of_two(schedule):
+    """What is moved behind stays shared over the other axis."""
+    sch = Schedule(schedule(4, 6, 8).mod, mesh=Mesh({"dp": 2, "tp": 2}))
+    partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")
+    epi = sch.get_sblock("epi")
+    for block in (partial, reduce, epi):
+        sch.shard(sch.get_loops(block)[0], "dp")
+    _, gather = sch.split_collective(reduce, 1)
+    (moved,) = sch.reorder_collective(gather, [epi])
+    bound = {
+        sch.get(block).name_hint: {sch.get(loop).annotations.get("axe.bind") for loop in sch.get_loops(block)} - {None}
+        for block in (epi, moved)
+    }
+    assert bound == {"epi": {"dp", "tp"}, "out_global": {"dp"}}
 
 
 def test_consumer_of_slices_that_is_not_pointwise(refused):

@@ -54,10 +54,10 @@ def test_trace_replays(schedule, name, shape, dim):
     dim=st.integers(0, 1),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_annotations_ignored(matmul_epilogue, shape, name, dim, seed):
+def test_annotations_ignored(programs, shape, name, dim, seed):
     """A scheduled program is still an ordinary program with the same result, or refused for want of partials."""
     m, n, k, devices = shape
-    sch = Schedule(matmul_epilogue(m, n, k), mesh=Mesh({"tp": devices}))
+    sch = Schedule(programs.block(m, n, k).func, mesh=Mesh({"tp": devices}))
     try:
         SCHEDULES[name](sch, dim)
     except ValueError as error:

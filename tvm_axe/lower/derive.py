@@ -41,7 +41,8 @@ class Step:
     """One stage with what it is.
 
     `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `bytes` what one device moves to or
-    from its peers. `source`, `target` and `dim` (scattered or gathered) are those of a plain collective.
+    from its peers. `source`, `target` and `arguments` (what the engine is told beside: dimensions,
+    a shift, a root) are those of a plain collective.
     """
 
     stage: Stage

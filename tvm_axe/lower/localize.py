@@ -249,9 +249,11 @@ class _Localizer:
         )
         if init is not None:  # a reduction's own running value is no read
             reads = [region for region in reads if not region.source.same_as(body.buffer)]
+        # What the schedule says of the mesh is done with; kernels alike are then alike for tuning.
+        annotations = {key: value for key, value in statement.annotations.items() if not str(key).startswith("axe.")}
         local = s_tir.SBlock(
             iter_vars, reads, [_point(body.buffer, body.indices)], statement.name_hint, body, init,
-            annotations=statement.annotations,
+            annotations=annotations,
         )  # fmt: skip
         scalars = {loop.loop_var: self.program.coordinates[axis] for axis, loop in block.device.items()} | self.cut
         predicate = block.analyzer.simplify(substitute(block.realize.predicate, scalars))
