@@ -17,6 +17,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from ..errors import ScheduleError
 from ..schedule import Schedule, query
+from ..schedule.redistribute import sharded_over
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,8 +237,10 @@ def _communicates(sch: Schedule, name: str) -> bool:
     """Whether a block reads its peers, or is a copy that gathers or broadcasts."""
     sch = sch.copy()
     block = sch.get_sblock(name)
+    stmt, own = sch.get(block), query.sharded_dims(sch, block)
+    gathers = query.is_copy(stmt) and set(sharded_over(sch, block, stmt.body.value.source, sch.mesh)) - set(own)
     broadcasts = any(query.root_of(sch.get(producer)) is not None for producer in sch.get_producers(block))
-    return broadcasts or bool(query.bound_loops(sch, block, query.REDUCE)) or _is_gather(sch, block)
+    return bool(gathers) or broadcasts or bool(query.bound_loops(sch, block, query.REDUCE))
 
 
 def _fused(candidate: Candidate, nests: Sequence[Sequence[str]]) -> Candidate | None:
