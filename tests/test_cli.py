@@ -1,6 +1,7 @@
 """The command line: what it loads, what it refuses and how, and the commands themselves."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -354,6 +355,26 @@ def test_run_writes_the_outputs(in_folder, tmp_path, capsys, schedule, engine):
     assert line.startswith(f"with_mesh.py:block on tp=2 ({engine}, llvm): out: float32[8, 6] to {output}; median of ")
 
 
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_run_writes_a_timeline(in_folder, tmp_path, capsys, engine):
+    np.savez(tmp_path / "in.npz", **arrays_of_block())
+    arguments = ["--inputs", str(tmp_path / "in.npz"), "--output", str(tmp_path / "out.npz"), "--engine", engine]
+    arguments += ["--schedule", "with_mesh.py:apply", "--timeline", str(tmp_path / "t.json")]
+    assert cli.main(["run", "with_mesh.py:block", *arguments, "--work-dir", str(tmp_path)]) == 0
+    line, *drawing = capsys.readouterr().out.splitlines()
+    assert "median of 5 runs" in line
+    assert drawing[0].startswith("block: MM-fuse(RS-C-AG) on tp=2: ")
+    assert drawing[1].startswith("worker 0 (tp=0) |") and drawing[2].startswith("worker 1 (tp=1) |")
+    records = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert [r["args"]["name"] for r in records if r["name"] == "thread_name"] == ["worker 0 (tp=0)", "worker 1 (tp=1)"]
+    spans = [(r["tid"], r["name"], r["cat"]) for r in records if r["ph"] == "X"]
+    for tid in (1, 2):
+        assert (tid, "mm_rf", "local") in spans and (tid, "mm_epi_out_global", "mesh kernel") in spans
+        assert (tid, "barrier", "waiting") in spans
+    flows = {phase: {r["id"] for r in records if r["ph"] == phase} for phase in "sf"}
+    assert flows["s"] == flows["f"] and len(flows["s"]) == 4
+
+
 def test_run_without_a_mesh_is_one_device_and_takes_a_module(in_folder, tmp_path, capsys):
     np.savez(tmp_path / "in.npz", a=np.arange(4, dtype="float32"))
     arguments = ["--inputs", str(tmp_path / "in.npz"), "--output", str(tmp_path / "out.npz"), "--engine", "threads"]
@@ -369,6 +390,7 @@ def test_run_without_a_mesh_is_one_device_and_takes_a_module(in_folder, tmp_path
         (["--engine", "carrier-pigeon"], ["carrier-pigeon", "processes", "threads"]),
         (["--output", "no/such/folder/out.npz", "--engine", "threads"], ["no/such/folder/out.npz: cannot be written"]),
         (["--target", "no-such-target"], ["no-such-target"]),
+        (["--timeline", "no/such/t.json", "--engine", "threads"], ["no/such/t.json: cannot be written"]),
     ],
 )
 def test_run_options_that_cannot_be_used(in_folder, tmp_path, capsys, options, parts):

@@ -1,4 +1,4 @@
-"""The command line: `tvm-axe run`, `show`, `tune` and `demo`; docs/cli.md describes it.
+"""The command line: `tvm-axe run`, `show`, `tune`, `search`, `programs` and `demo`; docs/cli.md describes it.
 
 What a user got wrong is said in one message and ends with exit code 2; anything else keeps its traceback. The compiler
 is imported by the commands that need it, not by this module.
@@ -58,12 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    The exit code: 0, or 2 when something that the user gave cannot be used. Malformed options exit with 2 too, by way
-    of `SystemExit`, and Ctrl-C gives 130.
+    The exit code: 0, or 1 when `programs` finds something wrong, or 2 when something that the user gave cannot be used.
+    Malformed options exit with 2 too, by way of `SystemExit`, and Ctrl-C gives 130.
     """
     args = _parser().parse_args(argv)
+    args.arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        args.command(args)
+        code: int | None = args.command(args)
         sys.stdout.flush()
     except AxeError as error:
         print(f"tvm-axe: error: {error}", file=sys.stderr)
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader, such as `head`, has seen enough. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    return 0
+    return code or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     program.add_argument(
         "--schedule",
         metavar="FILE.py:NAME",
-        help="a function that takes an axe.Schedule and applies primitives to it",
+        help="a function that takes an axe.Schedule and applies primitives to it, or a trace that search saved (.json)",
     )
     program.add_argument("--target", default="llvm", help="what to compile for (default: %(default)s)")
     program.add_argument(
@@ -99,7 +100,13 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", parents=[program], help="run a kernel on arrays from an npz file")
     run.add_argument("--inputs", required=True, metavar="IN.npz", help="one array for each input, by parameter name")
     run.add_argument("--output", required=True, metavar="OUT.npz", help="the outputs are written here")
-    run.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
+    run.add_argument(
+        "--engine", default="processes", help="what the devices are: processes, threads or mpi (default: %(default)s)"
+    )
+    run.add_argument(
+        "--timeline", metavar="T.json", help="what each device did when in one more run, for ui.perfetto.dev"
+    )
+    run.add_argument("-n", type=_positive, metavar="RANKS", help="with --engine mpi: how many ranks to start")
     run.set_defaults(command=_run)
 
     show = commands.add_parser("show", parents=[program], help="print layouts, collectives, bytes and the local module")
@@ -111,6 +118,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--seed", type=int, help="makes the search repeatable")
     tune.set_defaults(command=_tune)
+
+    search = commands.add_parser("search", parents=[program], help="find the fastest communication schedule")
+    search.add_argument("--keep", default="", metavar="NAME,...", help="outputs that may stay sharded, such as state")
+    search.add_argument("--inputs", metavar="IN.npz", help="arrays to run on (default: random ones)")
+    search.add_argument("--measure", type=_positive, default=12, help="schedules to run at most (default: %(default)s)")
+    search.add_argument(
+        "--trials", type=int, default=0, help="tune each schedule's local kernels first (default: as they are recorded)"
+    )
+    search.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
+    search.add_argument("--save", metavar="BEST.json", help="write the best schedule's trace, for --schedule")
+    search.set_defaults(command=_search)
+
+    programs = commands.add_parser("programs", help="every distributed program under every schedule, beside numpy")
+    programs.add_argument(
+        "--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: two on each axis that a program uses"
+    )
+    programs.add_argument("--programs", metavar="NAME,...", help="which ones (default: all)")
+    programs.add_argument("--size", choices=("test", "uneven", "bench"), default="test", help="(default: %(default)s)")
+    programs.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
+    programs.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    programs.set_defaults(command=_programs)
 
     add_layout_command(commands)
 
@@ -132,7 +160,7 @@ def _program(args: argparse.Namespace) -> Program:
     """Load the kernel, the mesh and the schedule that the arguments name."""
     from tvm import IRModule, tirx
 
-    from tvm_axe.inputs import load_attribute
+    from tvm_axe.inputs import load_attribute, read_trace
     from tvm_axe.layout import Mesh
     from tvm_axe.schedule import Schedule
 
@@ -142,7 +170,9 @@ def _program(args: argparse.Namespace) -> Program:
     if isinstance(func, IRModule):
         func = _only_function(args.kernel, func)
     files, apply = [kernel_file], None
-    if args.schedule is not None:
+    if args.schedule is not None and args.schedule.endswith(".json"):
+        apply = read_trace(args.schedule)
+    elif args.schedule is not None:
         apply, schedule_file = load_attribute(args.schedule, isfunction, "a function that takes an axe.Schedule")
         files.insert(0, schedule_file)
     mesh = Mesh.parse(args.mesh) if args.mesh is not None else _mesh_of(files, needed=apply is not None)
@@ -182,16 +212,23 @@ def _run(args: argparse.Namespace) -> None:
     import numpy as np
 
     from tvm_axe.collective import launch
+    from tvm_axe.collective.start import start_ranks
     from tvm_axe.inputs import match_arrays, parameters, read_npz
 
     program = _program(args)
-    params = parameters(program.func)
-    arrays = read_npz(args.inputs)
-    exe = program.compile(args.target, args.work_dir)
-    inputs = match_arrays(args.inputs, arrays, [params[name] for name in exe.inputs])
+    if args.engine == "mpi":
+        start_ranks(program.mesh, args.n, ["-m", "tvm_axe", *args.arguments])
+    elif args.n is not None:
+        raise InputError(f"-n is for --engine mpi; {args.engine} has a worker for each of the mesh's devices")
+    # First, because the other ranks of an MPI job go no further.
     with launch(program.mesh, engine=args.engine) as workers:
+        params = parameters(program.func)
+        arrays = read_npz(args.inputs)
+        exe = program.compile(args.target, args.work_dir)
+        inputs = match_arrays(args.inputs, arrays, [params[name] for name in exe.inputs])
         result = exe.run(workers, *inputs)
         milliseconds = 1e3 * statistics.median(exe.time(workers, *inputs, repeat=REPEAT))
+        timeline = None if args.timeline is None else exe.trace(workers, *inputs)
     outputs: dict[str, Any] = dict(zip(exe.outputs, result if isinstance(result, tuple) else (result,)))
     try:
         # An open file, as savez adds .npz to a name that lacks it.
@@ -199,11 +236,15 @@ def _run(args: argparse.Namespace) -> None:
             np.savez(file, **outputs)
     except OSError as error:
         raise InputError(f"{args.output}: cannot be written: {error.strerror}") from error
+    if timeline is not None:
+        timeline.save(args.timeline)
     written = ", ".join(str(params[name]) for name in outputs)
     print(
         f"{args.kernel} on {program.mesh} ({args.engine}, {args.target}): {written} to {args.output}; "
         f"median of {REPEAT} runs {milliseconds:.3f} ms; {exe.bytes:,} bytes communicated by each device"
     )
+    if timeline is not None:
+        print(timeline.text())
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -231,6 +272,45 @@ def _tune(args: argparse.Namespace) -> None:
         print(f"{task.name}: {before} untuned, {best} tuned ({task.trials} trials{failed})")
     for name, why in result.left_out.items():
         print(f"{name}: not tuned: {why}")
+
+
+def _search(args: argparse.Namespace) -> None:
+    """`tvm-axe search`"""
+    from tvm_axe.inputs import match_arrays, parameters, read_npz, write_trace
+    from tvm_axe.searching import search
+
+    program = _program(args)
+    inputs = None
+    if args.inputs is not None:
+        params = parameters(program.func)
+        names = program.compile(args.target, None).inputs
+        inputs = match_arrays(args.inputs, read_npz(args.inputs), [params[name] for name in names])
+    result = search(
+        program.func if program.schedule is None else program.schedule,
+        None if program.schedule is not None else program.mesh,
+        args.target,
+        keep=[name.strip() for name in args.keep.split(",") if name.strip()],
+        inputs=inputs,
+        engine=args.engine,
+        measure=args.measure,
+        trials=args.trials,
+        work_dir=args.work_dir,
+    )
+    print(result.table())
+    print(f"the best, {result.best.notation}:")
+    print("\n".join(f"  {step}" for step in result.best.steps))
+    if args.save is not None:
+        write_trace(args.save, result.trace)
+
+
+def _programs(args: argparse.Namespace) -> int:
+    """`tvm-axe programs`"""
+    from tvm_axe.layout import Mesh
+    from tvm_axe.programs.report import main as run_programs
+
+    mesh = None if args.mesh is None else Mesh.parse(args.mesh)
+    names = None if args.programs is None else [name.strip() for name in args.programs.split(",")]
+    return run_programs(mesh, args.engine, names, args.size, as_json=args.json)
 
 
 def _demo(args: argparse.Namespace) -> None:

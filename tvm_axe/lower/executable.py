@@ -10,11 +10,13 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
-from ..collective import Argument, Coord, MeshTensor, Program, Workers
+from ..collective import Argument, Coord, MeshTensor, Program, Timeline, Workers
 from ..errors import LowerError
 from ..layout import Layout, Mesh, pack, unpack
+from .calls import Calls
 from .derive import MESH_KERNEL
 from .lowered import Lowered, MeshBuffer, Stage
+from .tracing import timeline_of
 
 
 class Executable:
@@ -112,6 +114,19 @@ class Executable:
         """
         loaded = self._load(workers, arrays)
         return workers.time(loaded.program, loaded.arguments, repeat, warmup)
+
+    def trace(self, workers: Workers, *arrays: np.ndarray, warmup: int = 3) -> Timeline:
+        """What each device does when in a run on `arrays`, the inputs already in place; `warmup` runs come first.
+
+        Raises
+        ------
+        LowerError, WorkerError
+            As `run`.
+        """
+        loaded = self._load(workers, arrays)
+        calls = Calls(self._lowered)
+        recordings = workers.trace(loaded.program, loaded.arguments, len(calls.calls), warmup)
+        return timeline_of(self._lowered, calls, recordings)
 
     def show(self) -> str:
         """Layouts, derived collectives with their bytes, and the module that each device runs."""
