@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir import IRModule
 from tvm.runtime.disco import _ffi_api as _disco_ffi
 from tvm.s_tir import meta_schedule as ms
@@ -207,6 +207,19 @@ def schedule_error_reason(error: Exception) -> str:
     return " ".join(reason.split()).removeprefix("ScheduleError: ") if found else str(error)
 
 
+def plain(value: Any) -> Any:
+    """What a trace's `as_json` returns as lists, strings and numbers of Python's own."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, tirx.IntImm | tirx.FloatImm):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [plain(item) for item in value]
+    return value
+
+
 # ---- Targets -----------------------------------------------------------------------------------------------------
 
 
@@ -282,3 +295,13 @@ def tensor_argument(buffer: tirx.Buffer, start: tirx.Expr | None, shape: Sequenc
     extents = tirx.call_intrin("handle", "tirx.tvm_stack_make_shape", *shape)
     zero = tirx.const(0, buffer.dtype)
     return tirx.call_intrin("handle", "tirx.tvm_stack_make_array", data, extents, 0, len(shape), zero, 0)
+
+
+def packed_call(body: tirx.Stmt) -> tuple[str, list[tuple[tirx.Expr | None, list[int]]]]:
+    """The callee of a body that is one packed call, and of each of its `tensor_argument`s the start and the shape."""
+    callee, *arguments = body.value.args
+    found = []
+    for data, extents, *_ in (argument.args for argument in arguments):
+        start = data.args[0].indices[0] if isinstance(data.args[0], ir.TensorLoad) else None
+        found.append((start, [int(extent) for extent in extents.args]))
+    return str(callee.value), found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -44,6 +45,20 @@ class Spin:
                 T.reads(out[0])
                 T.writes(out[0])
                 out[0] = out[0] * T.float32(0.5) + T.Cast("float32", i)
+
+    @T.prim_func(s_tir=True)
+    def refuse(out: T.Buffer((1,), "float32"), rank: T.int64):
+        assert rank == 0, "only rank 0 may do this"
+        out[0] = T.float32(1)
+
+    @R.function(pure=False)
+    def fails(out: R.Tensor((1,), "float32"), steps: R.Prim("int64"), rank: R.Prim("int64")):
+        R.func_attr({"relax.force_pure": False})
+        cls = Spin
+        _: R.Tuple() = cls.only(out, steps, rank)
+        _1: R.Tuple() = cls.refuse(out, rank)
+        _2: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+        return R.tuple()
 
     @R.function(pure=False)
     def main(out: R.Tensor((1,), "float32"), steps: R.Prim("int64")):
@@ -175,6 +190,86 @@ def test_a_stopped_worker_is_named(nothing_left: None, function: str) -> None:
         del out
 
 
+# Where the others are when it happens: looking at the word in compiled code, asleep there, or in the slow path.
+MOMENTS = {"looking": 0.0, "asleep": 0.02, "in the slow path": 0.3}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_worker_killed_while_others_wait_for_it(nothing_left: None, moment: str, size: int) -> None:
+    """Two workers have a core each here and look before they sleep, three do not; see `native`."""
+    with launch(Mesh({"tp": size})) as workers:
+        out = workers.mesh_tensor((1,), "float32")
+        program = workers.load(Spin, "llvm")
+        steps = steps_of(5.0, workers, program, out)
+        victim = process_of(1, of=size)
+        timer = later(MOMENTS[moment], victim.kill)
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
+            workers.call(program, [(out, "slab"), steps // size, Coord("tp")], "late")
+        assert time.monotonic() - start < MOMENTS[moment] + 2
+        timer.join()
+        del out
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_worker_stopped_while_another_waits_for_it(nothing_left: None, moment: str) -> None:
+    with launch(Mesh({"tp": 2}), timeout=0.5) as workers:
+        out = workers.mesh_tensor((1,), "float32")
+        program = workers.load(Spin, "llvm")
+        steps = steps_of(20.0, workers, program, out)
+        victim = process_of(1)
+        timer = later(MOMENTS[moment], victim.suspend)
+        start = time.monotonic()
+        with pytest.raises(
+            WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) did not arrive at a barrier within"
+        ):
+            workers.call(program, [(out, "slab"), steps, Coord("tp")], "late")
+        assert 0.5 < time.monotonic() - start < 0.5 + engines.GRACE + 2
+        timer.join()
+        del out
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("engine", ["processes", "threads"])
+def test_a_failure_calls_off_those_who_wait(nothing_left: None, engine: str, moment: str) -> None:
+    """The failed worker is named, not those that waited for it, and all can be used again."""
+    with launch(Mesh({"tp": 2}), engine=engine) as workers:
+        out = workers.mesh_tensor((1,), "float32")
+        program = workers.load(Spin, "llvm")
+        steps = steps_of(0.01 + MOMENTS[moment], workers, program, out)
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match=r"^worker 1 \(tp=1; [^)]*\) failed:(?s:.*)only rank 0 may do this"):
+            workers.call(program, [(out, "slab"), steps, Coord("tp")], "fails")
+        assert time.monotonic() - start < MOMENTS[moment] + 2
+        check_usable(workers)
+        workers.call(program, [(out, "slab"), 1], "meet")
+        del out
+
+
+def test_no_memory_left_says_what_was_asked_for(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor, a program's text and the times of `time` all take shared memory; without it, nothing else is lost."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with launch(Mesh({"tp": 2})) as workers:
+        out = workers.mesh_tensor((1,), "float32")
+        program = workers.load(Spin, "llvm")
+        in_use = r"\(in use: \d+ KiB\): \[Errno 28\] No space left on device"
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            with pytest.raises(WorkerError, match=rf"no shared memory for 80 KiB more {in_use}"):
+                workers.mesh_tensor((10_000,), "float32")
+            with pytest.raises(WorkerError, match=rf"no shared memory for \d+ KiB more {in_use}"):
+                workers.load(Spin, "llvm")
+            with pytest.raises(WorkerError, match=rf"no shared memory for 8 KiB more {in_use}"):
+                workers.time(program, [(out, "slab"), 1], repeat=3)
+        check_usable(workers)
+        workers.call(program, [(out, "slab"), 1])
+        del out
+
+
 def steps_of(seconds: float, workers: Workers, program: Program, out: MeshTensor) -> int:
     """How many steps of `Spin` take about so many seconds here."""
     return int(seconds / min(workers.time(program, [(out, "slab"), 10_000_000], 3)) * 10_000_000)
@@ -210,7 +305,7 @@ def test_one_may_not_be_later_than_the_timeout(nothing_left: None, engine: str, 
 def test_a_stuck_thread_is_left_alone(nothing_left: None) -> None:
     """What a thread of this process is still computing on stays mapped; then the process still ends well."""
     script = """
-        engines._GRACE = 0.3
+        engines.GRACE = 0.3
         with launch(Mesh({"tp": 2}), timeout=0.4) as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
@@ -221,7 +316,7 @@ def test_a_stuck_thread_is_left_alone(nothing_left: None) -> None:
             except WorkerError as error:
                 print(error)
         print(held()[1:])
-        engines._GRACE = 60.0
+        engines.GRACE = 60.0
         with launch(Mesh({"tp": 2})) as workers:
             check_usable(workers)
     """

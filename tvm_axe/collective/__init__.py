@@ -9,8 +9,24 @@ with launch(Mesh({"tp": 2})) as workers:        # two processes, one of them a t
 ```
 """
 
+from tvm_axe.collective.recording import Called, Recording
 from tvm_axe.collective.tensor import Coord, MeshTensor, slab_stride
+from tvm_axe.collective.timeline import Arrow, Event, Timeline
 from tvm_axe.collective.workers import Argument, Program, Workers, launch
 from tvm_axe.errors import WorkerError
 
-__all__ = ["Argument", "Coord", "MeshTensor", "Program", "WorkerError", "Workers", "launch", "slab_stride"]
+__all__ = [
+    "Argument",
+    "Arrow",
+    "Called",
+    "Coord",
+    "Event",
+    "MeshTensor",
+    "Program",
+    "Recording",
+    "Timeline",
+    "WorkerError",
+    "Workers",
+    "launch",
+    "slab_stride",
+]

@@ -12,6 +12,8 @@ import mmap
 import os
 from bisect import insort
 
+import numpy as np
+
 from tvm_axe.errors import WorkerError
 
 PAGE = mmap.PAGESIZE
@@ -59,9 +61,10 @@ class Arena:
         self._holes: list[tuple[int, int]] = [(0, size)]  # (offset, length), by offset, never touching each other
 
     @classmethod
-    def create(cls) -> Arena:
-        """Make an empty arena."""
-        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    def create(cls, size: int | None = None) -> Arena:
+        """Make an empty arena of `size` bytes; as large as the machine's memory if left out."""
+        if size is None:
+            size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         fd = os.memfd_create("tvm_axe", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, size)
@@ -83,11 +86,7 @@ class Arena:
         if i is None:
             raise WorkerError(self._no_space(length, "the arena is as large as the machine's memory"))
         offset, room = self._holes[i]
-        try:
-            os.posix_fallocate(self.fd, offset, length)
-        except OSError as error:
-            self.map.madvise(mmap.MADV_REMOVE, offset, length)
-            raise WorkerError(self._no_space(length, str(error))) from error
+        self.take(offset, length)
         self._holes[i : i + 1] = [(offset + length, room - length)] if room > length else []
         self._used[offset] = length
         return offset
@@ -95,7 +94,7 @@ class Arena:
     def free(self, offset: int) -> None:
         """Give the pages at `offset`, as returned by `allocate`, back to the machine."""
         length = self._used.pop(offset)
-        self.map.madvise(mmap.MADV_REMOVE, offset, length)  # reads as zeros from here on
+        self.drop(offset, length)
         insort(self._holes, (offset, length))
         merged: list[tuple[int, int]] = []
         for start, room in self._holes:
@@ -104,6 +103,28 @@ class Arena:
             else:
                 merged.append((start, room))
         self._holes = merged
+
+    def take(self, offset: int, nbytes: int) -> None:
+        """Give pages that are a hole in the file memory, of zeros; for those that another arena has allocated.
+
+        Raises
+        ------
+        WorkerError
+            If the machine hasn't that much shared memory left.
+        """
+        try:
+            os.posix_fallocate(self.fd, offset, round_up(nbytes))
+        except OSError as error:
+            self.drop(offset, nbytes)
+            raise WorkerError(self._no_space(nbytes, str(error))) from error
+
+    def drop(self, offset: int, nbytes: int) -> None:
+        """Make pages a hole in the file again, which reads as zeros."""
+        self.map.madvise(mmap.MADV_REMOVE, offset, round_up(nbytes))
+
+    def bytes(self, offset: int, nbytes: int) -> np.ndarray:
+        """Return part of the memory as an array of bytes."""
+        return np.ndarray(nbytes, "uint8", buffer=self.map, offset=offset)
 
     def close(self) -> None:
         """Close the file; the memory goes when the last array over it does."""

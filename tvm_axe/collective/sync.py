@@ -3,9 +3,8 @@
 Every 32-bit word of the block has one writer (the abort word is only ever set while commands run), so no atomic
 read-modify-write is needed, which Python doesn't have. A worker arrives at a barrier by adding one to its own word and
 then watches the words of the others, asleep in the kernel (futex) until they change: a waiting worker costs no core
-that another one needs. It doesn't spin first, not even a little: with as many workers as cores and anything else
-running on them, each look at the word keeps the one that it waits for from its core. Measured with two workers on two
-busy cores, 50 looks with sched_yield between them make a small collective two to three times slower.
+that another one needs. Programs of a worker that is alone in its process do the same in compiled code, which looks at
+the words for some microseconds before it sleeps and comes here only when a peer stays away: see `native`.
 
 Memory order. What a worker wrote before the barrier must be seen by the others after it. x86-64 keeps stores in order
 and loads in order, and each word is aligned and written by one instruction, so nothing more is needed there. On other
@@ -42,8 +41,8 @@ _syscall.argtypes = (
     ctypes.c_void_p,
     ctypes.c_uint32,
 )
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # without the PRIVATE flag: the waiters are other processes
+SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
+FUTEX_WAIT, FUTEX_WAKE = 0, 1  # without the PRIVATE flag: the waiters are other processes
 _ORDERED = platform.machine() == "x86_64"
 
 
@@ -53,17 +52,17 @@ class _Timespec(ctypes.Structure):
 
 def _futex_wait(address: int, expected: int, seconds: float) -> None:
     """Sleep until the word is woken, unless it no longer holds `expected`; may return early."""
-    if _SYS_FUTEX is None:
+    if SYS_FUTEX is None:
         time.sleep(min(seconds, 0.0005))
         return
     timeout = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-    _syscall(_SYS_FUTEX, address, _FUTEX_WAIT, expected, ctypes.addressof(timeout), None, 0)
+    _syscall(SYS_FUTEX, address, FUTEX_WAIT, expected, ctypes.addressof(timeout), None, 0)
 
 
 def _futex_wake(address: int) -> None:
     """Wake every sleeper on the word."""
-    if _SYS_FUTEX is not None:
-        _syscall(_SYS_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+    if SYS_FUTEX is not None:
+        _syscall(SYS_FUTEX, address, FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
 def _fence(address: int) -> None:
@@ -73,7 +72,17 @@ def _fence(address: int) -> None:
 
 
 class Aborted(Exception):
-    """The command was called off because another worker failed or died."""
+    """The command was called off because another worker failed or died.
+
+    Attributes
+    ----------
+    missing : list of int
+        The ranks that this worker was waiting for.
+    """
+
+    def __init__(self, missing: list[int]) -> None:
+        super().__init__("another worker failed")
+        self.missing = missing
 
 
 class Late(Exception):
@@ -91,13 +100,23 @@ class Late(Exception):
 
 
 class Control:
-    """The control block of a launch of `size` workers, over the first `nbytes(size)` bytes of the arena's mapping."""
+    """The control block of a launch of `size` workers, over the first `nbytes(size)` bytes of the arena's mapping.
 
-    def __init__(self, memory: mmap.mmap, size: int) -> None:
+    Attributes
+    ----------
+    size : int
+        The number of workers.
+    ranks : tuple of int
+        Those of them that share this memory, if not all do: a barrier is theirs.
+    """
+
+    def __init__(self, memory: mmap.mmap, size: int, ranks: Iterable[int] | None = None) -> None:
         self.size = size
+        self.ranks = tuple(range(size) if ranks is None else ranks)
         self._bytes = memoryview(memory)[: self.nbytes(size)]
         self._words = self._bytes.cast("I")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
+        _Timespec.from_buffer(self._bytes, _LINE // 2).nanoseconds = int(SLICE * 1e9)
 
     def close(self) -> None:
         """Let go of the mapping, whoever still holds this object; no thread may be in one of its methods."""
@@ -109,17 +128,45 @@ class Control:
         """Bytes that the block of `size` workers takes: the abort word, three lines and an answer for each worker."""
         return round_up(_LINE * (1 + 3 * size) + _REPLY * size)
 
-    # A word's index: line 0 is the abort word; then the arrivals, the finished commands and the outcomes.
+    # For compiled code, which sleeps on the words too.
+    @property
+    def abort_address(self) -> int:
+        """Where the abort word is."""
+        return self._address
+
+    @property
+    def slice_address(self) -> int:
+        """Where `SLICE` is, as the kernel takes a timeout."""
+        return self._address + _LINE // 2
+
+    def arrival_address(self, rank: int) -> int:
+        """Where the word is that counts how often worker `rank` has arrived."""
+        return self._address + 4 * self._word(0, rank)
+
+    # A word's index: line 0 is the abort word (and SLICE); then the arrivals, the finished commands and the outcomes.
     def _word(self, kind: int, rank: int) -> int:
         return _LINE // 4 * (1 + kind * self.size + rank)
 
     def barrier(self, rank: int, timeout: float) -> None:
-        """Wait, as worker `rank`, until every worker has arrived as often as this one.
+        """Arrive as worker `rank` and wait until every worker here has arrived as often: see `wait`."""
+        self.arrive(rank)
+        self.wait(rank, 0, timeout)
+
+    def arrive(self, rank: int) -> None:
+        """Say that what worker `rank` wrote and read until now is done."""
+        mine = self._word(0, rank)
+        generation = (self._words[mine] + 1) & _MASK
+        _fence(self._address)
+        self._words[mine] = generation
+        _futex_wake(self._address + 4 * mine)
+
+    def wait(self, rank: int, behind: int, timeout: float) -> None:
+        """Wait, as worker `rank`, until every worker here has arrived as often as this one less `behind` times.
 
         Parameters
         ----------
         timeout : float
-            Seconds from this worker's arrival that the others may take.
+            Seconds from now that the others may take.
 
         Raises
         ------
@@ -128,33 +175,35 @@ class Control:
         Late
             If a worker didn't arrive in time.
         """
-        words, mine = self._words, self._word(0, rank)
-        generation = (words[mine] + 1) & _MASK
-        _fence(self._address)
-        words[mine] = generation
-        _futex_wake(self._address + 4 * mine)
+        words = self._words
+        generation = (words[self._word(0, rank)] - behind) & _MASK
         deadline = time.monotonic() + timeout
-        for peer in range(self.size):
+        for peer in self.ranks:
             word = self._word(0, peer)
             while (generation - (seen := words[word]) - 1) & _MASK < _MASK // 2:  # seen < generation, wrapping around
                 if words[0]:
-                    raise Aborted("another worker failed")
+                    raise Aborted(self._behind(generation))
                 if time.monotonic() > deadline:
                     raise Late(self._behind(generation), timeout)
                 _futex_wait(self._address + 4 * word, seen, SLICE)
         _fence(self._address)
 
     def _behind(self, generation: int) -> list[int]:
-        arrived = [self._words[self._word(0, peer)] for peer in range(self.size)]
-        return [peer for peer, seen in enumerate(arrived) if (generation - seen - 1) & _MASK < _MASK // 2]
+        arrived = [(peer, self._words[self._word(0, peer)]) for peer in self.ranks]
+        return [peer for peer, seen in arrived if (generation - seen - 1) & _MASK < _MASK // 2]
 
     def abort(self) -> None:
         """Call the running command off: who waits at a barrier leaves it within `SLICE`."""
         self._words[0] = 1
 
-    def reset(self) -> None:
-        """Make ready for a new command; no worker may be in one."""
-        for rank in range(self.size):
+    @property
+    def aborted(self) -> bool:
+        """Whether the running command was called off."""
+        return bool(self._words[0])
+
+    def reset(self, ranks: Iterable[int] | None = None) -> None:
+        """Make ready for a new command, for `ranks` or for all; no worker may be in one."""
+        for rank in self.ranks if ranks is None else ranks:
             self._words[self._word(0, rank)] = 0
         self._words[0] = 0
 

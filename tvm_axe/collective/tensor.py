@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401  (gives numpy its names: bfloat16, float8_e4m3fn, ...)
 import numpy as np
@@ -14,6 +14,9 @@ import tvm_ffi
 from tvm_axe.collective.arena import Arena, round_up
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Mesh
+
+if TYPE_CHECKING:
+    from tvm_axe.collective.mirror import Mirror
 
 SLAB = "slab"
 
@@ -59,7 +62,15 @@ class MeshTensor:
         Whether all the devices share one slab, for data that they only read.
     """
 
-    def __init__(self, arena: Arena, mesh: Mesh, shape: Sequence[int], dtype: str, shared: bool) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        mesh: Mesh,
+        shape: Sequence[int],
+        dtype: str,
+        shared: bool,
+        mirror: Mirror | None = None,
+    ) -> None:
         if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in shape):
             raise InputError(f"mesh_tensor: shape must be positive ints, not {shape!r}")
         self.shape = tuple(int(n) for n in shape)
@@ -71,6 +82,13 @@ class MeshTensor:
         stride = slab_stride(self.shape, dtype) * self._numpy_type.itemsize
         self._stride = 0 if shared else stride
         self._offset: int | None = arena.allocate(stride if shared else stride * mesh.size)
+        self._mirror = mirror
+        if mirror is not None:
+            try:
+                mirror.reserve(self)
+            except BaseException:
+                arena.free(self._offset)
+                raise
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +97,9 @@ class MeshTensor:
 
     def slab(self, device: int) -> np.ndarray:
         """Return the slab of `device` as an array over the shared memory: no copy, writable.
+
+        Of a device on another machine it is a copy that is kept up to date: what is written to it goes to the device
+        before the workers' next command, and what they wrote is in it after.
 
         Raises
         ------
@@ -90,7 +111,12 @@ class MeshTensor:
         if device not in range(self._devices):
             raise InputError(f"device must be in [0, {self._devices}), not {device}")
         offset = self._live_offset() + device * self._stride
-        return np.ndarray(self.shape, self._numpy_type, buffer=self._arena.map, offset=offset)
+        if self._mirror is not None:
+            self._mirror.fetch(self, device)
+        slab = np.ndarray(self.shape, self._numpy_type, buffer=self._arena.map, offset=offset)
+        if self._mirror is not None:
+            self._mirror.watch(self, device, slab)
+        return slab
 
     def encode(self, view: str) -> list[Any]:
         """Say in JSON where the tensor lies and how a worker shall see it."""
@@ -99,6 +125,8 @@ class MeshTensor:
     def release(self) -> None:
         """Give the memory back; the tensor can't be used afterwards."""
         offset = self._live_offset()
+        if self._mirror is not None:
+            self._mirror.release(self)
         self._offset = None
         self._arena.free(offset)
 
@@ -111,8 +139,13 @@ class MeshTensor:
         return f"MeshTensor(shape={self.shape}, dtype={self.dtype!r}, shared={self.shared})"
 
 
-def decode_view(encoded: Sequence[Any], arena: Arena, mesh: Mesh, coords: Mapping[str, int]) -> np.ndarray:
-    """Return what the worker at `coords` sees of an encoded tensor: its own slab, or its group's along an axis."""
+def decode_view(
+    encoded: Sequence[Any], arena: Arena, mesh: Mesh, coords: Mapping[str, int], apart: Container[str] = ()
+) -> np.ndarray:
+    """Return what the worker at `coords` sees of an encoded tensor: its own slab, or its group's along an axis.
+
+    Along the axes in `apart` the peers' slabs are in other machines' memory: the view has the own slab at each index.
+    """
     view, offset, stride, shape, dtype = encoded
     numpy_type = np.dtype(dtype)
     device = mesh.device(coords)
@@ -120,6 +153,8 @@ def decode_view(encoded: Sequence[Any], arena: Arena, mesh: Mesh, coords: Mappin
         return np.ndarray(shape, numpy_type, buffer=arena.map, offset=offset + device * stride)
     first = mesh.group(device, view)[0]
     distance = math.prod(mesh.shape[mesh.names.index(view) + 1 :])
+    if view in apart:
+        first, distance = device, 0
     dense = numpy_type.itemsize * np.cumprod([1, *reversed(shape)])[-2::-1]
     return np.ndarray(
         (mesh[view], *shape),

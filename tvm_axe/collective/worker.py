@@ -10,15 +10,24 @@ except the barrier:
 | name | arguments |
 |---|---|
 | `axe.barrier` | |
-| `axe.all_reduce` | source (n, *shape), target (n, *shape), rank |
-| `axe.reduce_scatter` | source (n, *shape), target (*local shape), dim, rank |
-| `axe.all_gather` | source (*local shape), target (n, *shape), dim, rank |
+| `axe.arrive` | : says that what this worker did until now is done |
+| `axe.wait` | behind: waits until all have arrived as often as this worker less `behind` times |
+| `axe.all_reduce` | source (n, *shape), target (n, *shape), axis |
+| `axe.reduce_scatter` | source (n, *shape), target (*block), dim, axis |
+| `axe.all_gather` | source (*block), target (n, *shape), dim, axis |
+| `axe.all_gather_in_place` | source (n, *shape), target (n, *shape), which is the source, dim, axis |
+| `axe.all_to_all` | source (n, *piece), target (*piece), gathered, scattered, axis |
+| `axe.send` | source (n, *shape), target (*shape), shift, axis |
+| `axe.reduce` | source (n, *shape), target (*shape), root, axis |
+| `axe.broadcast` | source (n, *shape), target (*shape), root, axis |
 
-(n, *shape) is the view of a mesh tensor along an axis, `rank` the worker's coordinate on it; see `ops`.
+(n, *shape) is the view of a mesh tensor along the mesh axis named last; without n it is the worker's own slab.
+`plan` says what each one does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -26,7 +35,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,21 +44,50 @@ from tvm import relax
 
 from tvm_axe import _tvm
 from tvm_axe.collective import ops
+from tvm_axe.collective.across import Across
 from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.job import Job
+from tvm_axe.collective.link import SUPPORTED, link
+from tvm_axe.collective.native import SPINS
+from tvm_axe.collective.plan import VIEWS
+from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, Aborted, Control, Late
 from tvm_axe.collective.tensor import decode_view
 from tvm_axe.layout import Mesh
 
 
 class Site:
-    """What the workers of one launch that live in this process have in common: their memory and compiled programs."""
+    """What the workers of one launch that live in this process have in common: their memory and compiled programs.
 
-    def __init__(self, mesh: Mesh, arena: Arena, timeout: float, cores: Sequence[int]) -> None:
+    Attributes
+    ----------
+    sharing : int
+        How many workers share the cores.
+    across : Across or None
+        What this process's worker does with workers on other machines, if there are any.
+    alone : bool
+        Whether only one worker lives in this process.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        arena: Arena,
+        timeout: float,
+        cores: Sequence[int],
+        job: Job | None = None,
+        alone: bool = True,
+    ) -> None:
         self.mesh = mesh
         self.arena = arena
         self.timeout = timeout
         self.cores = tuple(cores)
-        self.control = Control(arena.map, mesh.size)
+        self.sharing = mesh.size if job is None else job.sharing()
+        self.control = Control(arena.map, mesh.size, None if job is None else job.host)
+        self.across: Across | None = None
+        if job is not None and len(job.hosts) > 1:
+            self.across = Across(job, mesh, self.control, timeout)
+        self.alone = alone
         self._executables: dict[int, Any] = {}
         self._compiling = threading.Lock()
 
@@ -60,6 +98,10 @@ class Site:
                 self._executables[program] = compile_it()
             return self._executables[program]
 
+    def compiled(self, program: int) -> Any:
+        """Return the program's executable, which a worker here has asked for."""
+        return self._executables[program]
+
     def unload(self, program: int) -> None:
         """Drop the program's executable."""
         with self._compiling:
@@ -67,21 +109,58 @@ class Site:
 
 
 class Worker:
-    """Worker `rank` of a launch."""
+    """Worker `rank` of a launch.
+
+    Attributes
+    ----------
+    rank : int
+        Its number, that of its device.
+    coords : dict
+        Its coordinate on each mesh axis.
+    """
 
     def __init__(self, site: Site, rank: int) -> None:
         self.rank = rank
         self._site = site
-        self._coords = site.mesh.coords(rank)
+        self.coords = site.mesh.coords(rank)
         self._programs: dict[int, relax.VirtualMachine] = {}
         self._left_barrier: tuple[int, str] | None = None
 
     def barrier(self) -> None:
         """Wait for all the workers of the launch."""
+        self.arrive()
+        self.wait(0)
+
+    def arrive(self) -> None:
+        """Say that what this worker wrote and read until now is done."""
+        self._site.control.arrive(self.rank)
+        if self._site.across is not None:
+            self._site.across.arrive()
+
+    def wait(self, behind: int) -> None:
+        """Wait until all the workers of the launch have arrived as often as this one less `behind` times."""
+        with self._meeting():
+            self._site.control.wait(self.rank, behind, self._site.timeout)
+            if self._site.across is not None:
+                self._site.across.wait(behind)
+
+    def take_part(self, name: str, source: np.ndarray, target: np.ndarray, *numbers: int, axis: str) -> None:
+        """Do this worker's part of a collective along a mesh axis; see `ops.collective`."""
+        across = self._site.across
+        if across is None or axis not in across.axes:
+            ops.collective(name, source, target, *numbers, rank=self.coords[axis])
+        else:
+            with self._meeting():
+                across.collective(name, source, target, *numbers, axis=axis)
+
+    @contextlib.contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Keep in mind why a worker stopped waiting for others."""
         try:
-            self._site.control.barrier(self.rank, self._site.timeout)
-        except Aborted:
-            self._left_barrier = ABORTED, ""  # what the program makes of the error isn't an Aborted any more
+            yield
+        except Aborted as error:
+            # What the program makes of the error isn't an Aborted any more.
+            self._left_barrier = ABORTED, json.dumps(error.missing)
             raise
         except Late as error:
             self._left_barrier = LATE, json.dumps(error.missing)
@@ -91,6 +170,8 @@ class Worker:
         """Run a command (JSON: a name and its arguments) and answer it; raises nothing."""
         control = self._site.control
         self._left_barrier = None
+        if self._site.across is not None:
+            self._site.across.begin(sequence)
         outcome, text = DONE, ""
         try:
             name, *arguments = json.loads(command)
@@ -105,16 +186,26 @@ class Worker:
 
     def start(self) -> None:
         """Give this worker its share of the cores."""
-        _tvm.use_threads(max(1, len(self._site.cores) // self._site.mesh.size), self._site.cores)
+        _tvm.use_threads(max(1, len(self._site.cores) // self._site.sharing), self._site.cores)
 
     def load(self, program: int, module: Sequence[Any], target: str) -> None:
         """Compile a module, given as JSON text in shared memory, and make a virtual machine for it."""
 
         def compile_it() -> Any:
-            text = decode_view(module, self._site.arena, self._site.mesh, self._coords).tobytes().decode()
-            return tvm.compile(tvm.ir.load_json(text), tvm.target.Target(json.loads(target)))
+            text = self._view(module).tobytes().decode()
+            return tvm.compile(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
 
         self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), tvm.cpu())
+
+    def _link(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """Have the module do without Python what it can; other workers of this process may run it too, if there are."""
+        site = self._site
+        if not (site.alone and SUPPORTED):
+            return mod
+        spanning = frozenset() if site.across is None else site.across.axes
+        axes = set(site.mesh.names) - spanning
+        spins = SPINS if site.sharing <= len(site.cores) else 0
+        return link(mod, site.mesh, self.rank, axes, site.control if site.across is None else None, spins)
 
     def unload(self, program: int) -> None:
         """Drop a program."""
@@ -130,7 +221,7 @@ class Worker:
     ) -> None:
         """Run a function `repeat` times and write the seconds of each run, without the wait before it, to `seconds`."""
         entry, values = self._programs[program][function], [self._decode(argument) for argument in arguments]
-        result = decode_view(seconds, self._site.arena, self._site.mesh, self._coords)
+        result = self._view(seconds)
         for i in range(-warmup, repeat):
             self.barrier()
             start = time.perf_counter()
@@ -139,19 +230,72 @@ class Worker:
             if i >= 0:
                 result[i] = stop - start
 
+    def trace(
+        self, program: int, function: str, arguments: Sequence[Any], warmup: int, recording: Sequence[Any]
+    ) -> None:
+        """Run a function `warmup` times, then once more, and write what that called when to `recording`."""
+        recorder = Recorder()
+        machine = relax.VirtualMachine(self._site.compiled(program), tvm.cpu())
+        machine.set_instrument(recorder)
+        entry, values = machine[function], [self._decode(argument) for argument in arguments]
+        for _ in range(warmup + 1):
+            recorder.calls.clear()
+            self.barrier()
+            start = time.perf_counter_ns()
+            entry(*values)
+            stop = time.perf_counter_ns()
+            self.barrier()
+            left = time.perf_counter_ns()
+        Recording(tuple(recorder.calls), start, stop, left, clock()).write(self._view(recording))
+
     def collective(self, name: str, source: Sequence[Any], target: Sequence[Any], numbers: Sequence[Any]) -> None:
-        """Run one of the collectives on two mesh tensors; `numbers` are its dim, if it has one, and its rank."""
+        """Run one of the collectives on two mesh tensors; `numbers` are its other arguments, the axis last."""
+        *others, axis = numbers
+        self.take_part(name, self._view(source), self._view(target), *others, axis=axis)
+
+    def reserve(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """Get memory for the slabs of a new tensor that are on this machine: (worker, offset, bytes) each."""
+        for worker, offset, nbytes in places:
+            if worker == self.rank:
+                self._site.arena.take(offset, nbytes)
+
+    def release(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """Give that memory back."""
+        for worker, offset, nbytes in places:
+            if worker == self.rank:
+                self._site.arena.drop(offset, nbytes)
+
+    def move(self, places: Sequence[tuple[int, int, int]], home: bool) -> None:
+        """Copy slabs between the controller's machine and theirs, to the controller if they go `home`."""
+        across = self._site.across
+        assert across is not None  # else all slabs are on the controller's machine
+        parcels = [
+            (worker if self.rank == 0 else 0, self._site.arena.bytes(offset, nbytes))
+            for worker, offset, nbytes in places
+            if self.rank in (0, worker)
+        ]
+        with self._meeting():
+            if home == (self.rank == 0):
+                across.exchange([], parcels)
+            else:
+                across.exchange(parcels, [])
+
+    def settle(self) -> None:
+        """Forget the barriers of a command that failed."""
+        self._site.control.reset([self.rank])
+
+    def _view(self, encoded: Sequence[Any]) -> np.ndarray:
         site = self._site
-        arrays = (decode_view(tensor, site.arena, site.mesh, self._coords) for tensor in (source, target))
-        getattr(ops, name)(*arrays, *map(self._decode, numbers))
+        apart = () if site.across is None else site.across.axes
+        return decode_view(encoded, site.arena, site.mesh, self.coords, apart)
 
     def _decode(self, argument: Any) -> Any:
         """Return the value of an encoded argument: an int, the name of a mesh axis, or a view of a mesh tensor."""
         if isinstance(argument, int):
             return argument
         if isinstance(argument, str):
-            return self._coords[argument]
-        return _tvm.as_tensor(decode_view(argument, self._site.arena, self._site.mesh, self._coords))
+            return self.coords[argument]
+        return _tvm.as_tensor(self._view(argument))
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -160,7 +304,12 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "unload": Worker.unload,
     "run": Worker.run,
     "time": Worker.time,
+    "trace": Worker.trace,
     "collective": Worker.collective,
+    "reserve": Worker.reserve,
+    "release": Worker.release,
+    "move": Worker.move,
+    "settle": Worker.settle,
 }
 
 # The workers of this process by launch and rank, and the one whose command the calling thread is in.
@@ -169,35 +318,41 @@ _current = threading.local()
 
 
 def _execute(launch: str, sequence: int, command: str) -> None:
-    _current.worker = WORKERS[launch, _tvm.disco_rank()]
-    _current.worker.execute(sequence, command)
+    attend(WORKERS[launch, _tvm.disco_rank()], sequence, command)
+
+
+def attend(worker: Worker, sequence: int, command: str) -> None:
+    """Have a worker execute a command in the calling thread."""
+    _current.worker = worker
+    worker.execute(sequence, command)
 
 
 def _barrier() -> None:
     _current.worker.barrier()
 
 
-def _all_reduce(source: Any, target: Any, rank: int) -> None:
-    ops.all_reduce(_tvm.as_array(source), _tvm.as_array(target), rank)
+def _arrive() -> None:
+    _current.worker.arrive()
 
 
-def _reduce_scatter(source: Any, target: Any, dim: int, rank: int) -> None:
-    ops.reduce_scatter(_tvm.as_array(source), _tvm.as_array(target), dim, rank)
+def _wait(behind: int) -> None:
+    _current.worker.wait(behind)
 
 
-def _all_gather(source: Any, target: Any, dim: int, rank: int) -> None:
-    ops.all_gather(_tvm.as_array(source), _tvm.as_array(target), dim, rank)
+def _packed(name: str) -> Callable[..., None]:
+    """What a program calls: tensors for arrays, and the name of the axis for the worker's coordinate on it."""
+
+    def call(source: Any, target: Any, *arguments: Any) -> None:
+        *numbers, axis = arguments
+        _current.worker.take_part(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, axis=axis)
+
+    return call
 
 
 _tvm.register_functions(
-    {
-        _tvm.DISCO_EXECUTE: _execute,
-        "axe.barrier": _barrier,
-        "axe.all_reduce": _all_reduce,
-        "axe.reduce_scatter": _reduce_scatter,
-        "axe.all_gather": _all_gather,
-    }
+    {_tvm.DISCO_EXECUTE: _execute, "axe.barrier": _barrier, "axe.arrive": _arrive, "axe.wait": _wait}
 )
+_tvm.register_functions({f"axe.{name}": _packed(name) for name in VIEWS})
 
 
 def serve(

@@ -22,8 +22,10 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from tvm_axe.collective.engine import ENGINES, Engine
-from tvm_axe.collective.ops import chunk
+from tvm_axe.collective.engine import ENGINES, Engine, LocalEngine
+from tvm_axe.collective.mpi import MpiEngine
+from tvm_axe.collective.plan import chunk
+from tvm_axe.collective.recording import Recording, aligned
 from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Mesh
@@ -58,7 +60,8 @@ class Workers:
     def __init__(self, mesh: Mesh, engine: str, timeout: float) -> None:
         self.mesh = mesh
         self.engine = engine
-        self._engine = Engine(mesh, engine, timeout)
+        local = engine != "mpi"
+        self._engine: Engine = LocalEngine(mesh, engine, timeout) if local else MpiEngine(mesh, timeout)
         # Also when the caller forgets to close, and at the interpreter's exit.
         self._closer = weakref.finalize(self, self._engine.close)
         self._tensors: set[MeshTensor] = set()
@@ -70,6 +73,20 @@ class Workers:
     def closed(self) -> bool:
         """Whether the workers have gone: closed by the caller, or after a fault."""
         return self._engine.closed
+
+    def spans_hosts(self, axis: str) -> bool:
+        """Whether workers along a mesh axis are on several machines.
+
+        A view along such an axis has the worker's own slab only, at each index: collectives work on it, and a kernel
+        that indexes its peers' slabs does not.
+
+        Raises
+        ------
+        LayoutError
+            If the mesh has no such axis.
+        """
+        self.mesh.axis_size(axis)
+        return self._engine.spans_hosts(axis)
 
     def mesh_tensor(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
         """Make a tensor of zeros with a slab on each device.
@@ -92,7 +109,7 @@ class Workers:
         """
         self._check_open()
         self._free_discarded()
-        tensor = MeshTensor(self._engine.arena, self.mesh, shape, dtype, shared)
+        tensor = MeshTensor(self._engine.arena, self.mesh, shape, dtype, shared, self._engine.mirror)
         self._tensors.add(tensor)
         return tensor
 
@@ -188,6 +205,34 @@ class Workers:
         finally:
             self._drop(seconds)
 
+    def trace(
+        self, program: Program, args: Sequence[Argument], calls: int, warmup: int = 1, function: str = "main"
+    ) -> list[Recording]:
+        """Run a function `warmup` times, then once more, and return what that called when on each worker.
+
+        Parameters
+        ----------
+        calls : int
+            The most calls to expect, those of the virtual machine's own functions left out; see `call` for the others.
+
+        Raises
+        ------
+        InputError
+            For a program or an argument that isn't these workers', or numbers that are too small.
+        WorkerError
+            If a worker failed, died or fell behind, or the program makes more calls than there is room for.
+        """
+        self._check_program(program, function)
+        if calls < 0 or warmup < 0:
+            raise InputError(f"trace: calls and warmup must be at least 0, not {calls} and {warmup}")
+        arguments = self._encode(args)
+        recording = self.mesh_tensor((Recording.room(calls),), "uint8")
+        try:
+            self._engine.run("trace", program.number, function, arguments, warmup, recording.encode(SLAB))
+            return aligned([Recording.read(recording.slab(device)) for device in range(self.mesh.size)])
+        finally:
+            self._drop(recording)
+
     def all_reduce(self, source: MeshTensor, target: MeshTensor, axis: str) -> None:
         """Make every slab of `target` the sum of the slabs of `source` along a mesh axis; they may be the same tensor.
 
@@ -196,10 +241,8 @@ class Workers:
         InputError
             If shapes, types or the axis don't fit.
         """
-        self._check_pair("all_reduce", source, target, axis)
-        if source.shape != target.shape:
-            raise InputError(f"all_reduce: target has shape {target.shape}, not the source's {source.shape}")
-        self._engine.run("collective", "all_reduce", source.encode(axis), target.encode(axis), [axis])
+        self._check_same("all_reduce", source, target, axis)
+        self._collective("all_reduce", source.encode(axis), target.encode(axis), axis)
 
     def reduce_scatter(self, source: MeshTensor, target: MeshTensor, axis: str, dim: int) -> None:
         """Make each slab of `target` its device's block along `dim` of the sum of the slabs of `source`.
@@ -208,16 +251,74 @@ class Workers:
         """
         self._check_pair("reduce_scatter", source, target, axis)
         self._check_block("reduce_scatter", "target", source, target, axis, dim)
-        self._engine.run("collective", "reduce_scatter", source.encode(axis), target.encode(SLAB), [dim, axis])
+        self._collective("reduce_scatter", source.encode(axis), target.encode(SLAB), dim, axis)
 
     def all_gather(self, source: MeshTensor, target: MeshTensor, axis: str, dim: int) -> None:
         """Make every slab of `target` the blocks of `source` along a mesh axis one after the other along `dim`.
 
-        A block has ceil(extent / size of the axis) rows; of the last blocks, what is past the extent is not read.
+        A block has ceil(extent / size of the axis) rows; of the last blocks, what is past the extent is not read. If
+        they are the same tensor, each device's block is already at its place in its own slab.
         """
         self._check_pair("all_gather", source, target, axis)
+        if source is target:
+            self._check_dim("all_gather", "dim", source, dim)
+            self._collective("all_gather_in_place", source.encode(axis), target.encode(axis), dim, axis)
+            return
         self._check_block("all_gather", "source", target, source, axis, dim)
-        self._engine.run("collective", "all_gather", source.encode(SLAB), target.encode(axis), [dim, axis])
+        self._collective("all_gather", source.encode(SLAB), target.encode(axis), dim, axis)
+
+    def all_to_all(self, source: MeshTensor, target: MeshTensor, axis: str, gathered: int, scattered: int) -> None:
+        """Make `target`, sharded along dim `scattered`, what `source`, sharded along dim `gathered`, holds in all.
+
+        A slab of `source` has ceil(extent / size of the axis) rows of `gathered` and all of `scattered`, a slab of
+        `target` the other way round. What is past an extent is neither read nor written.
+        """
+        name = "all_to_all"
+        self._check_pair(name, source, target, axis)
+        rank = len(source.shape)
+        for which, dim in (("gathered", gathered), ("scattered", scattered)):
+            self._check_dim(name, which, source, dim)
+        if gathered == scattered:
+            raise InputError(f"{name}: gathered and scattered must be two dims, not {gathered} both")
+        if len(target.shape) != rank:
+            raise InputError(f"{name}: target has shape {target.shape}, of other dims than the source's {source.shape}")
+        whole = list(source.shape)
+        whole[gathered] = target.shape[gathered]
+        for which, tensor, dim in (("source", source, gathered), ("target", target, scattered)):
+            expected = self._block(whole, axis, dim)
+            if tensor.shape != expected:
+                raise InputError(
+                    f"{name}: {which} has shape {tensor.shape}; a block of {tuple(whole)} along {dim} is {expected}"
+                )
+        self._collective(name, source.encode(axis), target.encode(SLAB), gathered, scattered, axis)
+
+    def send(self, source: MeshTensor, target: MeshTensor, axis: str, shift: int) -> None:
+        """Send each slab of `source` to the slab of `target` that is `shift` devices further on a mesh axis, around."""
+        self._check_same("send", source, target, axis)
+        if source is target:
+            raise InputError("send: target is the source, which would be read while it is written")
+        self._collective("send", source.encode(axis), target.encode(SLAB), shift, axis)
+
+    def reduce(self, source: MeshTensor, target: MeshTensor, axis: str, root: int) -> None:
+        """Make the slab of `target` at coordinate `root` of a mesh axis the sum of the slabs of `source` along it.
+
+        The other slabs of `target` are left as they are; it may be `source`.
+        """
+        self._check_same("reduce", source, target, axis)
+        self._check_root("reduce", axis, root)
+        self._collective("reduce", source.encode(axis), target.encode(SLAB), root, axis)
+
+    def broadcast(self, source: MeshTensor, target: MeshTensor, axis: str, root: int) -> None:
+        """Make every slab of `target` the slab of `source` at coordinate `root` of a mesh axis.
+
+        They may be the same tensor.
+        """
+        self._check_same("broadcast", source, target, axis)
+        self._check_root("broadcast", axis, root)
+        self._collective("broadcast", source.encode(axis), target.encode(SLAB), root, axis)
+
+    def _collective(self, name: str, source: list[Any], target: list[Any], *arguments: int | str) -> None:
+        self._engine.run("collective", name, source, target, arguments)
 
     def _check_open(self) -> None:
         if self._engine.closed:
@@ -247,11 +348,26 @@ class Workers:
         if target.shared:
             raise InputError(f"{name}: target is shared, which workers may only read")
 
+    def _check_same(self, name: str, source: MeshTensor, target: MeshTensor, axis: str) -> None:
+        self._check_pair(name, source, target, axis)
+        if source.shape != target.shape:
+            raise InputError(f"{name}: target has shape {target.shape}, not the source's {source.shape}")
+
+    def _check_dim(self, name: str, which: str, tensor: MeshTensor, dim: int) -> None:
+        if dim not in range(len(tensor.shape)):
+            raise InputError(f"{name}: {which} must be in [0, {len(tensor.shape)}), not {dim}")
+
+    def _check_root(self, name: str, axis: str, root: int) -> None:
+        if root not in range(self.mesh[axis]):
+            raise InputError(f"{name}: root must be in [0, {self.mesh[axis]}), a coordinate on {axis!r}, not {root}")
+
+    def _block(self, whole: Sequence[int], axis: str, dim: int) -> tuple[int, ...]:
+        rows = chunk(whole[dim], self.mesh[axis], 0).stop
+        return (*whole[:dim], rows, *whole[dim + 1 :])
+
     def _check_block(self, name: str, which: str, whole: MeshTensor, block: MeshTensor, axis: str, dim: int) -> None:
-        if dim not in range(len(whole.shape)):
-            raise InputError(f"{name}: dim must be in [0, {len(whole.shape)}), not {dim}")
-        rows = chunk(whole.shape[dim], self.mesh[axis], 0).stop
-        expected = (*whole.shape[:dim], rows, *whole.shape[dim + 1 :])
+        self._check_dim(name, "dim", whole, dim)
+        expected = self._block(whole.shape, axis, dim)
         if block.shape != expected:
             raise InputError(f"{name}: {which} has shape {block.shape}; a block of {whole.shape} is {expected}")
 
@@ -291,7 +407,7 @@ class Workers:
 
 
 def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Workers:
-    """Start a worker for each device of a mesh, on this machine.
+    """Start a worker for each device of a mesh.
 
     There may be more workers than cores. Each gets max(1, cores // workers) threads for the parallel loops of its
     kernels.
@@ -302,7 +418,10 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
         The devices.
     engine : str
         ``"processes"``: one process a worker, except worker 0, which is a thread of this one. ``"threads"``: all are
-        threads of this process, for debugging: Python code in them takes turns.
+        threads of this process, for debugging: Python code in them takes turns. ``"mpi"``: they are the ranks of the
+        MPI job that this process is one of (``mpiexec -n 4 python script.py``), on one machine or on many. On rank 0,
+        which is worker 0, this returns; on the others it serves rank 0's launches until rank 0 ends, and then ends the
+        process. So all the ranks must come here, with the same mesh, and what the script does before, all of them do.
     timeout : float
         Seconds that a worker may be behind another, at a barrier or at the end of a command, before it is taken for
         hung. Not a limit to what all of them do together.
@@ -310,7 +429,8 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
     Raises
     ------
     InputError
-        For an unknown engine, a mesh with an order of its own, or a timeout that isn't positive.
+        For an unknown engine, a mesh with an order of its own, or a timeout that isn't positive. With ``"mpi"``,
+        on every rank, if the ranks were launched with different meshes, or aren't as many as the mesh has devices.
     WorkerError
         If a worker doesn't start.
     """

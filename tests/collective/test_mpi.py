@@ -1,0 +1,397 @@
+"""Jobs of the engine `mpi`: the tests of every engine on their rank 0, how they start and end, and their faults."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tvm_axe.collective import launch
+from tvm_axe.collective.start import ranks_command, start_ranks
+from tvm_axe.errors import InputError
+from tvm_axe.layout import Mesh
+
+HERE = Path(__file__).parent
+
+pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install tvm-axe[mpi]")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No rank and no shared memory outlives its job, but for a moment."""
+    yield
+    processes = [process for process in psutil.process_iter() if is_ours(process)]
+    assert not psutil.wait_procs(processes, timeout=5)[1]
+    assert not left_files()
+
+
+def is_ours(process: psutil.Process) -> bool:
+    try:
+        return process.environ().get("TVM_AXE_TEST_JOB") == str(os.getpid())
+    except psutil.Error:
+        return False
+
+
+def left_files() -> list[Path]:
+    """What MPICH's ranks shared, where it has a name that no process uses."""
+    files = set(Path("/dev/shm").glob("mpich_shm_*"))
+    for maps in Path("/proc").glob("[0-9]*/maps") if files else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            files = {file for file in files if str(file) not in text}
+    return list(files)
+
+
+def start(ranks: int, *arguments: str, hosts_of: int | None = None, plain: bool = False) -> subprocess.Popen[str]:
+    """Start Python with the same arguments as each rank of a job, with so many ranks on a simulated machine."""
+    environment = os.environ | {"TVM_AXE_TEST_JOB": str(os.getpid()), "TVM_AXE_TEST_RANKS": str(ranks)}
+    if hosts_of is not None:
+        environment["TVM_AXE_RANKS_PER_HOST"] = str(hosts_of)
+    command = ranks_command(ranks, arguments)
+    if plain:
+        command = [command[0], "-n", str(ranks), sys.executable, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+
+
+NAMES = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from test_faults import *
+RANK = int(os.environ["PMI_RANK"])
+"""
+
+
+def run(ranks: int, script: str, hosts_of: int | None = None, plain: bool = False) -> tuple[str, str, int]:
+    """Run a script, with the names of test_faults.py, in each rank; returns output, errors and the exit status."""
+    process = start(ranks, "-c", NAMES + textwrap.dedent(script), hosts_of=hosts_of, plain=plain)
+    output, errors = process.communicate(timeout=60)
+    return output, errors, process.returncode
+
+
+# One machine; then several, also of different sizes.
+@pytest.mark.parametrize(("ranks", "hosts_of"), [(1, 1), (2, 2), (3, 3), (4, 4), (2, 1), (3, 2), (4, 2)])
+def test_what_every_engine_does(ranks: int, hosts_of: int) -> None:
+    """The tests of these files on rank 0, but for those of processes that the engine starts."""
+    files = [str(HERE / name) for name in ("in_job.py", "test_workers.py", "test_recording.py")]
+    others = "not at_once and not bound and not examples and not bad_launches"
+    process = start(ranks, str(HERE / "ranks.py"), *files, "-k", others, hosts_of=hosts_of)
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, output + errors
+    passed = re.search(r"(\d+) passed", output)
+    assert passed is not None and int(passed[1]) >= 25, output
+
+
+@pytest.mark.parametrize(("hosts_of", "function"), [(4, "main"), (2, "meet")])
+def test_a_killed_rank_is_named(hosts_of: int, function: str) -> None:
+    output, _, status = run(
+        4,
+        f"""
+        with launch(Mesh({{"tp": 4}}), engine="mpi") as workers:
+            out = workers.mesh_tensor((1,), "float32")
+            program = workers.load(Spin, "llvm")
+            victim = psutil.Process(workers._engine._job.ranks[3].pid)
+            later(0.3, victim.kill)
+            try:
+                workers.time(program, [(out, "slab"), 2_000_000], repeat=10_000, function="{function}")
+            except WorkerError as error:
+                print(error)
+            for again in (lambda: check_usable(workers), lambda: launch(workers.mesh, engine="mpi")):
+                try:
+                    again()
+                except WorkerError as error:
+                    print(error)
+            print(victim.pid)
+        """,
+        hosts_of,
+    )
+    died, closed, lost, pid = output.splitlines()
+    assert re.fullmatch(rf"worker 3 \(tp=3; rank 3, pid {pid} on \S+\) has ended", died)
+    assert closed == "the workers are closed; launch new ones"
+    assert lost == "launch: the MPI job can't go on (rank 3 has ended); start it again"
+    assert status != 0
+
+
+@pytest.mark.parametrize(("hosts_of", "victim", "function"), [(2, 1, "meet"), (1, 1, "meet"), (2, 2, "main")])
+def test_a_stopped_rank_is_named(hosts_of: int, victim: int, function: str) -> None:
+    """Rank 0 says so within the timeout, and the job ends with its script, though the rank can't."""
+    output, errors, _ = run(
+        max(2, hosts_of * (victim // hosts_of + 1)),
+        f"""
+        import tvm_axe.collective.mpi as mpi
+        mpi.GRACE = engines.GRACE = 0.5
+        mesh = Mesh({{"tp": int(os.environ["PMI_SIZE"])}})
+        with launch(mesh, engine="mpi", timeout=0.5) as workers:
+            out = workers.mesh_tensor((1,), "float32")
+            program = workers.load(Spin, "llvm")
+            psutil.Process(workers._engine._job.ranks[{victim}].pid).suspend()
+            start = time.monotonic()
+            try:
+                workers.call(program, [(out, "slab"), 1], "{function}")
+            except WorkerError as error:
+                print(error, flush=True)
+            assert time.monotonic() - start < 6
+        """,
+        hosts_of,
+    )
+    assert re.match(
+        rf"worker {victim} \(tp={victim}; rank {victim}, pid \d+ on \S+\) did not (arrive|answer)", output
+    ), output
+    assert f"rank {victim} did not come back from a command; ending the MPI job" in errors
+
+
+@pytest.mark.parametrize("hosts_of", [3, 1])
+def test_a_rank_that_is_late_is_named_and_can_come_back(hosts_of: int) -> None:
+    output, errors, status = run(
+        3,
+        """
+        with launch(Mesh({"tp": 3}), engine="mpi", timeout=0.4) as workers:
+            out = workers.mesh_tensor((1,), "float32")
+            program = workers.load(Spin, "llvm")
+            steps = steps_of(0.5, workers, program, out)
+            try:
+                workers.call(program, [(out, "slab"), steps, Coord("tp")], "late")
+            except WorkerError as error:
+                print(error)
+            check_usable(workers)
+        """,
+        hosts_of,
+    )
+    assert (errors, status) == ("", 0)
+    assert re.fullmatch(
+        r"(worker [12] \(tp=[12]; [^)]*\)(, )?){1,2} did not arrive at a barrier within 0.4 s\n", output
+    )
+
+
+@pytest.mark.parametrize("moment", ["idle", "close"])
+def test_a_rank_killed_while_idle(moment: str) -> None:
+    output, _, status = run(
+        2,
+        f"""
+        with launch(Mesh({{"tp": 2}}), engine="mpi") as workers:
+            psutil.Process(workers._engine._job.ranks[1].pid).kill()
+            time.sleep(0.2)
+            if {moment!r} == "idle":
+                try:
+                    check_usable(workers)
+                except WorkerError as error:
+                    print(error, flush=True)
+        """,
+    )
+    assert status != 0
+    assert re.match(r"worker 1 .* has ended" if moment == "idle" else "", output)
+
+
+def test_killing_at_any_moment() -> None:
+    """The moments cover the start, the launch, the commands and the end; rank 0 names the rank or its job is over."""
+    for seconds in (0.5, 1.2):
+        output, errors, status = run(
+            2,
+            f"""
+            if RANK == 1:
+                later({seconds}, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            try:
+                with launch(Mesh({{"tp": 2}}), engine="mpi", timeout=2) as workers:
+                    stop = time.monotonic() + 0.7
+                    while time.monotonic() < stop:
+                        check_usable(workers)
+            except WorkerError as error:
+                print(error, flush=True)
+            """,
+        )
+        assert "worker 1" in output or status == 0 or "rank 1" in output + errors, (seconds, output, errors)
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("hosts_of", [3, 1])
+def test_ranks_end_with_rank_0(how: str, hosts_of: int) -> None:
+    """By Ctrl-C, which leaves the ranks usable, or without a word."""
+    output, errors, status = run(
+        3,
+        f"""
+        try:
+            with launch(Mesh({{"tp": 3}}), engine="mpi") as workers:
+                out = workers.mesh_tensor((1,), "float32")
+                program = workers.load(Spin, "llvm")
+                later(0.5, lambda: os.kill(os.getpid(), signal.{how}))
+                workers.time(program, [(out, "slab"), 100_000], repeat=100_000, function="meet")
+        except KeyboardInterrupt:
+            with launch(Mesh({{"tp": 3}}), engine="mpi") as workers:
+                check_usable(workers)
+            print("interrupted")
+        """,
+        hosts_of,
+    )
+    if how == "SIGINT":
+        assert (output, errors, status) == ("interrupted\n", "", 0)
+    else:
+        assert status == 9 and "worker" not in output
+
+
+def test_workers_that_are_never_closed_end_with_the_program() -> None:
+    output, errors, status = run(
+        2, 'workers = launch(Mesh({"tp": 2}), engine="mpi")\ncheck_usable(workers)\nprint("end")'
+    )
+    assert (output, errors, status) == ("end\n", "", 0)
+
+
+def test_an_error_of_rank_0_ends_the_job() -> None:
+    script = 'with launch(Mesh({"tp": 2}), engine="mpi") as workers:\n    raise SystemExit(7)'
+    assert run(2, script) == ("", "", 7)
+
+
+def test_plain_mpiexec_ends_the_job_when_a_rank_dies() -> None:
+    """Then rank 0 can't say which; mpiexec does."""
+    output, errors, status = run(
+        2,
+        """
+        with launch(Mesh({"tp": 2}), engine="mpi") as workers:
+            os.kill(workers._engine._job.ranks[1].pid, signal.SIGKILL)
+            time.sleep(30)
+        """,
+        plain=True,
+    )
+    assert status == 9 and "Killed (signal 9)" in output + errors
+
+
+def test_other_meshes_are_refused_everywhere() -> None:
+    output, errors, status = run(
+        3,
+        """
+        try:
+            launch(Mesh({"tp": 3} if RANK != 1 else {"dp": 3}), engine="mpi")
+        except ValueError as error:
+            print(error)
+        """,
+    )
+    expected = "launch: all the ranks must launch the same mesh; rank 0 launched with tp=3, rank 1 with dp=3"
+    # The ranks' lines may run into each other.
+    assert (output.replace("\n", ""), errors, status) == (expected * 3, "", 0)
+
+
+def test_another_number_of_ranks_is_refused_everywhere() -> None:
+    script = """
+        try:
+            launch(Mesh({"tp": 2, "dp": 2}), engine="mpi")
+        except ValueError as error:
+            print(error)
+    """
+    expected = "launch: mesh tp=2,dp=2 has 4 devices, but the MPI job has {}; start one rank a device: mpiexec -n 4 "
+    for ranks, names in ((3, "3 (ranks 0 to 2)"), (1, "1 (rank 0 alone)")):
+        output, errors, status = run(ranks, script)
+        assert output.replace("\n", "") == (expected.format(names) + "python ...") * ranks
+        assert (errors, status) == ("", 0)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_rank_that_does_not_launch_is_named_everywhere(missing: int) -> None:
+    output, errors, status = run(
+        3,
+        f"""
+        import tvm_axe.collective.mpi as mpi
+        mpi.STARTUP = 1
+        if RANK == {missing}:
+            from mpi4py import MPI
+            time.sleep(30)
+        try:
+            launch(Mesh({{"tp": 3}}), engine="mpi", timeout=1)
+        except ValueError as error:
+            print(error, flush=True)
+            time.sleep(1)
+        """,
+    )
+    expected = "launch: of the 3 ranks of the MPI job, rank 1 did not launch in 1 s"
+    if missing == 0:
+        expected = "launch: rank 0 of the MPI job did not launch in 1 s"
+    assert output.replace("\n", "") == expected * 2 and f"rank {missing} did not launch; ending the MPI job" in errors
+    assert status != 0
+
+
+def test_a_rank_that_does_not_come_at_all() -> None:
+    """MPI itself can't start then, and can't be interrupted."""
+    start = time.monotonic()
+    _, errors, status = run(
+        2,
+        """
+        import tvm_axe.collective.mpi as mpi
+        mpi.STARTUP = 1
+        if RANK == 1:
+            time.sleep(3)
+            sys.exit()
+        launch(Mesh({"tp": 2}), engine="mpi", timeout=1)
+        """,
+    )
+    assert time.monotonic() - start < 15
+    assert "_init_with_all_ranks" in errors and status == 1
+    for file in left_files():  # MPI didn't get as far as to tell its name
+        file.unlink()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_command_line(tmp_path: Path, plain: bool) -> None:
+    """The command starts the ranks, or is one of them."""
+    rng = np.random.default_rng(0)
+    arrays = {"A": rng.standard_normal((12, 24), dtype="float32"), "B": rng.standard_normal((24, 9), dtype="float32")}
+    np.savez(tmp_path / "in.npz", **arrays)
+    options = ["--mesh", "tp=2", "--schedule", f"{HERE / 'in_job.py'}:on_slices", "--inputs", str(tmp_path / "in.npz")]
+    command = ["-m", "tvm_axe", "run", f"{HERE / 'in_job.py'}:product", *options, "--output", str(tmp_path / "out.npz")]
+    if plain:
+        process = start(2, *command, "--engine", "mpi", plain=True)
+    else:
+        command = [sys.executable, *command, "--engine", "mpi", "-n", "2"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    output, errors = process.communicate(timeout=60)
+    assert (errors, process.returncode) == ("", 0)
+    assert f"on tp=2 (mpi, llvm): out: float32[12, 9] to {tmp_path / 'out.npz'}" in output and output.count("\n") == 1
+    expected = np.maximum(arrays["A"].astype("float64") @ arrays["B"], 0)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npz")["out"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--engine", "mpi", "--inputs", "none.npz"], "none.npz: no such file"),
+        (["--engine", "mpi", "-n", "3", "--inputs", "none.npz"], "-n 3: mesh tp=2 has 2 devices"),
+        (["-n", "2", "--inputs", "none.npz"], "-n is for --engine mpi; processes has a worker for each of the mesh's"),
+    ],
+)
+def test_errors_of_the_command_line(options: list[str], message: str) -> None:
+    kernel = [f"{HERE / 'in_job.py'}:product", "--mesh", "tp=2", "--output", "none.npz"]
+    command = [sys.executable, "-m", "tvm_axe", "run", *kernel, *options]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2 and process.stdout == ""
+    assert process.stderr.count("tvm-axe: error:") == 1 and message in process.stderr
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "mpi4py", None)
+        with pytest.raises(InputError, match=r"engine 'mpi' needs mpi4py .*: pip install tvm-axe\[mpi\]"):
+            launch(Mesh({"tp": 2}), engine="mpi")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(InputError, match=r"needs mpiexec, and there is none: pip install tvm-axe\[mpi\]"):
+            start_ranks(Mesh({"tp": 2}), None, [])
+    with pytest.raises(InputError, match="-n 3: mesh tp=2 has 2 devices, and there is one rank a device"):
+        start_ranks(Mesh({"tp": 2}), 3, [])
+    monkeypatch.setenv("TVM_AXE_RANKS_PER_HOST", "none")
+    with pytest.raises(InputError, match="TVM_AXE_RANKS_PER_HOST must be a positive number, not 'none'"):
+        launch(Mesh({"tp": 2}), engine="mpi")
+
+
+@pytest.mark.parametrize("name", ["ranks", "across"])
+def test_the_examples_run(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"tvm_axe.collective.{name}"))
+    assert result.attempted and not result.failed

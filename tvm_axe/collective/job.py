@@ -1,0 +1,319 @@
+"""The ranks of an MPI job: how they meet, what they tell each other besides the data, and how they part.
+
+No call here waits inside MPI, where a thread could neither be interrupted nor notice that a rank is gone: messages are
+sent and probed for without blocking, with naps between the looks. The exceptions are MPI's own beginning and end.
+`MPI_Init` waits for all the ranks, so a clock ends the process if one never comes; the end is agreed on first.
+
+Rank 0 is the controller. The other ranks say hello with their mesh, and rank 0 welcomes them or says what is wrong, the
+same to each. Ranks of one machine watch rank 0 and are watched by it, in /proc. Deaths on other machines are
+`mpiexec`'s to notice: unless told otherwise it ends the whole job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from tvm_axe.collective.ranks import Rank, find_fault, is_alive, open_process, ranks_per_host, split_hosts
+from tvm_axe.errors import InputError, WorkerError
+from tvm_axe.layout import Mesh
+
+# What a message is about: its tag. The first two are sent where a script's own messages are sent too.
+HELLO, WELCOME, COMMAND, ABORT, ANSWER, MEMORY, BYE = range(29_000, 29_007)
+
+# What rank 0 tells another in a COMMAND: to be a worker of a launch, to do a command of it, that it is closed, to end.
+LAUNCH, DO, CLOSE, END = "launch", "do", "close", "end"
+
+_PARTING = 2.0  # seconds that the ranks may take to answer when the job ends
+_FORWARDING = 0.3  # seconds for mpiexec to pass output on: what it hasn't when a job is aborted is lost
+_LOOKS = 20  # looks before the first nap
+
+
+class Nap:
+    """Ever longer naps between the looks at something that nothing wakes one for."""
+
+    def __init__(self, longest: float = 1e-3) -> None:
+        self._longest = longest
+        self._count = 0
+
+    def take(self) -> None:
+        """Let others run; the first times for no longer than that."""
+        self._count += 1
+        if self._count <= _LOOKS:
+            os.sched_yield()
+        else:
+            time.sleep(min(self._longest, 2e-5 * 1.1 ** (self._count - _LOOKS)))
+
+
+class Job:
+    """The MPI job that this process is a rank of; there is one, made by `join`.
+
+    Attributes
+    ----------
+    mpi : module
+        mpi4py.MPI.
+    rank : int
+        This process's number.
+    ranks : tuple of Rank
+        All of them.
+    hosts : tuple of tuple of int
+        The ranks of each machine; rank 0's is the first.
+    comm : mpi4py.MPI.Comm
+        For the workers' data; messages between the processes have another one.
+    lost : dict of int to str
+        The ranks that can't be reached any more, and why.
+    commands : int
+        How many commands rank 0 gave in earlier launches, so that each command of the job has a number of its own.
+    """
+
+    def __init__(self, mesh: Mesh, timeout: float, cores: Sequence[int]) -> None:
+        self._ranks_per_host = ranks_per_host()
+        self.mpi, self._finalizes = _start_mpi(timeout)
+        self._comm = self.mpi.COMM_WORLD
+        self._outbox: list[tuple[Any, bytes]] = []  # requests with the memory that they use
+        self._inbox: list[tuple[int, int, Any, bytearray]] = []  # tags and sources, requests with their memory
+        self._using = threading.Lock()
+        self._process = os.getpid()
+        self.rank: int = self._comm.Get_rank()
+        self.ranks: tuple[Rank, ...] = ()
+        self.lost: dict[int, str] = {}
+        self.commands = 0
+        self._watched: dict[int, int | None] = {}  # the ranks, with descriptors of their folders in /proc
+        self._close: Callable[[], object] | None = None
+        atexit.register(self._end)
+        me = Rank.own(mesh, cores)
+        welcome = self._gather(me, timeout) if self.rank == 0 else self._greet(me, timeout)
+        if "fault" in welcome:
+            raise InputError(welcome["fault"])
+        self.ranks = tuple(Rank(**{**rank, "cores": tuple(rank["cores"])}) for rank in welcome["ranks"])
+        self.hosts: tuple[tuple[int, ...], ...] = tuple(map(tuple, welcome["hosts"]))
+        self.comm = self._duplicate(timeout)
+        self._comm = self._duplicate(timeout)
+        others = range(1, len(self.ranks)) if self.rank == 0 else [0]
+        here = [rank for rank in others if self.ranks[rank].machine == me.machine]
+        self._watched = {rank: open_process(self.ranks[rank].pid) for rank in here}
+
+    @property
+    def host(self) -> tuple[int, ...]:
+        """The ranks of this process's machine."""
+        return next(host for host in self.hosts if self.rank in host)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a launch uses the ranks."""
+        return self._close is not None
+
+    def sharing(self) -> int:
+        """How many ranks of the machine have cores in common with this one, itself included."""
+        me = self.ranks[self.rank]
+        return sum(rank.machine == me.machine and bool(set(rank.cores) & set(me.cores)) for rank in self.ranks)
+
+    def send(self, rank: int, tag: int, content: Any) -> None:
+        """Send JSON to a rank; returns at once."""
+        message = json.dumps(content).encode()
+        with self._using:
+            self._outbox = [(request, kept) for request, kept in self._outbox if not request.Test()]
+            self._outbox.append((self._comm.Isend([message, self.mpi.BYTE], rank, tag), message))
+
+    def receive(self, tag: int, rank: int | None = None) -> tuple[int, Any] | None:
+        """Return a message of that tag, from `rank` or any, with the rank that it is from; None if there is none."""
+        with self._using:
+            status = self.mpi.Status()
+            message = self._comm.Improbe(self.mpi.ANY_SOURCE if rank is None else rank, tag, status)
+            if message is not None:
+                content = bytearray(status.Get_count(self.mpi.BYTE))
+                request = message.Irecv([content, self.mpi.BYTE])
+                self._inbox.append((tag, status.Get_source(), request, content))
+            for entry in self._inbox:
+                found, source, request, content = entry
+                if found == tag and rank in (None, source) and request.Test():
+                    self._inbox.remove(entry)
+                    return source, json.loads(content)
+        return None
+
+    def await_message(self, tag: int, rank: int, seconds: float | None = None, longest: float = 1e-3) -> Any:
+        """Return the next message of that tag from `rank`; None if there is none within `seconds`."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        nap = Nap(longest)
+        while (found := self.receive(tag, rank)) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                return None
+            nap.take()
+        return found[1]
+
+    def dead(self) -> list[int]:
+        """The ranks watched by this one whose processes have ended."""
+        return [rank for rank, folder in self._watched.items() if folder is None or not is_alive(folder)]
+
+    def claim(self, close: Callable[[], object]) -> None:
+        """Use the ranks for a launch, which `close` ends if the process does before `release`."""
+        self._close = close
+
+    def release(self, commands: int) -> None:
+        """Let the ranks be used for another launch, after one of so many commands."""
+        self._close = None
+        self.commands += commands
+
+    def leave(self) -> NoReturn:
+        """End this process, as a rank that rank 0 has told to."""
+        self.send(0, BYE, None)
+        self.mpi.Finalize()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # what the script left to do is rank 0's; and taking the compiler down takes long
+
+    def _gather(self, me: Rank, timeout: float) -> dict[str, Any]:
+        """As rank 0: hear from all the ranks, and tell them how it stands."""
+        size = self._comm.Get_size()
+        found = {0: vars(me)}
+        deadline, nap = time.monotonic() + timeout, Nap()
+        while len(found) < size and time.monotonic() < deadline:
+            hello = self.receive(HELLO)
+            if hello is None:
+                nap.take()
+            else:
+                found[hello[0]] = hello[1]
+        missing = [rank for rank in range(size) if rank not in found]
+        if missing:
+            self.lost = dict.fromkeys(missing, "did not launch")
+            names = ", ".join(f"rank {rank}" for rank in missing)
+            fault = f"launch: of the {size} ranks of the MPI job, {names} did not launch in {timeout:g} s"
+            welcome: dict[str, Any] = {"fault": fault}
+        else:
+            ranks = [Rank(**found[rank]) for rank in range(size)]
+            fault = find_fault([rank.mesh for rank in ranks])
+            welcome = {"fault": fault} if fault else {"ranks": list(map(vars, ranks))}
+            welcome["hosts"] = split_hosts(ranks, self._ranks_per_host)
+        for rank in found:
+            if rank:
+                self.send(rank, WELCOME, welcome)
+        return json.loads(json.dumps(welcome))
+
+    def _greet(self, me: Rank, timeout: float) -> dict[str, Any]:
+        """As another rank: say hello to rank 0 and hear how it stands."""
+        self.send(0, HELLO, vars(me))
+        welcome = self.await_message(WELCOME, 0, timeout + _PARTING)
+        if welcome is None:
+            self.lost = {0: "did not launch"}
+            return {"fault": f"launch: rank 0 of the MPI job did not launch in {timeout:g} s"}
+        return welcome
+
+    def _duplicate(self, timeout: float) -> Any:
+        comm, request = self._comm.Idup()
+        deadline, nap = time.monotonic() + timeout, Nap()
+        while not request.Test():
+            if time.monotonic() > deadline:
+                raise WorkerError(f"launch: the ranks of the MPI job did not agree on a communicator in {timeout:g} s")
+            nap.take()
+        return comm
+
+    def _end(self) -> None:
+        """When the process ends by itself: end the other ranks, if this is rank 0, or the job, if some are lost."""
+        if os.getpid() != self._process:  # a child that was forked
+            return
+        if self._close is not None:
+            self._close()
+        if self.rank == 0 and not self.lost:
+            self._part()
+        if self.lost:
+            for rank, why in self.lost.items():
+                print(f"tvm_axe: rank {rank} {why}; ending the MPI job", file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            time.sleep(_FORWARDING)
+            for rank in set(self._watched).difference(self.dead()):
+                os.kill(self.ranks[rank].pid, signal.SIGKILL)  # mpiexec may have a shell between it and the rank
+            self.mpi.COMM_WORLD.Abort(1)
+        if self._finalizes:
+            self.mpi.Finalize()
+
+    def _part(self) -> None:
+        """Tell the ranks that serve to end; those that don't answer are lost."""
+        others = set(range(1, len(self.ranks)))
+        for rank in others:
+            self.send(rank, COMMAND, [END])
+        deadline, nap = time.monotonic() + _PARTING, Nap()
+        while others and time.monotonic() < deadline:
+            bye = self.receive(BYE)
+            others -= {bye[0]} if bye is not None else set()
+            nap.take()
+        self.lost = dict.fromkeys(sorted(others), "did not end when it was asked to")
+
+
+_job: Job | None = None
+
+
+def join(mesh: Mesh, timeout: float, cores: Sequence[int]) -> Job:
+    """Join the MPI job that this process was started in, or return it if that is done; all the ranks must.
+
+    Raises
+    ------
+    InputError
+        If mpi4py isn't there, the number of ranks isn't the mesh's, or ranks have other meshes.
+    WorkerError
+        If ranks of the job are lost, or serve another launch.
+    """
+    global _job
+    if _job is None:
+        _job = Job(mesh, timeout, cores)
+    if _job.lost:
+        names = ", ".join(f"rank {rank} {why}" for rank, why in _job.lost.items())
+        raise WorkerError(f"launch: the MPI job can't go on ({names}); start it again")
+    if _job.claimed:
+        raise WorkerError("launch: the ranks of an MPI job serve one launch at a time; close the other one first")
+    fault = find_fault([str(mesh)] * len(_job.ranks))
+    if fault:
+        raise InputError(fault)
+    return _job
+
+
+def _start_mpi(timeout: float) -> tuple[Any, bool]:
+    """Return mpi4py's MPI, started, and whether it is ours to end."""
+    started = "mpi4py.MPI" in sys.modules
+    try:
+        import mpi4py
+
+        if not started:
+            mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise InputError(
+            f"launch: engine 'mpi' needs mpi4py and an MPI library ({error}): pip install tvm-axe[mpi]"
+        ) from error
+    ours = not MPI.Is_initialized()
+    if ours:
+        _init_with_all_ranks(MPI, timeout)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise InputError("launch: engine 'mpi' needs MPI_THREAD_MULTIPLE; start MPI with it, or leave that to launch")
+    _unlink_shared_memory()
+    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+        with contextlib.suppress(ValueError):  # only the main thread may
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # MPICH's mpiexec may send it when a rank dies
+    return MPI, ours
+
+
+def _init_with_all_ranks(MPI: Any, timeout: float) -> None:
+    """Start MPI; ends the process, with a traceback of this, if the other ranks don't within `timeout`."""
+    faulthandler.dump_traceback_later(timeout, exit=True)  # the one clock that runs while MPI has the interpreter
+    try:
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _unlink_shared_memory() -> None:
+    """Take the name off MPICH's shared memory, which all the ranks have mapped: it would outlive a killed job."""
+    with open("/proc/self/maps") as maps:
+        names = {field for line in maps for field in line.split() if field.startswith("/dev/shm/mpich_shm_")}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            os.unlink(name)

@@ -1,0 +1,72 @@
+"""Starting the ranks of an MPI job from a command that is not one of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tvm_axe.errors import InputError
+from tvm_axe.layout import Mesh
+
+# What the process managers of MPICH and those made from it, of Open MPI and of PALS tell a rank.
+_RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
+
+# MPICH's mpiexec tells the other ranks of a death by a signal, which would end a shell.
+_HIDDEN = "trap '' USR1; \"$@\"; exit 0"
+
+
+def is_rank() -> bool:
+    """Whether this process is a rank of an MPI job."""
+    return any(name in os.environ for name in _RANK)
+
+
+def ranks_command(count: int, arguments: Sequence[str]) -> list[str]:
+    """Return the command that starts Python with these arguments as each of `count` ranks.
+
+    It runs the mpiexec of this Python environment, else the first on the path. If it is MPICH's, it is kept from ending
+    the job as soon as a rank dies, so that rank 0 can say which one did; the ranks end by themselves. It takes an
+    option for that, and a shell that hides from it how another rank than 0 ended.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    own = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    found = own if os.access(own, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        raise InputError("engine 'mpi' needs mpiexec, and there is none: pip install tvm-axe[mpi]")
+    python = [sys.executable, *arguments]
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    if "HYDRA" not in version:
+        return [found, "-n", str(count), *python]
+    others = [":", "-n", str(count - 1), "/bin/sh", "-c", _HIDDEN, "sh", *python] if count > 1 else []
+    return [found, "-disable-auto-cleanup", "-n", "1", *python, *others]
+
+
+def start_ranks(mesh: Mesh, count: int | None, arguments: Sequence[str]) -> None:
+    """Become mpiexec, which runs Python with these arguments in each rank; return if this process is a rank already.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        What the ranks will launch.
+    count : int or None
+        The number of ranks; as many as the mesh has devices if left out.
+    arguments : sequence of str
+        Those of the Python interpreter.
+
+    Raises
+    ------
+    InputError
+        If there is no mpiexec, or it would start another number of ranks than the mesh has devices.
+    """
+    if count not in (None, mesh.size):
+        raise InputError(f"-n {count}: mesh {mesh} has {mesh.size} devices, and there is one rank a device")
+    if not is_rank():
+        command = ranks_command(mesh.size, arguments)
+        sys.stdout.flush()
+        os.execv(command[0], command)
