@@ -239,11 +239,11 @@ def compare(turns: int) -> list[dict[str, Any]]:
             for _ in range(turns):
                 for name, seconds in ours(workers, size).items():
                     mine.setdefault(name, []).append(statistics.median(seconds))
-                for name, ways in measure(size).items():
+                for call, ways in measure(size).items():
                     for way, seconds in ways.items():
-                        theirs.setdefault((name, way), []).append(statistics.median(seconds))
-            for name, (call, ways) in COLLECTIVES.items():
-                others = [1e3 * min(theirs[call, way]) for way in ways if (call, way) in theirs]
+                        theirs.setdefault((call, way), []).append(statistics.median(seconds))
+            for name, (call, comparable) in COLLECTIVES.items():
+                others = [1e3 * min(theirs[call, way]) for way in comparable if (call, way) in theirs]
                 if others:
                     ours_ms, peer_ms = 1e3 * min(mine[name]), min(others)
                     row = {"name": f"{name} {label}", "ours_ms": ours_ms, "peer": peer, "peer_ms": peer_ms}
