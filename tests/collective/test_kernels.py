@@ -127,7 +127,9 @@ def test_whole_numbers_wrap_around(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(("name", "numbers"), [("all_reduce", ()), ("all_gather_in_place", (0,)), ("reduce", (1,)), ("broadcast", (2,))])
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("all_reduce", ()), ("all_gather_in_place", (0,)), ("reduce", (1,)), ("broadcast", (2,))]
+)
 def test_in_place(name: str, numbers: tuple[int, ...], streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_STREAM", 0 if streams else 1 << 60)
     both = allocate(PARTS, (1013,), "float32")
