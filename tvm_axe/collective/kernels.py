@@ -28,9 +28,9 @@ from tvm.tirx import Buffer, Expr, PrimFunc, Var
 from tvm_axe.collective.plan import Corner, Move
 from tvm_axe.collective.tensor import check_dtype
 
-_LINE = 64  # bytes; of a cache line and of a vector
-_STREAM = 16 << 20  # bytes; a call that reads and writes as many or more in all streams its stores
-_STREAM_LINE = """
+LINE = 64  # bytes; of a cache line and of a vector
+STREAM = 16 << 20  # bytes; a call that reads and writes as many or more in all streams its stores
+STREAM_LINE = """
 define linkonce_odr void @axe_stream_line(ptr %to, <64 x i8> %line) alwaysinline {
   store <64 x i8> %line, ptr %to, align 64, !nontemporal !0
   ret void
@@ -65,7 +65,7 @@ def kernel(
     if any(len(move.source.slabs) > 1 for move in moves):
         word = {"bfloat16": "uint16", "bool": "uint8"}.get(dtype, dtype)
     touched = sum(math.prod(move.box) * len(move.source.slabs + move.target.slabs) for move in moves)
-    stream = touched * nbytes >= _STREAM
+    stream = touched * nbytes >= STREAM
     with IRBuilder() as builder, T.prim_func(s_tir=True), ExitStack() as scope:
         T.func_name("collective")
         arguments = [
@@ -74,7 +74,7 @@ def kernel(
         ]
         sources, targets = (_slabs(argument, word) for argument in arguments)
         if stream:
-            scope.enter_context(T.attr(0, "pragma_import_llvm", _STREAM_LINE))
+            scope.enter_context(T.attr(0, "pragma_import_llvm", STREAM_LINE))
         for move in moves:
             _move(move, sources, targets, dtype, nbytes, stream)
         if stream:  # they aren't ordered with other stores, and who sees this worker arrive shall see them
@@ -108,7 +108,7 @@ def _slabs(argument: Buffer, word: str) -> _Slabs:
 
 def _move(move: Move, sources: _Slabs, targets: _Slabs, dtype: str, nbytes: int, stream: bool) -> None:
     """Emit loops over the contiguous runs of the box, and in each over its vectors."""
-    lanes = _LINE // nbytes
+    lanes = LINE // nbytes
     outer = _outer(move)
     run = math.prod(move.box[outer:])
     with ExitStack() as nest:

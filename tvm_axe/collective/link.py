@@ -19,6 +19,7 @@ from tvm.tirx import IntImm, PrimFunc
 from tvm_axe.collective.kernels import can_sum, kernel
 from tvm_axe.collective.native import MEETINGS, meeting
 from tvm_axe.collective.plan import VIEWS, plan
+from tvm_axe.collective.stream import stream_copies
 from tvm_axe.collective.sync import Control
 from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
@@ -54,6 +55,8 @@ def link(mod: IRModule, mesh: Mesh, rank: int, axes: Collection[str], control: C
     for var, function in mod.functions_items():
         if isinstance(function, relax.Function):
             linker.builder_.update_func(var, linker.visit_expr(function))
+        elif isinstance(function, PrimFunc):
+            linker.builder_.update_func(var, stream_copies(function))
     return linker.builder_.get()
 
 
@@ -114,7 +117,9 @@ class _Linker(PyExprMutator):
 
     def _add(self, name: str, function: PrimFunc) -> GlobalVar:
         unique = f"axe_{name}_{len(self._functions)}"
-        return self.builder_.add_func(function.with_attr("global_symbol", unique), unique)
+        # One function without this mark would cost all the others of the module their vectors: upstream tells LLVM that
+        # buffers don't overlap only where every function says so. In place, a sum reads an element before it writes it.
+        return self.builder_.add_func(function.with_attrs({"global_symbol": unique, "tirx.noalias": True}), unique)
 
 
 def _is_static(tensor: relax.Expr) -> bool:
