@@ -32,7 +32,7 @@ from tvm_axe.lower import Executable
 from tvm_axe.meta import tune
 from tvm_axe.programs import PROGRAMS, Program
 
-ROUNDS, REPEAT = 5, 5
+ROUNDS, REPEAT = 9, 5
 
 _MPI = """
 import json, sys, time
