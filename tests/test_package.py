@@ -199,13 +199,14 @@ def test_scripts_say_what_is_missing_when_there_is_no_python(checkout):
 
 
 def test_the_tour_in_the_readme_runs(tmp_path):
-    (tour,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "tour.py").write_text(tour)
+    tour = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "tour.py").write_text("\n".join(tour))
     done = subprocess.run(
         [sys.executable, "tour.py"], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "mesh kernel over tp" in done.stdout
+    assert "MM-fuse(RS-C-AG)" in done.stdout.partition("model ms")[2]
 
 
 def test_links_between_the_documents_lead_somewhere():

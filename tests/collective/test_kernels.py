@@ -89,7 +89,7 @@ COPIES = [(case, dtype, streams) for case in CASES for dtype, streams in (("bflo
 
 @pytest.mark.parametrize(("case", "dtype", "streams"), SUMS + COPIES)
 def test_bits_are_those_of_numpy(case: str, dtype: str, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_STREAM", 0 if streams else 1 << 60)
+    monkeypatch.setattr(kernels, "STREAM", 0 if streams else 1 << 60)
     name, source_shape, target_shape, numbers = CASES[case]
     rng = np.random.default_rng(len(case))
     source, target = (allocate(PARTS, shape, dtype) for shape in (source_shape, target_shape))
@@ -131,7 +131,7 @@ def test_whole_numbers_wrap_around(dtype: str) -> None:
     ("name", "numbers"), [("all_reduce", ()), ("all_gather_in_place", (0,)), ("reduce", (1,)), ("broadcast", (2,))]
 )
 def test_in_place(name: str, numbers: tuple[int, ...], streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_STREAM", 0 if streams else 1 << 60)
+    monkeypatch.setattr(kernels, "STREAM", 0 if streams else 1 << 60)
     both = allocate(PARTS, (1013,), "float32")
     both[...] = random(np.random.default_rng(0), both)
     check(name, both, both, numbers, "host")
