@@ -205,7 +205,7 @@ def _with_slices(candidate: Candidate, keep: Collection[str]) -> Candidate:
 
 def _fusions(candidate: Candidate, start: int = 0) -> Iterator[Candidate]:
     """Every way to fuse: from the first nest on, each alone, with as many as go without communicating, or with all."""
-    nests = candidate.nests()
+    nests = _chains(candidate)
     if start >= len(nests):
         yield candidate
         return
@@ -217,6 +217,25 @@ def _fusions(candidate: Candidate, start: int = 0) -> Iterator[Candidate]:
         fused = candidate if length == 1 else _fused(candidate, nests[start : start + length])
         if fused is not None:
             yield from _fusions(fused, start + 1)
+
+
+def _chains(candidate: Candidate) -> list[list[str]]:
+    """The nests in program order, but for copies that leave slices to the caller: each behind what it copies.
+
+    `as_slice` leaves them where their gathers were, at the end, between others that could be one kernel.
+    """
+    sch, nests = candidate.sch.copy(), candidate.nests()
+    order = list(nests)
+    for nest in nests:
+        block = sch.get_sblock(nest[0])
+        stmt = sch.get(block)
+        if len(nest) == 1 and query.is_copy(stmt) and not _communicates(candidate.sch, nest[0]):
+            sources = {query.name_of(sch, producer) for producer in sch.get_producers(block)}
+            behind = next((other for other in order if sources & set(other) and other is not nest), None)
+            if behind is not None and query.is_parameter(sch, stmt.body.buffer):
+                order.remove(nest)
+                order.insert(order.index(behind) + 1, nest)
+    return order
 
 
 def _lengths(candidate: Candidate, nests: Sequence[Sequence[str]], start: int) -> list[int]:
