@@ -7,6 +7,7 @@ validity rule refuses is no schedule. Two ways to the same function count once.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,12 +104,10 @@ def _all_reduces(candidate: Candidate) -> list[str]:
         block = sch.get_sblock(name)
         peers = query.bound_loops(sch, block, query.REDUCE)
         stmt = sch.get(block)
-        size = 1
-        for extent in stmt.body.buffer.shape if peers else ():
-            size *= int(extent)
         scattered = set(peers) & set(query.bound_loops(sch, block, query.SPATIAL))
-        if peers and not scattered and query.root_of(stmt) is None and size > sch.mesh.size:
-            found.append(name)
+        if peers and not scattered and query.root_of(stmt) is None:
+            size = math.prod(int(extent) for extent in stmt.body.buffer.shape)
+            found += [name] if size > sch.mesh.size else []
     return found
 
 
@@ -118,14 +117,13 @@ def _splits(candidate: Candidate, name: str) -> Iterator[Candidate]:
     shape = [int(extent) for extent in sch.get(block).body.buffer.shape]
     (axis,) = query.bound_loops(sch, block, query.REDUCE)
     devices = sch.mesh.axis_size(axis)
-    options = [f"dim={dim}" for dim, extent in enumerate(shape) if extent >= devices] + ["root=0"]
-    for option in options:
-        which, number = option.split("=")
+    dims = [("dim", dim) for dim, extent in enumerate(shape) if extent >= devices]
+    for which, number in [*dims, ("root", 0)]:
 
-        def split(sch: Schedule, which: str = which, number: int = int(number)) -> None:
+        def split(sch: Schedule, which: str = which, number: int = number) -> None:
             sch.split_collective(sch.get_sblock(name), **{which: number})
 
-        found = candidate.then(f"split_collective({name}, {option})", split)
+        found = candidate.then(f"split_collective({name}, {which}={number})", split)
         if found is not None:
             yield found
 
@@ -155,21 +153,13 @@ def _reorders(candidate: Candidate, gather: str) -> Iterator[Candidate]:
     frontier = _readers(sch, gather)
     while frontier:
         further = sorted({*consumers, *frontier}, key=order.index)
-
-        def reorder(sch: Schedule, names: Sequence[str] = further) -> None:
-            sch.reorder_collective(sch.get_sblock(gather), [sch.get_sblock(name) for name in names])
-
-        found = candidate.then(f"reorder_collective({gather}, [{', '.join(further)}])", reorder)
+        found = _reordered(candidate, gather, further)
         if found is None:
             # What can't compute on slices is left behind, unless it reads the gathered buffer itself.
-            if not consumers or len(frontier) == 1:
+            along = [name for name in frontier if consumers and _reordered(candidate, gather, [*consumers, name])]
+            if not along or len(along) == len(frontier):
                 return
-            alone = [
-                name for name in frontier if _goes_along(candidate, gather, sorted({*consumers, name}, key=order.index))
-            ]
-            if not alone or len(alone) == len(frontier):
-                return
-            frontier = alone
+            frontier = along
             continue
         yield found
         consumers = further
@@ -177,11 +167,11 @@ def _reorders(candidate: Candidate, gather: str) -> Iterator[Candidate]:
         frontier = sorted(behind - set(consumers), key=order.index)
 
 
-def _goes_along(candidate: Candidate, gather: str, names: Sequence[str]) -> bool:
+def _reordered(candidate: Candidate, gather: str, consumers: Sequence[str]) -> Candidate | None:
     def reorder(sch: Schedule) -> None:
-        sch.reorder_collective(sch.get_sblock(gather), [sch.get_sblock(name) for name in names])
+        sch.reorder_collective(sch.get_sblock(gather), [sch.get_sblock(name) for name in consumers])
 
-    return candidate.then("", reorder) is not None
+    return candidate.then(f"reorder_collective({gather}, [{', '.join(consumers)}])", reorder)
 
 
 def _readers(sch: Schedule, name: str) -> list[str]:
