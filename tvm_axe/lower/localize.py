@@ -32,7 +32,8 @@ class Kernel:
     """A device's function for one stage: its buffers, as own slabs or views along a mesh axis, then coordinates.
 
     The last parameters of one that does a chunk are those of `chunk`: the step around the ring, the chunk of a slice.
-    Where it has `windows`, one for each buffer, it has no parameters beside the buffers itself; `caller` has them.
+    Where there is a `caller`, `func` sees windows of the buffers and takes nothing beside them; the caller takes the
+    whole buffers and all the rest.
     """
 
     func: tirx.PrimFunc

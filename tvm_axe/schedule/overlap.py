@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from ..errors import ScheduleError
@@ -226,7 +226,5 @@ def _check_carried(
 
 def _is_input(sch: s_tir.Schedule, buffer: tirx.Buffer) -> bool:
     """Whether nothing writes `buffer`, so that any of it may be read at any time."""
-    written: list[ir.Object] = []
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        written += [sch.get(block).body.buffer]
-    return not any(buffer.same_as(other) for other in written)
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    return not any(buffer.same_as(sch.get(block).body.buffer) for block in blocks)
