@@ -12,7 +12,7 @@ from ._versions import check_versions
 if TYPE_CHECKING:
     from .build import compile
     from .collective import launch
-    from .errors import AxeError, InputError, LayoutError, LowerError, ScheduleError, TuneError, WorkerError
+    from .errors import AxeError, InputError, LayoutError, LowerError, ScheduleError, TileError, TuneError, WorkerError
     from .layout import ComposeLayout, Layout, Mesh, pack, unpack
     from .lower import Executable
     from .meta import tune
@@ -33,6 +33,7 @@ __all__ = [
     "Mesh",
     "Schedule",
     "ScheduleError",
+    "TileError",
     "TuneError",
     "WorkerError",
     "compile",
@@ -47,7 +48,16 @@ __all__ = [
 _HOMES = {
     "build": ["compile"],
     "collective": ["launch"],
-    "errors": ["AxeError", "InputError", "LayoutError", "LowerError", "ScheduleError", "TuneError", "WorkerError"],
+    "errors": [
+        "AxeError",
+        "InputError",
+        "LayoutError",
+        "LowerError",
+        "ScheduleError",
+        "TileError",
+        "TuneError",
+        "WorkerError",
+    ],
     "layout": ["ComposeLayout", "Layout", "Mesh", "pack", "unpack"],
     "lower": ["Executable"],
     "meta": ["tune"],

@@ -6,7 +6,16 @@ command line can print it as it is. Any other exception that leaves the package 
 
 from __future__ import annotations
 
-__all__ = ["AxeError", "InputError", "LayoutError", "LowerError", "ScheduleError", "TuneError", "WorkerError"]
+__all__ = [
+    "AxeError",
+    "InputError",
+    "LayoutError",
+    "LowerError",
+    "ScheduleError",
+    "TileError",
+    "TuneError",
+    "WorkerError",
+]
 
 
 class AxeError(Exception):
@@ -35,3 +44,7 @@ class WorkerError(AxeError, RuntimeError):
 
 class TuneError(AxeError, RuntimeError):
     """A tuning job that cannot be set up or carried on: a bad target, a directory in use, an unusable function."""
+
+
+class TileError(AxeError, ValueError):
+    """A tile program that is malformed, or that a target cannot run."""

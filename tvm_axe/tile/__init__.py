@@ -1,0 +1,45 @@
+"""Tile programs: kernels written tile by tile, that run on Hopper's tensor cores and on a CPU's vectors.
+
+The words are for use inside ``@T.prim_func`` (`tvm_axe.tile.language` explains them); `lower`, `plan` and `explain` are
+what is done with a program.
+"""
+
+from tvm_axe.tile.language import (
+    cast,
+    cdiv,
+    copy,
+    fill,
+    fragment,
+    gemm,
+    kernel,
+    local,
+    max,
+    min,
+    parallel,
+    pipelined,
+    shared,
+    sum,
+)
+from tvm_axe.tile.lowering import explain, lower, plan
+from tvm_axe.tile.program import read
+
+__all__ = [
+    "cast",
+    "cdiv",
+    "copy",
+    "explain",
+    "fill",
+    "fragment",
+    "gemm",
+    "kernel",
+    "local",
+    "lower",
+    "max",
+    "min",
+    "parallel",
+    "pipelined",
+    "plan",
+    "read",
+    "shared",
+    "sum",
+]

@@ -1,0 +1,271 @@
+"""The words of a tile program, for use inside ``@T.prim_func``.
+
+A tile program says what moves and what is computed, tile by tile; which thread does what, where an element of a tile
+lives, which instruction multiplies and how loads run ahead is inferred (`tvm_axe.tile.explain` prints it). A matrix
+product of 256 x 256 by 256 x 128:
+
+>>> from tvm.script import tirx as T
+>>> from tvm_axe import tile
+>>> @T.prim_func
+... def matmul(A: T.Buffer((256, 256), "float16"), B: T.Buffer((256, 128), "float16"),
+...            C: T.Buffer((256, 128), "float16")):
+...     with tile.kernel(2, 1) as (m, n):
+...         a = tile.shared((128, 64), "float16")
+...         b = tile.shared((64, 128), "float16")
+...         c = tile.fragment((128, 128), "float32")
+...         tile.fill(c, 0)
+...         for k in tile.pipelined(4, stages=2):
+...             tile.copy(A[m * 128, k * 64], a)
+...             tile.copy(B[k * 64, n * 128], b)
+...             tile.gemm(a, b, c)
+...         tile.copy(c, C[m * 128, n * 128])
+
+A ``with`` opens what runs at once and in no order (`kernel`, `parallel`), a ``for`` what runs in order (`pipelined`,
+``range``). The function stays an ordinary one: it prints as TVMScript, with upstream's tile primitives, and parses back.
+
+In a `copy`, ``A[m * 128, k * 64]`` names the tile that starts there, of the other side's shape; a slice names it in
+full. A tile may reach over the end of a tensor in global memory: what lies outside reads as zero and is not written.
+
+Source: TileLang (arXiv:2504.17577), section 3, for the level; the representation is TIRx's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as primitives
+
+from tvm_axe.errors import TileError
+from tvm_axe.layout import ComposeLayout, Layout
+
+FRAGMENT = "local.fragment"
+"""Storage scope of a tile whose elements are spread over the registers of a block's threads."""
+
+GRID = "axe.grid"
+"""Annotation of a kernel's grid loops: 0 on the outermost, 1 on the next, ..."""
+
+STAGES = "axe.stages"
+"""Annotation of a loop whose loads run ahead: how many iterations' tiles are held at once."""
+
+LAYOUT = "axe.layout"
+"""Annotation of a tile's allocation: its layout's canonical text, instead of the inferred one."""
+
+OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles")
+"""What `kernel` takes beside the grid; each becomes the annotation ``axe.<name>`` of the outermost grid loop."""
+
+
+@contextlib.contextmanager
+def kernel(
+    *grid: int | tirx.Expr,
+    threads: int | None = None,
+    persistent: bool | None = None,
+    swizzle: int | None = None,
+    cluster: Sequence[int] | None = None,
+    roles: str | None = None,
+) -> Iterator[Any]:
+    """Open the kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
+
+    Parameters
+    ----------
+    grid : int or Expr
+        One to three extents, the slowest first.
+    threads : int, optional
+        Threads of a block that compute, instead of the inferred number. On a GPU a multiple of 32.
+    persistent : bool, optional
+        Whether as many blocks start as the device holds and take tile after tile, instead of one block a point.
+    swizzle : int, optional
+        Rasterization: that many consecutive points of the first dimension are taken before the second advances, so
+        that blocks that run at once share operands in cache. 1 is row-major order.
+    cluster : sequence of int, optional
+        Neighbouring blocks, a dimension each, that load shared operands once (multicast).
+    roles : str, optional
+        ``"specialized"``: a producer warp loads, the others compute. ``"uniform"``: every warp does both.
+
+    Raises
+    ------
+    TileError
+        Not one to three extents, or an option that is not positive.
+    """
+    if not 1 <= len(grid) <= 3:
+        raise TileError(f"kernel: takes 1 to 3 extents, got {len(grid)}")
+    if roles not in (None, "specialized", "uniform"):
+        raise TileError(f"kernel: roles is 'specialized' or 'uniform', got {roles!r}")
+    values = (threads, persistent, swizzle, cluster, roles)
+    options: dict[str, Any] = {f"axe.{name}": value for name, value in zip(OPTIONS, values) if value is not None}
+    for name in ("threads", "swizzle"):
+        if options.get(f"axe.{name}", 1) < 1:
+            raise TileError(f"kernel: {name} must be positive, got {options[f'axe.{name}']}")
+    if persistent is not None:
+        options["axe.persistent"] = int(persistent)
+    if cluster is not None:
+        options["axe.cluster"] = [int(extent) for extent in cluster]
+    with contextlib.ExitStack() as loops:
+        points = []
+        for dimension, extent in enumerate(grid):
+            annotations = {GRID: dimension, **(options if dimension == 0 else {})}
+            points.append(loops.enter_context(T.serial(0, extent, annotations=annotations)))
+        yield tuple(points) if len(points) > 1 else points[0]
+
+
+@contextlib.contextmanager
+def parallel(*extents: int) -> Iterator[Any]:
+    """Run the body once for every point of `extents`, in no order; yields the point's coordinates.
+
+    The body stores elements: ``c[i, j] = T.max(c[i, j] + bias[j], 0)``. It may read and write tiles and tensors in
+    global memory, by any index, under ``if``, so that gathers, masks and scatters are written here.
+    """
+    if not extents:
+        raise TileError("parallel: takes at least one extent")
+    with contextlib.ExitStack() as loops:
+        points = [loops.enter_context(T.parallel(0, extent)) for extent in extents]
+        yield tuple(points) if len(points) > 1 else points[0]
+
+
+def pipelined(start: Any, stop: Any = None, *, stages: int | None = None) -> Any:
+    """A loop, in order, whose loads run up to ``stages - 1`` iterations ahead; without `stages` inferred.
+
+    Raises
+    ------
+    TileError
+        `stages` is less than 1.
+    """
+    if stages is not None and stages < 1:
+        raise TileError(f"pipelined: stages must be at least 1, got {stages}")
+    return T.serial(start, stop, annotations={STAGES: stages or 0})
+
+
+def shared(shape: Sequence[int], dtype: str, *, layout: Layout | ComposeLayout | None = None) -> tirx.Buffer:
+    """A tile that all threads of a block see: shared memory on a GPU, a buffer in the core's cache on a CPU."""
+    return _allocate(shape, dtype, "shared", layout)
+
+
+def fragment(shape: Sequence[int], dtype: str, *, layout: Layout | None = None) -> tirx.Buffer:
+    """A tile spread over the registers of a block's threads, as `layout` or the inferred one says."""
+    return _allocate(shape, dtype, FRAGMENT, layout)
+
+
+def local(shape: Sequence[int], dtype: str) -> tirx.Buffer:
+    """A small tile of which every thread holds all, such as a running length."""
+    return _allocate(shape, dtype, "local", None)
+
+
+def _allocate(shape: Sequence[int], dtype: str, scope: str, layout: Layout | ComposeLayout | None) -> tirx.Buffer:
+    annotations = {} if layout is None else {LAYOUT: str(layout)}
+    return T.alloc_buffer(tuple(shape), dtype, scope=scope, annotations=annotations)
+
+
+def copy(src: Any, dst: Any, *, atomic: str | None = None) -> Any:
+    """Copy a tile, between any two of global memory, shared memory, fragments and locals; casts where types differ.
+
+    Parameters
+    ----------
+    src, dst : Buffer, BufferRegion or an element
+        A tile, a slice of one, or the element at which a tile of the other side's shape starts. Extents of 1 in front
+        don't count.
+    atomic : str, optional
+        ``"add"``: add to what `dst`, in global memory, holds, in no order.
+
+    Raises
+    ------
+    TileError
+        Both sides are elements; the shapes differ; `atomic` is not ``"add"``.
+    """
+    if atomic not in (None, "add"):
+        raise TileError(f"copy: atomic is 'add', got {atomic!r}")
+    src, dst = _sides("copy", src, dst)
+    return primitives.copy(dst, src, **({} if atomic is None else {"atomic": atomic}))
+
+
+def cast(src: Any, dst: Any) -> Any:
+    """Copy a tile into one of another type, rounding to the nearest; the same as `copy`."""
+    return copy(src, dst)
+
+
+def fill(dst: Any, value: float) -> Any:
+    """Set every element of a tile."""
+    return primitives.fill(dst, tirx.const(value, _buffer(dst).dtype) if isinstance(value, (int, float)) else value)
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    accumulate: bool = True,
+    instruction: str | None = None,
+) -> Any:
+    """Multiply tiles: ``c += a @ b``, or ``c = a @ b`` with ``accumulate=False``.
+
+    Parameters
+    ----------
+    a : tile of (M, K), or (K, M) with `transpose_a`; in shared memory or a fragment
+    b : tile of (K, N), or (N, K) with `transpose_b`; in shared memory
+    c : fragment of (M, N), of float32 (int32 for integers, or the operands' type); products are accumulated in it
+    instruction : str, optional
+        ``"wgmma"``, ``"mma"`` or ``"fma"`` instead of the inferred one.
+    """
+    config = {} if instruction is None else {"instruction": instruction}
+    return primitives.gemm(c, a, b, c, transpose_a, transpose_b, 1.0, 1.0 if accumulate else 0.0, **config)
+
+
+def sum(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
+    """Sum a tile along `axis` into `dst`, of the shape without it; with `accumulate`, added to what `dst` holds."""
+    return primitives.sum(dst, src, axis, accumulate)
+
+
+def max(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
+    """The largest element along `axis`; with `accumulate`, of what `dst` holds too."""
+    return primitives.max(dst, src, axis, accumulate)
+
+
+def min(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
+    """The smallest element along `axis`; with `accumulate`, of what `dst` holds too."""
+    return primitives.min(dst, src, axis, accumulate)
+
+
+def cdiv(a: Any, b: int) -> Any:
+    """The quotient rounded up: how many tiles of `b` cover `a`."""
+    return -(-a // b) if isinstance(a, int) else (a + (b - 1)) // b
+
+
+def _buffer(tile: Any) -> tirx.Buffer:
+    return tile.source if isinstance(tile, (ir.TensorRegion, ir.TensorLoad)) else tile
+
+
+def _shape(tile: Any) -> tuple[int, ...]:
+    extents = [r.extent for r in tile.region] if isinstance(tile, ir.TensorRegion) else tile.shape
+    if not all(isinstance(extent, (int, tirx.IntImm)) for extent in extents):
+        raise TileError(f"a tile has constant extents, got {[str(extent) for extent in extents]}")
+    return tuple(int(extent) for extent in extents)
+
+
+def _sides(word: str, src: Any, dst: Any) -> tuple[Any, Any]:
+    """Both sides as buffers or regions: an element becomes the region of the other side's shape that starts there."""
+    elements = [isinstance(side, ir.TensorLoad) for side in (src, dst)]
+    if all(elements):
+        raise TileError(f"{word}: both sides are elements; write one as a slice, or store in `parallel`")
+    if elements[0]:
+        src = _region_at(word, src, _shape(dst))
+    if elements[1]:
+        dst = _region_at(word, dst, _shape(src))
+    shapes = [tuple(extent for extent in _shape(side) if extent != 1) for side in (src, dst)]
+    if shapes[0] != shapes[1]:
+        raise TileError(f"{word}: src has shape {_shape(src)}, dst {_shape(dst)}; they must be equal up to ones")
+    return src, dst
+
+
+def _region_at(word: str, element: ir.TensorLoad, shape: tuple[int, ...]) -> tirx.BufferRegion:
+    starts = list(element.indices)
+    while len(shape) > len(starts) and shape[0] == 1:
+        shape = shape[1:]
+    if len(shape) > len(starts):
+        raise TileError(f"{word}: a tile of shape {shape} can't start in a tensor of {len(starts)} dimensions")
+    shape = (1,) * (len(starts) - len(shape)) + shape
+    ranges = [ir.Range.from_min_extent(start, extent) for start, extent in zip(starts, shape)]
+    return tirx.BufferRegion(element.source, ranges)
