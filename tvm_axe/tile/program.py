@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, sym, tirx
@@ -478,11 +479,11 @@ def _is_buffer(param: tirx.Var) -> bool:
     return tirx.is_buffer_var(param)
 
 
-def _constant(value: object) -> object:
+def _constant(value: Any) -> Any:
     return int(value) if isinstance(value, (int, tirx.IntImm)) else value
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> Any:
     if isinstance(value, (tirx.IntImm, int)):
         return int(value)
     return str(value) if isinstance(value, (str, ir.StringImm)) else [int(item) for item in value]
