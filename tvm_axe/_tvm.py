@@ -1,7 +1,7 @@
 """The one place that touches upstream's private or unstable API.
 
 Written against apache-tvm 0.27.0.post1. Everything else in the package uses upstream's public names only, so that a
-new release is met here and nowhere else. Sections: version check, Disco, targets, TensorIR, MetaSchedule, Relax.
+new release is met here and nowhere else. Sections: Disco, TensorIR, targets, MetaSchedule, TIR, tile programs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ import functools
 import json
 import logging
 import os
+import sys
+import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
+import tvm
+import tvm.tirx.script.builder as _tirx_builder
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, runtime, s_tir, tirx
+from tvm.backend.cuda import op as _cuda_op
+from tvm.backend.cuda.tile_primitive import tma_utils as _tma_utils
+from tvm.error import DiagnosticError
 from tvm.ir import IRModule
 from tvm.runtime.disco import _ffi_api as _disco_ffi
 from tvm.s_tir import meta_schedule as ms
@@ -27,8 +35,12 @@ from tvm.s_tir.meta_schedule import logging as _ms_logging
 from tvm.s_tir.meta_schedule import utils as _ms_utils
 from tvm.s_tir.schedule import SBlockRV
 from tvm.s_tir.schedule import _ffi_api as _schedule_ffi
+from tvm.script import ir_builder as _ir_builder
+from tvm.support import nvcc as _nvcc
 from tvm.target import Target
 from tvm.target import codegen as _codegen
+from tvm.tirx import layout as _upstream_layout
+from tvm.tirx.operator import tile_primitive as _tile_primitive
 
 # ---- Disco -------------------------------------------------------------------------------------------------------
 
@@ -305,3 +317,146 @@ def packed_call(body: tirx.Stmt) -> tuple[str, list[tuple[tirx.Expr | None, list
         start = data.args[0].indices[0] if isinstance(data.args[0], ir.TensorLoad) else None
         found.append((start, [int(extent) for extent in extents.args]))
     return str(callee.value), found
+
+
+# ---- Building tile programs --------------------------------------------------------------------------------------
+
+_CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is
+_creating = threading.Lock()
+
+
+def build_cuda(mod: IRModule, target: Target, to_cubin: Callable[[str], bytes]) -> tuple[runtime.Module, str]:
+    """Build a module of CUDA functions in TIRx; returns what can be run, and the CUDA source.
+
+    Upstream leaves the source to be compiled at the first launch; here `to_cubin` does it at once. On a machine without
+    a CUDA driver the result's functions can't be called.
+    """
+    create = tvm_ffi.get_global_func(_CREATE_CUDA, allow_missing=True)
+    if create is None:
+        host = tvm.compile(mod, target, tir_pipeline="tirx").mod
+        (device,) = host.imports
+        source = str(device.inspect_source())
+        to_cubin(source)
+        return host, source
+    given: list[tuple[Any, ...]] = []
+
+    def creating(*arguments: Any) -> Any:
+        given.append(arguments)
+        return create(*arguments)
+
+    with _creating:
+        tvm_ffi.register_global_func(_CREATE_CUDA, creating, override=True)
+        try:
+            host = tvm.compile(mod, target, tir_pipeline="tirx").mod
+        finally:
+            tvm_ffi.register_global_func(_CREATE_CUDA, create, override=True)
+    ((code, _, functions, _),) = given
+    source = bytes(code).decode()
+    host.clear_imports()
+    host.import_module(create(to_cubin(source), "cubin", functions, {"cuda": source}))
+    return host, source
+
+
+def nvrtc_version() -> str | None:
+    """The version of nvrtc, or None where its library or its bindings aren't installed."""
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError):  # the bindings raise the latter where the library is missing
+        return None
+    return f"{major}.{minor}"
+
+
+def nvrtc_cubin(source: str, arch: str) -> bytes:
+    """CUDA source compiled by nvrtc, with upstream's flags."""
+    return bytes(_nvcc.compile_cuda(source, target_format="cubin", arch=arch, compiler="nvrtc"))
+
+
+def save_llvm(module: runtime.Module) -> bytes:
+    """A host module as LLVM bitcode, already optimised."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "module.bc")
+        module.write_to_file(path, "bc")
+        with open(path, "rb") as file:
+            return file.read()
+
+
+def load_llvm(bitcode: bytes) -> runtime.Module:
+    """What `save_llvm` saved, to be run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "module.bc")
+        with open(path, "wb") as file:
+            file.write(bitcode)
+        return tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")(path, "ll")
+
+
+# ---- TIRx: tile primitives, layouts and intrinsics ---------------------------------------------------------------
+
+
+def register_dispatch(*args: Any, **kwargs: Any) -> Callable[[Callable], Callable]:
+    """Upstream's decorator: how a tile primitive is lowered on a target, and when."""
+    return _tile_primitive.register_dispatch(*args, **kwargs)
+
+
+def dispatch_predicate(name: str, test: Callable[[Any, Any], tuple[bool, str]]) -> Any:
+    """A named condition of `register_dispatch`, which gives whether a call meets it and what was seen."""
+    return _tile_primitive.predicate(name, test)
+
+
+def swizzled_layout(dtype: str, swizzle: int, shape: Sequence[int]) -> Any:
+    """Upstream's layout of matrix operands in shared memory; `swizzle` 1, 2, 3 for rows of 32, 64, 128 bytes."""
+    return _tma_utils.mma_shared_layout(dtype, swizzle, [int(extent) for extent in shape])
+
+
+def swizzle_of(layout: Any) -> int:
+    """The swizzle of a shared layout, as in `swizzled_layout`; 0 for none."""
+    return int(_tma_utils.get_swizzle_mode_from_layout(layout).value)
+
+
+def memory_layout(extents: Sequence[int], strides: Sequence[int]) -> Any:
+    """Upstream's layout in linear memory."""
+    return _upstream_layout.TileLayout(_upstream_layout.S[tuple(extents) : tuple(strides)])
+
+
+def warpgroup_layout(extents: Sequence[int], strides: Sequence[tuple[int, bool]]) -> Any:
+    """Upstream's layout over the threads of a warpgroup and their registers; a stride is (step, is it of threads)."""
+    thread = _upstream_layout.Axis.tid_in_wg
+    steps = tuple(step @ thread if threads else step for step, threads in strides)
+    return _upstream_layout.TileLayout(_upstream_layout.S[tuple(extents) : steps])
+
+
+def builder() -> Any:
+    """A context in which statements are collected; its ``get()`` is the function made."""
+    return _ir_builder.IRBuilder()
+
+
+def function_frame() -> Any:
+    """The frame of a TIRx function inside `builder`."""
+    return _tirx_builder.prim_func()
+
+
+def fast_exp2(value: tirx.Expr) -> tirx.Expr:
+    """2**value of a float32 on a GPU as its one instruction, which flushes denormals; upstream's exp2 takes four."""
+    code = (
+        "__device__ __forceinline__ float axe_exp2(float x) {\n"
+        '  float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y;\n}\n'
+    )
+    return _cuda_op.cuda_func_call("axe_exp2", value, source_code=code, return_type="float32")
+
+
+# ---- Messages ----------------------------------------------------------------------------------------------------
+
+
+def _with_message(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook for uncaught exceptions that prints a parser's error, of which upstream's hook prints no word."""
+
+    def show(kind: type[BaseException], value: BaseException, trace: Any) -> None:
+        if kind is DiagnosticError and not tvm._should_print_backtrace():
+            print(value, file=sys.stderr)
+        hook(kind, value, trace)
+
+    return show
+
+
+sys.excepthook = _with_message(sys.excepthook)

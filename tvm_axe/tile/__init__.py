@@ -1,9 +1,10 @@
 """Tile programs: kernels written tile by tile, that run on Hopper's tensor cores and on a CPU's vectors.
 
-The words are for use inside ``@T.prim_func`` (`tvm_axe.tile.language` explains them); `lower`, `plan` and `explain` are
-what is done with a program.
+The words are for use inside ``@T.prim_func`` (`tvm_axe.tile.language` explains them); `compile` makes a program
+callable; `lower`, `plan` and `explain` are the steps on the way.
 """
 
+from tvm_axe.tile.build import TileExecutable, compile, compile_all
 from tvm_axe.tile.language import (
     cast,
     cdiv,
@@ -24,8 +25,11 @@ from tvm_axe.tile.lowering import explain, lower, plan
 from tvm_axe.tile.program import read
 
 __all__ = [
+    "TileExecutable",
     "cast",
     "cdiv",
+    "compile",
+    "compile_all",
     "copy",
     "explain",
     "fill",

@@ -1,9 +1,269 @@
-"""What a tile program must keep on every target; see `tvm_axe.tile.program.read`."""
+"""What a tile program must keep on every target; see `tvm_axe.tile.program.read`.
+
+What needs more than one node is in `tvm_axe.tile.races` and `tvm_axe.tile.pipelines`.
+"""
 
 from __future__ import annotations
 
-from tvm_axe.tile.program import Program
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+
+from tvm_axe.errors import TileError
+from tvm_axe.tile.pipelines import check_pipelines
+from tvm_axe.tile.points import Scope, accesses, evaluate, scoped
+from tvm_axe.tile.program import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Program,
+    Reduce,
+    Region,
+    Tile,
+)
+from tvm_axe.tile.races import check_blocks, check_parallel
 
 
 def check(program: Program) -> None:
     """Raise TileError where the program can't be right on any target."""
+    tiles = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
+    for tile in program.tiles:
+        _layout(tile)
+    for var, extent in program.grid:
+        if isinstance(extent, int) and extent < 1:
+            raise TileError(f"kernel: the grid's extent along {var.name} is {extent}; valid is 1 or more")
+    analyzer = program.analyzer()
+    for node, scope in scoped(program):
+        if isinstance(node, Copy):
+            _copy(node, analyzer)
+        elif isinstance(node, Gemm):
+            _gemm(node)
+        elif isinstance(node, Reduce):
+            _reduce(node)
+        for region in _regions(node):
+            _bounds(node, region, scope, analyzer)
+        for tile in _scalars(node, tiles):
+            if tile.scope == "fragment":
+                raise TileError(
+                    f"{node}: a scalar is read from {tile}, whose elements are spread over threads, and every thread "
+                    "needs it; valid are tensors in global memory, shared and local tiles"
+                )
+        if isinstance(node, Assign):
+            _assign(node, scope)
+        elif isinstance(node, Parallel):
+            for tile in node.writes:
+                if tile.scope == "local":
+                    raise TileError(
+                        f"{node}: {tile} is stored for one point, and every thread has a {tile.name} of its own; valid "
+                        "are fragments, shared tiles and tensors"
+                    )
+            check_parallel(node, scope, tiles)
+    _written(program.body, tiles, set(program.params))
+    check_pipelines(program)
+    check_blocks(program)
+
+
+def _layout(tile: Tile) -> None:
+    if tile.layout is not None and not tile.layout.admits(tile.shape):
+        raise TileError(
+            f"{tile}: layout {tile.layout} is of {tile.layout.size()} elements; valid is one of {math.prod(tile.shape)}"
+        )
+
+
+# ---- Operations ------------------------------------------------------------------------------------------------------
+
+
+def _copy(copy: Copy, analyzer: sym.Analyzer) -> None:
+    src, dst = copy.src, copy.dst
+    if src.shape != dst.shape:
+        raise TileError(f"{copy}: src has shape {src.extents}, dst {dst.extents}; they must be equal up to ones")
+    if copy.atomic and dst.tile.scope != "global":
+        raise TileError(f"{copy}: atomically into {dst.tile}; valid is a tensor in global memory")
+    if src.tile is dst.tile and not _disjoint(src, dst, analyzer):
+        raise TileError(f"{copy}: src and dst may overlap; valid are parts of {src.tile} that provably don't")
+
+
+def _disjoint(a: Region, b: Region, analyzer: sym.Analyzer) -> bool:
+    sides = list(zip(a.start, a.extents, b.start, b.extents))
+    return any(analyzer.can_prove(s + m <= t) or analyzer.can_prove(t + n <= s) for s, m, t, n in sides)
+
+
+def _gemm(gemm: Gemm) -> None:
+    valid = {"a": ("shared", "fragment"), "b": ("shared",), "c": ("fragment",)}
+    for name, scopes in valid.items():
+        region = getattr(gemm, name)
+        if region.tile.scope not in scopes:
+            raise TileError(f"gemm {gemm}: {name} is {region.tile}; valid is a {' or '.join(scopes)} tile")
+        if len(region.extents) < 2 or any(extent != 1 for extent in region.extents[:-2]):
+            raise TileError(f"gemm {gemm}: {name} has shape {region.extents}; valid are two dimensions, behind ones")
+    m, n, k = gemm.shape
+    rows, columns = reversed(gemm.a.extents[-2:]) if gemm.transpose_a else gemm.a.extents[-2:]
+    depth, width = reversed(gemm.b.extents[-2:]) if gemm.transpose_b else gemm.b.extents[-2:]
+    if (rows, columns, depth, width) != (m, k, k, n):
+        raise TileError(
+            f"gemm {gemm}: c is {m} x {n}, a {'transposed ' * gemm.transpose_a}{rows} x {columns}, "
+            f"b {'transposed ' * gemm.transpose_b}{depth} x {width}; valid are m x n, m x k and k x n"
+        )
+    if gemm.c.tile in (gemm.a.tile, gemm.b.tile):
+        raise TileError(
+            f"gemm {gemm}: c is an operand, too, which would change while it is read; valid is another tile"
+        )
+    a, b, c = (region.tile.dtype for region in (gemm.a, gemm.b, gemm.c))
+    if a != b:
+        raise TileError(f"gemm {gemm}: a is of {a}, b of {b}; valid are operands of one type")
+    sums = ("float32", a) if "float" in a else ("int32", a)
+    if c not in sums:
+        raise TileError(f"gemm {gemm}: products of {a} are summed in {c}; valid is {' or '.join(dict.fromkeys(sums))}")
+
+
+def _reduce(reduce: Reduce) -> None:
+    for name, region in (("src", reduce.src), ("dst", reduce.dst)):
+        if region.tile.scope == "global":
+            raise TileError(f"{reduce}: {name} is {region.tile}; valid are tiles on chip, to which it can be copied")
+    if reduce.src.tile is reduce.dst.tile:
+        raise TileError(f"{reduce}: dst is src, which would change while it is read; valid is another tile")
+    left = tuple(extent for axis, extent in enumerate(reduce.src.extents) if axis != reduce.axis)
+    if [e for e in left if e != 1] != [e for e in reduce.dst.extents if e != 1]:
+        raise TileError(
+            f"{reduce}: src has shape {reduce.src.extents}, which without axis {reduce.axis} is {left}; dst has shape "
+            f"{reduce.dst.extents}, and must have that one"
+        )
+
+
+def _assign(assign: Assign, scope: Scope) -> None:
+    for values in scope.ends():
+        for dimension, (index, size) in enumerate(zip(assign.indices, assign.tile.shape)):
+            at = evaluate(index, values)
+            if at is not None and not 0 <= at < size:
+                raise TileError(
+                    f"{assign}: it is element {at} of dimension {dimension} of {assign.tile}{_when(scope, values)}; "
+                    f"valid is 0 to {size - 1}"
+                )
+
+
+# ---- Regions ---------------------------------------------------------------------------------------------------------
+
+
+def _regions(node: Node) -> tuple[Region, ...]:
+    if isinstance(node, Gemm):
+        return (node.c, node.a, node.b)
+    if isinstance(node, Copy | Reduce):
+        return (node.dst, node.src)
+    return (node.dst,) if isinstance(node, Fill) else ()
+
+
+def _bounds(node: Node, region: Region, scope: Scope, analyzer: sym.Analyzer) -> None:
+    """On chip a region must be inside, provably. In global memory it must start inside, as far as is known."""
+    tile = region.tile
+    for dimension, (start, extent, size) in enumerate(zip(region.start, region.extents, tile.shape)):
+        if tile.scope != "global":
+            if not _holds(start >= 0, scope, analyzer) or not _holds(start + extent <= size, scope, analyzer):
+                raise TileError(
+                    f"{node}: {region} isn't shown to be inside of {tile}: dimension {dimension} goes from {start} to "
+                    f"{start + extent}; valid is 0 to {size}"
+                )
+            continue
+        for values in scope.corners():
+            at = evaluate(start, values)
+            if at is not None and (at < 0 or (isinstance(size, int) and at >= size)):
+                raise TileError(
+                    f"{node}: {region} starts at {at} in dimension {dimension} of {tile}{_when(scope, values)}; valid "
+                    f"is 0 to {size - 1}; it may end outside, but not start there"
+                )
+
+
+def _holds(condition: Any, scope: Scope, analyzer: sym.Analyzer) -> bool:
+    """Whether a condition is proved, given the conditions around."""
+    if isinstance(condition, bool):
+        return condition
+    for name, value in scope.names:
+        condition = _named(condition, name, value)
+    if analyzer.can_prove(condition):
+        return True
+    known = [truth if holds else tirx.Not(truth) for truth, holds in scope.conditions]
+    if not known:
+        return False
+    with analyzer.constraint_scope(known[0] if len(known) == 1 else tirx.all(*known)):
+        return bool(analyzer.can_prove(condition))
+
+
+def _named(condition: tirx.Expr, name: tirx.Var, value: tirx.Expr) -> tirx.Expr:
+    """A condition with a value in the place of its name."""
+    return tvm_ffi.structural_map(condition, (tirx.Var, lambda var: value if var.same_as(name) else var))
+
+
+def _when(scope: Scope, values: dict[tirx.Var, Any]) -> str:
+    """The iteration, in words."""
+    at = [f"{var.name}={values[var]}" for var, _, _ in scope.loops if values.get(var) is not None]
+    return f" when {', '.join(at)}" if at else ""
+
+
+# ---- Values that nothing wrote ---------------------------------------------------------------------------------------
+
+
+def _scalars(node: Node, tiles: dict[tirx.Buffer, Tile]) -> tuple[Tile, ...]:
+    """The tiles and tensors from which a node needs an element as a scalar."""
+    expressions: list[Any] = [index for region in _regions(node) for index in region.start]
+    if isinstance(node, Let | Assign | Fill):
+        expressions.append(node.value)
+    if isinstance(node, Assign):
+        expressions += node.indices
+    if isinstance(node, Loop):
+        expressions += [node.start, node.extent]
+    if isinstance(node, Branch):
+        expressions.append(node.condition)
+    found: dict[Tile, None] = {}
+    for expression in expressions:
+        if not isinstance(expression, int):
+            tvm_ffi.structural_walk(expression, (ir.TensorLoad, lambda load: found.setdefault(tiles[load.source])))
+    return tuple(found)
+
+
+def _written(
+    body: tuple[Node, ...],
+    tiles: dict[tirx.Buffer, Tile],
+    written: set[Tile],
+    around: frozenset[Tile] = frozenset(),
+    carried: frozenset[Tile] = frozenset(),
+) -> None:
+    """Refuse reads of what nothing wrote before, and add what the body writes to `written`.
+
+    What the loops around write (`around`) counts under a condition only (`carried`): their first iteration reads what
+    it reads without one.
+    """
+    for node in body:
+        for tile, stores in _touches(node, tiles):
+            if stores:
+                written.add(tile)
+            elif tile not in written and tile not in carried:
+                raise TileError(f"`{node}` reads {tile}, which nothing has written before; valid is to fill it first")
+        if isinstance(node, Loop):
+            _written(node.body, tiles, written, around | set(node.writes), carried)
+        elif isinstance(node, Branch):
+            otherwise = set(written)
+            _written(node.then, tiles, written, around, carried | around)
+            _written(node.otherwise, tiles, otherwise, around, carried | around)
+            written |= otherwise
+
+
+def _touches(node: Node, tiles: dict[tirx.Buffer, Tile]) -> Iterator[tuple[Tile, bool]]:
+    """The tiles that a node itself reads and writes (True), in order."""
+    for tile in _scalars(node, tiles):
+        yield tile, False
+    if isinstance(node, Parallel):
+        for access in accesses(node):
+            yield tiles[access.buffer], access.stores
+    elif not isinstance(node, Loop | Branch):
+        for tile in node.reads:
+            yield tile, False
+        for tile in node.writes:
+            yield tile, True

@@ -79,10 +79,10 @@ def kernel(
     persistent : bool, optional
         Whether as many blocks start as the device holds and take tile after tile, instead of one block a point.
     swizzle : int, optional
-        Rasterization: that many consecutive points of the first dimension are taken before the second advances, so
-        that blocks that run at once share operands in cache. 1 is row-major order.
+        Rasterization: that many consecutive points of the last dimension but one are taken before the last advances,
+        so that blocks that run at once share operands in cache. 1 is row-major order.
     cluster : sequence of int, optional
-        Neighbouring blocks, a dimension each, that load shared operands once (multicast).
+        Neighbouring blocks, a dimension each, that may load shared operands once (multicast).
     roles : str, optional
         ``"specialized"``: a producer warp loads, the others compute. ``"uniform"``: every warp does both.
 
@@ -103,6 +103,10 @@ def kernel(
     if persistent is not None:
         options["axe.persistent"] = int(persistent)
     if cluster is not None:
+        if len(cluster) != len(grid) or any(extent < 1 for extent in cluster):
+            raise TileError(
+                f"kernel: cluster has one positive extent for each of the grid's {len(grid)} dimensions, got {cluster}"
+            )
         options["axe.cluster"] = [int(extent) for extent in cluster]
     with contextlib.ExitStack() as loops:
         points = []
@@ -211,6 +215,8 @@ def gemm(
     instruction : str, optional
         ``"wgmma"``, ``"mma"`` or ``"fma"`` instead of the inferred one.
     """
+    if instruction not in (None, "wgmma", "mma", "fma"):
+        raise TileError(f"gemm: instruction is 'wgmma', 'mma' or 'fma', got {instruction!r}")
     config = {} if instruction is None else {"instruction": instruction}
     return primitives.gemm(c, a, b, c, transpose_a, transpose_b, 1.0, 1.0 if accumulate else 0.0, **config)
 

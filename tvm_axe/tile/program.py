@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from tvm_axe.errors import TileError
-from tvm_axe.layout import Layout
-from tvm_axe.tile.language import FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
-
-_OPERATION = "tirx.tile."
-_SCOPES = {"global": "global", "shared": "shared", FRAGMENT: "fragment", "local": "local"}
+from tvm_axe.layout import ComposeLayout, Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +35,7 @@ class Tile:
     scope: str
     shape: tuple
     dtype: str
-    layout: Layout | None = None
+    layout: Layout | ComposeLayout | None = None
 
     @property
     def name(self) -> str:
@@ -85,6 +80,8 @@ class Region:
         return tuple(d for d, (start, extent, size) in pairs if not analyzer.can_prove(start + extent <= size))
 
     def __str__(self) -> str:
+        if self.whole and all(isinstance(constant(s), int) and int(s) == 0 for s in self.start):
+            return self.tile.name
         parts = (f"{s}" if e == 1 else f"{s}:{s + e}" for s, e in zip(self.start, self.extents))
         return f"{self.tile.name}[{', '.join(parts)}]"
 
@@ -216,6 +213,13 @@ class Loop:
     def writes(self) -> tuple[Tile, ...]:
         return _union(self.body, "writes")
 
+    def __str__(self) -> str:
+        start, stop = constant(self.start), sym.Analyzer().simplify(self.start + self.extent)
+        span = f"{stop}" if isinstance(start, int) and start == 0 else f"{start}, {stop}"
+        if self.stages is None:
+            return f"for {self.var.name} in range({span})"
+        return f"for {self.var.name} in pipelined({span}{f', stages={self.stages}' if self.stages else ''})"
+
 
 @dataclass(frozen=True, eq=False)
 class Branch:
@@ -233,6 +237,9 @@ class Branch:
     def writes(self) -> tuple[Tile, ...]:
         return _union(self.then + self.otherwise, "writes")
 
+    def __str__(self) -> str:
+        return f"if {self.condition}"
+
 
 @dataclass(frozen=True, eq=False)
 class Let:
@@ -242,6 +249,9 @@ class Let:
     value: tirx.Expr
     reads: tuple[Tile, ...]
     writes = ()
+
+    def __str__(self) -> str:
+        return f"{self.var.name} = {self.value}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +266,9 @@ class Assign:
     @property
     def writes(self) -> tuple[Tile, ...]:
         return (self.tile,)
+
+    def __str__(self) -> str:
+        return f"{self.tile.name}[{', '.join(map(str, self.indices))}] = {self.value}"
 
 
 Node = Copy | Fill | Gemm | Reduce | Parallel | Loop | Branch | Let | Assign
@@ -286,6 +299,14 @@ class Program:
     def name(self) -> str:
         return str(self.func.attrs["global_symbol"]) if "global_symbol" in self.func.attrs else "main"
 
+    def __str__(self) -> str:
+        """What was read, a line a tile and a node; it reads like the source."""
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        grid = ", ".join(f"{var.name} < {extent}" for var, extent in self.grid)
+        lines = [f"kernel {self.name}({', '.join(tile.name for tile in self.params)}) for {grid}{options}"]
+        lines += [f"    {tile}" for tile in (*self.params, *self.tiles)]
+        return "\n".join([*lines, *_lines(self.body, "    ")])
+
     def nodes(self) -> Iterator[Node]:
         """Every node, loops and branches before what is in them."""
         return walk(self.body)
@@ -299,6 +320,19 @@ class Program:
             if isinstance(node, Loop):
                 analyzer.bind(node.var, ir.Range.from_min_extent(node.start, node.extent))
         return analyzer
+
+
+def _lines(body: tuple[Node, ...], indent: str) -> Iterator[str]:
+    for node in body:
+        nested = isinstance(node, Loop | Branch)
+        yield f"{indent}{node}{':' if nested else ''}"
+        if isinstance(node, Loop):
+            yield from _lines(node.body, indent + "    ")
+        elif isinstance(node, Branch):
+            yield from _lines(node.then, indent + "    ")
+            if node.otherwise:
+                yield f"{indent}else:"
+                yield from _lines(node.otherwise, indent + "    ")
 
 
 def walk(body: tuple[Node, ...]) -> Iterator[Node]:
@@ -318,12 +352,15 @@ def read(func: tirx.PrimFunc) -> Program:
     ------
     TileError
         No kernel, or more than one, or statements beside it; a statement that is none of the language's words; a tile
-        without constant extents; a copy that leaves a tile, or that starts outside of a tensor; stores of `parallel`
-        that race; a pipelined loop with more stages than iterations, or whose iterations race on a shared tile.
+        without constant extents; operands whose shapes, scopes or types don't go together; a copy that leaves a tile,
+        or that starts outside of a tensor; an access of `parallel` outside of a tile; points of a `parallel`, or
+        blocks, that race; what is read and was never written; a pipelined loop with more stages than iterations, or
+        whose iterations race on a shared tile.
     """
     from tvm_axe.tile.checks import check
+    from tvm_axe.tile.reading import Reader
 
-    program = _Reader(func).program()
+    program = Reader(func).program()
     check(program)
     return program
 
@@ -335,155 +372,34 @@ def tiles_of(value: object, known: Mapping[tirx.Buffer, Tile]) -> tuple[Tile, ..
     return tuple(found)
 
 
+def substitute(nodes: tuple[Node, ...], values: Mapping[tirx.Var, tirx.Expr]) -> tuple[Node, ...]:
+    """The nodes with variables replaced by expressions; tiles stay, and nodes in which nothing changes do too."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Tile | str | int | None):
+            return value
+        if isinstance(value, tuple):
+            mapped = tuple(replaced(item) for item in value)
+            return value if all(a is b for a, b in zip(mapped, value)) else mapped
+        if isinstance(value, Region | Node):
+            changes = {f.name: replaced(getattr(value, f.name)) for f in fields(value)}
+            changed = {name: new for name, new in changes.items() if new is not getattr(value, name)}
+            return replace(value, **changed) if changed else value
+        mapped = substitute_in(value, values)
+        return value if mapped.same_as(value) else mapped
+
+    return tuple(replaced(node) for node in nodes) if values else nodes
+
+
+def substitute_in(value: Any, values: Mapping[tirx.Var, tirx.Expr]) -> Any:
+    """An expression or a statement with variables, and the tensors it loads from, replaced."""
+    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: values.get(var, var)))
+
+
 def _union(nodes: tuple[Node, ...], what: str) -> tuple[Tile, ...]:
     return tuple(dict.fromkeys(tile for node in nodes for tile in getattr(node, what)))
 
 
-@dataclass
-class _Reader:
-    func: tirx.PrimFunc
-    known: dict[tirx.Buffer, Tile] = field(default_factory=dict)
-    tiles: list[Tile] = field(default_factory=list)
-
-    def program(self) -> Program:
-        params = []
-        for param in self.func.params:
-            buffer = self.func.buffer_map.get(param, None) if not _is_buffer(param) else param
-            if buffer is None:
-                raise TileError(f"parameter {param.name}: a tile program takes tensors, not scalars")
-            tile = Tile(buffer, "global", tuple(_constant(e) for e in buffer.shape), str(buffer.dtype))
-            self.known[buffer] = tile
-            params.append(tile)
-        grid, options, body = self._kernel(self.func.body)
-        return Program(self.func, tuple(params), tuple(self.tiles), grid, options, self._nodes(body))
-
-    def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
-        if not (isinstance(stmt, tirx.For) and GRID in stmt.annotations):
-            raise TileError(
-                "a tile program is one `with tile.kernel(...)` and nothing beside it; "
-                f"found {type(stmt).__name__} at its top"
-            )
-        grid, options = [], {}
-        while isinstance(stmt, tirx.For) and GRID in stmt.annotations:
-            grid.append((stmt.loop_var, _constant(stmt.extent)))
-            for name in OPTIONS:
-                if f"axe.{name}" in stmt.annotations:
-                    options[name] = _plain(stmt.annotations[f"axe.{name}"])
-            stmt = stmt.body
-        return tuple(grid), options, stmt
-
-    def _nodes(self, stmt: tirx.Stmt) -> tuple[Node, ...]:
-        if isinstance(stmt, tirx.SeqStmt):
-            return tuple(node for inner in stmt.seq for node in self._nodes(inner))
-        if isinstance(stmt, tirx.AllocBuffer):
-            self._allocate(stmt)
-            return ()
-        return (self._node(stmt),)
-
-    def _allocate(self, stmt: tirx.AllocBuffer) -> None:
-        buffer = stmt.buffer
-        scope = _SCOPES.get(str(buffer.scope()))
-        if scope in (None, "global"):
-            raise TileError(f"tile {buffer.name}: scope {buffer.scope()!r}; valid are shared, fragment and local tiles")
-        shape = tuple(_constant(extent) for extent in buffer.shape)
-        if not all(isinstance(extent, int) and extent > 0 for extent in shape):
-            raise TileError(f"tile {buffer.name}: extents are positive constants, got {[str(e) for e in shape]}")
-        text = stmt.annotations.get(LAYOUT, None)
-        tile = Tile(buffer, scope, shape, str(buffer.dtype), None if text is None else Layout.parse(str(text)))
-        self.known[buffer] = tile
-        self.tiles.append(tile)
-
-    def _node(self, stmt: tirx.Stmt) -> Node:
-        if isinstance(stmt, tirx.TilePrimitiveCall):
-            return self._operation(stmt)
-        if isinstance(stmt, tirx.For):
-            if stmt.kind == tirx.ForKind.PARALLEL:
-                return self._parallel(stmt)
-            if GRID in stmt.annotations:
-                raise TileError("kernel: a kernel inside a kernel")
-            stages = stmt.annotations.get(STAGES, None)
-            body = self._nodes(stmt.body)
-            return Loop(stmt.loop_var, stmt.min, _constant(stmt.extent), None if stages is None else int(stages), body)
-        if isinstance(stmt, tirx.IfThenElse):
-            otherwise = () if stmt.else_case is None else self._nodes(stmt.else_case)
-            return Branch(stmt.condition, self._nodes(stmt.then_case), otherwise)
-        if isinstance(stmt, tirx.Bind):
-            return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
-        if isinstance(stmt, tirx.BufferStore):
-            tile = self.known[stmt.buffer]
-            if tile.scope != "local":
-                raise TileError(
-                    f"{tile.name}[{', '.join(map(str, stmt.indices))}] is stored outside of `parallel`, by every "
-                    f"thread; valid there are tiles of `local`, and in `with tile.parallel(...)` all others"
-                )
-            return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
-        raise TileError(f"{type(stmt).__name__} is no part of a tile program:\n{stmt}")
-
-    def _operation(self, call: tirx.TilePrimitiveCall) -> Node:
-        kind, args = str(call.op.name).removeprefix(_OPERATION), list(call.args)
-        if kind in ("copy", "cast"):
-            return Copy(self._region(args[0]), self._region(args[1]), "atomic" in call.config)
-        if kind == "fill":
-            return Fill(self._region(args[0]), args[1])
-        if kind == "gemm":
-            d, a, b, c = (self._region(arg) for arg in args[:4])
-            alpha, beta = float(args[6]), float(args[7])
-            if d.tile is not c.tile or alpha != 1 or beta not in (0, 1):
-                raise TileError(
-                    f"gemm: {d.tile.name} = {alpha} * a @ b + {beta} * {c.tile.name}; valid is c (+)= a @ b"
-                )
-            instruction = call.config.get("instruction", None)
-            name = None if instruction is None else str(_plain(instruction))
-            return Gemm(d, a, b, bool(args[4]), bool(args[5]), beta == 1, name)
-        if kind in ("sum", "max", "min"):
-            dst, src, axes = self._region(args[0]), self._region(args[1]), [int(axis) for axis in args[2]]
-            if len(axes) != 1:
-                raise TileError(f"{kind}: along axes {axes}; a tile is reduced along one axis at a time")
-            return Reduce(kind, dst, src, axes[0] % len(src.extents), bool(args[3]))
-        raise TileError(f"{kind} is no word of tvm_axe.tile; elementwise computation is written in `parallel`")
-
-    def _region(self, region: tirx.BufferRegion) -> Region:
-        extents = tuple(_constant(r.extent) for r in region.region)
-        if not all(isinstance(extent, int) for extent in extents):
-            raise TileError(f"a region of {region.source.name} has no constant extents: {[str(e) for e in extents]}")
-        return Region(self.known[region.source], tuple(r.min for r in region.region), extents)
-
-    def _parallel(self, stmt: tirx.For) -> Parallel:
-        points, extents = [], []
-        while isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
-            extent = _constant(stmt.extent)
-            if not isinstance(extent, int):
-                raise TileError(f"parallel: extents are constants, got {extent}")
-            points.append(stmt.loop_var)
-            extents.append(extent)
-            stmt = stmt.body
-        accesses: list[tuple[Tile, tuple, bool]] = []
-
-        def on_load(load: ir.TensorLoad) -> None:
-            accesses.append((self.known[load.source], tuple(load.indices), False))
-
-        def on_store(store: tirx.BufferStore) -> None:
-            accesses.append((self.known[store.buffer], tuple(store.indices), True))
-
-        def refuse(inner: tirx.Stmt) -> None:
-            raise TileError(f"parallel: {type(inner).__name__} in its body; valid are stores, names and `if`")
-
-        for kind in (tirx.TilePrimitiveCall, tirx.For, tirx.AllocBuffer):
-            tvm_ffi.structural_walk(stmt, (kind, refuse))
-        tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
-        tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
-        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses))
-
-
-def _is_buffer(param: tirx.Var) -> bool:
-    return tirx.is_buffer_var(param)
-
-
-def _constant(value: Any) -> Any:
+def constant(value: Any) -> Any:
+    """An integer where a value is one, else the value."""
     return int(value) if isinstance(value, (int, tirx.IntImm)) else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (tirx.IntImm, int)):
-        return int(value)
-    return str(value) if isinstance(value, (str, ir.StringImm)) else [int(item) for item in value]

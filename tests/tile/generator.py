@@ -1,0 +1,259 @@
+"""Random tile programs, as the text of their source, with integers for data.
+
+Every program can be run: tiles are written before they are read, a `parallel` doesn't race, indices stay inside. Sizes,
+tails, types, scopes and the order of operations are drawn; so is whether a loop is pipelined, and what is conditional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvm_axe import tile
+
+LARGEST = {"float32": 2.0**22, "float16": 512.0, "bfloat16": 128.0, "int32": 2.0**30, "int8": 127.0}
+"""Integers up to here, and their sums and products on the way, are exact in each type."""
+
+Draw = Callable[[Sequence], object]
+
+
+@dataclass
+class Made:
+    """A program's source, and what it is called with: the outputs are NaN, or -77."""
+
+    source: str
+    arrays: list[np.ndarray]
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        return tvm.script.from_source(self.source, extra_vars={"tile": tile, "T": T})
+
+
+@dataclass
+class Maker:
+    """Draws a program; `choose(options)` draws one of several.
+
+    Its tiles' extents are of `sizes`; products sum over as many elements as one of `depths` says, `blocks` at a time.
+    """
+
+    choose: Draw
+    name: str = "func"
+    sizes: Sequence[int] = (1, 3, 8, 16, 17, 32)
+    depths: Sequence[int] = (1, 7, 16, 33)
+    blocks: Sequence[int] = (1, 4, 16)
+    options: str = ""
+    params: list[str] = field(default_factory=list)
+    arrays: list[np.ndarray] = field(default_factory=list)
+    allocs: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    tiles: dict[str, tuple[str, str]] = field(default_factory=dict)
+    indent: int = 2
+
+    def make(self) -> Made:
+        """Draw the sizes, some operations, and a copy of every tile to an output of its own."""
+        self.seed = self.choose(range(1000))
+        self.rng = np.random.default_rng(self.seed)
+        self.m, self.n = (self.choose(self.sizes) for _ in range(2))
+        self.grid = [self.choose([1, 2, 3]) for _ in range(2)]
+        self.rows, self.columns = (
+            (g - 1) * t + self.choose(sorted({1, (t + 1) // 2, t})) for g, t in zip(self.grid, (self.m, self.n))
+        )
+        self.counts = self.input("I", (max(self.grid[0], self.m),), "int32", 0, min(self.rows, self.columns))
+        self.source = self.input("X", (self.rows, self.columns), self.type())
+        self.load()
+        for _ in range(self.choose(range(2, 7))):
+            self.operation()
+        for name, (shape, dtype) in list(self.tiles.items()):
+            if not name.startswith(("a", "b")):
+                self.store(name, shape, dtype)
+        body = [
+            f"    with tile.kernel({self.grid[0]}, {self.grid[1]}{self.options}) as (m, n):",
+            *self.allocs,
+            *self.lines,
+        ]
+        params = ",\n".join(f"    {param}" for param in self.params)
+        return Made("\n".join(["@T.prim_func", f"def {self.name}(\n{params},\n):", *body, ""]), self.arrays)
+
+    # ---- Parts ---------------------------------------------------------------------------------------------------
+
+    def type(self) -> str:
+        return self.choose(["float32", "float32", "float16", "bfloat16", "int32"])
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text)
+
+    def parameter(self, name: str, array: np.ndarray) -> str:
+        name = f"{name}{len(self.params)}"
+        self.params.append(f'{name}: T.Buffer({array.shape}, "{array.dtype.name}")')
+        self.arrays.append(array)
+        return name
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: str, low: int = -3, high: int = 4) -> str:
+        return self.parameter(name, self.rng.integers(low, high, shape).astype(dtype))
+
+    def alloc(self, kind: str, shape: str, dtype: str, scope: str | None = None) -> str:
+        """A new tile of shape ``"mn"``, ``"m"`` or ``"n"``, or of extents."""
+        extents = {"mn": f"({self.m}, {self.n})", "m": f"({self.m},)", "n": f"({self.n},)"}.get(shape, shape)
+        scope = scope or self.choose(["shared", "fragment"])
+        name = f"{kind}{len(self.allocs)}"
+        self.allocs.append(f'        {name} = tile.{scope}({extents}, "{dtype}")')
+        return name
+
+    def written(self, shape: str) -> list[str]:
+        return [name for name, (of, _) in self.tiles.items() if of == shape]
+
+    def place(self, shape: str) -> str:
+        return {"mn": f"m * {self.m}, n * {self.n}", "m": f"m * {self.m}", "n": f"n * {self.n}"}[shape]
+
+    def block(self) -> int:
+        """Open a loop, a condition, or nothing; returns how much deeper it is."""
+        kind = self.choose(["", "", "", "range", "if"])
+        if kind == "range":
+            self.line(f"for r{self.indent} in range({self.choose([1, 2, 3])}):")
+        elif kind == "if":
+            condition = self.choose(["m > 0", "m + n < 2", f"{self.counts}[m] > 1"])
+            self.line(f"if {condition}:")
+        self.indent += bool(kind)
+        return bool(kind)
+
+    # ---- Operations: each reads tiles that are written, and writes one of them or a new one ----------------------
+
+    def operation(self) -> None:
+        """Draw one; under a loop or a condition it writes a tile that was written before."""
+        kinds = [self.elementwise, self.elementwise, self.reduce, self.convert]
+        if not self.choose(range(3)):
+            self.choose([self.load, self.gemm, self.gather, self.count])()
+            return
+        depth = self.block()
+        self.choose(kinds)(new=not depth and self.choose([True, False]))
+        self.indent -= depth
+
+    def target(self, shape: str, new: bool) -> tuple[str, str]:
+        """A tile to write, and its type."""
+        known = self.written(shape)
+        if not new and known:
+            name = self.choose(known)
+            return name, self.tiles[name][1]
+        if not new:
+            name, dtype = self.target(shape, True)
+            self.allocs.append(f"        tile.fill({name}, 1)")
+            return name, dtype
+        dtype = self.type()
+        name = self.alloc("t", shape, dtype)
+        self.tiles[name] = (shape, dtype)
+        return name, dtype
+
+    def load(self) -> None:
+        name, _ = self.target("mn", True)
+        self.line(f"tile.copy({self.source}[{self.place('mn')}], {name})")
+
+    def store(self, name: str, shape: str, dtype: str) -> None:
+        out = dtype if self.choose([True, False]) else self.type()
+        extents = {"mn": (self.rows, self.columns), "m": (self.rows,), "n": (self.columns,)}[shape]
+        atomic = out in ("float32", "int32") and shape == "mn" and self.choose([False, False, True])
+        # Of blocks that hold the same rows or columns one stores.
+        guard = {"m": "if n == 0:", "n": "if m == 0:", "mn": ""}[shape]
+        if guard:
+            self.line(guard)
+            self.indent += 1
+        array = np.full(extents, np.nan if "float" in out else -77).astype(out)
+        array = np.ones_like(array) if atomic else array
+        parameter = self.parameter("Y", array)
+        self.line(f"tile.copy({name}, {parameter}[{self.place(shape)}]{', atomic=' + repr('add') if atomic else ''})")
+        self.indent -= bool(guard)
+
+    def convert(self, new: bool) -> None:
+        shape = self.choose([s for s in ("mn", "m", "n") if self.written(s)])
+        src = self.choose(self.written(shape))
+        dst, _ = self.target(shape, new)
+        self.line(f"tile.copy({src}, {dst})" if src != dst else f"tile.fill({dst}, -2)")
+
+    def reduce(self, new: bool) -> None:
+        src, axis = self.choose(self.written("mn")), self.choose([0, 1])
+        dst, _ = self.target("n" if axis == 0 else "m", new)
+        kind = self.choose(["sum", "max", "min"])
+        self.line(f"tile.{kind}({src}, {dst}, {axis}, accumulate={not new and self.choose([True, False])})")
+
+    def elementwise(self, new: bool) -> None:
+        dst, dtype = self.target("mn", new)
+        known = [name for name in self.tiles if (name != dst or not new) and not name.startswith(("a", "b"))]
+        terms = [self.element(self.choose(known), dtype) for _ in range(2)]
+        operator = self.choose(["+", "-", "T.max", "T.min", "*"])
+        value = (
+            f"{operator}({terms[0]}, {terms[1]})" if operator.startswith("T") else f"{terms[0]} {operator} {terms[1]}"
+        )
+        if self.choose([False, True]):
+            value = f"T.if_then_else({self.choose(['i > j', 'i + j < 5', 'j % 2 == 0'])}, {value}, {terms[0]})"
+        self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
+        self.indent += 1
+        if self.choose([False, True]):
+            self.line(f"value = {value}")
+            value = "value"
+        guarded = not new and self.choose([False, True])
+        if guarded:
+            self.line(f"if m * {self.m} + i < {self.rows} and j != 1:")
+        self.lines.append("    " * (self.indent + guarded) + f"{dst}[i, j] = {value}")
+        self.indent -= 1
+
+    def element(self, name: str, dtype: str) -> str:
+        shape, own = self.tiles[name]
+        load = f"{name}[{', '.join({'m': 'i', 'n': 'j'}[d] for d in shape)}]"
+        return load if own == dtype else f'T.cast({load}, "{dtype}")'
+
+    def gather(self) -> None:
+        """Rows of the source at places that a tensor holds, where there are such rows."""
+        dst, dtype = self.target("mn", True)
+        load = f"{self.source}[{self.counts}[i], j]"
+        own = self.params[1].split('"')[1]
+        load = load if own == dtype else f'T.cast({load}, "{dtype}")'
+        self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
+        self.line(f'    {dst}[i, j] = T.if_then_else(j < {self.columns}, {load}, T.cast(7, "{dtype}"))')
+
+    def count(self) -> None:
+        """A scalar that a loop of dynamic extent adds to, and a tile filled with it."""
+        name = f"s{len(self.allocs)}"
+        dst, dtype = self.target(self.choose(["mn", "m", "n"]), True)
+        self.allocs.append(f'        {name} = tile.local((1,), "int32")')
+        self.line(f"{name}[0] = 0")
+        self.line(f"for c{name} in range({self.counts}[m]):")
+        self.line(f"    {name}[0] = {name}[0] + {self.choose(['2', 'n', 'c' + name])}")
+        self.line(f'    tile.fill({dst}, T.cast({name}[0], "{dtype}"))')
+        self.lines.insert(-3, "    " * self.indent + f"tile.fill({dst}, 5)")
+
+    def gemm(self) -> None:
+        """A product over a loop, pipelined or not, of operands that are loaded in it."""
+        operand = self.choose(["float32", "float16", "bfloat16", "int8"])
+        depth, block = self.choose(self.depths), self.choose(self.blocks)
+        steps = tile.cdiv(depth, block)
+        ta, tb = self.choose([False, True]), self.choose([False, True])
+        a_shape, a_tile = (self.rows, depth), (self.m, block)
+        b_shape, b_tile = (depth, self.columns), (block, self.n)
+        a_at, b_at = f"m * {self.m}, k * {block}", f"k * {block}, n * {self.n}"
+        if ta:
+            a_shape, a_tile, a_at = a_shape[::-1], a_tile[::-1], f"k * {block}, m * {self.m}"
+        if tb:
+            b_shape, b_tile, b_at = b_shape[::-1], b_tile[::-1], f"n * {self.n}, k * {block}"
+        left, right = self.input("A", a_shape, operand), self.input("B", b_shape, operand)
+        a, b = (self.alloc(name, str(of), operand, "shared") for name, of in (("a", a_tile), ("b", b_tile)))
+        through = not ta and self.choose([False, False, True])
+        held = self.alloc("a", str(a_tile), operand, "fragment") if through else a
+        dtype = "int32" if operand == "int8" else "float32"
+        c = self.alloc("c", "mn", dtype, "fragment")
+        self.tiles[c] = ("mn", dtype)
+        self.line(f"tile.fill({c}, {self.choose([0, 2])})")
+        stages = self.choose([None, *range(1, min(steps, 3) + 1)])
+        loop = self.choose([f"tile.pipelined({steps}, stages={stages})", f"range({steps})"])
+        self.line(f"for k in {loop}:")
+        self.indent += 1
+        self.line(f"tile.copy({left}[{a_at}], {a})")
+        self.line(f"tile.copy({right}[{b_at}], {b})")
+        if through:
+            self.line(f"tile.copy({a}, {held})")
+        self.line(f"tile.gemm({held}, {b}, {c}, transpose_a={ta}, transpose_b={tb})")
+        self.indent -= 1

@@ -1,0 +1,307 @@
+"""What a tile program means, in numpy: the judge of every lowering.
+
+`interpret` runs a program's grid points one after the other, in an order drawn at random, and what a block does in
+order. Floats are float64 and are never rounded, integers wrap as their types do. A tile on chip begins as NaN, or as an
+unlikely integer, and every iteration of the grid makes its own.
+
+It is strict: reading or writing outside of a tile or a tensor (but for the overrun of a copy), what two points of a
+`parallel` or two blocks do to one element in no order, and integers, indices and conditions that were never written,
+are errors (`Fault`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from expressions import Evaluator, wrapped
+from tvm import ir, tirx
+
+from tvm_axe.tile.program import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Program,
+    Reduce,
+    Region,
+    Tile,
+    read,
+)  # fmt: skip
+
+POISON = 0x5A5A5A5A5A5A5A5A
+NOBODY, MANY = -1, -2
+
+
+class Fault(Exception):
+    """The program does what no lowering needs to give a meaning to."""
+
+
+class TooLarge(Fault):
+    """A store of a larger magnitude than the caller of `interpret` allows."""
+
+
+def interpret(
+    program: Program | tirx.PrimFunc,
+    *arrays: np.ndarray,
+    rng: np.random.Generator | None = None,
+    largest: Mapping[str, float] | None = None,
+) -> list[np.ndarray]:
+    """Run a program on arrays, one for each parameter, which stay as they are.
+
+    Parameters
+    ----------
+    rng : draws the order of the grid's points
+    largest : by type, the largest magnitude that may be stored, for integers in floats that are to be exact
+
+    Returns
+    -------
+    What each parameter holds afterwards, outputs or not: float64, int64 or bool.
+    """
+    program = program if isinstance(program, Program) else read(program)
+    points = list(np.ndindex(*(_extents(program, arrays))))
+    (rng or np.random.default_rng(0)).shuffle(points)
+    tensors = {
+        tile: _Memory(tile, _widened(array), "block") for tile, array in zip(program.params, arrays, strict=True)
+    }
+    sizes = _sizes(program, arrays)
+    with np.errstate(all="ignore"):
+        for number, point in enumerate(points):
+            on_chip = {tile: _Memory(tile, _poison(tile), "point") for tile in program.tiles}
+            values = {**sizes, **{var: np.asarray(x) for (var, _), x in zip(program.grid, point)}}
+            block = _Block(number, {**tensors, **on_chip}, values, largest or {})
+            block.run(program.body)
+    return [tensors[tile].data for tile in program.params]
+
+
+def _sizes(program: Program, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
+    """The symbolic extents of parameters, as the arrays have them; every other extent must be the array's."""
+    sizes: dict[tirx.Var, np.ndarray] = {}
+    for tile, array in zip(program.params, arrays, strict=True):
+        assert len(tile.shape) == array.ndim, f"{tile}: an array of shape {array.shape}"
+        for extent, size in zip(tile.shape, array.shape):
+            if isinstance(extent, tirx.Var):
+                assert sizes.setdefault(extent, np.asarray(size)) == size, f"{tile}: an array of shape {array.shape}"
+            else:
+                assert extent == size, f"{tile}: an array of shape {array.shape}"
+    return sizes
+
+
+def _extents(program: Program, arrays: Sequence[np.ndarray]) -> list[int]:
+    evaluate = Evaluator(_sizes(program, arrays), _no_load)
+    return [int(evaluate(extent)) for _, extent in program.grid]
+
+
+def _no_load(load: ir.TensorLoad, *_: object) -> np.ndarray:
+    raise Fault(f"a grid's extent loads {load}")
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    kind = "int64" if array.dtype.kind in "iu" else "bool" if array.dtype.kind == "b" else "float64"
+    return array.astype(kind)
+
+
+def _poison(tile: Tile) -> np.ndarray:
+    if "float" in tile.dtype:
+        return np.full(tile.shape, np.nan)
+    return np.full(tile.shape, POISON if tile.dtype != "bool" else True)
+
+
+class _Memory:
+    """A tile's or a tensor's elements, and who has touched each since `forget`: `touching` says who there may be."""
+
+    def __init__(self, tile: Tile, data: np.ndarray, touching: str) -> None:
+        self.tile, self.data, self.touching = tile, data, touching
+        self.forget()
+
+    def forget(self) -> None:
+        """From here on, an order holds between what was done and what will be."""
+        self.reader, self.writer = (np.full(self.data.shape, NOBODY) for _ in range(2))
+
+    def check(self, where: tuple, who: np.ndarray, stores: bool) -> None:
+        """Refuse what isn't ordered: a store to what another touches, a load of what another stores."""
+        others = [self.writer[where]] + ([self.reader[where]] if stores else [])
+        if any(((other != NOBODY) & (other != who)).any() for other in others):
+            raise Fault(f"{self.tile}: two {self.touching}s touch one element, and one of them stores it")
+        if stores:
+            self.writer[where] = who
+            if self.touching == "point" and (self.writer[where] != who).any():
+                raise Fault(f"{self.tile}: two points store one element")
+        else:
+            readers = self.reader[where]
+            self.reader[where] = np.where((readers == NOBODY) | (readers == who), who, MANY)
+
+
+class _Block:
+    """What one block does."""
+
+    def __init__(
+        self, number: int, memories: Mapping[Tile, _Memory], values: dict, largest: Mapping[str, float]
+    ) -> None:
+        self.number, self.memories, self.values, self.largest = number, memories, values, largest
+        self.buffers = {tile.buffer: memory for tile, memory in memories.items()}
+
+    def run(self, body: Sequence[Node]) -> None:
+        for node in body:
+            getattr(self, f"_{type(node).__name__.lower()}")(node)
+
+    # ---- Statements in order ---------------------------------------------------------------------------------------
+
+    def _loop(self, loop: Loop) -> None:
+        start = self._scalar(loop.start)
+        for step in range(self._scalar(loop.extent)):
+            self.values[loop.var] = np.asarray(start + step)
+            self.run(loop.body)
+
+    def _branch(self, branch: Branch) -> None:
+        self.run(branch.then if self._scalar(branch.condition) else branch.otherwise)
+
+    def _let(self, let: Let) -> None:
+        self.values[let.var] = self._value(let.value)
+
+    def _assign(self, assign: Assign) -> None:
+        where = tuple(self._scalar(index) for index in assign.indices)
+        memory = self.memories[assign.tile]
+        self._inside(memory, where, np.True_)
+        memory.data[where] = self._kept(self._value(assign.value), assign.tile.dtype)
+
+    def _copy(self, copy: Copy) -> None:
+        source = self._load(copy.src)
+        self._store(copy.dst, source.reshape(copy.dst.extents), atomic=copy.atomic)
+
+    def _fill(self, fill: Fill) -> None:
+        self._store(fill.dst, np.broadcast_to(self._value(fill.value), fill.dst.extents))
+
+    def _gemm(self, gemm: Gemm) -> None:
+        a, b = (self._load(region).reshape(region.extents[-2:]) for region in (gemm.a, gemm.b))
+        product = (a.T if gemm.transpose_a else a) @ (b.T if gemm.transpose_b else b)
+        total = self._load(gemm.c) + product.reshape(gemm.c.extents) if gemm.accumulate else product
+        self._store(gemm.c, total.reshape(gemm.c.extents))
+
+    def _reduce(self, reduce: Reduce) -> None:
+        function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduce.kind]
+        result = function.reduce(self._load(reduce.src), axis=reduce.axis).reshape(reduce.dst.extents)
+        self._store(reduce.dst, function(self._load(reduce.dst), result) if reduce.accumulate else result)
+
+    # ---- Points in no order ----------------------------------------------------------------------------------------
+
+    def _parallel(self, parallel: Parallel) -> None:
+        for memory in self.memories.values():
+            if memory.touching == "point":
+                memory.forget()
+        grid = np.indices(parallel.extents).reshape(len(parallel.extents), -1)
+        points = dict(zip(parallel.vars, grid))
+        who = np.arange(grid.shape[1])
+
+        def load(expr: ir.TensorLoad, indices: list[np.ndarray], active: np.ndarray) -> np.ndarray:
+            return self._touch(self.buffers[expr.source], indices, active, who)
+
+        active = np.ones(grid.shape[1], bool)
+        self._point(parallel.body, Evaluator({**self.values, **points}, load, active), who)
+
+    def _point(self, stmt: tirx.Stmt, at: Evaluator, who: np.ndarray) -> None:
+        if isinstance(stmt, tirx.SeqStmt):
+            for inner in stmt.seq:
+                self._point(inner, at, who)
+        elif isinstance(stmt, tirx.Bind):
+            at.values[stmt.var] = at(stmt.value)
+        elif isinstance(stmt, tirx.IfThenElse):
+            holds = self._written(at(stmt.condition), at.active)
+            self._point(stmt.then_case, at.where(holds), who)
+            if stmt.else_case is not None:
+                self._point(stmt.else_case, at.where(np.logical_not(holds)), who)
+        elif isinstance(stmt, tirx.BufferStore):
+            memory = self.buffers[stmt.buffer]
+            value = self._kept(at(stmt.value), memory.tile.dtype, at.active)
+            self._touch(memory, [at(index) for index in stmt.indices], at.active, who, value)
+        else:
+            raise NotImplementedError(f"the interpreter knows no {type(stmt).__name__}: {stmt}")
+
+    def _touch(
+        self, memory: _Memory, indices: list, active: np.ndarray, who: np.ndarray, value: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Load at the active points, one of `indices` each, or store `value` there."""
+        where = tuple(np.broadcast_to(self._written(index, active), who.shape) for index in indices)
+        self._inside(memory, where, active)
+        where = tuple(np.where(active, index, 0).astype("int64") for index in where)
+        chosen = tuple(index[active] for index in where)
+        memory.check(chosen, who[active] if memory.touching == "point" else np.asarray(self.number), value is not None)
+        if value is None:
+            found = memory.data[where]
+            return self._written(found, active) if found.dtype.kind == "i" else found
+        if memory.touching == "block" and len(np.unique(np.stack(chosen), axis=1).T) < len(chosen[0]):
+            raise Fault(f"{memory.tile}: two points store one element")
+        memory.data[chosen] = np.broadcast_to(value, who.shape)[active]
+        return value
+
+    # ---- Values and regions ----------------------------------------------------------------------------------------
+
+    def _value(self, expr: tirx.Expr) -> np.ndarray:
+        def load(expr: ir.TensorLoad, indices: list[np.ndarray], active: np.ndarray) -> np.ndarray:
+            memory, where = self.buffers[expr.source], tuple(int(index) for index in indices)
+            if not active:
+                return np.zeros((), memory.data.dtype)
+            self._inside(memory, where, np.True_)
+            if memory.touching == "block":
+                memory.check(where, np.asarray(self.number), False)
+            found = np.asarray(memory.data[where])
+            return self._written(found, active) if found.dtype.kind == "i" else found
+
+        return Evaluator(self.values, load)(expr)
+
+    def _scalar(self, expr: tirx.Expr) -> int:
+        return int(self._written(self._value(expr), np.True_))
+
+    @staticmethod
+    def _written(value: np.ndarray, active: np.ndarray) -> np.ndarray:
+        bad = np.isnan(value) if value.dtype.kind == "f" else value == POISON
+        if np.logical_and(bad, active).any():
+            raise Fault("an integer, an index or a condition was never written")
+        return value
+
+    @staticmethod
+    def _inside(memory: _Memory, where: tuple, active: np.ndarray) -> None:
+        for index, size in zip(where, memory.data.shape, strict=True):
+            outside = np.logical_and(np.logical_or(np.less(index, 0), np.greater_equal(index, size)), active)
+            if outside.any():
+                at = np.asarray(index)[outside] if np.ndim(index) else index
+                raise Fault(f"{memory.tile}: index {at} of {size}")
+
+    def _box(self, region: Region) -> tuple[_Memory, tuple[slice, ...], tuple[slice, ...]]:
+        """A region's memory, the part of it that is there, and that part of the region."""
+        memory = self.memories[region.tile]
+        start = [self._scalar(expr) for expr in region.start]
+        sizes = memory.data.shape
+        stop = [s + e for s, e in zip(start, region.extents)]
+        if min(start) < 0 or (region.tile.scope != "global" and any(s > size for s, size in zip(stop, sizes))):
+            raise Fault(f"{region} from {start} to {stop} leaves {memory.tile}")
+        there = tuple(slice(min(s, size), min(t, size)) for s, t, size in zip(start, stop, sizes))
+        return memory, there, tuple(slice(0, s.stop - s.start) for s in there)
+
+    def _load(self, region: Region) -> np.ndarray:
+        memory, there, part = self._box(region)
+        if memory.touching == "block":
+            memory.check(there, np.asarray(self.number), False)
+        values = np.zeros(region.extents, memory.data.dtype)
+        values[part] = memory.data[there]
+        return values
+
+    def _store(self, region: Region, values: np.ndarray, atomic: bool = False) -> None:
+        memory, there, part = self._box(region)
+        if memory.touching == "block" and not atomic:
+            memory.check(there, np.asarray(self.number), True)
+        if memory.data.dtype.kind in "iu" and values.dtype.kind == "f":
+            values = np.trunc(values)
+        kept = memory.data[there] + values[part] if atomic else values[part]
+        memory.data[there] = self._kept(kept, region.tile.dtype)
+
+    def _kept(self, value: np.ndarray, dtype: str, active: np.ndarray = np.True_) -> np.ndarray:
+        """A value as a tile of the type keeps it."""
+        if dtype in self.largest and (active & (np.abs(value) > self.largest[dtype])).any():
+            raise TooLarge(f"{np.nanmax(np.abs(value))} is stored as {dtype}")
+        return wrapped(value, dtype)

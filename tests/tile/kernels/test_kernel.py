@@ -1,0 +1,156 @@
+"""What kernels and recipes refuse, the defaults by shape, and the judge of results."""
+
+import doctest
+import math
+
+import numpy as np
+import pytest
+from tvm.script import tirx as T
+from tvm.target import Target
+
+import tvm_axe.tile.kernels
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, matmul_for
+from tvm_axe.tile.kernels.check import judged, poison
+from tvm_axe.tile.kernels.kernel import described, only_used
+
+CPU = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
+
+
+def double(extent, name="double"):
+    @T.prim_func
+    def func(X: T.Buffer((extent,), "float32"), unused: T.Buffer((3,), "float32"), Y: T.Buffer((extent,), "float32")):
+        with tile.kernel(1) as i:
+            x = tile.fragment((extent,), "float32")
+            tile.copy(X[i], x)
+            with tile.parallel(extent) as j:
+                x[j] = x[j] + x[j]
+            tile.copy(x, Y[i])
+
+    return func.with_attr("global_symbol", name)
+
+
+def test_tensors_of_a_recipe():
+    recipe = Recipe((double(8), double(8, "again")), ("X",), ("Y",))
+    assert recipe.tensors == {"X": ((8,), "float32"), "unused": ((3,), "float32"), "Y": ((8,), "float32")}
+    assert recipe.scratch == {"unused": ((3,), "float32")}
+    assert recipe.arguments == (("X", "unused", "Y"),) * 2
+
+
+def test_only_used_parameters_stay():
+    assert Recipe((only_used(double(8)),), ("X",), ("Y",)).arguments == (("X", "Y"),)
+
+
+@pytest.mark.parametrize(
+    "programs, inputs, message",
+    [
+        ((double(8), double(8)), ("X",), "names of their own, got double, double"),
+        ((double(8), double(9, "other")), ("X",), r"X is \(\(9,\), 'float32'\) in other and \(\(8,\), 'float32'\)"),
+        ((double(8),), ("X", "Z"), "no program has a parameter Z; there are"),
+    ],
+)
+def test_recipes_that_are_none(programs, inputs, message):
+    with pytest.raises(TileError, match=message):
+        Recipe(programs, inputs, ("Y",))
+
+
+def test_unknown_parameters_are_refused():
+    kernel = KERNELS["transpose"]
+    with pytest.raises(TileError, match="transpose: no parameter block_k; there are block_m, block_n"):
+        kernel.recipe(CPU, kernel.cases[0], block_k=8)
+
+
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        ("matmul", {"activation": "swish"}, "activation is one of none, relu, silu, gelu, got 'swish'"),
+        ("attention", {"kv_heads": 2, "heads": 3}, "kv_heads divides heads, got 2 of 3"),
+        ("attention", {"causal": True, "keys": 8, "queries": 9}, "as many keys as queries at least, got 8 for 9"),
+        ("decode_attention", {"kv_heads": 3}, "kv_heads divides heads, got 3 of 8"),
+    ],
+)
+def test_problems_that_are_refused(name, changes, message):
+    kernel = KERNELS[name]
+    with pytest.raises(TileError, match=message):
+        kernel.recipe(CPU, {**kernel.cases[0], **changes})
+
+
+@pytest.mark.parametrize(
+    "m, n, block",
+    [(1024, 1024, (128, 64)), (2048, 2048, (128, 256)), (4096, 4096, (128, 256)), (128, 28672, (128, 224))],
+)
+def test_default_blocks_on_hopper(m, n, block):
+    space = KERNELS["matmul"].parameters(HOPPER, {"m": m, "n": n, "k": 4096, "dtype": "bfloat16"})
+    assert (space["block_m"][0], space["block_n"][0]) == block
+
+
+@pytest.mark.parametrize(
+    "target, m, name",
+    [(HOPPER, 1, "skinny_matmul"), (HOPPER, 128, "split_k_matmul"), (HOPPER, 4096, "matmul"), (CPU, 1, "matmul")],
+)
+def test_kernel_for_a_product(target, m, name):
+    assert matmul_for(target, {"m": m, "n": 4096, "k": 14336, "dtype": "bfloat16"}).name == name
+
+
+def test_problems_in_one_line():
+    assert described({"m": 3, "dtype": "float32", "bias": True, "residual": False, "activation": "silu"}) == (
+        "m=3 bias activation=silu"
+    )
+
+
+# ---- The judge -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["matmul", "softmax", "attention", "rms_norm"])
+def test_a_right_result_passes_and_one_wrong_element_does_not(name):
+    kernel = KERNELS[name]
+    problem = kernel.cases[0]
+    arrays = kernel.inputs(np.random.default_rng(3), problem)
+    expected = kernel.reference(problem, arrays)
+    rounded = {name: value.astype(problem["dtype"]) for name, (value, _) in expected.items()}
+    assert judged(rounded, expected, 1e-5)[1] == ""
+    output = next(iter(expected))
+    place = np.unravel_index(np.abs(expected[output].value).argmax(), expected[output].value.shape)
+    rounded[output][place] *= 1.01
+    fault = judged(rounded, expected, 1e-1)[1]
+    assert (
+        f"1 elements of {output} are further off than rounding explains, the first at {tuple(map(int, place))}" in fault
+    )
+
+
+def test_a_missing_term_of_a_long_sum_is_found():
+    kernel, problem = KERNELS["matmul"], {"m": 8, "n": 8, "k": 1000, "dtype": "bfloat16", "out_dtype": "float32"}
+    arrays = kernel.inputs(np.random.default_rng(5), problem)
+    expected = kernel.reference(problem, arrays)
+    less = expected["C"].value - np.outer(arrays["A"][:, 17].astype("f8"), arrays["B"][:, 17].astype("f8"))
+    assert "further off" in judged({"C": less.astype("float32")}, expected, 1.0)[1]
+
+
+def test_what_was_never_written_is_found():
+    value = np.ones((4, 4))
+    output = value.copy()
+    output[3, 1] = np.nan
+    error, fault = judged({"Y": output}, {"Y": Expected(value, value)}, 1e-2)
+    assert math.isnan(error)
+    assert "relative error nan" in fault
+    assert "the first at (3, 1)" in fault
+
+
+def test_equal_infinities_are_right():
+    value = np.array([-np.inf, 1.0])
+    assert judged({"L": value}, {"L": Expected(value, np.zeros(2))}, 1e-5) == (0.0, "")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_poison_is_no_number(dtype):
+    assert np.isnan(poison((2, 3), dtype).astype("float32")).all()
+
+
+def test_poison_of_integers_is_no_index():
+    assert (poison((4,), "int32") == -(2**31)).all()
+
+
+def test_the_packages_examples():
+    assert doctest.testmod(tvm_axe.tile.kernels).failed == 0

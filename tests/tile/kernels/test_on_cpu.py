@@ -1,0 +1,23 @@
+"""Kernels compiled for this machine's CPU beside numpy in float64; ``tvm-axe kernels --check`` runs all cases."""
+
+import numpy as np
+import pytest
+
+from tvm_axe.target import resolve_target
+from tvm_axe.tile.kernels import KERNELS
+from tvm_axe.tile.kernels.check import checked
+
+CASES = [
+    ("matmul", 1), ("matmul", 2), ("matmul", 3), ("matmul", 8), ("split_k_matmul", 0), ("stream_k_matmul", 0),
+    ("skinny_matmul", 1), ("batched_matmul", 0), ("grouped_matmul", 1), ("fp8_matmul", 1), ("attention", 0),
+    ("attention", 2), ("packed_attention", 0), ("decode_attention", 0), ("rms_norm", 1), ("softmax", 3),
+    ("transpose", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, index", CASES)
+def test_kernel_on_cpu(name, index):
+    kernel = KERNELS[name]
+    row, fault = checked(kernel, kernel.cases[index], resolve_target("llvm"), np.random.default_rng([11, index]))
+    assert not fault
+    assert row.ok

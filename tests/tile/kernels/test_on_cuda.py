@@ -1,0 +1,49 @@
+"""Kernels for GPUs: each compiled to a binary where there is a compiler, and run where there is a GPU."""
+
+import numpy as np
+import pytest
+from tvm.target import Target
+
+from tvm_axe.errors import TileError
+from tvm_axe.target import resolve_target
+from tvm_axe.tile import compile_all, nvcc
+from tvm_axe.tile.kernels import KERNELS
+from tvm_axe.tile.kernels.check import checked, supported
+
+CASES = [(kernel.name, index) for kernel in KERNELS.values() for index in range(len(kernel.cases))]
+# One of each kernel, and of what differs in the code: exact float32, tensor cores, an edge that no copy engine takes.
+HOPPER = [
+    ("matmul", 1), ("matmul", 5), ("matmul", 7), ("matmul", 8), ("split_k_matmul", 1), ("stream_k_matmul", 1),
+    ("skinny_matmul", 0), ("batched_matmul", 2), ("grouped_matmul", 1), ("fp8_matmul", 0), ("attention", 0),
+    ("attention", 2), ("packed_attention", 0), ("decode_attention", 0), ("rms_norm", 1), ("softmax", 4),
+    ("transpose", 1),
+]  # fmt: skip
+AMPERE = [("matmul", 5), ("matmul", 7), ("grouped_matmul", 1), ("attention", 2), ("decode_attention", 0)]
+COMPILED = [("sm_90a", *case) for case in HOPPER] + [("sm_80", *case) for case in AMPERE]
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    try:
+        return nvcc.find_compiler()
+    except TileError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("arch, name, index", COMPILED)
+def test_kernel_compiles_without_a_gpu(arch, name, index, compiler):
+    target, kernel = Target({"kind": "cuda", "arch": arch}), KERNELS[name]
+    for program in compile_all(kernel.recipe(target, kernel.cases[index]).programs, target):
+        assert "__global__" in program.source
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name, index", CASES)
+def test_kernel_on_the_gpu(name, index, cuda):
+    kernel, target = KERNELS[name], resolve_target("cuda")
+    problem = kernel.cases[index]
+    if not supported(target, problem):
+        pytest.skip(f"{target.attrs['arch']} has no instruction for {problem['dtype']}")
+    row, fault = checked(kernel, problem, target, np.random.default_rng([13, index]))
+    assert not fault
+    assert row.ok

@@ -1,0 +1,83 @@
+"""Every kernel's programs mean what their references say: interpreted in float64, in no order, with any tiles."""
+
+import itertools
+
+import numpy as np
+import pytest
+from interpreter import interpret
+from tvm.target import Target
+
+from tvm_axe.tile.kernels import KERNELS
+
+TARGETS = [
+    Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}),
+    Target({"kind": "cuda", "arch": "sm_90a"}),
+]
+CASES = [(kernel.name, index) for kernel in KERNELS.values() for index in range(len(kernel.cases))]
+
+
+def error(kernel, problem, target, **parameters) -> float:
+    """The relative error of the worst output after poisoned outputs and scratch; NaN where one is left."""
+    recipe = kernel.recipe(target, problem, **parameters)
+    inputs = kernel.inputs(np.random.default_rng([7, len(str(problem))]), problem)
+    assert set(inputs) == set(recipe.inputs)
+    held = {}
+    for name, (shape, dtype) in recipe.tensors.items():
+        whole = dtype.startswith("int")
+        held[name] = np.full(shape, -(10**6), "int64") if whole else np.full(shape, np.nan)
+        if name in inputs:
+            assert (inputs[name].shape, str(inputs[name].dtype)) == (shape, dtype)
+            held[name] = inputs[name].astype(held[name].dtype)
+    for program, names in zip(recipe.programs, recipe.arguments):
+        held.update(zip(names, interpret(program, *(held[name] for name in names))))
+    expected = kernel.reference(problem, inputs)
+    assert set(expected) == set(recipe.outputs)
+    sizes = {name: np.linalg.norm(value) for name, (value, _) in expected.items()}
+    return max(np.linalg.norm(held[name] - value) / (sizes[name] or 1) for name, (value, _) in expected.items())
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=["cpu", "sm_90a"])
+@pytest.mark.parametrize("name, index", CASES)
+def test_programs_compute_the_reference(name, index, target):
+    kernel = KERNELS[name]
+    # float32's exponentials are constants in the program: log2(e) has 24 bits.
+    assert error(kernel, kernel.cases[index], target) < 1e-6
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_candidate_makes_a_program(name):
+    """The second candidate of each parameter, the third, ..., at once."""
+    kernel, target = KERNELS[name], TARGETS[1]
+    problem = kernel.cases[0]
+    space = dict(kernel.parameters(target, problem))
+    assert all(len(set(candidates)) == len(candidates) for candidates in space.values())
+    space.pop("stages", None)  # a loop of fewer iterations than stages is refused
+    for index in range(1, max(map(len, space.values()))):
+        chosen = {parameter: candidates[min(index, len(candidates) - 1)] for parameter, candidates in space.items()}
+        assert error(kernel, problem, target, **chosen) < 1e-6, chosen
+
+
+@pytest.mark.parametrize(
+    "bias, activation, residual", [*itertools.product([False, True], ["relu", "gelu"], [False, True])]
+)
+def test_epilogues(bias, activation, residual):
+    problem = {"m": 40, "n": 72, "k": 24, "dtype": "float32", "bias": bias, "residual": residual}
+    for name in ("matmul", "split_k_matmul", "skinny_matmul"):
+        assert error(KERNELS[name], {**problem, "activation": activation}, TARGETS[1]) < 1e-6, name
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7, 64])
+def test_stream_k_shares_the_work_between_any_number_of_blocks(workers):
+    problem = {"m": 100, "n": 150, "k": 170, "dtype": "bfloat16"}
+    tiles = {"block_m": 64, "block_n": 64, "block_k": 32}
+    assert error(KERNELS["stream_k_matmul"], problem, TARGETS[1], workers=workers, **tiles) < 1e-6
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 5, 16])
+def test_split_sums_are_whole(splits):
+    """Whatever the number of steps that the splits share: none is left out, none is added twice."""
+    problem = {"m": 20, "n": 30, "k": 150, "dtype": "float32"}
+    tiles = {"block_m": 32, "block_n": 32, "block_k": 32}
+    assert error(KERNELS["split_k_matmul"], problem, TARGETS[1], splits=splits, **tiles) < 1e-6
+    cache = {"batch": 2, "heads": 4, "kv_heads": 2, "capacity": 300, "dim": 64, "dtype": "float32"}
+    assert error(KERNELS["decode_attention"], cache, TARGETS[1], splits=splits, block_n=64) < 1e-6

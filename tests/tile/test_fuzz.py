@@ -1,0 +1,77 @@
+"""Random tile programs on every target, beside the interpreter: integers as data, so that every bit counts."""
+
+import random
+
+import numpy as np
+import pytest
+from generator import LARGEST, Maker
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from interpreter import TooLarge, interpret
+
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+from tvm_axe.tile.cache import Cache
+
+TILED = {"sizes": (64, 128), "depths": (32, 64, 100, 128), "blocks": (32, 64)}
+"""Tiles that tensor cores' instructions are made for."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Compiled programs don't fill the user's cache."""
+    return Cache(tmp_path_factory.mktemp("cache"))
+
+
+def judge(executable, made, expected):
+    arrays = [array.copy() for array in made.arrays]
+    executable(*arrays)
+    for number, (array, want) in enumerate(zip(arrays, expected, strict=True)):
+        np.testing.assert_array_equal(array.astype(want.dtype), want, err_msg=f"parameter {number} of\n{made.source}")
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_llvm(store, data):
+    made = Maker(lambda options: data.draw(st.sampled_from(list(options)))).make()
+    func = made.func
+    try:
+        expected = interpret(func, *made.arrays, largest=LARGEST)
+    except TooLarge:
+        assume(False)
+    judge(tile.compile(func, "llvm", store), made, expected)
+
+
+def drawn(count: int, target: str, **sizes):
+    """Programs that the target takes, each with its function and what it should give; no more than half are refused."""
+    programs, refused = [], 0
+    for seed in range(count):
+        made = Maker(random.Random(seed).choice, name=f"func{seed}", **sizes).make()
+        func = made.func
+        try:
+            expected = interpret(func, *made.arrays, largest=LARGEST)
+            tile.lower(func, target)
+            programs.append((made, func, expected))
+        except TileError:  # a CPU takes all of them; a GPU's registers and shared memory are few
+            refused += 1
+        except TooLarge:
+            pass
+    assert refused <= count // 2
+    return programs
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+@pytest.mark.parametrize("sizes", [{}, TILED], ids=["small", "tiled"])
+def test_cuda_lowers_or_refuses(target, sizes):
+    """Nothing but a TileError leaves a lowering."""
+    assert drawn(15, target, **sizes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", ["", ', roles="uniform"'], ids=["inferred", "uniform"])
+@pytest.mark.parametrize("sizes", [{}, TILED], ids=["small", "tiled"])
+def test_cuda(cuda, store, sizes, options):
+    programs = drawn(40, "cuda", options=options, **sizes)
+    executables = tile.compile_all([func for _, func, _ in programs], "cuda", store)
+    for executable, (made, _, expected) in zip(executables, programs, strict=True):
+        judge(executable, made, expected)

@@ -1,0 +1,85 @@
+"""The specialized model's code: what it consists of, and that it assembles without spills where nvcc is."""
+
+import shutil
+import subprocess
+
+import programs_hopper as programs
+import pytest
+import tvm
+from tvm.target import Target
+
+from tvm_axe import tile
+from tvm_axe.tile import nvcc
+
+HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
+
+PROGRAMS = [
+    programs.matmul(4096, 4096, 4096),
+    programs.matmul(1000, 1208, 520, (128, 128, 64), out="float32"),
+    programs.matmul(512, 512, 512, (128, 256, 128), "float8_e4m3fn", "bfloat16"),
+    programs.matmul(512, 512, 512, (192, 128, 64), "float16", transpose_a=True, transpose_b=False),
+    programs.matmul(512, 512, 512, (128, 128, 128), "int8", "int32"),
+    programs.matmul(1, 512, 512, (64, 8, 128)),
+    programs.attention(4, 32, 4096),
+    programs.attention(2, 3, 768, causal=True),
+    programs.attention(2, 3, 768, block=(192, 64)),
+    programs.through_shared(256, 256, 256),
+    programs.batched(2, 256, 64, 256),
+]
+
+
+def source(func, name="main"):
+    """The CUDA code of a program."""
+    mod = tvm.IRModule({name: tile.lower(func, HOPPER).with_attr("global_symbol", name)})
+    return str(tvm.compile(mod, HOPPER, tir_pipeline="tirx").mod.imports[0].inspect_source())
+
+
+def kernel(func):
+    text = source(func)
+    return text[text.rindex("__global__") :]
+
+
+def test_nothing_spills_and_no_product_is_serialized(tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc on PATH")
+    mods = {f"program_{at}": tile.lower(func, HOPPER) for at, func in enumerate(PROGRAMS)}
+    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in mods.items()})
+    code = tmp_path / "kernels.cu"
+    code.write_text(str(tvm.compile(mod, HOPPER, tir_pipeline="tirx").mod.imports[0].inspect_source()))
+    generate = "-gencode=arch=compute_90a,code=sm_90a"
+    command = ["nvcc", *nvcc._FLAGS, generate, "-Xptxas", "-v", "-o", tmp_path / "kernels.cubin", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    spills = [line for line in done.stderr.splitlines() if "bytes spill stores" in line]
+    assert len(spills) >= len(PROGRAMS)
+    assert all(" 0 bytes spill stores, 0 bytes spill loads" in line for line in spills), spills
+    assert "C7508" not in done.stderr and "C7510" not in done.stderr and "C7511" not in done.stderr, done.stderr
+
+
+def test_a_loop_is_loads_products_and_barriers():
+    text = kernel(programs.matmul(4096, 4096, 4096))
+    assert "__launch_bounds__(384, 1)" in text
+    assert text.count("setmaxnreg_dec") == text.count("setmaxnreg_inc") == 1
+    assert text.count("wgmma_bf16_ss_mma_async_sync_aligned_m64n256k16") == 4
+    assert text.count("async_bulk_tensor_2d_shared__cluster_global") == 2  # A and B, a panel each
+    assert text.count("async_bulk_tensor_3d_global_shared__cta") == 1  # C, all panels at once
+    assert "_tensormap_1" not in text
+
+
+def test_rows_that_panels_do_not_divide_are_copied_a_panel_at_a_time():
+    text = kernel(programs.matmul(4096, 4104, 4096))
+    assert "async_bulk_tensor_2d_global_shared__cta" in text
+    assert "async_bulk_tensor_3d" not in text
+
+
+def test_attention_takes_turns_and_rounds_in_pairs():
+    text = kernel(programs.attention(4, 32, 4096))
+    assert "bar_arrive" in text and "cast_float32x2_bfloat16x2" in text
+    masked = kernel(programs.attention(4, 32, 4096, causal=True))
+    loop = masked[masked.index("bar_sync") :]
+    assert "1.267" not in loop  # the mask is only in the iteration that was taken out of the loop
+
+
+def test_float32_is_rounded_to_tf32_on_its_way():
+    func = programs.matmul(128, 128, 128, (128, 128, 32), "float32", instruction="wgmma")
+    assert "m64n128k8_f32_tf32_tf32" in kernel(func)

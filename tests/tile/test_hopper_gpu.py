@@ -1,0 +1,132 @@
+"""The specialized model's programs on a Hopper GPU, beside numpy in float64, outputs poisoned."""
+
+import ml_dtypes  # noqa: F401  (numpy's names of small floats)
+import numpy as np
+import programs_hopper as programs
+import pytest
+
+from tvm_axe import tile
+
+TOLERANCE = {"bfloat16": 1e-2, "float16": 1e-2, "float32": 1e-3, "float8_e4m3fn": 5e-2, "float8_e5m2": 5e-2, "int8": 0}
+
+MATMULS = [
+    ((512, 768, 512), {}),
+    ((512, 768, 512), {"transpose_b": False}),
+    ((512, 768, 512), {"transpose_a": True, "transpose_b": False}),
+    ((512, 768, 512), {"transpose_a": True, "dtype": "float16"}),
+    ((1000, 1208, 520), {"block": (128, 128, 64)}),
+    ((4000, 1032, 1000), {}),
+    ((1, 40, 1024), {"block": (64, 8, 128)}),
+    ((768, 512, 512), {"block": (192, 128, 64)}),
+    ((512, 512, 512), {"block": (256, 128, 64), "stages": 1}),
+    ((512, 96, 512), {"block": (128, 48, 64)}),
+    ((256, 640, 256), {"block": (64, 320, 64)}),
+    ((512, 512, 96), {"block": (128, 128, 32), "out": "float32"}),
+    ((300, 200, 64), {"block": (64, 64, 64), "persistent": True, "swizzle": 2}),
+    ((512, 512, 512), {"block": (128, 128, 128), "dtype": "float8_e4m3fn", "out": "bfloat16"}),
+    ((512, 512, 512), {"block": (128, 128, 128), "dtype": "float8_e5m2", "out": "float32"}),
+    ((512, 512, 512), {"block": (128, 128, 128), "dtype": "int8", "out": "int32"}),
+    ((512, 512, 512), {"block": (128, 128, 32), "dtype": "float32", "instruction": "wgmma"}),
+]
+
+
+def run(func, *inputs, shape, dtype):
+    """The program's last parameter, from poison; the same bits twice."""
+    compiled = tile.compile(func, "cuda")
+    results = []
+    for _ in range(2):
+        out = np.full(shape, np.nan if np.dtype(dtype).kind not in "iu" else -1, dtype)
+        compiled(*inputs, out)
+        results.append(out)
+    assert results[0].tobytes() == results[1].tobytes()
+    return results[0].astype("float64")
+
+
+def error(got, expected):
+    return np.linalg.norm(got - expected) / np.linalg.norm(expected)
+
+
+@pytest.fixture(autouse=True)
+def hopper(cuda):
+    if cuda.compute_version != "9.0":
+        pytest.skip(f"the GPU has compute capability {cuda.compute_version}, not 9.0")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("extents", "options"), MATMULS)
+def test_matmul(extents, options):
+    m, n, k = extents
+    dtype = options.get("dtype", "bfloat16")
+    out = options.get("out", dtype)
+    rng = np.random.default_rng(0)
+    shapes = ((k, m) if options.get("transpose_a") else (m, k), (n, k) if options.get("transpose_b", True) else (k, n))
+    draw = (lambda s: rng.integers(-100, 100, s)) if dtype == "int8" else rng.standard_normal
+    a, b = (np.asarray(draw(shape)).astype(dtype) for shape in shapes)
+    got = run(programs.matmul(m, n, k, **options), a, b, shape=(m, n), dtype=out)
+    wide_a, wide_b = a.astype("float64"), b.astype("float64")
+    expected = (wide_a.T if options.get("transpose_a") else wide_a) @ (
+        wide_b.T if options.get("transpose_b", True) else wide_b
+    )
+    assert error(got, expected) <= TOLERANCE[dtype]
+
+
+ATTENTIONS = [
+    {"tokens": 512},
+    {"tokens": 768, "causal": True},
+    {"tokens": 384, "block": (192, 64)},
+    {"tokens": 256, "head": 64, "block": (64, 64)},
+    {"tokens": 256, "head": 64, "block": (128, 64), "causal": True, "dtype": "float16"},
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", ATTENTIONS)
+def test_attention(options):
+    shape = (2, 3, options["tokens"], options.get("head", 128))
+    dtype = options.get("dtype", "bfloat16")
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape).astype(dtype) for _ in range(3))
+    got = run(programs.attention(2, 3, **options), q, k, v, shape=shape, dtype=dtype)
+    q, k, v = (x.astype("float64") for x in (q, k, v))
+    scores = np.einsum("bhid,bhjd->bhij", q, k) / np.sqrt(shape[-1])
+    if options.get("causal"):
+        scores = np.where(np.tril(np.ones(scores.shape[-2:])) > 0, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = np.einsum("bhij,bhjd->bhid", weights / weights.sum(-1, keepdims=True), v)
+    assert error(got, expected) <= TOLERANCE[dtype]
+
+
+@pytest.mark.gpu
+def test_products_through_shared_memory():
+    m, n, k = 300, 200, 320
+    rng = np.random.default_rng(0)
+    a, b, d = (rng.standard_normal(shape).astype("bfloat16") for shape in ((m, k), (128, k), (n, 128)))
+    got = run(programs.through_shared(m, n, k), a, b, d, shape=(m, n), dtype="bfloat16")
+    first = (a.astype("float64") @ b.astype("float64").T).astype("bfloat16").astype("float64")
+    assert error(got, first @ d.astype("float64").T) <= TOLERANCE["bfloat16"]
+
+
+@pytest.mark.gpu
+def test_a_batch_whose_loops_differ_and_may_not_run():
+    batch, m, n, k = 5, 200, 72, 256
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype("float16") for shape in ((batch, m, k), (batch, n, k)))
+    bias, lengths = rng.standard_normal(n).astype("float32"), np.array([4, 0, 1, 3, 0], "int32")
+    got = run(programs.batched(batch, m, n, k), a, b, bias, lengths, shape=(batch, m, n), dtype="float16")
+    for at, steps in enumerate(lengths):
+        x, y = (z[at, :, : 64 * steps].astype("float64") for z in (a, b))
+        assert error(got[at], np.maximum(x @ y.T + bias, 0)) <= TOLERANCE["float16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keys", [64, 128, 320])
+@pytest.mark.parametrize("branch", [False, True])
+def test_two_products_a_step(keys, branch):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape).astype("float16") for shape in ((200, 64), (keys, 64), (keys, 64)))
+    got = run(programs.chained(200, keys, branch), q, k, v, shape=(200, 64), dtype="float16")
+    scores = (q.astype("float64") @ k.astype("float64").T).astype("float16").astype("float64")
+    if branch:
+        scores = scores * (np.arange(keys) // 64 % 2)
+    expected = scores @ v.astype("float64")
+    assert np.linalg.norm(got - expected) <= TOLERANCE["float16"] * np.linalg.norm(expected)

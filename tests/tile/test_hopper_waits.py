@@ -1,0 +1,148 @@
+"""The steps of consumers, run by a judge beside the program that they were made of.
+
+The judge knows no threads: what a tile holds is a term made of the statements that led to it, loads included. Steps and
+program must end with the same terms; no statement may touch what a product in flight writes or overwrite what it reads,
+no slot may be given back that one reads, and every slot taken is given back once, in order.
+"""
+
+from dataclasses import dataclass, field
+
+import programs_hopper as programs
+import pytest
+from tvm import sym, tirx
+
+from tvm_axe import tile
+from tvm_axe.tile.cuda import rings, waiting
+from tvm_axe.tile.cuda.steps import Acquire, Await, Choose, Define, Do, Given, Issue, Release, Repeat, Sync, Turn
+from tvm_axe.tile.program import Branch, Fill, Gemm, Loop, substitute_in
+
+ZERO = "zero"
+
+
+def value(expr, names):
+    """An expression's value; that of one which loads from a tensor is drawn from its text."""
+    if isinstance(expr, (bool, int)):
+        return int(expr)
+    simple = sym.Analyzer().simplify(substitute_in(expr, {var: tirx.const(at, "int32") for var, at in names.items()}))
+    return int(simple) if isinstance(simple, tirx.IntImm) else sum(map(ord, str(simple))) % 3
+
+
+@dataclass
+class State:
+    """What tiles hold."""
+
+    terms: dict = field(default_factory=dict)
+
+    def do(self, node, names, accumulate=None):
+        if isinstance(node, Fill) and float(node.value) == 0:
+            self.terms[node.dst.tile] = ZERO
+            return
+        inputs = [self.terms.get(read) for read in node.reads]
+        if isinstance(node, Gemm):
+            held = self.terms.get(node.c.tile) if accumulate else ZERO
+            inputs = [self.terms.get(node.a.tile), self.terms.get(node.b.tile), held]
+        old = [] if isinstance(node, Gemm) else [self.terms.get(written) for written in node.writes]
+        for written in node.writes:
+            self.terms[written] = hash((id(node), written.name, tuple(inputs), tuple(old)))
+
+
+def in_order(program, loads):
+    """What tiles hold at the program's end, and for every load what it loads, in order."""
+    state, loaded = State(), {copy: [] for copy in loads}
+
+    def run(nodes, names):
+        for node in nodes:
+            if isinstance(node, Loop):
+                start = value(node.start, names)
+                for at in range(start, start + value(node.extent, names)):
+                    run(node.body, {**names, node.var: at})
+            elif isinstance(node, Branch):
+                run(node.then if value(node.condition, names) else node.otherwise, names)
+            elif node in loaded:
+                term = hash((id(node), tuple(value(start, names) for start in node.src.start)))
+                loaded[node].append(term)
+                state.terms[node.dst.tile] = term
+            elif type(node).__name__ != "Let":
+                state.do(node, names, isinstance(node, Gemm) and node.accumulate)
+
+    run(program.body, {var: 0 for var, _ in program.grid})
+    return state.terms, loaded
+
+
+def by_steps(program, slots, steps, loaded):
+    """What tiles hold at the steps' end."""
+    state, flights = State(), []
+    taken, given = dict.fromkeys(slots, 0), dict.fromkeys(slots, 0)
+
+    def check(node):
+        for gemm, _ in flights:
+            reads, writes = set(node.reads), set(node.writes)
+            if not (isinstance(node, Gemm) and node.c.tile is gemm.c.tile):
+                assert gemm.c.tile not in reads | writes, f"{node} touches what {gemm} writes"
+            assert not writes & {gemm.a.tile, gemm.b.tile}, f"{node} overwrites what {gemm} reads"
+
+    def run(steps, names):
+        for step in steps:
+            if isinstance(step, Acquire):
+                assert taken[step.ring] - given[step.ring] < slots[step.ring], f"{step}: every slot is held"
+                for copy in step.ring.copies:
+                    state.terms[copy.dst.tile] = loaded[copy][taken[step.ring]]
+                taken[step.ring] += 1
+            elif isinstance(step, Release):
+                if step.when is None or value(step.when, names):
+                    number = taken[step.ring] - step.lag
+                    given[step.ring] += 1
+                    assert given[step.ring] == number, f"{step}: slots are given back in the order taken, once"
+                    assert not any(held.get(step.ring) == number for _, held in flights), f"{step}: it is being read"
+            elif isinstance(step, Issue):
+                check(step.gemm)
+                state.do(step.gemm, names, value(step.accumulate, names))
+                flights.append((step.gemm, {r: taken[r] for r in slots if set(r.tiles) & set(step.gemm.reads)}))
+            elif isinstance(step, Await):
+                del flights[: max(0, len(flights) - step.pending)]
+            elif isinstance(step, Do):
+                check(step.node)
+                state.do(step.node, names)
+            elif isinstance(step, Given):
+                run(step.body, {**names, step.var: value(step.value, names)})
+            elif isinstance(step, Repeat):
+                start = value(step.start, names)
+                for at in range(start, start + value(step.extent, names)):
+                    run(step.body, {**names, step.var: at})
+            elif isinstance(step, Choose):
+                run(step.then if value(step.condition, names) else step.otherwise, names)
+            else:
+                assert isinstance(step, (Define, Sync, Turn))
+
+    run(steps, {var: 0 for var, _ in program.grid})
+    assert not flights and taken == given
+    assert all(len(terms) == taken[ring] for ring in slots for copy in ring.copies for terms in [loaded[copy]])
+    return state.terms
+
+
+PROGRAMS = {
+    "matmul": programs.matmul(128, 256, 320),
+    "one step": programs.matmul(128, 256, 64),
+    "attention": programs.attention(1, 1, 512),
+    "one block": programs.attention(1, 1, 128),
+    "causal": programs.attention(1, 1, 512, causal=True, block=(128, 64)),
+    "three": programs.attention(1, 1, 384, block=(192, 64)),
+    "shared": programs.through_shared(128, 128, 256),
+    "batched": programs.batched(2, 128, 64, 256),
+    "chained": programs.chained(128, 256),
+    "chained once": programs.chained(128, 64),
+    "under a branch": programs.chained(128, 320, branch=True),
+}
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_steps_do_what_the_program_does(name, count, turns):
+    program = tile.read(PROGRAMS[name])
+    slots = {ring: count if ring.loop else 1 for ring in rings.find(program)}
+    made = waiting.schedule(program, slots, turns)
+    expected, loaded = in_order(program, [copy for ring in slots for copy in ring.copies])
+    got = by_steps(program, slots, made.steps, loaded)
+    outputs = [param for param in program.params if param in expected]
+    assert outputs and all(got[param] == expected[param] for param in outputs)

@@ -1,0 +1,205 @@
+"""The uniform model: what it decides, refuses and emits; compiled for both architectures where nvcc is."""
+
+import shutil
+
+import programs_uniform as programs
+import pytest
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.tile.cuda import mma, uniform
+
+AMPERE, HOPPER = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a"))
+
+PROGRAMS = [
+    programs.matmul(256, 256, 256, (128, 128, 32), "bfloat16", "bfloat16", transpose_b=True),
+    programs.matmul(99, 77, 61, stages=2, persistent=True, swizzle=2),
+    programs.matmul(64, 64, 64, transpose_a=True),
+    programs.matmul(64, 64, 64, dtype="float32"),
+    programs.matmul(64, 64, 64, dtype="float32", transpose_b=True, instruction="mma"),
+    programs.matmul(64, 64, 128, dtype="int8", out="int32", total="int32", transpose_b=True),
+    programs.attention(128, 64),
+    programs.rows(5, 8192, 1, "float32", "sum"),
+    programs.rows(64, 96, 16, "bfloat16", "max"),
+    programs.columns(64, 24),
+    programs.transposed(100, 70, "bfloat16"),
+    programs.segments(5, 200),
+    programs.gathered(16, 40),
+    programs.split(64, 64, 512, 4),
+    programs.chain(51, 50),
+    programs.unlike(64, 64),
+    programs.reused(512),
+    programs.fused(64, 256),
+    *(programs.converted(*types) for types in (("float32", "bfloat16"), ("int8", "float16"), ("int64", "float64"))),
+]
+
+
+@pytest.mark.parametrize("target", [AMPERE, HOPPER], ids=["sm_80", "sm_90a"])
+def test_every_program_becomes_a_cubin(target, tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc on PATH")
+    named = [func.with_attr("global_symbol", f"program_{at}") for at, func in enumerate(PROGRAMS)]
+    compiled = tile.compile_all(named, target, tile.cache.Cache(tmp_path))
+    assert [exe.name for exe in compiled] == [f"program_{at}" for at in range(len(PROGRAMS))]
+
+
+def source(func, target=AMPERE):
+    """The CUDA code of a program's kernel."""
+    mod = tvm.IRModule({"main": tile.lower(func, target).with_attr("global_symbol", "main")})
+    text = str(tvm.compile(mod, target, tir_pipeline="tirx").mod.imports[0].inspect_source())
+    return text[text.rindex("__global__") :]
+
+
+def plan(func, target=AMPERE):
+    return uniform.plan(tile.read(func), target, "test")
+
+
+def said(func, target=AMPERE):
+    return "\n".join(map(str, plan(func, target).decisions))
+
+
+def test_decisions_are_said():
+    text = said(programs.matmul(256, 256, 256, (128, 128, 32), "bfloat16", transpose_b=True))
+    for part in (
+        "256 threads  (products of up to 16384 elements",
+        "mma.sync m16n8k16.row.col.f32.bf16.bf16.f32",
+        "2 x 4 warps",
+        "no bank conflicts in 2 kinds of access",
+        "4 stages of cp.async",
+    ):
+        assert part in text
+    assert "multiply-adds  (" in said(programs.matmul(64, 64, 64, dtype="float32"))
+
+
+@pytest.mark.parametrize("m, n, threads", [(128, 128, 256), (64, 24, 128), (16, 64, 256), (32, 8, 128), (96, 96, 96)])
+@pytest.mark.parametrize("rows_only", [False, True])
+def test_warps_share_an_accumulator(m, n, threads, rows_only):
+    warps = mma.arrange(m, n, threads, rows_only)
+    assert warps.rows * warps.columns * warps.copies == threads // 32
+    assert m % (16 * warps.rows) == 0 and n % (8 * warps.columns) == 0
+    assert not rows_only or warps.columns == 1
+
+
+def test_loads_run_ahead_only_where_they_can():
+    text = source(programs.matmul(256, 256, 256, stages=3))
+    assert "cp_async_wait_group_async_wait_group_1" in text
+    assert text.count("cta_sync()") == 1  # one barrier an iteration, and none elsewhere
+    # Rows of 77 and 61 two-byte elements are no multiples of 4 bytes: these loads go through registers.
+    assert "wait_group" not in source(programs.matmul(64, 77, 61))
+    assert "don't run ahead" in said(programs.matmul(256, 256, 256, stages=1))
+
+
+def test_barriers_stand_where_data_flows():
+    text = source(programs.reused(512))
+    # In an iteration: after the write of the copy before, after the reads, and after the write.
+    assert text.count("cta_sync()") == 3
+    assert "cta_sync" not in source(programs.rows(64, 64, 8, "float32", "sum"))  # rows lie within warps
+    assert source(programs.rows(5, 8192, 1, "float32", "sum")).count("cta_sync()") == 2
+
+
+def test_memory_is_accessed_by_sixteen_bytes():
+    text = source(programs.rows(4, 8192, 1, "bfloat16", "max"))
+    assert text.count("= *(uint4*)(X_ptr") == 4 and text.count("*(uint4*)(Y_ptr") == 4
+
+
+def test_neighbouring_points_access_memory_at_once():
+    text = source(programs.fused(64, 256))
+    assert (
+        text.count("*(nv_bfloat164*)(X_ptr")
+        and text.count("*(float4*)(residual_ptr")
+        and text.count("*(float4*)(Y_ptr")
+    )
+    assert "*(float4*)(Y_ptr" not in source(programs.fused(64, 37))
+
+
+def test_annotated_layouts_are_kept():
+    swizzled = ComposeLayout(3, 3, 3, Layout.parse("S[(64, 64) : (64, 1)]"))
+
+    @T.prim_func
+    def func(X: T.Buffer((64, 64), "float16"), Y: T.Buffer((64, 64), "float16")):
+        with tile.kernel(1, threads=64):
+            s = tile.shared((64, 64), "float16", layout=swizzled)
+            f = tile.fragment((64, 64), "float16", layout=Layout.parse("S[(64, 64) : (1@tx, 1)]"))
+            tile.copy(X, s)
+            tile.copy(s, f)
+            tile.copy(f, Y)
+
+    decided = plan(func)
+    assert [*decided.shared.values()] == [swizzled]
+    assert [str(held.layout) for held in decided.fragments.values()] == ["S[(64, 64) : (1@tx, 1)]"]
+    assert "its annotation" in said(func)
+
+
+def wrong_layout():
+    @T.prim_func
+    def func(X: T.Buffer((64, 64), "float16"), Y: T.Buffer((64, 64), "float16")):
+        with tile.kernel(1, threads=128):
+            f = tile.fragment((64, 64), "float16", layout=Layout.parse("S[(64, 64) : (1@tx, 1)]"))
+            tile.copy(X, f)
+            tile.copy(f, Y)
+
+    return func
+
+
+def annotated_accumulator():
+    @T.prim_func
+    def func(A: T.Buffer((64, 64), "float16"), C: T.Buffer((64, 64), "float32")):
+        with tile.kernel(1, threads=128):
+            a = tile.shared((64, 64), "float16")
+            c = tile.fragment((64, 64), "float32", layout=programs.coalesced((64, 64), 4, 128))
+            tile.copy(A, a)
+            tile.gemm(a, a, c, accumulate=False)
+            tile.copy(c, C)
+
+    return func
+
+
+def huge(columns, dtype="float32"):
+    @T.prim_func
+    def func(X: T.Buffer((1, columns), dtype), Y: T.Buffer((1, columns), dtype)):
+        with tile.kernel(1):
+            s = tile.shared((1, columns), dtype)
+            tile.copy(X, s)
+            tile.copy(s, Y)
+
+    return func
+
+
+@pytest.mark.parametrize("func, target, why", [
+    (programs.matmul(64, 64, 64, threads=100), AMPERE, "threads=100; valid are multiples of 32"),
+    (programs.matmul(64, 64, 64, dtype="float8_e4m3fn", transpose_b=True), AMPERE, "sm_80 computes with"),
+    (programs.matmul(64, 64, 64, instruction="wgmma"), AMPERE, "sm_80 has no asynchronous products"),
+    (programs.matmul(64, 64, 64, dtype="float32", instruction="mma"), AMPERE, "k as their last dimension"),
+    (programs.matmul(64, 64, 64, total="float16"), AMPERE, "the accumulator is float16; valid is float32"),
+    (programs.matmul(1024, 1024, 1024, (256, 128, 128), stages=3), AMPERE, r"294912 bytes \(a 3 x 65536, b 3 x 32768"),
+    (programs.matmul(4096, 4096, 64, (512, 256, 16), stages=2), AMPERE, "takes 512 registers of each of 256 threads"),
+    (wrong_layout(), AMPERE, r"float16\[64, 64\]: .*leaves 4096 of the 8192 registers.*its annotation"),
+    (annotated_accumulator(), AMPERE, "from its annotation, and .*by mma; they must be one"),
+    (huge(65536), AMPERE, "262144 bytes .* a block has 166912"),
+])  # fmt: skip
+def test_what_the_target_can_not_do_is_refused(func, target, why):
+    with pytest.raises(TileError, match=why):
+        tile.lower(func, target)
+
+
+@pytest.mark.parametrize("narrow, other", [("bfloat16", "float16"), ("float16", "bfloat16")])
+def test_halves_are_cast_by_way_of_float32(narrow, other):
+    @T.prim_func
+    def func(X: T.Buffer((64, 64), narrow), Y: T.Buffer((64, 64), "int32")):
+        with tile.kernel(1):
+            x = tile.fragment((64, 64), other)
+            tile.copy(X, x)
+            with tile.parallel(64, 64) as (i, j):
+                Y[i, j] = T.cast(x[i, j], "int32") + T.cast(T.cast(X[i, j], other), "int32")
+
+    casts = []
+    lowered = tile.lower(func, AMPERE)
+    tvm_ffi.structural_walk(lowered.body, (tirx.Cast, lambda c: casts.append((str(c.value.ty), str(c.ty)))))
+    pairs = {tuple(name.partition("x")[0] for name in pair) for pair in casts}
+    assert (narrow, other) not in pairs and {(narrow, "float32"), ("float32", other)} <= pairs

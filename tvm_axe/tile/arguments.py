@@ -1,0 +1,154 @@
+"""What a compiled tile program is called with: checked against its parameters, and brought to where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_axe import _tvm
+from tvm_axe.errors import InputError
+from tvm_axe.tile.program import Program
+
+_ALIGNMENTS = {"cpu": 64, "cuda": 16}
+"""Bytes that a first element's address is a multiple of: what LLVM's vector code and TMA take for granted."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor that a program takes; extents may be variables, which the first tensor that has them decides."""
+
+    name: str
+    shape: tuple[int | tirx.Expr, ...]
+    dtype: str
+    is_output: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def parameters(program: Program) -> tuple[Parameter, ...]:
+    """The parameters of a tile program, in order."""
+    written = {tile for node in program.body for tile in node.writes}
+    return tuple(Parameter(tile.name, tile.shape, tile.dtype, tile in written) for tile in program.params)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the compiled function is called with, and what is to be done afterwards, such as copying results back."""
+
+    values: tuple[Any, ...]
+    afterwards: tuple[Callable[[], None], ...]
+
+
+class Binder:
+    """Makes `Arguments` for one function out of arrays and tensors.
+
+    Parameters
+    ----------
+    name : str
+        The function's name, for messages.
+    params : sequence of Parameter
+        Its parameters.
+    device : str
+        ``"cpu"`` or ``"cuda"``.
+    """
+
+    def __init__(self, name: str, params: Sequence[Parameter], device: str) -> None:
+        self.name, self.params, self.device = name, tuple(params), device
+        self._kind = getattr(tvm_ffi.DLDeviceType, {"cpu": "kDLCPU", "cuda": "kDLCUDA"}[device])
+
+    def bind(self, given: Sequence[Any]) -> Arguments:
+        """Check what is given, and bring numpy arrays to where the function runs.
+
+        Raises
+        ------
+        InputError
+            The number of arguments is wrong, or a type, dtype, shape, device or memory order doesn't fit.
+        """
+        if len(given) != len(self.params):
+            takes = ", ".join(map(str, self.params))
+            raise InputError(f"{self.name} takes {len(self.params)} tensors ({takes}); got {len(given)}")
+        extents: dict[str, tuple[int, str]] = {}
+        values, afterwards = [], []
+        for param, value in zip(self.params, given):
+            if isinstance(value, np.ndarray):
+                self._check(param, value.shape, str(value.dtype), extents)
+                bound, after = self._array(param, value)
+                values.append(bound)
+                afterwards += after
+            else:
+                values.append(self._tensor(param, value, extents))
+        return Arguments(tuple(values), tuple(afterwards))
+
+    def _check(self, param: Parameter, shape: Sequence[int], dtype: str, extents: dict[str, tuple[int, str]]) -> None:
+        if dtype != param.dtype:
+            raise InputError(f"{self.name}: {param.name} is {param.dtype}; got {dtype}")
+        fits = len(shape) == len(param.shape)
+        for extent, own in zip(shape, param.shape):
+            if isinstance(own, int):
+                fits = fits and extent == own
+            elif isinstance(own, tirx.Var):
+                known, source = extents.setdefault(str(own.name), (int(extent), param.name))
+                if known != extent:
+                    raise InputError(
+                        f"{self.name}: {own.name} is {extent} in {param.name} and {known} in {source}; got the shape "
+                        f"{tuple(shape)} for {param}"
+                    )
+        if not fits:
+            raise InputError(f"{self.name}: {param.name} has the shape {_shape(param)}; got {tuple(shape)}")
+
+    def _array(self, param: Parameter, array: np.ndarray) -> tuple[Any, list[Callable[[], None]]]:
+        if param.is_output and not array.flags.writeable:
+            raise InputError(f"{self.name} writes {param.name}; got a read-only array")
+        in_place = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % _ALIGNMENTS["cpu"] == 0
+        if self.device == "cpu" and in_place:
+            return _tvm.as_tensor(array), []
+        host = tvm.runtime.empty(array.shape, param.dtype)
+        view = _tvm.as_array(host)
+        view[...] = array
+        if self.device == "cpu":
+            return host, [lambda: np.copyto(array, view)] if param.is_output else []
+        tensor = tvm.runtime.empty(array.shape, param.dtype, tvm.cuda())
+        host.copyto(tensor)
+
+        def fetch() -> None:
+            tensor.copyto(host)
+            np.copyto(array, view)
+
+        return tensor, [fetch] if param.is_output else []
+
+    def _tensor(self, param: Parameter, value: Any, extents: dict[str, tuple[int, str]]) -> Any:
+        """The value itself, which tells the runtime its stream too, once a view of it was checked."""
+        if isinstance(value, tvm_ffi.Tensor):
+            tensor = value
+        elif hasattr(value, "__dlpack__"):
+            try:
+                tensor = tvm_ffi.from_dlpack(value)
+            except (BufferError, RuntimeError, ValueError) as error:
+                raise InputError(
+                    f"{self.name}: {param.name} cannot be taken over from {type(value).__name__}: {error}"
+                ) from error
+        else:
+            raise InputError(
+                f"{self.name}: {param.name} must be a numpy array or a tensor with __dlpack__; got "
+                f"{type(value).__name__}"
+            )
+        if tensor.device.dlpack_device_type() != self._kind:
+            raise InputError(f"{self.name} runs on {self.device}; {param.name} is on {tensor.device}")
+        self._check(param, tuple(tensor.shape), str(tensor.dtype), extents)
+        if not tensor.is_contiguous():
+            raise InputError(f"{self.name}: {param.name} must be dense, in row-major order")
+        alignment = _ALIGNMENTS[self.device]
+        if tensor.data_ptr() % alignment:
+            raise InputError(f"{self.name}: {param.name} must start at a multiple of {alignment} bytes; copy it")
+        return value
+
+
+def _shape(param: Parameter) -> str:
+    return f"({', '.join(map(str, param.shape))}{',' if len(param.shape) == 1 else ''})"

@@ -1,0 +1,147 @@
+"""Tile programs compiled: `compile` gives something that is called with arrays or tensors.
+
+Compiling needs no GPU. For one, the device code is compiled at once, by nvcc or nvrtc, and kept on disk with all other
+compiled kernels (`tvm_axe.tile.cache`); of a kernel for a CPU the optimised LLVM code is kept, which needs no linker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.runtime import Module
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.errors import InputError, TileError
+from tvm_axe.target import resolve_target
+from tvm_axe.tile import cache, lowering, nvcc
+from tvm_axe.tile.arguments import Binder, parameters
+from tvm_axe.tile.plan import Plan
+
+_VERSIONS = [metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
+_DEVICES = {"llvm": "cpu", "cuda": "cuda"}
+
+
+class TileExecutable:
+    """A compiled tile program: called with a tensor for each of its parameters, it fills the outputs in place.
+
+    Tensors are numpy arrays, TVM's tensors or anything else with ``__dlpack__``, such as PyTorch's. On a GPU, tensors
+    that are there are used where they are, on PyTorch's current stream, and the call returns at once; numpy arrays are
+    copied there and back.
+
+    Attributes
+    ----------
+    name : str
+        The function's name.
+    target : Target
+        What it was compiled for, complete.
+    """
+
+    def __init__(self, decided: Plan, module: Module, cuda: str | None) -> None:
+        self.name = decided.program.name
+        self.target = decided.target
+        self._plan, self._module, self._cuda = decided, module, cuda
+        self._device = _DEVICES[str(self.target.kind.name)]
+        self._binder = Binder(self.name, parameters(decided.program), self._device)
+
+    def __call__(self, *tensors: Any) -> None:
+        """Run once.
+
+        Raises
+        ------
+        InputError
+            The tensors don't fit the parameters, or there is no GPU to run on.
+        """
+        arguments = self._bind(tensors)
+        self._module[self.name](*arguments.values)
+        for step in arguments.afterwards:
+            step()
+
+    def time(self, *tensors: Any, repeat: int = 20, warmup: int = 3) -> list[float]:
+        """Seconds of each of `repeat` runs, on a GPU by its own clock; nothing is flushed from caches in between.
+
+        Raises
+        ------
+        InputError
+            As a call.
+        """
+        arguments = self._bind(tensors)
+        for _ in range(warmup):
+            self._module[self.name](*arguments.values)
+        device = tvm.cuda() if self._device == "cuda" else tvm.cpu()
+        timer = self._module.time_evaluator(self.name, device, number=1, repeat=repeat)
+        return [float(seconds) for seconds in timer(*arguments.values).results]
+
+    @property
+    def source(self) -> str:
+        """The CUDA source of the kernel, or its LLVM code."""
+        return str(self._module.inspect_source("ll")) if self._cuda is None else self._cuda
+
+    def explain(self) -> str:
+        """Every decision about the program on its target, a line each, with its reason."""
+        return self._plan.explain()
+
+    def _bind(self, tensors: Sequence[Any]) -> Any:
+        if self._device == "cuda" and not tvm.cuda().exist:
+            raise InputError(f"{self.name} was compiled for {self.target.attrs['arch']}; this machine has no GPU")
+        return self._binder.bind(tensors)
+
+
+def compile(
+    func: tirx.PrimFunc, target: str | Mapping[str, Any] | Target = "llvm", store: cache.Cache | None = None
+) -> TileExecutable:
+    """Compile a tile program.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        A tile program (`tvm_axe.tile.kernel`).
+    target : str | dict | Target
+        As `tvm_axe.target.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or for
+        Hopper where there is none.
+    store : Cache, optional
+        Where compiled code is kept, instead of the user's cache folder.
+
+    Raises
+    ------
+    TileError
+        The program is malformed, the target cannot run it, or there is no compiler for CUDA source.
+    """
+    return compile_all([func], target, store)[0]
+
+
+def compile_all(
+    funcs: Sequence[tirx.PrimFunc],
+    target: str | Mapping[str, Any] | Target = "llvm",
+    store: cache.Cache | None = None,
+) -> list[TileExecutable]:
+    """Compile tile programs together: one compilation for the GPU instead of one each.
+
+    Raises
+    ------
+    TileError
+        As `compile`, or two of them have one name.
+    """
+    resolved = resolve_target(target if isinstance(target, str | Target) else dict(target))
+    plans = [lowering.plan(func, resolved) for func in funcs]
+    names = [decided.program.name for decided in plans]
+    if len(set(names)) < len(names):
+        raise TileError(f"compile: programs have names of their own, got {', '.join(names)}")
+    functions = [lowering.emit(decided) for decided in plans]
+    mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in zip(names, functions)})
+    store = cache.Cache() if store is None else store
+    if resolved.kind.name == "cuda":
+        module, source = _tvm.build_cuda(mod, resolved, lambda source: nvcc.cubin(source, resolved, store))
+        return [TileExecutable(decided, module, source) for decided in plans]
+    module = _build_llvm(mod, resolved, store)
+    return [TileExecutable(decided, module, None) for decided in plans]
+
+
+def _build_llvm(mod: tvm.IRModule, target: Target, store: cache.Cache) -> Module:
+    # Scripts say all but where the text stood; the hash says what they leave out.
+    name = cache.key("llvm", mod.script(show_meta=True), _tvm.workload_hash(mod), str(target), *_VERSIONS)
+    return _tvm.load_llvm(store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target).mod)))

@@ -1,0 +1,149 @@
+"""Compiled kernels on disk, by the content of what they were compiled from.
+
+A file's name is the hash of everything that its contents depend on (`key`), so that nothing in the folder is ever out
+of date and several processes may use it at once. It starts with the hash of the rest, so that what a full disk or a
+crash leaves behind is told from an artifact, dropped and made again. Above the limit, what was used longest ago goes.
+
+The folder is ``$TVM_AXE_CACHE``, or ``tvm_axe`` in ``$XDG_CACHE_HOME``, or ``~/.cache/tvm_axe``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from tvm_axe.errors import InputError
+
+FOLDER = "TVM_AXE_CACHE"
+"""Environment variable: the folder, instead of ``tvm_axe`` in the user's cache folder."""
+
+LIMIT = 1 << 30
+"""Bytes that a cache may hold."""
+
+_DIGEST = hashlib.sha256().digest_size
+_SUFFIX = ".kernel"
+
+
+def key(*parts: str | bytes) -> str:
+    """A name for what is made out of `parts`, in their order."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+class Cache:
+    """A folder of artifacts.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where it is; made at the first `put`. See the module for the default.
+    limit : int
+        Bytes that it may hold.
+    """
+
+    def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
+        self.folder = default_folder() if folder is None else folder
+        self.limit = limit
+
+    def get_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """The artifact of that name, made and kept if there is none."""
+        found = self.get(name)
+        if found is None:
+            found = make()
+            self.put(name, found)
+        return found
+
+    def get(self, name: str) -> bytes | None:
+        """The artifact of that name; None if there is none, or a broken one, which is removed."""
+        path = self._path(name)
+        try:
+            data = path.read_bytes()
+            os.utime(path)  # the time of its last use
+        except OSError:  # there is none, another process has just removed it, or the folder can't be read
+            return None
+        digest, contents = data[:_DIGEST], data[_DIGEST:]
+        if hashlib.sha256(contents).digest() == digest:
+            return contents
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+
+    def put(self, name: str, contents: bytes) -> None:
+        """Keep an artifact; other processes see all of it or nothing.
+
+        A folder that cannot be written is said in a warning: what was compiled is good without it.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".tmp", delete=False) as file:
+                draft = Path(file.name)
+                try:
+                    file.write(hashlib.sha256(contents).digest() + contents)
+                    file.flush()
+                    os.replace(draft, self._path(name))
+                except BaseException:
+                    draft.unlink()
+                    raise
+        except OSError as error:
+            warnings.warn(
+                f"{self.folder}: compiled kernels cannot be kept there: {error.strerror}; set {FOLDER} to a folder "
+                "that can be written",
+                stacklevel=2,
+            )
+            return
+        self._shrink(self._path(name))
+
+    def entries(self) -> list[tuple[Path, int, float]]:
+        """Each artifact's file, its bytes and the time of its last use, that longest ago first."""
+        found = []
+        for path in self.folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):  # another process may remove it meanwhile
+                status = path.stat()
+                found.append((path, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda entry: entry[2])
+
+    def clear(self) -> int:
+        """Remove every artifact, and what writers that were killed left behind; returns how many artifacts there were.
+
+        Raises
+        ------
+        InputError
+            If one cannot be removed.
+        """
+        entries = self.entries()
+        try:
+            for path in [path for path, *_ in entries] + list(self.folder.glob(".tmp*")):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{error.filename}: cannot be removed: {error.strerror}") from error
+        return len(entries)
+
+    def _shrink(self, newest: Path) -> None:
+        entries = self.entries()
+        size = sum(bytes_ for _, bytes_, _ in entries)
+        for path, bytes_, _ in entries:
+            if size <= self.limit:
+                return
+            if path != newest:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                size -= bytes_
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}{_SUFFIX}"
+
+
+def default_folder() -> Path:
+    """Where compiled kernels are kept; see the module."""
+    if own := os.environ.get(FOLDER):
+        return Path(own)
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "tvm_axe"

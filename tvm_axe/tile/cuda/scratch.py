@@ -1,0 +1,36 @@
+"""How much shared memory operations on fragments need for a moment: what warps tell each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import tvm_ffi
+
+from tvm_axe.tile.cuda.holding import Holding
+from tvm_axe.tile.cuda.infer import Held
+from tvm_axe.tile.cuda.reductions import accumulation_type, over_warps
+from tvm_axe.tile.program import Copy, Node, Program, Reduce, Tile
+
+
+def scratch_bytes(program: Program, held: Mapping[Tile, Held], threads: int) -> int:
+    """The most that any node of a program asks `Emitter`'s scratch for, in bytes."""
+    return max((_of(node, held, threads) for node in program.nodes()), default=0)
+
+
+def _of(node: Node, held: Mapping[Tile, Held], threads: int) -> int:
+    if isinstance(node, Reduce) and node.src.tile in held:
+        src = node.src.tile
+        digits = over_warps(Holding(held[src].layout, src.shape, threads), node.axis)
+        rows = math.prod(src.shape) // src.shape[node.axis]
+        parts = math.prod(digit.extent for digit in digits)
+        return parts * rows * _bytes(accumulation_type(node.dst.tile.dtype)) if digits else 0
+    if isinstance(node, Copy) and node.src.tile in held and node.dst.tile in held:
+        alike = held[node.src.tile].layout == held[node.dst.tile].layout
+        same = alike and node.src.whole and node.dst.whole
+        return 0 if same else math.prod(node.src.extents) * _bytes(node.dst.tile.dtype)
+    return 0
+
+
+def _bytes(dtype: str) -> int:
+    return int(tvm_ffi.dtype(dtype).bits) // 8

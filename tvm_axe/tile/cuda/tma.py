@@ -1,0 +1,150 @@
+"""Tiles by the tensor memory accelerator: which copies it can do, how tiles lie in shared memory for it, and its code.
+
+It moves a box of a tensor of up to five dimensions; what lies outside reads as zero and is not written. A row of the
+box is at most as wide as the swizzle, so a tile in shared memory is a row of panels, and a copy is issued for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as primitives
+
+from tvm_axe import _tvm
+from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.tile.program import Region, Tile
+
+_BOX = 256  # the most elements of a box along a dimension
+_ALIGNED = 16  # bytes: of the tensor's address and of its strides
+_ATOM_ROWS = 8
+
+
+def item_bytes(dtype: str) -> int:
+    return tvm_ffi.dtype(dtype).bits // 8
+
+
+def swizzle(tile: Tile) -> int:
+    """The widest swizzle of a tile's rows: 3, 2, 1 for 128, 64, 32 bytes; 0 where rows or columns divide by none."""
+    rows, columns = matrix(tile)
+    width = columns * item_bytes(tile.dtype)
+    return next((mode for mode in (3, 2, 1) if width % (16 << mode) == 0 and rows % _ATOM_ROWS == 0), 0)
+
+
+def matrix(tile: Tile) -> tuple[int, int]:
+    """A tile's rows, of all its dimensions but the last together, and columns."""
+    return math.prod(tile.shape[:-1]), int(tile.shape[-1])
+
+
+def panel(tile: Tile) -> int:
+    """Columns of a panel: of one swizzled row, or of a whole row that isn't swizzled."""
+    mode, columns = swizzle(tile), matrix(tile)[1]
+    return (16 << mode) // item_bytes(tile.dtype) if mode else columns
+
+
+def shared_layout(tile: Tile, slots: int) -> Any:
+    """Where (slot, row, column) of a tile lies, as upstream's layout."""
+    mode, shape = swizzle(tile), (slots, *matrix(tile))
+    if mode:
+        return _tvm.swizzled_layout(tile.dtype, mode, shape)
+    return _tvm.memory_layout(shape, (shape[1] * shape[2], shape[2], 1))
+
+
+def axe_layout(tile: Tile) -> ComposeLayout | Layout:
+    """Where (row, column) of a tile lies in its slot: panel after panel, swizzled."""
+    mode, (rows, columns), width = swizzle(tile), matrix(tile), panel(tile)
+    plain = Layout.parse(f"S[({rows}, {columns // width}, {width}) : ({width}, {rows * width}, 1)]")
+    assert isinstance(plain, Layout)
+    if not mode:
+        return plain
+    return ComposeLayout((16 // item_bytes(tile.dtype)).bit_length() - 1, mode, 3, plain)
+
+
+def obstacle(tensor: Region, tile: Tile) -> str | None:
+    """Why a region of a tensor can't be copied to or from a shared tile, as the end of a sentence; None if it can."""
+    shape, dtype = tensor.tile.shape, tensor.tile.dtype
+    if dtype != tile.dtype:
+        return f"it casts {dtype} to {tile.dtype}"
+    if len(shape) > 5:
+        return f"{tensor.tile.name} has {len(shape)} dimensions, more than 5"
+    stride: Any = item_bytes(dtype)
+    for extent in reversed(shape[1:]):
+        stride = stride * extent
+        if not isinstance(stride, int) or stride % _ALIGNED:
+            return f"rows of {tensor.tile.name} are {stride} bytes apart, no multiple of {_ALIGNED}"
+    if tensor.extents[-1] != tile.shape[-1]:
+        return f"{tensor} doesn't run along the last dimension of {tensor.tile.name} as {tile.name} does"
+    if panel(tile) > _BOX or panel(tile) * item_bytes(dtype) % _ALIGNED:
+        return f"rows of {tile.name} are {tile.shape[-1]} {dtype}; at most {_BOX}, in multiples of {_ALIGNED} bytes"
+    if sum(extent != 1 for extent in tensor.extents[:-1]) > 1:
+        return f"{tensor} has more than two dimensions"
+    return None
+
+
+def load(tile: Tile, buffer: Any, slot: Any, source: Region, barrier: Any, tf32: bool) -> None:
+    """Emit the copies of a region into a slot of a tile's buffer; they complete on a barrier. `tf32`: rounded to it."""
+    rows, columns = matrix(tile)
+    width = _width(source, columns, panel(tile))
+    height = next(rows // n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= _BOX)
+    with _each(rows // height) as i, _each(columns // width) as j:
+        row, column = i * height, j * width
+        part = buffer[slot, row : row + height, column : column + width]
+        from_ = box(source, row, height, column, width)
+        rounding = {"tma_dtype": "tf32"} if tf32 else {}
+        primitives.copy_async(part, from_, dispatch=_dispatch(width, panel(tile)), mbar=barrier, **rounding)
+
+
+def store(buffer: Any, place: tuple[Any, ...], target: Region, row: Any, column: Any) -> None:
+    """Emit the copies of a staging buffer's matrix at `place` to a region, from (`row`, `column`) of it on."""
+    rows, columns = (int(extent) for extent in buffer.shape[-2:])
+    swizzled = (16 << _tvm.swizzle_of(buffer.layout)) // item_bytes(str(buffer.dtype))
+    width = _width(target, columns, swizzled)
+    with _each(columns // width) as j:
+        index = (*place, slice(0, rows), slice(j * width, j * width + width))
+        to = box(target, row, rows, column + j * width, width)
+        primitives.copy_async(to, buffer[index], dispatch=_dispatch(width, swizzled))
+
+
+def _width(region: Region, columns: int, swizzled: int) -> int:
+    """Columns of a copy: all panels at once, as a dimension of the tensor map of their own, where they divide its rows.
+
+    Upstream makes such a map for tensors of up to four dimensions, for boxes that they hold, from a panel's start on.
+    """
+    shape, start = region.tile.shape, region.start[-1]
+    whole = len(shape) <= 4 and isinstance(shape[-1], int) and shape[-1] % swizzled == 0
+    holds = all(isinstance(e, int) and e >= box and e > 1 for e, box in zip(shape, region.extents) if box > 1)
+    aligned = sym.Analyzer().can_prove(tirx.floormod(start, swizzled) == 0)
+    return columns if whole and holds and aligned else swizzled
+
+
+def _dispatch(width: int, swizzled: int) -> str:
+    return "tma_auto" if width > swizzled else "tma_explicit"
+
+
+@contextlib.contextmanager
+def _each(count: int) -> Iterator[Any]:
+    """An unrolled loop; upstream makes a tensor map for every copy that is written out, so none is twice."""
+    if count == 1:
+        yield 0
+        return
+    with T.unroll(count) as index:
+        yield index
+
+
+def box(region: Region, row: Any, rows: int, column: Any, width: int) -> tirx.BufferRegion:
+    """`rows` x `width` of a region from (`row`, `column`) of it on."""
+    along = next((d for d, extent in enumerate(region.extents[:-1]) if extent != 1), None)
+    ranges = []
+    for dimension, (start, extent) in enumerate(zip(region.start, region.extents)):
+        if dimension == len(region.extents) - 1:
+            ranges.append(ir.Range.from_min_extent(start + column, width))
+        elif dimension == along:
+            ranges.append(ir.Range.from_min_extent(start + row, rows))
+        else:
+            ranges.append(ir.Range.from_min_extent(start, extent))
+    return tirx.BufferRegion(region.tile.buffer, ranges)

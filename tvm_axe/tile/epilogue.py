@@ -1,0 +1,177 @@
+"""An epilogue put into a tile program: what is done to its result's elements before they are stored.
+
+A program that ends in ``copy(c, C[...])`` from a fragment gets a `parallel` before it, which computes every element of
+the fragment from itself and from tensors in global memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+
+from tvm_axe.errors import TileError
+from tvm_axe.tile.kernels.kernel import Recipe
+from tvm_axe.tile.program import Branch, Copy, Loop, Node, Program, Region, read
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """``out[i..] = value(product[i..], inputs[...])``, for every point `i..` of the product's shape.
+
+    Attributes
+    ----------
+    value : Expr
+        In the variables `point`.
+    product, out : Buffer
+        What is read at the point, and what is written there; of one shape.
+    inputs : Mapping[str, Buffer]
+        The other buffers that are read, each by a name of its own.
+    """
+
+    value: tirx.Expr
+    point: tuple[tirx.Var, ...]
+    product: tirx.Buffer
+    out: tirx.Buffer
+    inputs: Mapping[str, tirx.Buffer]
+
+    @classmethod
+    def of(cls, block: s_tir.SBlock, product: tirx.Buffer) -> Epilogue:
+        """The epilogue that a block is.
+
+        Raises
+        ------
+        TileError
+            It isn't pointwise in `product`.
+        """
+        name, store = block.name_hint, block.body
+        loads: list[ir.TensorLoad] = []
+        tvm_ffi.structural_walk([store.value], (ir.TensorLoad, loads.append))
+        indices = list(store.indices)
+        variables = [iterator.var for iterator in block.iter_vars]
+        same = all(
+            tvm_ffi.structural_equal(list(load.indices), indices) for load in loads if load.source.same_as(product)
+        )
+        places = [n for index in indices for n, var in enumerate(variables) if var.same_as(index)]
+        domains = [block.iter_vars[n].dom for n in places]
+        whole = [int(d.min) == 0 and int(d.extent) == int(e) for d, e in zip(domains, store.buffer.shape)]
+        pointwise = block.init is None and len(places) == len(indices) == len(variables) == len(set(places))
+        if not (same and pointwise and all(whole) and _shape(store.buffer) == _shape(product)):
+            raise TileError(
+                f"block {name!r} is no epilogue: valid is out[i, j] = f(product[i, j], ...) for all elements, with the "
+                f"product {product.name} read at the point that is written only"
+            )
+        others = dict.fromkeys(load.source for load in loads if not load.source.same_as(product))
+        inputs = {f"epilogue_{number}": buffer for number, buffer in enumerate(others)}
+        return cls(store.value, tuple(indices), product, store.buffer, inputs)
+
+
+def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
+    """The recipe with an epilogue in its last program.
+
+    Raises
+    ------
+    TileError
+        It doesn't end in one copy of a fragment to its one output: its result is added up in memory, or there are
+        several.
+    """
+    (*before, last) = recipe.programs
+    program = read(last)
+    stores = _stores(program, recipe.outputs)
+    earlier = [node for func in before for node in _stores(read(func), recipe.outputs)]
+    store = stores[0] if len(stores) == len(recipe.outputs) == 1 and not earlier else None
+    if not isinstance(store, Copy) or store.atomic or store.src.tile.scope != "fragment" or not store.src.whole:
+        raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
+    buffers = {
+        buffer: tirx.decl_buffer(list(buffer.shape), buffer.dtype, name) for name, buffer in epilogue.inputs.items()
+    }
+    nest = _nest(store.src, store.dst, epilogue, buffers, program.analyzer())
+
+    def insert(call: tirx.TilePrimitiveCall) -> tirx.Stmt:
+        return tirx.SeqStmt([nest, call]) if _writes(call, store.dst) else call
+
+    body = tvm_ffi.structural_map(last.body, (tirx.TilePrimitiveCall, insert))
+    func = tirx.PrimFunc([*last.params, *buffers.values()], body, last.ret_type, last.attrs)
+    return replace(recipe, programs=(*before, func), inputs=(*recipe.inputs, *epilogue.inputs))
+
+
+def _stores(program: Program, outputs: Sequence[str]) -> list[Node]:
+    """What writes the outputs, without the loops and branches around it."""
+    return [
+        node
+        for node in program.nodes()
+        if not isinstance(node, Loop | Branch)
+        and any(tile.scope == "global" and tile.name in outputs for tile in node.writes)
+    ]
+
+
+def _writes(call: tirx.TilePrimitiveCall, dst: Region) -> bool:
+    return any(isinstance(arg, ir.TensorRegion) and arg.source.same_as(dst.tile.buffer) for arg in call.args)
+
+
+def _nest(
+    src: Region,
+    dst: Region,
+    epilogue: Epilogue,
+    buffers: Mapping[tirx.Buffer, tirx.Buffer],
+    analyzer: sym.Analyzer,
+) -> tirx.Stmt:
+    """``parallel`` over the fragment: every element that lies in the output becomes the epilogue's value."""
+    loops = [tirx.Var(f"e{n}", "int32") for n in range(len(src.extents))]
+    inner = [loop for loop, extent in zip(loops, src.extents) if extent != 1]
+    offsets = iter(inner)
+    place = [start + next(offsets) if extent != 1 else start for start, extent in zip(dst.start, dst.extents)]
+    for loop, extent in zip(loops, src.extents):
+        analyzer.bind(loop, ir.Range(0, extent))
+    fragment = tirx.BufferLoad(src.tile.buffer, loops)
+    dtype = src.tile.dtype
+
+    point = _point(place, [int(e) for e in dst.tile.shape], _shape(epilogue.out), analyzer)
+    values = dict(zip(epilogue.point, point))
+
+    def on_load(load: ir.TensorLoad) -> tirx.Expr:
+        if load.source.same_as(epilogue.product):
+            own = str(epilogue.product.dtype)
+            return fragment if own == dtype else tirx.Cast(own, fragment)
+        indices = [tvm_ffi.structural_map(i, (tirx.Var, lambda v: values.get(v, v))) for i in load.indices]
+        return tirx.BufferLoad(buffers[load.source], indices)
+
+    value = tvm_ffi.structural_map(
+        epilogue.value, [(tirx.Var, lambda var: values.get(var, var)), (ir.TensorLoad, on_load)]
+    )
+    if str(value.ty.dtype) != dtype:
+        value = tirx.Cast(dtype, value)
+    body: tirx.Stmt = tirx.BufferStore(src.tile.buffer, value, loops)
+    inside = [index < extent for index, extent, size in zip(place, dst.tile.shape, dst.extents) if size != 1]
+    for condition in reversed([condition for condition in inside if not analyzer.can_prove(condition)]):
+        body = tirx.IfThenElse(condition, body, None)
+    for loop, extent in reversed(list(zip(loops, src.extents))):
+        body = tirx.For(loop, 0, extent, tirx.ForKind.PARALLEL, body)
+    return body
+
+
+def _point(
+    place: Sequence[tirx.Expr], shape: Sequence[int], whole: Sequence[int], analyzer: sym.Analyzer
+) -> list[tirx.Expr]:
+    """The point of the epilogue's shape at `place` of the kernel's, of which it splits dimensions."""
+    found: list[tirx.Expr] = []
+    dims = list(whole)
+    for index, extent in zip(place, shape):
+        own: list[int] = []
+        while dims and (prod(own) < extent or (not own)):
+            own.append(dims.pop(0))
+        if prod(own) != extent:
+            raise TileError(f"the epilogue's shape {tuple(whole)} doesn't split the kernel's {tuple(shape)}")
+        for number, size in enumerate(own):
+            inner = prod(own[number + 1 :])
+            part = index if inner == 1 else tirx.floordiv(index, inner)
+            found.append(analyzer.simplify(part if number == 0 else tirx.floormod(part, size)))
+    # What is left has extents of 1.
+    return found + [tirx.IntImm("int32", 0) for _ in dims]
+
+
+def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in buffer.shape)

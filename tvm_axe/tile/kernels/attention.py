@@ -1,0 +1,353 @@
+"""Attention forward, of sequences of one length or of many, in one pass over the keys with a running softmax.
+
+Source: Dao, "FlashAttention-2", 2023, algorithm 1; Shah et al., "FlashAttention-3", 2024, for what a GPU overlaps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+
+from .data import normal, offsets
+from .epilogue import LOG2E
+from .kernel import ROUNDING, Expected, Kernel, Problem, Recipe, Space, choose, only_used, rounding_slack
+from .tiling import arch, is_cuda
+
+MASKED = -1e30
+"""The score of a key that a query doesn't see: its weight is 0 as soon as the query has seen one. (With an infinity,
+those that have seen none would subtract infinities.)"""
+
+
+@T.inline
+def mask(s: Any, rows: int, columns: int, first_key: Any, first_seen: Any, keys: Any, causal: bool) -> None:
+    """Mask, of keys from `first_key` on, those that aren't there; causal: and those after the row's own, which sees
+    `first_seen` keys in the first row and one more in each."""
+    with tile.parallel(rows, columns) as (x, y):
+        if first_key + y >= (T.min(keys, first_seen + x) if causal else keys):
+            s[x, y] = T.float32(MASKED)
+
+
+@T.inline
+def soften(s: Any, p: Any, o: Any, top: Any, before: Any, total: Any, row: Any, scale: float) -> None:
+    """Scores `s` to weights `p`; what was summed before is scaled to the new largest score `top`."""
+    tile.copy(top, before)
+    tile.max(s, top, axis=1, accumulate=True)
+    with tile.parallel(*s.shape) as (x, y):
+        s[x, y] = T.exp2(s[x, y] * T.float32(scale) - top[x] * T.float32(scale))
+    tile.sum(s, row, axis=1)
+    with tile.parallel(s.shape[0]) as x:
+        before[x] = T.exp2((before[x] - top[x]) * T.float32(scale))
+        total[x] = total[x] * before[x] + row[x]
+    tile.copy(s, p)
+    with tile.parallel(*o.shape) as (x, y):
+        o[x, y] = o[x, y] * before[x]
+
+
+@T.inline
+def normalize(o: Any, top: Any, total: Any, scale: float) -> None:
+    """Weighted sums `o` to averages, zero where there were no keys; `total` becomes the log of the scores' sum."""
+    with tile.parallel(*o.shape) as (x, y):
+        o[x, y] = o[x, y] / T.max(total[x], T.float32(1e-30))
+    with tile.parallel(o.shape[0]) as x:
+        total[x] = T.log(total[x]) + top[x] * T.float32(scale / LOG2E)
+
+
+def attention(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    dim: int,
+    dtype: str,
+    causal: bool = False,
+    logsumexp: bool = False,
+    *,
+    block_m: int,
+    block_n: int,
+    stages: int = 0,
+) -> Recipe:
+    """O = softmax(Q K^T / sqrt(dim)) V for every sequence and head, of `dtype`, summed in float32.
+
+    Q and O are (batch, heads, queries, dim), K and V (batch, kv_heads, keys, dim); each of the kv_heads serves
+    heads / kv_heads neighbouring ones. Causal: the last query sees all keys, each before it one less. With `logsumexp`,
+    L (batch, heads, queries) of float32 is the log of the sum of the scores' exponentials.
+
+    Raises
+    ------
+    TileError
+        kv_heads doesn't divide heads, or a causal query would see no key.
+    """
+    group = _group(heads, kv_heads)
+    if causal and keys < queries:
+        raise TileError(f"attention: causal needs as many keys as queries at least, got {keys} for {queries}")
+    scale, shift = LOG2E / math.sqrt(dim), keys - queries
+
+    @T.prim_func
+    def attention(
+        Q: T.Buffer((batch, heads, queries, dim), dtype),
+        K: T.Buffer((batch, kv_heads, keys, dim), dtype),
+        V: T.Buffer((batch, kv_heads, keys, dim), dtype),
+        O: T.Buffer((batch, heads, queries, dim), dtype),
+        L: T.Buffer((batch, heads, queries), "float32"),
+    ) -> None:
+        with tile.kernel(batch, heads, tile.cdiv(queries, block_m)) as (b, h, i):
+            q = tile.shared((block_m, dim), dtype)
+            k = tile.shared((block_n, dim), dtype)
+            v = tile.shared((block_n, dim), dtype)
+            s = tile.fragment((block_m, block_n), "float32")
+            p = tile.fragment((block_m, block_n), dtype)
+            o = tile.fragment((block_m, dim), "float32")
+            top = tile.fragment((block_m,), "float32")
+            before = tile.fragment((block_m,), "float32")
+            total = tile.fragment((block_m,), "float32")
+            row = tile.fragment((block_m,), "float32")
+            seen = T.meta_var(T.min((i + 1) * block_m + shift, keys) if causal else keys)
+            everywhere = T.meta_var(T.min(i * block_m + shift + 1, keys) if causal else keys)
+            tile.copy(Q[b, h, i * block_m, 0], q)
+            tile.fill(o, 0)
+            tile.fill(total, 0)
+            tile.fill(top, MASKED)
+            for j in tile.pipelined(tile.cdiv(seen, block_n), stages=stages or None):
+                tile.copy(K[b, h // group, j * block_n, 0], k)
+                tile.copy(V[b, h // group, j * block_n, 0], v)
+                tile.gemm(q, k, s, transpose_b=True, accumulate=False)
+                if causal or keys % block_n != 0:  # noqa: SIM102 (decided here; the next line at run time)
+                    if (j + 1) * block_n > everywhere:
+                        mask(s, block_m, block_n, j * block_n, i * block_m + shift + 1, keys, causal)
+                soften(s, p, o, top, before, total, row, scale)
+                tile.gemm(p, v, o)
+            normalize(o, top, total, scale)
+            tile.copy(o, O[b, h, i * block_m, 0])
+            if logsumexp:
+                tile.copy(total, L[b, h, i * block_m])
+
+    return Recipe((only_used(attention),), ("Q", "K", "V"), ("O", "L") if logsumexp else ("O",))
+
+
+def packed_attention(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    longest: int,
+    dim: int,
+    dtype: str,
+    causal: bool = False,
+    *,
+    block_m: int,
+    block_n: int,
+    stages: int = 0,
+) -> Recipe:
+    """`attention` of sequences of many lengths, one behind the other without padding.
+
+    Q and O are (queries, heads, dim), K and V (keys, kv_heads, dim); the rows of sequence b are q_starts[b] to
+    q_starts[b + 1], and likewise k_starts'. None has more than `longest` queries; causal ones have as many keys as
+    queries at least. All values of K and V must be finite.
+    """
+    group = _group(heads, kv_heads)
+    scale = LOG2E / math.sqrt(dim)
+
+    @T.prim_func
+    def packed_attention(
+        Q: T.Buffer((queries, heads, dim), dtype),
+        K: T.Buffer((keys, kv_heads, dim), dtype),
+        V: T.Buffer((keys, kv_heads, dim), dtype),
+        q_starts: T.Buffer((batch + 1,), "int32"),
+        k_starts: T.Buffer((batch + 1,), "int32"),
+        O: T.Buffer((queries, heads, dim), dtype),
+    ) -> None:
+        with tile.kernel(batch, heads, tile.cdiv(longest, block_m)) as (b, h, i):
+            q = tile.shared((block_m, dim), dtype)
+            k = tile.shared((block_n, dim), dtype)
+            v = tile.shared((block_n, dim), dtype)
+            s = tile.fragment((block_m, block_n), "float32")
+            p = tile.fragment((block_m, block_n), dtype)
+            o = tile.fragment((block_m, dim), "float32")
+            top = tile.fragment((block_m,), "float32")
+            before = tile.fragment((block_m,), "float32")
+            total = tile.fragment((block_m,), "float32")
+            row = tile.fragment((block_m,), "float32")
+            first = q_starts[b] + i * block_m
+            stop = q_starts[b + 1]
+            origin = k_starts[b]
+            there = k_starts[b + 1] - origin
+            if first < stop:
+                own = there - (stop - first) + 1  # keys that the block's first query sees, if causal
+                seen = T.min(own + (block_m - 1), there) if causal else there
+                everywhere = T.min(own, there) if causal else there
+                tile.copy(Q[first : first + block_m, h, 0:dim], q)
+                tile.fill(o, 0)
+                tile.fill(total, 0)
+                tile.fill(top, MASKED)
+                for j in tile.pipelined(0, tile.cdiv(seen, block_n), stages=stages or None):
+                    at = T.meta_var(origin + j * block_n)
+                    tile.copy(K[at : at + block_n, h // group, 0:dim], k)
+                    tile.copy(V[at : at + block_n, h // group, 0:dim], v)
+                    tile.gemm(q, k, s, transpose_b=True, accumulate=False)
+                    if (j + 1) * block_n > everywhere:
+                        mask(s, block_m, block_n, j * block_n, own, there, causal)
+                    soften(s, p, o, top, before, total, row, scale)
+                    tile.gemm(p, v, o)
+                normalize(o, top, total, scale)
+                if first + block_m <= stop:
+                    tile.copy(o, O[first : first + block_m, h, 0:dim])
+                else:
+                    with tile.parallel(block_m, dim) as (x, y):
+                        if first + x < stop:
+                            O[first + x, h, y] = T.cast(o[x, y], dtype)
+
+    return Recipe((packed_attention,), ("Q", "K", "V", "q_starts", "k_starts"), ("O",))
+
+
+def _group(heads: int, kv_heads: int) -> int:
+    if heads % kv_heads:
+        raise TileError(f"attention: kv_heads divides heads, got {kv_heads} of {heads}")
+    return heads // kv_heads
+
+
+def attention_space(target: Target, problem: Problem) -> Space:
+    """128 queries and 128 keys at once on Hopper, two warpgroups of 64 rows; what fits elsewhere."""
+    if not is_cuda(target):
+        return {"block_m": choose(128, 32, 64), "block_n": choose(128, 64, 256)}
+    if problem["dtype"] == "float32":
+        return {"block_m": choose(64, 32), "block_n": choose(32, 64), "stages": choose(0, 2)}
+    columns = 128 if arch(target) == "sm_90a" else 64
+    return {"block_m": choose(128, 64, 192), "block_n": choose(columns, 64, 96, 128, 160), "stages": choose(0, 2, 3)}
+
+
+# ---- Data and reference ------------------------------------------------------------------------------------------
+
+
+def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
+    batch, heads, kv_heads, dim, dtype = (problem[name] for name in ("batch", "heads", "kv_heads", "dim", "dtype"))
+    keys = (batch, kv_heads, problem["keys"], dim)
+    return {
+        "Q": normal(rng, (batch, heads, problem["queries"], dim), dtype),
+        "K": normal(rng, keys, dtype),
+        "V": normal(rng, keys, dtype),
+    }
+
+
+def _packed_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
+    """Sequences of at most `longest` queries; causal ones have some keys more than queries, others any number."""
+    batch, queries, keys, longest = (problem[name] for name in ("batch", "queries", "keys", "longest"))
+    q_starts = offsets(rng, queries, batch)
+    while np.diff(q_starts).max() > longest:
+        q_starts = offsets(rng, queries, batch)
+    k_starts = offsets(rng, keys, batch)
+    if problem.get("causal", False):
+        k_starts = q_starts + offsets(rng, keys - queries, batch)
+    dim, dtype = problem["dim"], problem["dtype"]
+    return {
+        "Q": normal(rng, (queries, problem["heads"], dim), dtype),
+        "K": normal(rng, (keys, problem["kv_heads"], dim), dtype),
+        "V": normal(rng, (keys, problem["kv_heads"], dim), dtype),
+        "q_starts": q_starts,
+        "k_starts": k_starts.astype("int32"),
+    }
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, dtype: str) -> tuple[Expected, Expected]:
+    """O and L of one head, (queries, dim) and (queries,), in float64.
+
+    A score is a sum of dim products, off by `score` at most; a weight changes by as much, relatively, and its type
+    rounds it once, or twice with the exponential; the average's slack is that of weights that far off.
+    """
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    if causal:
+        rows, columns = np.indices(scores.shape)
+        scores[columns > rows + len(k) - len(q)] = -np.inf
+    if not len(k):
+        empty = np.zeros(len(q))
+        return Expected(np.zeros_like(q), np.zeros_like(q)), Expected(empty - np.inf, empty)
+    top = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=1, keepdims=True)
+    exact = ROUNDING["float32"]
+    # The sum of |q k| over sqrt(dim) is at most |q| |k| there; exp2's argument is of that size too, in float32.
+    size = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1).max() / math.sqrt(q.shape[1])
+    score = 2 * exact * (q.shape[1] + 8) * size
+    off = 2 * score + (2 * ROUNDING[dtype] if dtype != "float32" else 0.0) + exact * (4 * len(k) + 16)
+    slack = rounding_slack(dtype, off, weights / total @ np.abs(v))
+    l = np.log(total) + top
+    return Expected(weights / total @ v, slack), Expected(l[:, 0], (off + 2 * exact * (1 + np.abs(l)))[:, 0])
+
+
+def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
+    q, k, v = (arrays[name].astype("float64") for name in ("Q", "K", "V"))
+    group = problem["heads"] // problem["kv_heads"]
+    heads = [
+        attend(q[b, h], k[b, h // group], v[b, h // group], problem.get("causal", False), problem["dtype"])
+        for b in range(problem["batch"])
+        for h in range(problem["heads"])
+    ]
+    outputs = dict(zip("OL", zip(*heads)))
+    if not problem.get("logsumexp", False):
+        del outputs["L"]
+    lead = (problem["batch"], problem["heads"])
+    return {name: _stacked(parts, lead) for name, parts in outputs.items()}
+
+
+def _stacked(parts: Sequence[Expected], lead: tuple[int, ...]) -> Expected:
+    value, slack = (np.stack(arrays).reshape(*lead, *arrays[0].shape) for arrays in zip(*parts))
+    return Expected(value, slack)
+
+
+def _packed_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
+    q, k, v = (arrays[name].astype("float64") for name in ("Q", "K", "V"))
+    group, causal, dtype = problem["heads"] // problem["kv_heads"], problem.get("causal", False), problem["dtype"]
+    value, slack = np.zeros_like(q), np.zeros_like(q)
+    q_starts, k_starts = arrays["q_starts"], arrays["k_starts"]
+    for first, stop, origin, end in zip(q_starts, q_starts[1:], k_starts, k_starts[1:]):
+        for h in range(problem["heads"] if stop > first else 0):
+            keys, values = k[origin:end, h // group], v[origin:end, h // group]
+            own, _ = attend(q[first:stop, h], keys, values, causal, dtype)
+            value[first:stop, h], slack[first:stop, h] = own
+    return {"O": Expected(value, slack)}
+
+
+ATTENTION = Kernel(
+    name="attention",
+    summary="O = softmax(Q K^T / sqrt(dim)) V, causal or not, with grouped heads",
+    make=attention,
+    parameters=attention_space,
+    inputs=_inputs,
+    reference=_reference,
+    cases=(
+        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 200, "keys": 200, "dim": 64, "dtype": "float32",
+         "causal": True},
+        {"batch": 2, "heads": 2, "kv_heads": 2, "queries": 256, "keys": 384, "dim": 128, "dtype": "bfloat16"},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 300, "keys": 301, "dim": 128, "dtype": "bfloat16",
+         "causal": True, "logsumexp": True},
+        {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 1, "keys": 33, "dim": 64, "dtype": "float16"},
+        {"batch": 1, "heads": 3, "kv_heads": 1, "queries": 65, "keys": 1, "dim": 64, "dtype": "bfloat16",
+         "logsumexp": True},
+    ),
+)  # fmt: skip
+
+PACKED_ATTENTION = Kernel(
+    name="packed_attention",
+    summary="attention of sequences of many lengths, packed",
+    make=packed_attention,
+    parameters=attention_space,
+    inputs=_packed_inputs,
+    reference=_packed_reference,
+    cases=(
+        {"batch": 3, "heads": 2, "kv_heads": 1, "queries": 400, "keys": 500, "longest": 300, "dim": 64,
+         "dtype": "bfloat16", "causal": True},
+        {"batch": 4, "heads": 2, "kv_heads": 2, "queries": 333, "keys": 401, "longest": 250, "dim": 128,
+         "dtype": "float16"},
+        {"batch": 2, "heads": 1, "kv_heads": 1, "queries": 70, "keys": 90, "longest": 70, "dim": 64,
+         "dtype": "float32", "causal": True},
+    ),
+)  # fmt: skip

@@ -1,0 +1,37 @@
+"""The kernels, by name, and which of them multiplies matrices of a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tvm.target import Target
+
+from .attention import ATTENTION, PACKED_ATTENTION
+from .decode import DECODE_ATTENTION
+from .gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
+from .grouped import GROUPED_MATMUL
+from .kernel import Kernel, Problem
+from .rows import RMS_NORM, SOFTMAX
+from .skinny import SKINNY_MATMUL
+from .splitting import SPLIT_K_MATMUL, STREAM_K_MATMUL
+from .tiling import gpu_block, is_cuda, processors
+from .transpose import TRANSPOSE
+
+_ALL = (
+    MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, FP8_MATMUL,
+    ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, SOFTMAX, TRANSPOSE,
+)  # fmt: skip
+
+KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})
+
+
+def matmul_for(target: Target, problem: Problem) -> Kernel:
+    """The kernel for a product A B^T of one dtype: its tiles transposed for few rows, its sums split for few tiles."""
+    if not is_cuda(target):
+        return MATMUL
+    if problem["m"] <= 64:
+        return SKINNY_MATMUL
+    block_m, block_n = gpu_block(target, problem["m"], problem["n"], problem["dtype"])
+    tiles = -(-problem["m"] // block_m) * -(-problem["n"] // block_n)
+    return SPLIT_K_MATMUL if 2 * tiles <= processors(target) and problem["k"] >= 2048 else MATMUL

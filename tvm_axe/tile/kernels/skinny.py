@@ -1,0 +1,91 @@
+"""Matrix products of few rows, as a decoder makes for a token of each sequence: all is reading the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from tvm_axe import tile
+
+from .epilogue import Epilogue
+from .gemm import inputs, reference
+from .kernel import Kernel, Problem, Recipe, Space, choose, only_used, stored
+from .tiling import instructions, is_cuda, processors
+
+
+def skinny_matmul(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    *,
+    block_n: int,
+    block_k: int,
+    stages: int = 0,
+    instruction: str | None = None,
+    **options: Any,
+) -> Recipe:
+    """C = epilogue(A B^T) for few rows of A (m, k) and many of B (n, k).
+
+    The product is computed transposed, B A^T, so that the weights B come on the side of the tensor cores' instructions
+    that takes 64 rows, and A on the side that takes any multiple of 8.
+    """
+    operand, width, epilogue = stored(dtype), -(-m // 8) * 8, Epilogue(**options)
+
+    @T.prim_func
+    def skinny_matmul(
+        A: T.Buffer((m, k), operand),
+        B: T.Buffer((n, k), operand),
+        bias: T.Buffer((n,), operand),
+        residual: T.Buffer((m, n), operand),
+        C: T.Buffer((m, n), operand),
+    ) -> None:
+        with tile.kernel(tile.cdiv(n, block_n)) as j:
+            b = tile.shared((block_n, block_k), operand)
+            a = tile.shared((width, block_k), operand)
+            c = tile.fragment((block_n, width), "float32")
+            tile.fill(c, 0)
+            for l in tile.pipelined(tile.cdiv(k, block_k), stages=stages or None):
+                tile.copy(B[j * block_n, l * block_k], b)
+                tile.copy(A[0, l * block_k], a)
+                tile.gemm(b, a, c, transpose_b=True, instruction=instruction)
+            with tile.parallel(block_n, width) as (y, x):
+                if x < m and j * block_n + y < n:
+                    C[x, j * block_n + y] = T.cast(
+                        epilogue.expression(c[y, x], (x, j * block_n + y), None, bias, residual), operand
+                    )
+
+    return Recipe((only_used(skinny_matmul),), ("A", "B", *epilogue.tensors), ("C",))
+
+
+def _space(target: Target, problem: Problem) -> Space:
+    """Blocks of 64 weight rows unless 128 give every multiprocessor one; deep steps, since all is latency."""
+    n, k, dtype = problem["n"], problem["k"], problem["dtype"]
+    if not is_cuda(target):
+        return {"block_n": choose(64, 128, 256), "block_k": choose(256, 128, 512)}
+    block_n = 128 if n >= 128 * processors(target) else 64
+    block_k = 16 if dtype == "float32" else 128 if block_n == 128 or k < 1024 else 256
+    return {
+        "block_n": choose(block_n, 64, 128),
+        "block_k": choose(block_k, 64, 128, 256),
+        "stages": choose(0, 3, 4, 5, 6, 8),
+        **instructions(target, dtype),
+    }
+
+
+SKINNY_MATMUL = Kernel(
+    name="skinny_matmul",
+    summary="C = activation(A B^T + bias) + residual for few rows of A",
+    make=skinny_matmul,
+    parameters=_space,
+    inputs=inputs,
+    reference=reference,
+    cases=(
+        {"m": 1, "n": 520, "k": 1024, "dtype": "bfloat16"},
+        {"m": 16, "n": 100, "k": 776, "dtype": "float16", "bias": True, "activation": "silu"},
+        {"m": 3, "n": 65, "k": 333, "dtype": "float32", "residual": True},
+        {"m": 64, "n": 256, "k": 512, "dtype": "bfloat16"},
+    ),
+)

@@ -1,0 +1,91 @@
+"""How large the tiles of a matrix product are by default, and what else is worth trying."""
+
+from __future__ import annotations
+
+import math
+
+from tvm.target import Target
+
+from .kernel import Problem, Space, choose
+
+SMS = {"sm_80": 108, "sm_90a": 132}
+"""Multiprocessors of the largest GPU of an architecture; the next older one's where it isn't listed."""
+
+_BLOCKS = {
+    "wgmma": ((128, 256), (256, 128), (128, 224), (128, 192), (128, 128), (128, 64)),
+    "mma": ((128, 256), (128, 128), (128, 64), (64, 64)),
+    "fma": ((128, 128), (64, 128), (64, 64), (32, 64)),
+}
+_OPERAND = 24
+"""What loading one row or column of operands costs, in elements of the product: the order of the blocks' speeds."""
+
+
+def arch(target: Target) -> str:
+    """The GPU's architecture, such as ``"sm_90a"``."""
+    return str(target.attrs["arch"])
+
+
+def is_cuda(target: Target) -> bool:
+    return str(target.kind.name) == "cuda"
+
+
+def processors(target: Target) -> int:
+    """How many blocks a GPU runs at once, or how many threads a CPU has."""
+    if is_cuda(target):
+        return SMS.get(arch(target), SMS["sm_80"])
+    return int(target.attrs.get("num-cores", 1))
+
+
+def instructions(target: Target, dtype: str) -> Space:
+    """A GPU's tensor cores take float32 as tf32 only where a gemm is annotated with them; it is exact otherwise."""
+    if not is_cuda(target) or dtype != "tf32":
+        return {}
+    return {"instruction": ("wgmma",) if arch(target) == "sm_90a" else ("mma",)}
+
+
+def matmul_space(target: Target, problem: Problem) -> Space:
+    """Tiles of a product of (m, k) and (k, n).
+
+    On a GPU the default is the block with the least time: waves of blocks over the multiprocessors, each as long as its
+    tile takes. On a CPU as many rows as there are, and columns whose part of B stays in a core's second cache.
+    """
+    m, n, dtype = problem["m"], problem["n"], problem["dtype"]
+    if not is_cuda(target):
+        # Rows of A are read in place, so that rows that no tile divides cost nothing; B is packed a block at a time.
+        rows = min(m, 512)
+        blocks = math.ceil(m / rows) * math.ceil(n / 128) * problem.get("batch", 1)
+        return {
+            "block_m": choose(rows, 64, 128, 256),
+            "block_n": choose(128 if blocks >= 2 * processors(target) else 64, 32, 64, 128, 256),
+            "block_k": choose(256, 128, 512),
+        }
+    block_m, block_n = gpu_block(target, m * problem.get("batch", 1), n, dtype)
+    return {
+        "block_m": choose(block_m, 64, 128, 256),
+        "block_n": choose(block_n, 64, 128, 192, 256),
+        "block_k": choose(_depth(target, dtype), 32, 64, 128),
+        "stages": choose(0, 2, 3, 4, 5, 6),
+        "swizzle": choose(16, 1, 4, 8, 32),
+        **instructions(target, dtype),
+    }
+
+
+def gpu_block(target: Target, m: int, n: int, dtype: str) -> tuple[int, int]:
+    """The block with the least estimated time."""
+    kind = "fma" if dtype == "float32" else "wgmma" if arch(target) == "sm_90a" else "mma"
+
+    def time(block: tuple[int, int]) -> float:
+        rows, columns = block
+        waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / processors(target))
+        return waves * (rows * columns + _OPERAND * (rows + columns))
+
+    return min(_BLOCKS[kind], key=time)
+
+
+def _depth(target: Target, dtype: str) -> int:
+    """Steps along k: 128 bytes on Hopper, the widest swizzle; less where registers or shared memory are fewer."""
+    if dtype == "float32":
+        return 16
+    if arch(target) != "sm_90a":
+        return 16 if dtype == "tf32" else 32
+    return {"tf32": 32, "float8_e4m3fn": 128}.get(dtype, 64)

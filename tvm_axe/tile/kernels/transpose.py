@@ -1,0 +1,63 @@
+"""Transposed copies, through shared memory, so that both sides are read and written in whole lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from tvm_axe import tile
+
+from .data import normal
+from .kernel import Expected, Kernel, Problem, Recipe, Space, choose
+from .tiling import is_cuda
+
+
+def transpose(rows: int, columns: int, dtype: str, *, block_m: int, block_n: int) -> Recipe:
+    """Y = X^T: X (rows, columns), Y (columns, rows)."""
+
+    @T.prim_func
+    def transpose(X: T.Buffer((rows, columns), dtype), Y: T.Buffer((columns, rows), dtype)) -> None:
+        with tile.kernel(tile.cdiv(rows, block_m), tile.cdiv(columns, block_n)) as (i, j):
+            x = tile.shared((block_m, block_n), dtype)
+            y = tile.fragment((block_n, block_m), dtype)
+            tile.copy(X[i * block_m, j * block_n], x)
+            with tile.parallel(block_n, block_m) as (c, r):
+                y[c, r] = x[r, c]
+            tile.copy(y, Y[j * block_n, i * block_m])
+
+    return Recipe((transpose,), ("X",), ("Y",))
+
+
+def _space(target: Target, problem: Problem) -> Space:
+    """Rows of 256 bytes on a GPU: whole lines of both sides, and enough of them in flight."""
+    extent = 256 // np.dtype(problem["dtype"]).itemsize if is_cuda(target) else 64
+    return {"block_m": choose(extent, 32, 64, 128), "block_n": choose(extent, 32, 64, 128)}
+
+
+def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
+    return {"X": normal(rng, (problem["rows"], problem["columns"]), problem["dtype"])}
+
+
+def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
+    """Exact."""
+    value = arrays["X"].astype("float64").T
+    return {"Y": Expected(value, np.zeros_like(value))}
+
+
+TRANSPOSE = Kernel(
+    name="transpose",
+    summary="Y = X^T",
+    make=transpose,
+    parameters=_space,
+    inputs=_inputs,
+    reference=_reference,
+    cases=(
+        {"rows": 128, "columns": 192, "dtype": "float32"},
+        {"rows": 1000, "columns": 77, "dtype": "bfloat16"},
+        {"rows": 1, "columns": 333, "dtype": "float16"},
+        {"rows": 65, "columns": 1, "dtype": "float32"},
+    ),
+)

@@ -1,0 +1,184 @@
+"""What may not happen in no order: between the points of a `parallel`, and between blocks.
+
+Only what is known without running the program is judged, at the first and the last iteration of what is around; where
+indices come from a tensor, that no two of them are equal is the program's own business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import tirx
+
+from tvm_axe.errors import TileError
+from tvm_axe.tile.points import Access, Scope, accesses, variables
+from tvm_axe.tile.program import Assign, Branch, Copy, Fill, Let, Loop, Node, Parallel, Program, Tile
+
+
+def check_parallel(parallel: Parallel, scope: Scope, tiles: dict[tirx.Buffer, Tile]) -> None:
+    """Refuse accesses that leave a tile, points that store one element, and points that read what others store."""
+    sure = scope.ends()
+    for values in sure or scope.ends(maybe=True):
+        touched = accesses(parallel, values)
+        for access in touched if sure else ():
+            _inside(parallel, access, tiles[access.buffer])
+        for tile in parallel.writes:
+            of_tile = [access for access in touched if tiles[access.buffer] is tile]
+            stores = [access for access in of_tile if access.stores]
+            for store in stores:
+                _spread(parallel, store)
+            _apart(parallel, of_tile, stores)
+
+
+def _inside(parallel: Parallel, access: Access, tile: Tile) -> None:
+    if not access.guard.exact:
+        return
+    for dimension, (index, size) in enumerate(zip(access.where, tile.shape)):
+        if index is None or not isinstance(size, int):
+            continue
+        outside = access.guard.mask & ((index < 0) | (index >= size))
+        if outside.any():
+            point = int(np.argmax(outside))
+            raise TileError(
+                f"parallel: {access} is element {index[point]} of dimension {dimension} of {tile}, at "
+                f"{_point(parallel, point)}; valid is 0 to {size - 1}; an `if` around, or T.if_then_else, leaves out "
+                "points (both sides of `and` are evaluated)"
+            )
+
+
+def _spread(parallel: Parallel, store: Access) -> None:
+    """Refuse a store whose index, and the conditions around it, don't depend on one of the variables."""
+    if store.known:
+        return  # judged element by element
+    for var, extent in zip(parallel.vars, parallel.extents):
+        if extent > 1 and var not in store.vars | store.guard.vars:
+            raise TileError(
+                f"parallel: {store} is stored by all {extent} points along {var.name}, in no order; valid is an index "
+                f"that depends on {var.name}, or a `parallel` without it"
+            )
+
+
+def _apart(parallel: Parallel, touched: list[Access], stores: list[Access]) -> None:
+    """Refuse one element that a point stores and another point stores or loads."""
+    if not all(access.known for access in touched):
+        for access in touched:
+            other = next((s for s in stores if not _same(s, access)), None)
+            if other is not None:
+                raise TileError(
+                    f"parallel: {other} is stored, and {access} of the same tile is "
+                    f"{'stored' if access.stores else 'read'} beside it: that no two points meet in one element can't "
+                    "be shown where indices come from tensors; valid is one index for both, or two `parallel`"
+                )
+        return
+    elements = _elements(touched)
+    owner = np.full(max(int(element.max(initial=0)) for element in elements) + 1, -1)
+    points = np.arange(len(elements[0]))
+    for store, element in zip(touched, elements):
+        if store.stores:
+            active = store.guard.mask
+            _meet(parallel, store, element, owner, "stored")
+            owner[element[active]] = points[active]
+            _meet(parallel, store, element, owner, "stored")
+    for load, element in zip(touched, elements):
+        if not load.stores:
+            _meet(parallel, load, element, owner, "read")
+
+
+def _meet(parallel: Parallel, access: Access, element: np.ndarray, owner: np.ndarray, what: str) -> None:
+    points = np.arange(len(element))
+    clash = access.guard.mask & (owner[element] != -1) & (owner[element] != points)
+    if clash.any():
+        point = int(np.argmax(clash))
+        where = ", ".join(str(index[point]) for index in access.where)
+        raise TileError(
+            f"parallel: {access} is {what} at {_point(parallel, point)}, and that element, [{where}], is stored at "
+            f"{_point(parallel, int(owner[element[point]]))}; points run in no order: valid are elements of a point's "
+            "own, or two `parallel`"
+        )
+
+
+def _elements(touched: list[Access]) -> list[np.ndarray]:
+    """A number for the element that each access touches at each point, the same for the same element."""
+    columns = [np.stack([access.where[d] for access in touched]) for d in range(len(touched[0].where))]
+    numbers = np.zeros(columns[0].shape, "int64")
+    for column in columns:
+        numbers = numbers * (int(np.ptp(column)) + 1) + column - column.min()
+    return list(numbers)
+
+
+def _same(a: Access, b: Access) -> bool:
+    return tvm_ffi.structural_equal(list(a.indices), list(b.indices))
+
+
+def _point(parallel: Parallel, number: int) -> str:
+    coordinates = np.unravel_index(number, parallel.extents)
+    return ", ".join(f"{var.name}={x}" for var, x in zip(parallel.vars, coordinates))
+
+
+# ---- Blocks ----------------------------------------------------------------------------------------------------------
+
+
+def check_blocks(program: Program) -> None:
+    """Refuse what several blocks store to the same elements of a tensor, in no order."""
+    grid = {var: extent for var, extent in program.grid if not (isinstance(extent, int) and extent == 1)}
+    _Blocks(grid).statements(program.body, frozenset())
+
+
+class _Blocks:
+    """Finds which of the grid's variables each value may depend on; `behind` has those of names and local tiles."""
+
+    def __init__(self, grid: dict[tirx.Var, Any]) -> None:
+        self.grid = grid
+        self.behind: dict[tirx.Var, frozenset[tirx.Var]] = {var: frozenset([var]) for var in grid}
+
+    def of(self, *values: Any) -> frozenset[tirx.Var]:
+        """The grid's variables that a value depends on; all of them if it is loaded from what was stored before."""
+        found: frozenset[tirx.Var] = frozenset()
+        for value in values:
+            if not isinstance(value, int):
+                found |= frozenset().union(*(self.behind.get(var, frozenset()) for var in variables(value)))
+        return found
+
+    def statements(self, body: tuple[Node, ...], around: frozenset[tirx.Var]) -> None:
+        """Walk in order; `around` are the variables that decide whether the body runs at all."""
+        for node in body:
+            if isinstance(node, Let):
+                self.behind[node.var] = self.of(node.value)
+            elif isinstance(node, Assign):
+                known = self.behind.get(node.tile.buffer, frozenset())
+                self.behind[node.tile.buffer] = known | around | self.of(node.value, *node.indices)
+            elif isinstance(node, Branch):
+                inner = around | self.of(node.condition)
+                self.statements(node.then, inner)
+                self.statements(node.otherwise, inner)
+            elif isinstance(node, Loop):
+                # Twice, as what an iteration assigns the next one reads.
+                for _ in range(2):
+                    self.behind[node.var] = self.of(node.start, node.extent)
+                    self.statements(node.body, around | self.of(node.extent))
+            else:
+                self.stores(node, around)
+
+    def stores(self, node: Node, around: frozenset[tirx.Var]) -> None:
+        """What an operation or a `parallel` stores: on chip it may be anything, in a tensor its place counts."""
+        for tile in node.writes:
+            if tile.scope != "global":
+                self.behind[tile.buffer] = frozenset(self.grid)
+            elif isinstance(node, Parallel):
+                for access in accesses(node):
+                    if access.stores and access.buffer.same_as(tile.buffer):
+                        self.refuse(node, tile, around | self.of(*access.vars, *access.guard.vars))
+            elif isinstance(node, Copy | Fill) and not (isinstance(node, Copy) and node.atomic):
+                self.refuse(node, tile, around | self.of(*node.dst.start))
+
+    def refuse(self, node: Node, tile: Tile, found: frozenset[tirx.Var]) -> None:
+        """Refuse a store to a tensor that is in the same place for all of a grid variable's blocks."""
+        missing = [var for var in self.grid if var not in found]
+        if missing:
+            var = missing[0]
+            raise TileError(
+                f"{node}: all {self.grid[var]} blocks along {var.name} store to one part of {tile}, in no order; valid "
+                f"is a place, or an `if`, that depends on {var.name}, or copy(..., atomic='add')"
+            )

@@ -1,0 +1,217 @@
+"""Reading: from upstream's function to the tree of `tvm_axe.tile.program`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from tvm_axe.errors import TileError
+from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.tile.language import FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.program import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Program,
+    Reduce,
+    Region,
+    Tile,
+    constant,
+    tiles_of,
+)
+
+_OPERATION = "tirx.tile."
+_SCOPES = {"global": "global", "shared": "shared", FRAGMENT: "fragment", "local": "local"}
+
+
+@dataclass
+class Reader:
+    """Reads one function; `known` has the tile behind each buffer so far, `tiles` those on chip, in order."""
+
+    func: tirx.PrimFunc
+    known: dict[tirx.Buffer, Tile] = field(default_factory=dict)
+    tiles: list[Tile] = field(default_factory=list)
+
+    def program(self) -> Program:
+        params = []
+        for param in self.func.params:
+            if not tirx.is_buffer_var(param):
+                raise TileError(f"parameter {param.name}: a tile program takes tensors, not scalars")
+            tile = Tile(param, "global", tuple(constant(e) for e in param.shape), str(param.dtype))
+            self.known[param] = tile
+            params.append(tile)
+        grid, options, stmt = self._kernel(self.func.body)
+        body = self._nodes(stmt)
+        return Program(self.func, tuple(params), tuple(self.tiles), grid, options, body)
+
+    def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
+        if not (isinstance(stmt, tirx.For) and GRID in stmt.annotations):
+            raise TileError(
+                "a tile program is one `with tile.kernel(...)` and nothing beside it; "
+                f"found {type(stmt).__name__} at its top"
+            )
+        grid, options = [], {}
+        while isinstance(stmt, tirx.For) and GRID in stmt.annotations:
+            grid.append((stmt.loop_var, constant(stmt.extent)))
+            for name in OPTIONS:
+                if f"axe.{name}" in stmt.annotations:
+                    options[name] = _plain(stmt.annotations[f"axe.{name}"])
+            stmt = stmt.body
+        return tuple(grid), options, stmt
+
+    def _nodes(self, stmt: tirx.Stmt) -> tuple[Node, ...]:
+        if isinstance(stmt, tirx.SeqStmt):
+            return tuple(node for inner in stmt.seq for node in self._nodes(inner))
+        if isinstance(stmt, tirx.AllocBuffer):
+            self._allocate(stmt)
+            return ()
+        return (self._node(stmt),)
+
+    def _allocate(self, stmt: tirx.AllocBuffer) -> None:
+        buffer = stmt.buffer
+        scope = _SCOPES.get(str(buffer.scope()))
+        if scope in (None, "global"):
+            raise TileError(f"tile {buffer.name}: scope {buffer.scope()!r}; valid are shared, fragment and local tiles")
+        shape = tuple(constant(extent) for extent in buffer.shape)
+        if not all(isinstance(extent, int) and extent > 0 for extent in shape):
+            raise TileError(f"tile {buffer.name}: extents are positive constants, got {[str(e) for e in shape]}")
+        text = stmt.annotations.get(LAYOUT, None)
+        tile = Tile(buffer, scope, shape, str(buffer.dtype), None if text is None else _layout(str(text)))
+        self.known[buffer] = tile
+        self.tiles.append(tile)
+
+    def _node(self, stmt: tirx.Stmt) -> Node:
+        if isinstance(stmt, tirx.TilePrimitiveCall):
+            return self._operation(stmt)
+        if isinstance(stmt, tirx.For):
+            if stmt.kind == tirx.ForKind.PARALLEL:
+                return self._parallel(stmt)
+            if GRID in stmt.annotations:
+                raise TileError("kernel: a kernel inside a kernel")
+            stages = stmt.annotations.get(STAGES, None)
+            body = self._nodes(stmt.body)
+            return Loop(stmt.loop_var, stmt.min, constant(stmt.extent), None if stages is None else int(stages), body)
+        if isinstance(stmt, tirx.IfThenElse):
+            otherwise = () if stmt.else_case is None else self._nodes(stmt.else_case)
+            return Branch(stmt.condition, self._nodes(stmt.then_case), otherwise)
+        if isinstance(stmt, tirx.Bind):
+            return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
+        if isinstance(stmt, tirx.BufferStore):
+            tile = self.known[stmt.buffer]
+            if tile.scope != "local":
+                raise TileError(
+                    f"{tile.name}[{', '.join(map(str, stmt.indices))}] is stored outside of `parallel`, by every "
+                    f"thread; valid there are tiles of `local`, and in `with tile.parallel(...)` all others"
+                )
+            return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
+        raise TileError(f"{type(stmt).__name__} is no part of a tile program:\n{stmt}")
+
+    def _operation(self, call: tirx.TilePrimitiveCall) -> Node:
+        kind, args = str(call.op.name).removeprefix(_OPERATION), list(call.args)
+        if kind in ("copy", "cast"):
+            return Copy(self._region(args[0]), self._region(args[1]), "atomic" in call.config)
+        if kind == "fill":
+            return Fill(self._region(args[0]), args[1])
+        if kind == "gemm":
+            d, a, b, c = (self._region(arg) for arg in args[:4])
+            alpha, beta = float(args[6]), float(args[7])
+            if d.tile is not c.tile or alpha != 1 or beta not in (0, 1):
+                raise TileError(
+                    f"gemm: {d.tile.name} = {alpha} * a @ b + {beta} * {c.tile.name}; valid is c (+)= a @ b"
+                )
+            instruction = call.config.get("instruction", None)
+            name = None if instruction is None else str(_plain(instruction))
+            return Gemm(d, a, b, bool(args[4]), bool(args[5]), beta == 1, name)
+        if kind in ("sum", "max", "min"):
+            dst, src, axes = self._region(args[0]), self._region(args[1]), [int(axis) for axis in args[2]]
+            if len(axes) != 1:
+                raise TileError(f"{kind}: along axes {axes}; a tile is reduced along one axis at a time")
+            if not -len(src.extents) <= axes[0] < len(src.extents):
+                raise TileError(
+                    f"{kind} of {src}: along axis {axes[0]}; valid is {-len(src.extents)} to {len(src.extents) - 1}"
+                )
+            return Reduce(kind, dst, src, axes[0] % len(src.extents), bool(args[3]))
+        raise TileError(f"{kind} is no word of tvm_axe.tile; elementwise computation is written in `parallel`")
+
+    def _region(self, region: tirx.BufferRegion) -> Region:
+        extents = tuple(constant(r.extent) for r in region.region)
+        if not all(isinstance(extent, int) for extent in extents):
+            raise TileError(f"a region of {region.source.name} has no constant extents: {[str(e) for e in extents]}")
+        return Region(self.known[region.source], tuple(r.min for r in region.region), extents)
+
+    def _parallel(self, stmt: tirx.For) -> Parallel:
+        points, extents = [], []
+        while isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
+            extent = constant(stmt.extent)
+            if not isinstance(extent, int):
+                raise TileError(f"parallel: extents are constants, got {extent}")
+            points.append(stmt.loop_var)
+            extents.append(extent)
+            stmt = stmt.body
+        stmt = self._points(stmt)
+        accesses: list[tuple[Tile, tuple, bool]] = []
+
+        def on_load(load: ir.TensorLoad) -> None:
+            accesses.append((self.known[load.source], tuple(load.indices), False))
+
+        def on_store(store: tirx.BufferStore) -> None:
+            accesses.append((self.known[store.buffer], tuple(store.indices), True))
+
+        tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
+        tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
+        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses))
+
+    def _points(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        """The body of a `parallel`, in which ``z = value`` is a name for a value: upstream makes it a tile of one."""
+        if isinstance(stmt, tirx.BufferStore):
+            if stmt.buffer not in self.known:
+                raise TileError(
+                    f"parallel: {stmt.buffer.name} is assigned again, or not where its name begins; valid is one name "
+                    "for one value, and T.if_then_else for a choice of values"
+                )
+            return stmt
+        if isinstance(stmt, tirx.Bind):
+            return stmt
+        if isinstance(stmt, tirx.IfThenElse):
+            otherwise = None if stmt.else_case is None else self._points(stmt.else_case)
+            return tirx.IfThenElse(stmt.condition, self._points(stmt.then_case), otherwise)
+        if not isinstance(stmt, tirx.SeqStmt):
+            raise TileError(f"parallel: {type(stmt).__name__} in its body; valid are stores, names and `if`:\n{stmt}")
+        done: list[tirx.Stmt] = []
+        rest = list(stmt.seq)
+        while rest:
+            first = rest.pop(0)
+            if isinstance(first, tirx.AllocBuffer) and [int(extent) for extent in first.buffer.shape] == [1] and rest:
+                named = rest[0]
+                if not (isinstance(named, tirx.BufferStore) and named.buffer.same_as(first.buffer)):
+                    raise TileError(f"parallel: {first.buffer.name} has no value where its name begins")
+                name = tirx.Var(first.buffer.name, first.buffer.dtype)
+                value = tirx.Bind(name, named.value)
+                rest = [value, *(_renamed(inner, first.buffer, name) for inner in rest[1:])]
+            else:
+                done.append(self._points(first))
+        return done[0] if len(done) == 1 else tirx.SeqStmt(done)
+
+
+def _renamed(stmt: tirx.Stmt, buffer: tirx.Buffer, name: tirx.Var) -> tirx.Stmt:
+    """A statement that reads `name` where it loads from `buffer`."""
+    return tvm_ffi.structural_map(stmt, (ir.TensorLoad, lambda load: name if load.source.same_as(buffer) else load))
+
+
+def _layout(text: str) -> Layout | ComposeLayout:
+    return ComposeLayout.parse(text) if text.startswith(ComposeLayout.__name__) else Layout.parse(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tirx.IntImm, int)):
+        return int(value)
+    return str(value) if isinstance(value, (str, ir.StringImm)) else [int(item) for item in value]
