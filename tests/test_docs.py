@@ -9,3 +9,9 @@ DOCS = Path(__file__).parent.parent / "docs"
 def test_communication(capsys):
     found = runpy.run_path(str(DOCS / "communication.py"))["found"]
     assert found.best.notation in capsys.readouterr().out
+
+
+def test_tile(capsys):
+    runpy.run_path(str(DOCS / "tile.py"))
+    printed = capsys.readouterr().out
+    assert printed.count("relative error") == 3 and "persistent" in printed

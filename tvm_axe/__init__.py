@@ -12,7 +12,17 @@ from ._versions import check_versions
 if TYPE_CHECKING:
     from .build import compile
     from .collective import launch
-    from .errors import AxeError, InputError, LayoutError, LowerError, ScheduleError, TileError, TuneError, WorkerError
+    from .errors import (
+        AxeError,
+        InputError,
+        LayoutError,
+        LowerError,
+        ScheduleError,
+        StreamError,
+        TileError,
+        TuneError,
+        WorkerError,
+    )
     from .layout import ComposeLayout, Layout, Mesh, pack, unpack
     from .lower import Executable
     from .meta import tune
@@ -33,6 +43,7 @@ __all__ = [
     "Mesh",
     "Schedule",
     "ScheduleError",
+    "StreamError",
     "TileError",
     "TuneError",
     "WorkerError",
@@ -54,6 +65,7 @@ _HOMES = {
         "LayoutError",
         "LowerError",
         "ScheduleError",
+        "StreamError",
         "TileError",
         "TuneError",
         "WorkerError",

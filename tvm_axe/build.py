@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from tvm.target import Target
 from .errors import LowerError
 from .layout import Mesh
 from .lower import Executable, lower
-from .meta import apply_best, resolve_target
+from .meta import apply_best
 from .relax import schedule_model
 from .schedule import Schedule
+from .target import cores_per_device, resolve_target
 
 TUNING_LOGS = "tuning_logs"
 
@@ -58,11 +58,6 @@ def compile(
     resolved = resolve_target(target, threads=cores_per_device(mesh))
     module, tuned = (lowered.module, {}) if work_dir is None else apply_best(lowered.module, resolved, work_dir)
     return Executable(lowered, module, resolved, tuned)
-
-
-def cores_per_device(mesh: Mesh) -> int:
-    """Cores of this machine that each device of `mesh` computes with."""
-    return max(1, len(os.sched_getaffinity(0)) // mesh.size)
 
 
 def _function(program: Schedule | tirx.PrimFunc | tvm.IRModule, mesh: Mesh) -> tirx.PrimFunc:

@@ -1,4 +1,4 @@
-"""The command line: `tvm-axe run`, `show`, `tune`, `search`, `programs` and `demo`; docs/cli.md describes it.
+"""The command line, `tvm-axe COMMAND`; docs/cli.md describes it.
 
 What a user got wrong is said in one message and ends with exit code 2; anything else keeps its traceback. The compiler
 is imported by the commands that need it, not by this module.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvm_axe.errors import AxeError, InputError
 from tvm_axe.layout.command import add_layout_command
+from tvm_axe.stream_command import add_stream_command
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -141,6 +142,31 @@ def _parser() -> argparse.ArgumentParser:
     programs.set_defaults(command=_programs)
 
     add_layout_command(commands)
+    add_stream_command(commands)
+
+    tile = commands.add_parser("tile", help="what becomes of a tile program").add_subparsers(
+        metavar="COMMAND", required=True
+    )
+    explain = tile.add_parser("explain", help="print the program as it is read, and every decision about it")
+    explain.add_argument(
+        "program", metavar="FILE.py:NAME", help="a tile program, or a function that returns one without arguments"
+    )
+    explain.add_argument(
+        "--target", default="llvm", help="llvm, cuda, cuda:sm_80 and the like, or JSON (default: %(default)s)"
+    )
+    explain.set_defaults(command=_explain)
+
+    kernels = commands.add_parser("kernels", help="the tile kernels: their parameters, or each of them beside numpy")
+    kernels.add_argument("names", nargs="*", metavar="NAME", help="which ones (default: all)")
+    kernels.add_argument("--check", action="store_true", help="run each over a set of shapes, beside numpy in float64")
+    kernels.add_argument("--target", default="cpu", help="cpu or cuda (default: %(default)s)")
+    kernels.add_argument("--seed", type=int, help="draws the data of an earlier check again")
+    kernels.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    kernels.set_defaults(command=_kernels)
+
+    cache = commands.add_parser("cache", help="compiled tile kernels on disk: where, how many, how large")
+    cache.add_argument("--clear", action="store_true", help="remove them")
+    cache.set_defaults(command=_cache)
 
     demo = commands.add_parser("demo", help="a tensor-parallel MLP block on two workers, beside numpy")
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -311,6 +337,32 @@ def _programs(args: argparse.Namespace) -> int:
     mesh = None if args.mesh is None else Mesh.parse(args.mesh)
     names = None if args.programs is None else [name.strip() for name in args.programs.split(",")]
     return run_programs(mesh, args.engine, names, args.size, as_json=args.json)
+
+
+def _explain(args: argparse.Namespace) -> None:
+    """`tvm-axe tile explain`"""
+    from tvm_axe.tile.command import main as explain
+
+    explain(args.program, args.target)
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    """`tvm-axe kernels`"""
+    from tvm_axe.tile.kernels.check import main as run_kernels
+
+    return run_kernels(args.names, args.target, args.check, args.seed, as_json=args.json)
+
+
+def _cache(args: argparse.Namespace) -> None:
+    """`tvm-axe cache`"""
+    from tvm_axe.tile.cache import Cache
+
+    cache = Cache()
+    if args.clear:
+        print(f"{cache.folder}: {cache.clear()} compiled kernels removed")
+        return
+    entries = cache.entries()
+    print(f"{cache.folder}: {len(entries)} compiled kernels, {sum(size for _, size, _ in entries):,} bytes")
 
 
 def _demo(args: argparse.Namespace) -> None:

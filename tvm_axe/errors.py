@@ -12,6 +12,7 @@ __all__ = [
     "LayoutError",
     "LowerError",
     "ScheduleError",
+    "StreamError",
     "TileError",
     "TuneError",
     "WorkerError",
@@ -48,3 +49,7 @@ class TuneError(AxeError, RuntimeError):
 
 class TileError(AxeError, ValueError):
     """A tile program that is malformed, or that a target cannot run."""
+
+
+class StreamError(AxeError, ValueError):
+    """A streaming program that is malformed, that cannot run on a machine, or inputs that don't fit it."""

@@ -167,10 +167,18 @@ def _shifted(A: T.Buffer((8, 9), "float32"), B: T.Buffer((9, 8), "float32"), C: 
             C[vi, vj] = C[vi, vj] + A[vi, vk + 1] * B[vk, vj]
 
 
-@pytest.mark.parametrize("func", [_nt, _guarded, _square, _integer, _shifted])
+@pytest.mark.parametrize("func", [_guarded, _integer, _shifted])
 def test_other_patterns_are_left_to_upstreams_rules(func, target):
     assert find_matmuls(s_tir.Schedule(func)) == []
     assert isinstance(space_for(func, target), ms.space_generator.PostOrderApply)
+
+
+@pytest.mark.parametrize("func", [_nt, _square])
+def test_products_for_which_there_are_tile_kernels_alone(func, target):
+    assert find_matmuls(s_tir.Schedule(func)) == []
+    spaces = space_for(func, target).generate_design_space(s_tir.Schedule(func).mod)
+    assert spaces
+    assert all("axe.tile" in str(space.trace) for space in spaces)
 
 
 def test_an_elementwise_epilogue_is_scheduled_too(target):

@@ -13,9 +13,11 @@ from tvm.target import Target
 from ..collective import Argument, Coord, MeshTensor, Program, Timeline, Workers
 from ..errors import LowerError
 from ..layout import Layout, Mesh, pack, unpack
+from ..schedule.tiles import choices_in
 from .calls import Calls
 from .derive import MESH_KERNEL
 from .lowered import Lowered, MeshBuffer, Stage
+from .tiles import with_tile_kernels
 from .tracing import timeline_of
 
 
@@ -29,7 +31,8 @@ class Executable:
     target : Target
         What its kernels are compiled for.
     module : IRModule
-        What each device runs: ``main``, and a function for each kernel, tuned where the database had a record.
+        What each device runs: ``main``, and a function for each kernel, tuned where the database had a record; the
+        blocks that tile kernels compute are annotated with them.
     stages : tuple[Stage, ...]
         What happens in order, with the bytes that each device moves.
     layouts : Mapping[str, Layout]
@@ -41,6 +44,7 @@ class Executable:
     def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, tuned: Mapping[str, float]) -> None:
         self._lowered = lowered
         self.module = module
+        self._runnable = with_tile_kernels(module, target)
         self.target = target
         self.tuned = MappingProxyType(dict(tuned))
         self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
@@ -136,10 +140,13 @@ class Executable:
         lines += ["", "stages (bytes a device)"]
         for stage in self.stages:
             over = f" over {stage.axis}" if stage.axis else ""
-            tuned = ""
-            if stage.kernel is not None and stage.kernel in self.tuned:
-                tuned = f"  (tuned: {self.tuned[stage.kernel] * 1e3:.3f} ms)"
-            lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {_count(stage.bytes):>12}{tuned}")
+            notes = []
+            if stage.kernel is not None:
+                notes += [str(choice) for choice in choices_in(self.module[stage.kernel])]
+                if stage.kernel in self.tuned:
+                    notes.append(f"tuned: {self.tuned[stage.kernel] * 1e3:.3f} ms")
+            note = f"  ({', '.join(notes)})" if notes else ""
+            lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {_count(stage.bytes):>12}{note}")
         lines += [f"  {'in all':<{width + 12}}  {'':<24}  {_count(self.bytes):>12}", "", self.module.script()]
         return "\n".join(lines)
 
@@ -153,7 +160,7 @@ class Executable:
         self._check(arrays)
         if workers not in self._loaded:
             self._check_hosts(workers)
-            self._loaded[workers] = _Loaded(self._lowered, self.module, self.target, workers)
+            self._loaded[workers] = _Loaded(self._lowered, self._runnable, self.target, workers)
         loaded = self._loaded[workers]
         for buffer, array in zip(self._lowered.inputs, arrays):
             loaded.scatter(buffer, array)

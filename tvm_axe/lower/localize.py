@@ -16,7 +16,7 @@ from tvm import ir, s_tir, tirx
 
 from ..collective import slab_stride
 from ..errors import LowerError
-from ..schedule import BIND, set_layout
+from ..schedule import BIND, TILE, set_layout
 from ..schedule.query import substitute, uses
 from .derive import Step, push_axis
 from .infer import Sharding
@@ -251,7 +251,11 @@ class _Localizer:
         if init is not None:  # a reduction's own running value is no read
             reads = [region for region in reads if not region.source.same_as(body.buffer)]
         # What the schedule says of the mesh is done with; kernels alike are then alike for tuning.
-        annotations = {key: value for key, value in statement.annotations.items() if not str(key).startswith("axe.")}
+        annotations = {
+            key: value
+            for key, value in statement.annotations.items()
+            if not str(key).startswith("axe.") or str(key).startswith(TILE)
+        }
         local = s_tir.SBlock(
             iter_vars, reads, [_point(body.buffer, body.indices)], statement.name_hint, body, init,
             annotations=annotations,

@@ -12,8 +12,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from .. import _tvm
+from ..target import resolve_target
 from .database import FAILED_SECONDS, Record, find_databases, normalize, read_records, read_workloads, with_only_attrs
-from .target import resolve_target
 
 __all__ = ["apply_best"]
 

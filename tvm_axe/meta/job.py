@@ -21,11 +21,12 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from ..errors import TuneError
+from ..schedule.tiles import has_choice
+from ..target import resolve_target
 from .database import normalize, repair
 from .measure import Worker
 from .provenance import Provenance
 from .search import Search, TaskResult, logger
-from .target import resolve_target
 
 __all__ = ["TuneResult", "tune"]
 
@@ -129,6 +130,8 @@ def _tasks(func_or_mod: tirx.PrimFunc | IRModule) -> tuple[dict[str, IRModule], 
 def _why_not(func: Any) -> str | None:
     if not isinstance(func, tirx.PrimFunc) or not (func.attrs and func.attrs.get("s_tir")):
         return "not a schedulable TensorIR function (@T.prim_func(s_tir=True))"
+    if has_choice(func):
+        return "its schedule chose a tile kernel"
     try:
         infos = ms.arg_info.ArgInfo.from_prim_func(func)
         for info in infos:

@@ -9,6 +9,8 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from .. import _tvm
+from ..errors import ScheduleError
+from ..schedule.product import factors
 
 __all__ = ["Matmul", "find_matmuls"]
 
@@ -90,22 +92,13 @@ def _match(sch: s_tir.Schedule, rv: SBlockRV) -> Matmul | None:
 
 
 def _factors(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad] | None:
-    """A and B where the body is ``C[..] = C[..] + A[..] * B[..]`` with a constant init, in one floating-point type."""
-    store, init = block.body, block.init
-    if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore):
+    """A and B where the body is ``C[..] = C[..] + A[..] * B[..]``, C starting from zero, in one floating-point type."""
+    try:
+        a, b = factors(block)
+    except ScheduleError:
         return None
-    dtype = str(store.buffer.dtype)
-    if dtype not in ("float32", "float64") or not isinstance(init.value, tirx.FloatImm):
-        return None
-    terms = [store.value.a, store.value.b] if isinstance(store.value, tirx.Add) else []
-    own = [t for t in terms if isinstance(t, ir.TensorLoad) and t.source.same_as(store.buffer)]
-    products = [t for t in terms if isinstance(t, tirx.Mul)]
-    if len(own) != 1 or len(products) != 1:
-        return None
-    a, b = products[0].a, products[0].b
-    if not all(isinstance(load, ir.TensorLoad) and str(load.source.dtype) == dtype for load in (a, b)):
-        return None
-    return a, b
+    dtype = str(block.body.buffer.dtype)
+    return (a, b) if dtype in ("float32", "float64") and dtype == str(a.source.dtype) == str(b.source.dtype) else None
 
 
 def _is_plain(loops: list[tirx.For], realize: s_tir.SBlockRealize) -> bool:

@@ -19,7 +19,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from ..errors import TuneError
-from .target import cores
+from ..target import cores
 from .worker import MEASURE, PREPARE
 
 __all__ = ["Measurement", "Worker"]

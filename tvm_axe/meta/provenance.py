@@ -12,8 +12,8 @@ from typing import Any
 
 from tvm.target import Target
 
+from ..target import host_cpu
 from .database import replace_file
-from .target import host_cpu
 
 __all__ = ["Provenance"]
 

@@ -1,6 +1,7 @@
-"""The design spaces that are searched: register-tiled matmuls on CPU, upstream's rules for everything else.
+"""The design spaces that are searched: tile kernels and register-tiled matmuls, upstream's rules for everything else.
 
-A matmul becomes, with mr x nv accumulators, nr = nv * lanes::
+A product of matrices may be computed by a tile kernel (`tvm_axe.meta.kernels`). On a CPU a matmul may also become, with
+mr x nv accumulators, nr = nv * lanes::
 
     for mo, no (parallel):                    # pieces of work
       for nt:                                 # column tiles; here B's K x nr panel is packed
@@ -20,15 +21,19 @@ pieces of work, the unrolling of k) is sampled by `sample_perfect_tile`, so that
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from ..target import cores, vector_bits, vector_registers
+from .kernels import Offer, choose, offers
 from .matmul import Matmul, find_matmuls
-from .target import cores, vector_bits, vector_registers
+from .mutator import MutateChoice
 
 __all__ = ["Tile", "register_tile", "space_for", "tiles"]
 
@@ -39,15 +44,18 @@ _MAX_TILES = 1 << 20  # `sample_perfect_tile` wants a bound on its innermost fac
 def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
     """The design space of a function named ``main``.
 
-    Register tiles where every block is a matmul, as `find_matmuls` defines them, or elementwise; else upstream's rules.
+    Tile kernels where every block is a product that they compute, or elementwise; register tiles where these are
+    matmuls as `find_matmuls` defines them; upstream's rules where neither applies.
     """
     sch = s_tir.Schedule(func)
     matmuls = find_matmuls(sch)
-    tiled = {match.block for match in matmuls}
-    rest = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
-    rest = [block for block in rest if block.name_hint not in tiled]
-    others = [block.name_hint for block in rest]
-    if not matmuls or not all(_is_spatial(block) for block in rest):
+    offered = offers(sch, target)
+    blocks = {str(sch.get(b).name_hint): sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))}
+    tiled, taken = {match.block for match in matmuls}, {offer.block for offer in offered}
+    spatial = {name for name, block in blocks.items() if _is_spatial(block)}
+    by_registers = bool(tiled) and {*blocks} == tiled | spatial
+    by_kernels = bool(taken) and {*blocks} == taken | spatial
+    if not by_registers and not by_kernels:
         return ms.space_generator.PostOrderApply(
             # Named, and not left to the target: for a CPU with VNNI upstream's choice needs tensor intrinsics that take
             # 13 s to import. `RewriteLayout` is left out because a function keeps its signature.
@@ -61,21 +69,49 @@ def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
         )
 
     def generate(base: s_tir.Schedule) -> list[s_tir.Schedule]:
-        choices = [tiles(match, target) for match in matmuls]
-        spaces = []
-        # Several matmuls take their tiles in step: all combinations would be too many spaces to generate.
-        for n in range(max(map(len, choices))):
-            sch = base.copy()
-            for match, options in zip(matmuls, choices):
-                register_tile(sch, match, target, options[n % len(options)])
-            for name in others:
-                _vectorize(sch, name, target)
-            spaces.append(sch)
-        return spaces
+        registers = _register_spaces(base, matmuls, blocks, target) if by_registers else []
+        kernels = _kernel_spaces(base, offered, blocks, target) if by_kernels else []
+        # A candidate starts in a space drawn at random: as often in one of the kernels' as of the register tiles'.
+        return registers + kernels * max(1, len(registers) // max(1, len(kernels)))
 
     return ms.space_generator.ScheduleFn(
-        generate, sch_rules=[], postprocs=[], mutator_probs={ms.mutator.MutateTileSize(): 1.0}
+        generate, sch_rules=[], postprocs=[], mutator_probs={ms.mutator.MutateTileSize(): 0.5, MutateChoice(): 0.5}
     )
+
+
+def _register_spaces(
+    base: s_tir.Schedule, matmuls: list[Matmul], blocks: Mapping[str, s_tir.SBlock], target: Target
+) -> list[s_tir.Schedule]:
+    choices = [tiles(match, target) for match in matmuls]
+    spaces = []
+    # Several matmuls take their tiles in step: all combinations would be too many spaces to generate.
+    for n in range(max(map(len, choices))):
+        sch = base.copy()
+        for match, options in zip(matmuls, choices):
+            register_tile(sch, match, target, options[n % len(options)])
+        for name in [name for name in blocks if name not in {match.block for match in matmuls}]:
+            _vectorize(sch, name, target)
+        spaces.append(sch)
+    return spaces
+
+
+def _kernel_spaces(
+    base: s_tir.Schedule, offered: list[Offer], blocks: Mapping[str, s_tir.SBlock], target: Target
+) -> list[s_tir.Schedule]:
+    """The kernels with their defaults, and with sampled parameters; several blocks take their kernels in step."""
+    choices = [[offer for offer in offered if offer.block == name] for name in blocks]
+    choices = [options for options in choices if options]
+    spaces = []
+    for n, sampled in product(range(max(map(len, choices))), (False, True)):
+        sch = base.copy()
+        chosen = [options[n % len(options)] for options in choices]
+        for offer in chosen:
+            choose(sch, offer, sampled)
+        covered = {name for offer in chosen for name in (offer.block, offer.epilogue)}
+        for name in [name for name in blocks if name not in covered]:
+            _vectorize(sch, name, target)
+        spaces.append(sch)
+    return spaces
 
 
 @dataclass(frozen=True)

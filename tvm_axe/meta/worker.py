@@ -27,6 +27,8 @@ from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from tvm_axe.lower.tiles import with_tile_kernels
+
 PREPARE, MEASURE = "prepare", "measure"
 
 _REPEATS = 5
@@ -47,7 +49,7 @@ class Bench:
         self.reference: list[np.ndarray] = []
 
     def build(self, mod: IRModule) -> tvm.runtime.Executable:
-        return tvm.compile(mod, target=self.target)
+        return tvm.compile(with_tile_kernels(mod, self.target), target=self.target)
 
     def run(self, executable: tvm.runtime.Executable) -> list[tvm.runtime.Tensor]:
         """Run once on fresh arguments; give all of them as they are afterwards.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import tvm
 import tvm_ffi
 from tvm import relax
+from tvm.target import Target
 
 from ..errors import LayoutError, LowerError
 from ..layout import Mesh
 from ..lower import lower
+from ..lower.tiles import with_tile_kernels
+from ..meta import apply_best
+from ..target import cores_per_device, resolve_target
 from .model import mesh_axis, schedule_model
 
 # A pass is called through C++, which would make a RuntimeError of an error that it doesn't know.
@@ -17,7 +24,13 @@ for _error in (LayoutError, LowerError):
 
 
 @relax.register_pipeline("axe")
-def axe_pipeline(*, mesh: Mesh, axis: str | None = None) -> tvm.transform.Pass:
+def axe_pipeline(
+    *,
+    mesh: Mesh,
+    axis: str | None = None,
+    target: str | dict[str, Any] | Target = "llvm",
+    work_dir: str | Path | None = None,
+) -> tvm.transform.Pass:
     """The pass that turns a model into what each device of `mesh` runs. ::
 
         tvm.relax.get_pipeline("axe", mesh=axe.Mesh({"tp": 2}))(mod)["main"]
@@ -28,17 +41,26 @@ def axe_pipeline(*, mesh: Mesh, axis: str | None = None) -> tvm.transform.Pass:
     ----------
     mesh, axis
         As `tvm_axe.relax.schedule_model` takes them.
+    target, work_dir
+        As `tvm_axe.compile` takes them. With a `work_dir`, kernels with a record there are as they were tuned, tile
+        kernels among them; without, none is.
 
     Raises
     ------
     LayoutError
-        If the mesh has no such axis, or has several and none is named. The pass raises what `schedule_model` and
+        If the mesh has no such axis, or has several and none is named.
+    TuneError
+        If `target` is none. The pass raises what `schedule_model` and
         `tvm_axe.lower.lower` do.
     """
-    name = mesh_axis(mesh, axis)
+    name, resolved = mesh_axis(mesh, axis), resolve_target(target, threads=cores_per_device(mesh))
 
     @tvm.transform.module_pass(opt_level=0, name="axe")
     def to_device(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return lower(schedule_model(mod, mesh, name), mesh).module
+        module = lower(schedule_model(mod, mesh, name), mesh).module
+        if work_dir is None:
+            return module
+        tuned, _ = apply_best(module, resolved, work_dir)
+        return with_tile_kernels(tuned, resolved)
 
     return to_device

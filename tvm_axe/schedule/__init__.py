@@ -1,7 +1,7 @@
 """Who does what: schedule primitives for work and communication, and the rules under which each is valid."""
 
 from ..errors import ScheduleError
-from .annotations import BIND, LAYOUTS, OVERLAP, RING, ROOT, layouts_of, with_layouts
+from .annotations import BIND, LAYOUTS, OVERLAP, RING, ROOT, TILE, layouts_of, with_layouts
 from .fuse import fuse_collective
 from .memory import set_layout
 from .overlap import overlap
@@ -12,6 +12,7 @@ from .send import send
 from .shard import all_reduce, shard
 from .slice import as_slice
 from .split import split_collective
+from .tiles import tile_kernel
 
 __all__ = [
     "BIND",
@@ -19,6 +20,7 @@ __all__ = [
     "OVERLAP",
     "RING",
     "ROOT",
+    "TILE",
     "Schedule",
     "ScheduleError",
     "all_reduce",
@@ -32,5 +34,6 @@ __all__ = [
     "set_layout",
     "shard",
     "split_collective",
+    "tile_kernel",
     "with_layouts",
 ]

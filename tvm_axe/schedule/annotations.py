@@ -18,9 +18,12 @@ key                  where            value
 ``axe.layouts.NAME`` a block          the same for the parameter NAME, which the block writes, where a
                                       schedule says it (not on the root block: upstream then changes
                                       copies of the schedule too)
+``axe.tile``         a block          the kernel of `tvm_axe.tile.kernels` that computes it
+``axe.tile.NAME``    a block          a parameter of that kernel, an int
 ==================== ================ =================================================================
 
-All are plain strings, so that they survive printing, traces and JSON. A compiler that ignores them sees an ordinary
+All are plain strings or ints, so that they survive printing, traces and JSON, and an int may be one that MetaSchedule
+sampled. A compiler that ignores them sees an ordinary
 function over whole tensors with the same result.
 """
 
@@ -40,6 +43,7 @@ ROOT = "axe.root"
 OVERLAP = "axe.overlap"
 RING = "axe.ring"
 LAYOUTS = "axe.layouts"
+TILE = "axe.tile"
 
 
 def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFunc:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import s_tir
 from tvm.ir import IRModule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
 from ..layout import ComposeLayout, Layout, Mesh
@@ -20,6 +20,7 @@ from .send import send
 from .shard import all_reduce, shard
 from .slice import as_slice
 from .split import split_collective
+from .tiles import tile_kernel
 
 
 class Schedule(s_tir.Schedule):
@@ -98,3 +99,9 @@ class Schedule(s_tir.Schedule):
     def set_layout(self, buffer: str, layout: Layout | ComposeLayout | str, tile: Sequence[int] | None = None) -> None:
         """Have a buffer's elements lie in memory as a layout says: see `tvm_axe.schedule.set_layout`."""
         set_layout(self, buffer, layout, tile)
+
+    def tile_kernel(
+        self, block: SBlockRV, kernel: str, epilogue: SBlockRV | None = None, **parameters: int | ExprRV
+    ) -> None:
+        """Have a tile kernel compute a block: see `tvm_axe.schedule.tile_kernel`."""
+        tile_kernel(self, block, kernel, epilogue, **parameters)

@@ -13,13 +13,14 @@ from tqdm import tqdm
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from ..build import TUNING_LOGS, compile, cores_per_device
+from ..build import TUNING_LOGS, compile
 from ..collective import Workers, launch
 from ..errors import AxeError, LowerError, TuneError
 from ..layout import Link, Mesh
 from ..lower import Executable, Lowered, lower
-from ..meta import resolve_target, tune
+from ..meta import tune
 from ..schedule import Schedule
+from ..target import cores_per_device, resolve_target
 from .cost import SHARED_MEMORY, estimate
 from .database import Database
 from .moves import Candidate, schedules

@@ -1,35 +1,50 @@
-"""Targets with everything in them that a tuned kernel depends on: the CPU's model and the number of cores."""
+"""Targets with everything in them that a kernel depends on: the CPU's model and the number of cores, the GPU's arch."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import tvm
 from tvm.target import Target
 
-from .. import _tvm
-from ..errors import TuneError
+from tvm_axe import _tvm
+from tvm_axe.errors import TuneError
 
-__all__ = ["cores", "host_cpu", "resolve_target", "vector_bits", "vector_registers"]
+if TYPE_CHECKING:
+    from tvm_axe.layout import Mesh
+
+__all__ = [
+    "HOPPER",
+    "cores",
+    "cores_per_device",
+    "gpu_arch",
+    "host_cpu",
+    "resolve_target",
+    "vector_bits",
+    "vector_registers",
+]
 
 # LLVM's names of the features that the kernels are written for, and the kernel's names in /proc/cpuinfo. A CPU model
 # implies them, but a hypervisor may have taken them away, and code that uses them then dies with SIGILL.
 _FLAGS = {"avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512vl": "avx512vl"}
+HOPPER = "sm_90a"
 _GENERIC = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 
 
 def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = None) -> Target:
-    """A target in which the CPU's model and the number of cores are explicit.
+    """A target in which the CPU's model and the number of cores, or the GPU's architecture, are explicit.
 
     Records of tuning hold for one such target, so every compilation that wants to find them resolves its target here.
-    What `target` says already is kept, so that resolving twice changes nothing; only "llvm" targets are completed.
+    What `target` says already is kept, so that resolving twice changes nothing; "llvm" and "cuda" are completed.
 
     Parameters
     ----------
     target
-        A kind such as ``"llvm"``, a JSON object as text, a dict, or a ``Target``.
+        A kind such as ``"llvm"``, a JSON object as text, a dict, or a ``Target``. ``"cuda:sm_80"`` names a GPU's
+        architecture; ``"cuda"`` without one is for this machine's GPU, or for Hopper (sm_90a) where there is none.
     threads
         Number of threads a kernel may use, where `target` has no ``num-cores``; the cores that this process may run
         on if None.
@@ -50,6 +65,10 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
     try:
         if isinstance(target, str) and target.lstrip().startswith("{"):
             target = json.loads(target)
+        elif isinstance(target, str) and target.startswith("cuda:"):
+            target = {"kind": "cuda", "arch": target.removeprefix("cuda:")}
+        if target in ("cuda", {"kind": "cuda"}):  # upstream would say sm_50 where it sees no GPU
+            target = {"kind": "cuda", "arch": gpu_arch() or HOPPER}
         # The Target constructor takes a tag or a kind as text, a dict, but no Target.
         resolved = target if isinstance(target, Target) else Target(target)
     except (ValueError, TypeError) as error:  # JSON's errors are ValueErrors too
@@ -84,6 +103,15 @@ def host_cpu() -> str:
     return "generic"
 
 
+def gpu_arch() -> str | None:
+    """The architecture of this machine's first GPU, with the instructions of it alone where it has such; else None."""
+    device = tvm.cuda()
+    if not device.exist:
+        return None
+    major, minor = str(device.compute_version).split(".")
+    return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
+
+
 def _cpuinfo_flags() -> frozenset[str] | None:
     """The instruction sets that the running system offers, or None where it doesn't say (any CPU but x86)."""
     try:
@@ -97,6 +125,11 @@ def _cpuinfo_flags() -> frozenset[str] | None:
 def cores(target: Target) -> int:
     """Number of threads that a kernel of this (resolved) target may use."""
     return int(target.attrs.get("num-cores", 1))
+
+
+def cores_per_device(mesh: Mesh) -> int:
+    """Cores of this machine that each device of `mesh` computes with."""
+    return max(1, len(os.sched_getaffinity(0)) // mesh.size)
 
 
 def vector_bits(target: Target) -> int:

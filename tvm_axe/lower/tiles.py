@@ -1,0 +1,181 @@
+"""Tile kernels take the place of the blocks that chose them.
+
+A nest whose block is annotated ``axe.tile`` (see `tvm_axe.schedule.tile_kernel`) becomes the kernel's programs, lowered
+for the target, on the nest's own buffers. A pointwise block in the same nest is computed on the kernel's accumulator,
+right before that is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tvm
+from tvm import ir, s_tir, tirx
+from tvm.target import Target
+
+from tvm_axe.errors import LowerError, ScheduleError, TileError
+from tvm_axe.schedule import TILE, query
+from tvm_axe.schedule.product import Product, product_of
+from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of
+from tvm_axe.tile import lowering
+from tvm_axe.tile.epilogue import Epilogue, with_epilogue
+from tvm_axe.tile.kernels import Recipe
+
+
+def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """The module with tile kernels for the blocks that chose one; itself where none did.
+
+    Raises
+    ------
+    LowerError
+        A block chose a kernel that can't compute it, with the block, the kernel and the rule.
+    """
+    rewritten = {
+        variable: _Rewriter(func, str(variable.name_hint), target).rewritten()
+        for variable, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and has_choice(func)
+    }
+    if not rewritten:
+        return mod
+    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **rewritten}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+@dataclass(frozen=True)
+class _Block:
+    realize: s_tir.SBlockRealize
+    loops: tuple[tirx.For, ...]
+
+    @property
+    def block(self) -> s_tir.SBlock:
+        return self.realize.block
+
+
+class _Rewriter:
+    def __init__(self, func: tirx.PrimFunc, name: str, target: Target) -> None:
+        self.func, self.name, self.target = func, name, target
+        self.root = func.body.block
+        self.scratch: list[tirx.Buffer] = []
+        self.attrs = dict(func.attrs.items())
+
+    def rewritten(self) -> tirx.PrimFunc:
+        """The function with kernels for its annotated nests."""
+        nests = list(self.root.body.seq) if isinstance(self.root.body, tirx.SeqStmt) else [self.root.body]
+        done = [stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])]
+        body = done[0] if len(done) == 1 else tirx.SeqStmt(done)
+        buffers = [buffer for buffer in self.root.alloc_buffers if query.uses(body, buffer)] + self.scratch
+        if buffers and str(self.target.kind.name) != "llvm":
+            held = ", ".join(str(buffer.name) for buffer in buffers)
+            raise LowerError(
+                f"{self.name}: {held} would be held between kernels; on {self.target.kind.name} a tile kernel is a "
+                "stage alone: give the others stages of their own, or make one of them its epilogue"
+            )
+        params = list(self.func.params)
+        if buffers or any(_blocks(stmt) for stmt in done):
+            root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
+            func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root), self.func.ret_type)
+            return s_tir.renew_defs(func.with_attrs(self.attrs))
+        # TIRx wants to know the layout of its tensors; those of a schedulable function have none.
+        laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in params}
+        func = tirx.PrimFunc([*laid_out.values()], query.substitute(body, laid_out), self.func.ret_type)
+        return func.with_attrs({key: value for key, value in self.attrs.items() if key != "s_tir"})
+
+    def _nest(self, nest: tirx.Stmt, others: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
+        blocks = _blocks(nest)
+        chosen = [block for block in blocks if TILE in block.block.annotations]
+        if not chosen:
+            if has_choice(nest):
+                raise LowerError(
+                    f"{self.name}: a block inside another one chose a tile kernel; valid are blocks of a nest, as "
+                    "tile_kernel leaves them before blockize or tensorize"
+                )
+            return [nest]
+        main, choice = chosen[0], choice_of(chosen[0].block)
+        assert choice is not None  # it has the annotation
+        try:
+            return self._kernel(main, choice, [block for block in blocks if block is not main], others)
+        except (ScheduleError, TileError) as error:
+            raise LowerError(f"block {main.block.name_hint!r} chose the kernel {choice}: {error}") from error
+
+    def _kernel(
+        self, main: _Block, choice: Choice, others: Sequence[_Block], nests: Sequence[tirx.Stmt]
+    ) -> list[tirx.Stmt]:
+        for block in (main, *others):
+            if not query.covers(block.realize, block.loops):
+                raise ScheduleError(
+                    f"block {block.block.name_hint!r} does not run over all of its buffers; valid are shares that the "
+                    "devices divide evenly, and blocks without a mask"
+                )
+        product, kernel = product_of(main.block), kernel_for(choice.kernel)
+        epilogue = self._epilogue(product, others, nests)
+        out = product.c if epilogue is None else epilogue.out
+        problem = problem_of(kernel, product, str(out.dtype))
+        recipe = kernel.recipe(self.target, problem, **choice.parameters)
+        if epilogue is not None:
+            recipe = with_epilogue(recipe, epilogue)
+        given = {"A": product.a, "B": product.b, "C": out}
+        if epilogue is not None:
+            given |= epilogue.inputs
+        return self._recipe(recipe, given, str(main.block.name_hint))
+
+    def _epilogue(self, product: Product, others: Sequence[_Block], nests: Sequence[tirx.Stmt]) -> Epilogue | None:
+        """The other block of the nest as what the kernel does to the product."""
+        if not others:
+            return None
+        names = ", ".join(repr(str(block.block.name_hint)) for block in others)
+        if len(others) > 1:
+            raise ScheduleError(f"its nest holds the blocks {names} too; valid is one pointwise block beside it")
+        held = any(buffer.same_as(product.c) for buffer in self.root.alloc_buffers)
+        if not held or any(query.uses(nest, product.c) for nest in nests):
+            raise ScheduleError(f"{product.c.name} is used beyond the block {names} in its nest, which is its epilogue")
+        return Epilogue.of(others[0].block, product.c)
+
+    def _recipe(self, recipe: Recipe, given: Mapping[str, tirx.Buffer], name: str) -> list[tirx.Stmt]:
+        """The lowered programs of a recipe, one after the other, on `given` and on scratch."""
+        tensors = dict(given)
+        for tensor, (shape, dtype) in recipe.scratch.items():
+            tensors[tensor] = tirx.decl_buffer(list(shape), dtype, f"{name}_{tensor}")
+            self.scratch.append(tensors[tensor])
+        found: list[tirx.Stmt] = []
+        for program, arguments in zip(recipe.programs, recipe.arguments):
+            lowered = lowering.lower(program, self.target)
+            self.attrs |= {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
+            replaced: dict[tirx.Var, tirx.Buffer] = {}
+            for param, tensor in zip(lowered.params, arguments):
+                buffer, (shape, _) = tensors[tensor], recipe.tensors[tensor]
+                replaced[param] = self._seen_as(buffer, shape, found)
+            found.append(query.substitute(lowered.body, replaced))
+        return found
+
+    def _seen_as(self, buffer: tirx.Buffer, shape: Sequence[int], before: list[tirx.Stmt]) -> tirx.Buffer:
+        """The buffer as one of that shape; what declares it, if it has another one, is put into `before`."""
+        own = [int(extent) for extent in buffer.shape]
+        if len(buffer.strides) or prod(own) != prod(shape):
+            raise ScheduleError(
+                f"{buffer.name} has the shape {own} and the strides {list(buffer.strides)}; the kernel takes a dense "
+                f"tensor, here of {tuple(shape)}"
+            )
+        if own == list(shape):
+            return buffer
+        seen = tirx.decl_buffer(list(shape), buffer.dtype, f"{buffer.name}_{len(before)}")
+        before.append(tirx.DeclBuffer(seen, data=buffer.data))
+        return seen
+
+
+def _blocks(stmt: tirx.Stmt) -> list[_Block]:
+    """The blocks of a nest, outermost ones only, with their loops."""
+    found: list[_Block] = []
+
+    def visit(part: tirx.Stmt, loops: tuple[tirx.For, ...]) -> None:
+        if isinstance(part, tirx.For):
+            visit(part.body, (*loops, part))
+        elif isinstance(part, tirx.SeqStmt):
+            for inner in part.seq:
+                visit(inner, loops)
+        elif isinstance(part, s_tir.SBlockRealize):
+            found.append(_Block(part, loops))
+
+    visit(stmt, ())
+    return found

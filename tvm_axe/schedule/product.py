@@ -1,0 +1,156 @@
+"""Which blocks are matrix products, and what parts their iterators play.
+
+    C[batch.., rows.., columns..] += A[batch.., rows.., reduction..] * B[batch.., reduction.., columns..]
+
+in any order of the operands, with any number of iterators in each part, B's last two parts in either order, and with
+casts of A and B. In memory, where the dimensions of a part follow each other, that is one product of matrices a batch,
+of ``prod(rows) x prod(reduction)`` by ``prod(reduction) x prod(columns)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.sym import detect_linear_equation
+
+from tvm_axe.errors import ScheduleError
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product; parts are iterators of the block.
+
+    Attributes
+    ----------
+    a, b, c : Buffer
+        The operands, and what the block writes.
+    batch, rows, columns, reduction : tuple of IterVar
+        Each in the order that the buffers' dimensions have.
+    transpose_b : bool
+        Whether B's columns come before its reduction.
+    """
+
+    a: tirx.Buffer
+    b: tirx.Buffer
+    c: tirx.Buffer
+    batch: tuple[tirx.IterVar, ...]
+    rows: tuple[tirx.IterVar, ...]
+    columns: tuple[tirx.IterVar, ...]
+    reduction: tuple[tirx.IterVar, ...]
+    transpose_b: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batches, rows, columns and terms of a sum."""
+        batch, m, n, k = (
+            prod(int(it.dom.extent) for it in part) for part in (self.batch, self.rows, self.columns, self.reduction)
+        )
+        return batch, m, n, k
+
+
+def product_of(block: s_tir.SBlock, devices: Collection[tirx.Var] = ()) -> Product:
+    """The matrix product that a block is; on one device, where `devices` are iterators over devices.
+
+    Raises
+    ------
+    ScheduleError
+        It is none; the message says what is missing.
+    """
+    a, b = factors(block)
+    for left, right in ((a, b), (b, a)):
+        found = _parts(block, left, right, devices)
+        if found is not None:
+            return found
+    loads = f"{a.source.name}{list(a.indices)} * {b.source.name}{list(b.indices)}"
+    raise ScheduleError(
+        f"block {block.name_hint!r} is no product of matrices: {block.body.buffer.name}{list(block.body.indices)} += "
+        f"{loads}; valid is C[batch, i, j] += A[batch, i, k] * B[batch, k, j], or with B[batch, j, k], over whole "
+        "buffers"
+    )
+
+
+def factors(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad]:
+    """A and B of ``C[..] = C[..] + A[..] * B[..]``, where both may be cast, and C starts from zero.
+
+    Raises
+    ------
+    ScheduleError
+        The block isn't of this form.
+    """
+    store, init = block.body, block.init
+    if isinstance(store, tirx.BufferStore) and isinstance(init, tirx.BufferStore):
+        zero = isinstance(init.value, tirx.FloatImm | tirx.IntImm) and init.value.value == 0
+        terms = [store.value.a, store.value.b] if isinstance(store.value, tirx.Add) else []
+        own = [t for t in terms if isinstance(t, ir.TensorLoad) and t.source.same_as(store.buffer)]
+        same = bool(own) and tvm_ffi.structural_equal(list(own[0].indices), list(store.indices))
+        products = [t for t in terms if isinstance(t, tirx.Mul)]
+        if zero and same and len(products) == 1:
+            loads = [f.value if isinstance(f, tirx.Cast) else f for f in (products[0].a, products[0].b)]
+            if all(isinstance(load, ir.TensorLoad) and not load.source.same_as(store.buffer) for load in loads):
+                return loads[0], loads[1]
+    raise ScheduleError(
+        f"block {block.name_hint!r} is no product of matrices; valid is C[..] = C[..] + A[..] * B[..], C starting from "
+        "zero"
+    )
+
+
+def _parts(block: s_tir.SBlock, a: ir.TensorLoad, b: ir.TensorLoad, devices: Collection[tirx.Var]) -> Product | None:
+    store = block.body
+    iterators = [it for it in block.iter_vars if it.var not in devices]
+    left, right = (_places(iterators, devices, load.source, load.indices) for load in (a, b))
+    written = _places(iterators, devices, store.buffer, store.indices)
+    if left is None or right is None or written is None or {*left, *right, *written} != {*range(len(iterators))}:
+        return None
+    batch = [n for n in written if n in left and n in right]
+    rows = [n for n in written if n in left and n not in right]
+    columns = [n for n in written if n in right and n not in left]
+    reduction = [n for n in left if n not in written]
+    sums = [n for n, it in enumerate(iterators) if it.iter_type == tirx.IterVar.CommReduce]
+    if sorted(reduction) != sums or written != batch + rows + columns or left != batch + rows + reduction:
+        return None
+    if right not in (batch + reduction + columns, batch + columns + reduction):
+        return None
+    return Product(
+        a.source,
+        b.source,
+        store.buffer,
+        batch=tuple(iterators[n] for n in batch),
+        rows=tuple(iterators[n] for n in rows),
+        columns=tuple(iterators[n] for n in columns),
+        reduction=tuple(iterators[n] for n in reduction),
+        transpose_b=right != batch + reduction + columns,
+    )
+
+
+def _places(
+    iterators: Sequence[tirx.IterVar],
+    devices: Collection[tirx.Var],
+    buffer: tirx.Buffer,
+    indices: Sequence[tirx.Expr],
+) -> list[int] | None:
+    """The number of the iterator that runs over each dimension, all of it; None where one isn't.
+
+    Left out are dimensions of extent 1 at a constant 0, and those over devices alone. Of a dimension that devices
+    share, all of a device's piece counts.
+    """
+    found: list[int] = []
+    for whole, index in zip(buffer.shape, indices):
+        extent, rest = int(whole), index
+        for device in devices:
+            parts = list(detect_linear_equation(rest, [device]))
+            if len(parts) == 2 and isinstance(parts[0], tirx.IntImm) and int(parts[0]) > 0:
+                extent, rest = int(parts[0]), parts[1]
+        if isinstance(rest, tirx.IntImm) and int(rest) == 0 and extent == 1:
+            continue
+        number = next((n for n, it in enumerate(iterators) if it.var.same_as(rest)), None)
+        if number is None or number in found:
+            return None
+        domain = iterators[number].dom
+        if int(domain.min) != 0 or int(domain.extent) != extent:
+            return None
+        found.append(number)
+    return found

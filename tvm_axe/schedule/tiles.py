@@ -1,0 +1,225 @@
+"""tile_kernel: a block is computed by one of the tile kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import ExprRV, SBlockRV
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.errors import ScheduleError
+from tvm_axe.schedule import query
+from tvm_axe.schedule.annotations import TILE
+from tvm_axe.schedule.product import Product, product_of
+from tvm_axe.tile.kernels import KERNELS, Kernel
+from tvm_axe.tile.kernels.kernel import Problem
+
+PRODUCTS = ("matmul", "batched_matmul", "split_k_matmul", "stream_k_matmul", "skinny_matmul")
+"""The kernels that compute a product of matrices, so that a block can be annotated with them."""
+
+_EITHER_ORDER = ("matmul", "batched_matmul")
+_DTYPES = ("float32", "float16", "bfloat16")
+_TARGETS = ({"kind": "llvm"}, {"kind": "cuda", "arch": "sm_90a"}, {"kind": "cuda", "arch": "sm_80"})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a block's annotations say: the kernel's name, and those of its parameters that aren't left to it."""
+
+    kernel: str
+    parameters: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.kernel}({', '.join(f'{name}={value}' for name, value in self.parameters.items())})"
+
+
+@query.all_or_nothing
+def tile_kernel(
+    sch: s_tir.Schedule,
+    /,
+    block: SBlockRV,
+    kernel: str,
+    epilogue: SBlockRV | None = None,
+    **parameters: int | ExprRV,
+) -> None:
+    """Have `block` computed by a tile kernel, and `epilogue` in the same kernel. ::
+
+        for i, j, k in T.grid(M, N, K):            for i in range(M):
+            with T.sblock("mm"):                       for j, k in T.grid(N, K):
+                C[vi, vj] += A[vi, vk] * B[vk, vj]         with T.sblock("mm"):
+        for i, j in T.grid(M, N):                              T.sblock_attr({"axe.tile": "matmul",
+            with T.sblock("epi"):                  ->                         "axe.tile.block_m": 64})
+                out[vi, vj] = T.max(C[vi, vj], 0)              C[vi, vj] += A[vi, vk] * B[vk, vj]
+                                                       for j in range(N):
+                                                           with T.sblock("epi"):
+                                                               out[vi, vj] = T.max(C[vi, vj], 0)
+
+    The annotated program computes what it did; the kernel takes the block's place, on what each device holds, when the
+    program is compiled (`tvm_axe.lower.tiles`).
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule.
+    block : SBlockRV
+        A matrix product: ``C[batch, i, j] += A[batch, i, k] * B[batch, k, j]``, where each of these may be several
+        dimensions, B may be transposed, and the operands may be cast.
+    kernel : str
+        One of `PRODUCTS`.
+    epilogue : SBlockRV, optional
+        The pointwise block that alone reads the product; it is moved into the block's nest.
+    **parameters
+        Of the kernel (``tvm-axe kernels`` lists them), as ints, which the schedule may sample; those left out have the
+        kernel's defaults for the target.
+
+    Raises
+    ------
+    ScheduleError
+        The block is no product of matrices of one type, the kernel isn't one for products, it has no such parameter on
+        any target, or the epilogue cannot be moved.
+    """
+    query.given(sch, block, "tile_kernel")
+    name = query.name_of(sch, block)
+    try:
+        product = product_at(sch, block)
+        made = kernel_for(kernel)
+        problem = problem_of(made, product, str(product.c.dtype))
+    except ScheduleError as error:
+        raise ScheduleError(f"tile_kernel: block {name!r}: {error}") from error
+    known = {key: None for config in _TARGETS for key in made.parameters(_target(config), problem)}
+    unknown = [key for key in parameters if key not in known]
+    if unknown:
+        raise ScheduleError(
+            f"tile_kernel: block {name!r}: {kernel} has no parameter {', '.join(unknown)}; valid are {', '.join(known)}"
+        )
+    if epilogue is not None:
+        query.given(sch, epilogue, "tile_kernel")
+        _check_epilogue(sch, name, epilogue, product)
+        rows = [it.var for it in (*product.batch, *product.rows, *product.columns)]
+        loops = [loop for loop in (query.loop_of(sch, block, var) for var in rows) if loop is not None]
+        if not loops:
+            raise ScheduleError(
+                f"tile_kernel: block {name!r}: none of its loops is a row or column alone; choose the kernel before "
+                "loops are split"
+            )
+        query.checked("tile_kernel", name, lambda: sch.reverse_compute_at(epilogue, loops[0]))
+    sch.annotate(block, TILE, kernel)
+    for key, value in parameters.items():
+        sch.annotate(block, f"{TILE}.{key}", value)
+
+
+def product_at(sch: s_tir.Schedule, block: SBlockRV) -> Product:
+    """The matrix product that a block computes, on one device.
+
+    Raises
+    ------
+    ScheduleError
+        It computes none, or not all of one.
+    """
+    realize = _tvm.block_realize(sch, block)
+    if not query.covers(realize, [sch.get(loop) for loop in sch.get_loops(block)]):
+        raise ScheduleError(f"block {query.name_of(sch, block)!r}: its loops don't run over all of the product")
+    return product_of(realize.block, _devices(sch, block))
+
+
+def choice_of(block: s_tir.SBlock) -> Choice | None:
+    """The kernel that a block's annotations choose, or None."""
+    if TILE not in block.annotations:
+        return None
+    parameters = {
+        str(key).removeprefix(f"{TILE}."): int(value)
+        for key, value in block.annotations.items()
+        if str(key).startswith(f"{TILE}.")
+    }
+    return Choice(str(block.annotations[TILE]), parameters)
+
+
+def has_choice(part: tirx.PrimFunc | tirx.Stmt) -> bool:
+    """Whether a kernel was chosen for any block of a function, or of a part of one."""
+    return bool(choices_in(part))
+
+
+def choices_in(part: tirx.PrimFunc | tirx.Stmt) -> list[Choice]:
+    """The kernels that were chosen for blocks of a function, or of a part of one."""
+    body = part.body if isinstance(part, tirx.PrimFunc) else part
+    found: list[Choice | None] = []
+    tvm_ffi.structural_walk(body, (s_tir.SBlock, lambda block: found.append(choice_of(block))))
+    return [choice for choice in found if choice is not None]
+
+
+def kernel_for(name: str) -> Kernel:
+    """The kernel of that name, if it computes products of matrices.
+
+    Raises
+    ------
+    ScheduleError
+        It doesn't, or there is none.
+    """
+    if name not in PRODUCTS or name not in KERNELS:
+        raise ScheduleError(f"{name!r} is no kernel for products of matrices; valid are {', '.join(PRODUCTS)}")
+    return KERNELS[name]
+
+
+def problem_of(kernel: Kernel, product: Product, out_dtype: str) -> Problem:
+    """A product as the kernel's problem.
+
+    Raises
+    ------
+    ScheduleError
+        The kernel doesn't compute it: a batch for a kernel without, operands of other types.
+    """
+    batch, m, n, k = product.shape
+    problem: dict[str, Any] = {"m": m, "n": n, "k": k}
+    dtype, other = str(product.a.dtype), str(product.b.dtype)
+    if dtype != other or dtype not in _DTYPES:
+        raise ScheduleError(
+            f"{kernel.name} multiplies two operands of one type of {', '.join(_DTYPES)}; {product.a.name} is {dtype}, "
+            f"{product.b.name} is {other}"
+        )
+    problem["dtype"] = dtype
+    takes_batch = kernel.name == "batched_matmul"
+    if takes_batch and not product.batch:
+        raise ScheduleError(f"{kernel.name} takes a batch; valid is matmul")
+    if product.batch and not takes_batch:
+        raise ScheduleError(f"{kernel.name} takes no batch, here of {batch}; valid is batched_matmul")
+    if takes_batch:
+        problem["batch"] = batch
+    if kernel.name in _EITHER_ORDER:
+        problem["transpose_b"] = product.transpose_b
+    elif not product.transpose_b:
+        raise ScheduleError(f"{kernel.name} takes B by columns, B[j, k]; {product.b.name} is B[k, j]: valid is matmul")
+    if kernel.name == "matmul":
+        problem["out_dtype"] = out_dtype
+    elif out_dtype != dtype:
+        raise ScheduleError(f"{kernel.name} leaves what its operands are, {dtype}; the block leaves {out_dtype}")
+    return problem
+
+
+def _devices(sch: s_tir.Schedule, block: SBlockRV) -> list[tirx.Var]:
+    """The block's iterators that are a device's coordinate: driven by a mesh-bound loop alone."""
+    bound = [sch.get(loop).loop_var for loop in query.bound_loops(sch, block, query.SPATIAL).values()]
+    return [it.var for it, value in query.bindings(sch, block) if any(value.same_as(var) for var in bound)]
+
+
+def _check_epilogue(sch: s_tir.Schedule, name: str, epilogue: SBlockRV, product: Product) -> None:
+    stmt = sch.get(epilogue)
+    readers = [query.name_of(sch, reader) for reader in sch.get_consumers(sch.get_sblock(name))]
+    if readers != [str(stmt.name_hint)] or query.is_parameter(sch, product.c):
+        raise ScheduleError(
+            f"tile_kernel: block {name!r}: its product {product.c.name!r} is "
+            + ("a parameter" if query.is_parameter(sch, product.c) else f"read by {', '.join(readers) or 'no block'}")
+            + f"; valid is an epilogue that alone reads it, here {stmt.name_hint!r}"
+        )
+    if stmt.init is not None or not all(it.iter_type == query.SPATIAL for it in stmt.iter_vars):
+        raise ScheduleError(
+            f"tile_kernel: block {name!r}: its epilogue {stmt.name_hint!r} sums; valid is a pointwise block"
+        )
+
+
+def _target(config: Mapping[str, str]) -> Target:
+    return Target(dict(config))

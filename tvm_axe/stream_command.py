@@ -1,0 +1,117 @@
+"""`tvm-axe stream`: streaming programs on the command line.
+
+This module is outside of `tvm_axe.stream`, which needs packages that the rest of the command line does without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+from tvm_axe.errors import InputError
+
+
+def add_stream_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `stream list`, `stream run` and `stream reproduce` to a parser's commands.
+
+    Parameters
+    ----------
+    subparsers
+        What `add_subparsers` returned. As with every command, ``args.command(args)`` runs it and prints to stdout; what
+        the user got wrong is raised as an AxeError.
+    """
+    parser = subparsers.add_parser("stream", help="streaming tensor programs, computed and simulated")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    listing = commands.add_parser("list", help="the programs that come with the package")
+    listing.set_defaults(command=_list)
+
+    run = commands.add_parser("run", help="run a program on made-up requests, beside numpy")
+    run.add_argument("name", metavar="NAME", help="as `list` names it")
+    run.add_argument(
+        "--model",
+        default="small",
+        help="small, mixtral or qwen; the two real ones are simulated without values (default: %(default)s)",
+    )
+    run.add_argument("--batch", type=_positive, default=16, help="tokens or requests (default: %(default)s)")
+    run.add_argument("--seed", type=int, default=0, help="of the requests and the arrays (default: %(default)s)")
+    run.add_argument("--units", action="store_true", help="say what each unit did, too")
+    run.add_argument("--trace", metavar="T.json", help="what each unit did when, for ui.perfetto.dev")
+    run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    run.set_defaults(command=_run)
+
+    reproduce = commands.add_parser("reproduce", help="simulate the published results again")
+    reproduce.add_argument(
+        "--data", required=True, metavar="DIR", help="where moe_routing/, kv_traces/ and published/ are"
+    )
+    reproduce.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    reproduce.set_defaults(command=_reproduce)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _check_packages() -> None:
+    """Say what is missing, if something is."""
+    missing = [name for name in ("sympy", "ml_dtypes") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"tvm-axe stream needs {' and '.join(missing)}: pip install tvm-axe[stream]")
+
+
+def _list(args: argparse.Namespace) -> None:
+    """`tvm-axe stream list`"""
+    _check_packages()
+    from tvm_axe.stream.programs.samples import PROGRAMS
+
+    for name, meaning in PROGRAMS.items():
+        print(f"{name:24}{meaning}")
+
+
+def _run(args: argparse.Namespace) -> int:
+    """`tvm-axe stream run`"""
+    _check_packages()
+    from tvm_axe.stream.programs.samples import MODELS, SMALL, make_sample
+
+    if args.model not in MODELS:
+        raise InputError(f"--model must be one of {', '.join(MODELS)}, not {args.model}")
+    model = MODELS[args.model]
+    sample = make_sample(args.name, model, args.batch, args.seed)
+    report = sample.run(values=model is SMALL, trace=args.trace is not None)
+    error = sample.error(report) if model is SMALL else None
+    if args.trace is not None:
+        report.save_trace(args.trace)
+    if args.json:
+        found = {
+            "program": args.name,
+            "model": args.model,
+            "batch": args.batch,
+            "seed": args.seed,
+            "relative_error": error,
+            "cycles": report.cycles,
+            "flops": report.flops,
+            "utilization": report.utilization,
+            "read_bytes": report.read,
+            "written_bytes": report.written,
+            "tokens": report.tokens,
+        }
+        print(json.dumps(found))
+    else:
+        print(report if args.units else str(report).splitlines()[0])
+        if error is not None:
+            print(f"relative error beside numpy in float64: {error:.1e}")
+    return 0 if error is None or error < 1e-4 else 1
+
+
+def _reproduce(args: argparse.Namespace) -> None:
+    """`tvm-axe stream reproduce`"""
+    _check_packages()
+    from tvm_axe.stream.reproduce import reproduce
+
+    found = reproduce(Path(args.data))
+    print(found.json() if args.json else found.text())
