@@ -15,3 +15,11 @@ def test_tile(capsys):
     runpy.run_path(str(DOCS / "tile.py"))
     printed = capsys.readouterr().out
     assert printed.count("relative error") == 3 and "persistent" in printed
+
+
+def test_stream(capsys):
+    pictures = runpy.run_path(str(DOCS / "stream.py"))["PICTURES"]
+    assert "off-chip bytes: " in capsys.readouterr().out
+    # Those in docs/pictures are what the tour draws.
+    for name, picture in pictures.items():
+        assert (DOCS / f"pictures/stream_{name}.svg").read_text(encoding="utf-8") == picture

@@ -333,6 +333,25 @@ def fused(m: int, n: int, block: int = 32) -> tirx.PrimFunc:
     return fused
 
 
+def reduced_memory(m: int, n: int) -> tirx.PrimFunc:
+    """Sums of a shared tile's rows, added to a shared tile; the largest of each column of one of its parts."""
+
+    @T.prim_func
+    def reduced_memory(X: T.Buffer((m, n), "float32"), Y: T.Buffer((m,), "float32"), Z: T.Buffer((n,), "float32")):
+        with tile.kernel(1):
+            s = tile.shared((m, n), "float32")
+            rows = tile.shared((m,), "float32")
+            most = tile.fragment((n,), "float32")
+            tile.copy(X, s)
+            tile.fill(rows, 1)
+            tile.sum(s, rows, accumulate=True)
+            tile.max(s[0 : m // 2, 0:n], most, 0)
+            tile.copy(rows, Y)
+            tile.copy(most, Z)
+
+    return reduced_memory
+
+
 def converted(source: str, target: str, n: int = 64) -> tirx.PrimFunc:
     """Y = X in another type, by a copy into shared memory; Z = Y back, in `parallel`."""
 

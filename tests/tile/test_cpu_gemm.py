@@ -193,7 +193,7 @@ def test_annotated_layouts():
     agree(annotated, normal(rng, (16, 24)), normal(rng, (24, 32)), poison((16, 32)))
     plan = cpu.plan(read(annotated), target())
     assert [str(s.layout) for s in plan.storage.values()][:2] == [str(padded), str(columns)]
-    assert any(d.choice == "in rows" and str(warp) in d.reason for d in plan.decisions)
+    assert any(d.choice == "not as annotated" and str(warp) in d.reason for d in plan.decisions)
 
 
 # ---- What is decided ---------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def reduced_elsewhere():
 
 
 @pytest.mark.parametrize("program, why", [
-    (reduced_elsewhere, r"y's would be S\[.*\] : .* and is S\[64 : 1@tx\], from its annotation"),
+    (reduced_elsewhere, r"y's would be S\[.*\], and is S\[64 : 1@tx\], from its annotation"),
     (crossed, r"they don't hold what they need of x\[j, i\].*nothing else fixes it"),
     (outside, "known at compile time; valid indices are the point's coordinates"),
     (read_at_once, "a scalar is read from fragment x"),

@@ -36,6 +36,7 @@ PROGRAMS = [
     programs.unlike(64, 64),
     programs.reused(512),
     programs.fused(64, 256),
+    programs.reduced_memory(10, 37),
     *(programs.converted(*types) for types in (("float32", "bfloat16"), ("int8", "float16"), ("int64", "float64"))),
 ]
 

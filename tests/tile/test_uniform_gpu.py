@@ -121,6 +121,8 @@ OTHERS = {
     "unlike": (programs.unlike(64, 64), ("C",), TOLERANCE["float32"]),
     "fused": (programs.fused(64, 256), ("Y", "Z"), TOLERANCE["bfloat16"]),
     "fused, of odd rows": (programs.fused(64, 37), ("Y", "Z"), TOLERANCE["bfloat16"]),
+    "reduced memory": (programs.reduced_memory(32, 64), ("Y", "Z"), TOLERANCE["float32"]),
+    "reduced memory, odd": (programs.reduced_memory(10, 37), ("Y", "Z"), TOLERANCE["float32"]),
     "reused": (programs.reused(512), ("Y",), TOLERANCE["float32"]),
 }
 

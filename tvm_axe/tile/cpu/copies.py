@@ -28,7 +28,6 @@ def write_fill(writer: Writer, node: Fill) -> None:
 def write_copy(writer: Writer, node: Copy) -> None:
     """Copy what lies inside of both sides; of what lies outside of the source, zeros."""
     dst, src = _Side(writer, node.dst), _Side(writer, node.src)
-
     dtype = compute_dtype(node.dst.tile.dtype)
     exact = node.src.tile.dtype == node.dst.tile.dtype
 

@@ -151,7 +151,7 @@ def _storage(made: CpuPlan, tile: Tile, gemms: list[Gemm]) -> Storage:
         if _of_memory(tile):
             made.decide(tile, str(tile.layout), "annotated")
             return as_annotated(tile, dtype)
-        made.decide(tile, "in rows", f"the annotated {tile.layout} is over threads, of which a CPU's block has one")
+        made.decide(tile, "not as annotated", f"{tile.layout} is over threads, of which a CPU's block has one")
     lanes = made.machine.lanes(dtype)
     across = {_across(node) for node in as_b}
     if len(across) == 1 and all(_spans(node.b, *across) for node in as_b):
@@ -159,11 +159,14 @@ def _storage(made: CpuPlan, tile: Tile, gemms: list[Gemm]) -> Storage:
         width = lanes * min(_register_tile(made, node, lanes)[1] for node in as_b)
         rows = in_rows(tile, dtype, lanes)
         if dimension == len(tile.shape) - 1 and rows.shape[-1] <= width:
+            made.decide(tile, rows.layout, "its rows are as long as a panel of products")
             return rows
         storage = in_panels(tile, dtype, dimension, width)
         made.decide(tile, storage.layout, f"panels of {width} columns, which products read in order")
         return storage
-    return in_rows(tile, dtype, lanes if as_b or as_c else 1)
+    rows = in_rows(tile, dtype, lanes if as_b or as_c else 1)
+    made.decide(tile, rows.layout, "row by row, as loops take it")
+    return rows
 
 
 def _panels_for(made: CpuPlan, node: Gemm) -> Tile:

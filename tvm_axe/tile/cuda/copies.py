@@ -179,7 +179,7 @@ class Place:
         with T.If(tirx.all(*self.bounds)):
             with T.Then():
                 self._load_vector(vector, buffer, base)
-            with T.Else(), T.vectorized(vector) as lane:
+            with T.Else(), T.unroll(vector) as lane:  # upstream has no vector of 16 equal bytes
                 T.buffer_store(buffer, zero, [base + lane])
 
     def _load_vector(self, vector: int, buffer: tirx.Buffer, base: Any) -> None:

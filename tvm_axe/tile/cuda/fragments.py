@@ -116,7 +116,9 @@ class Emitter:
         scratch: Callable[[str, int], tirx.Buffer],
     ) -> None:
         self.threads, self.storages, self.analyzer, self.scratch = threads, storages, analyzer, scratch
-        self.tiles = {tile.buffer: tile for tile in storages}
+        self.tiles: dict[tirx.Buffer, Tile] = {}
+        for tile in storages:
+            self.tiles.setdefault(tile.buffer, tile)  # a tile of the program before what it is held in meanwhile
 
     def emit(self, node: Node) -> dict[tirx.Var, tirx.Expr]:
         """Emit a node; of a Let, returns the variable that stands for its name from here on, to be substituted.

@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Iter, Layout
 from tvm_axe.tile.cuda.holding import REGISTER, THREAD, everywhere, projected
-from tvm_axe.tile.program import Copy, Node, Parallel, Program, Reduce, Tile
+from tvm_axe.tile.program import Copy, Node, Parallel, Program, Reduce, Region, Tile
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def infer(program: Program, fixed: Mapping[Tile, Held], threads: int) -> dict[Ti
             held[tile] = fixed[tile]
     nodes = list(program.nodes())
     while True:
-        while any(_propagate(node, held) for node in nodes):
+        while any(_propagate(node, held, threads) for node in nodes):
             pass
         free = [tile for tile in program.tiles if tile.scope == "fragment" and tile not in held]
         if not free:
@@ -114,16 +114,27 @@ def _memory_of(tile: Tile, nodes: Sequence[Node]) -> Iterator[Tile]:
                     yield other
 
 
-def _propagate(node: Node, held: dict[Tile, Held]) -> bool:
+def reduced_layout(region: Region, held: Mapping[Tile, Held], threads: int) -> Layout | None:
+    """The layout in which a region is reduced: a fragment's own; of memory the one that it is loaded in.
+
+    None if the fragment has none yet.
+    """
+    if region.tile.scope in ("shared", "global"):
+        return coalesced(region.extents, 128 // _bits(region.tile), threads)
+    return held[region.tile].layout if region.tile in held else None
+
+
+def _propagate(node: Node, held: dict[Tile, Held], threads: int) -> bool:
     """Decide what follows from a node; whether that was anything."""
     if isinstance(node, Parallel):
         return _along_parallel(node, held)
     if isinstance(node, Reduce):
-        src, dst = node.src.tile, node.dst.tile
-        if src not in held or dst in held or not node.src.whole:
+        dst, shape = node.dst.tile, node.src.extents
+        layout = reduced_layout(node.src, held, threads)
+        if layout is None or dst in held or dst.scope != "fragment" or not layout.admits(shape):
             return False
-        kept = [d for d in range(len(src.shape)) if d != node.axis]
-        held[dst] = Held(projected(held[src].layout, src.shape, kept), f"{node}, without the reduced axis")
+        kept = [d for d in range(len(shape)) if d != node.axis]
+        held[dst] = Held(projected(layout, shape, kept), f"{node}, without the reduced axis")
         return True
     if isinstance(node, Copy) and node.src.whole and node.dst.whole:
         pair = (node.src.tile, node.dst.tile)

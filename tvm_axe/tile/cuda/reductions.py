@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
-from tvm_axe.tile.cuda.fragments import Emitter, Registers
+from tvm_axe.tile.cuda.copies import copy
+from tvm_axe.tile.cuda.fragments import Emitter, Memory, Registers
 from tvm_axe.tile.cuda.holding import Digit, Holding, linear, projected
+from tvm_axe.tile.cuda.infer import reduced_layout
 from tvm_axe.tile.cuda.walk import HeldWalk, covers, find_registers
-from tvm_axe.tile.program import Reduce
+from tvm_axe.tile.program import Copy, Reduce, Region, Tile
 
 LANES = 32
 _ALL_LANES = 0xFFFFFFFF
@@ -44,18 +47,44 @@ def _lanes(digit: Digit) -> int:
 
 
 def reduce(emitter: Emitter, node: Reduce) -> None:
-    """Emit a reduction of a whole fragment to a whole one.
+    """Emit a reduction; what is in memory goes through registers.
 
     Raises
     ------
     TileError
-        The tiles aren't fragments or locals, or are reduced in part; or `dst` has another layout than the source's
-        reduced one.
+        A fragment is reduced in part, or into a part; or `dst` has another layout than the source's reduced one.
     """
-    src, dst = (emitter.storages[region.tile] for region in (node.src, node.dst))
-    if not isinstance(src, Registers) or not isinstance(dst, Registers) or not (node.src.whole and node.dst.whole):
-        raise TileError(f"{node}: valid is a whole fragment reduced into a whole fragment")
+    for region in (node.src, node.dst):
+        if isinstance(emitter.storages[region.tile], Registers) and not region.whole:
+            raise TileError(f"{node}: {region} is a part of a fragment; valid is all of it")
+    target = node.dst
+    if isinstance(emitter.storages[node.src.tile], Memory):
+        layout = reduced_layout(node.src, {}, emitter.threads.count)
+        assert layout is not None
+        emitter, held = _in_registers(emitter, node.src, layout, node.src.extents)
+        copy(emitter, Copy(held, node.src, False))
+        node = replace(node, src=held)
+    if isinstance(emitter.storages[target.tile], Memory):
+        kept = [d for d in range(len(node.src.extents)) if d != node.axis]
+        layout = projected(emitter.registers(node.src.tile).holding.layout, node.src.extents, kept)
+        emitter, held = _in_registers(emitter, target, layout, tuple(node.src.extents[d] for d in kept) or (1,))
+        if node.accumulate:
+            copy(emitter, Copy(held, target, False))
+        node = replace(node, dst=held)
+    src, dst = (emitter.registers(region.tile) for region in (node.src, node.dst))
     _Reduction(emitter, node, src, dst).emit()
+    if node.dst is not target:
+        copy(emitter, Copy(target, node.dst, False))
+
+
+def _in_registers(emitter: Emitter, region: Region, layout: Layout, shape: tuple[int, ...]) -> tuple[Emitter, Region]:
+    """Registers for a region's elements, and an emitter that knows them."""
+    tile = Tile(region.tile.buffer, "fragment", shape, region.tile.dtype)
+    holding = Holding(layout, shape, emitter.threads.count)
+    buffer = T.alloc_buffer((holding.registers,), tile.dtype, scope="local")
+    zero = tirx.const(0, "int32")
+    stored = Registers(buffer, holding, f"{region}, loaded")
+    return emitter.with_tile(tile, stored), Region(tile, (zero,) * len(shape), shape)
 
 
 class _Reduction:

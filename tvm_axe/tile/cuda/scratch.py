@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import tvm_ffi
 
 from tvm_axe.tile.cuda.holding import Holding
-from tvm_axe.tile.cuda.infer import Held
+from tvm_axe.tile.cuda.infer import Held, reduced_layout
 from tvm_axe.tile.cuda.reductions import accumulation_type, over_warps
 from tvm_axe.tile.program import Copy, Node, Program, Reduce, Tile
 
@@ -19,10 +19,12 @@ def scratch_bytes(program: Program, held: Mapping[Tile, Held], threads: int) -> 
 
 
 def _of(node: Node, held: Mapping[Tile, Held], threads: int) -> int:
-    if isinstance(node, Reduce) and node.src.tile in held:
-        src = node.src.tile
-        digits = over_warps(Holding(held[src].layout, src.shape, threads), node.axis)
-        rows = math.prod(src.shape) // src.shape[node.axis]
+    if isinstance(node, Reduce):
+        layout, shape = reduced_layout(node.src, held, threads), node.src.extents
+        if layout is None or not layout.admits(shape):  # a part of a fragment, which is refused
+            return 0
+        digits = over_warps(Holding(layout, shape, threads), node.axis)
+        rows = math.prod(shape) // shape[node.axis]
         parts = math.prod(digit.extent for digit in digits)
         return parts * rows * _bytes(accumulation_type(node.dst.tile.dtype)) if digits else 0
     if isinstance(node, Copy) and node.src.tile in held and node.dst.tile in held:

@@ -138,11 +138,6 @@ def only_used(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
 
 
-def named(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
-    """The program under another name, which its compiled function has."""
-    return func.with_attr("global_symbol", name)
-
-
 def choose(default: int, *others: int) -> tuple[int, ...]:
     """Candidates: the default, then the others without it."""
     return (default, *(other for other in others if other != default))
