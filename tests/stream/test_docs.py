@@ -1,0 +1,13 @@
+"""The examples in the docstrings are right."""
+
+import doctest
+
+import pytest
+
+from tvm_axe.stream import codec, explore, functions, kernels, memory, metrics, program, types, views
+
+
+@pytest.mark.parametrize("module", [codec, explore, functions, kernels, memory, metrics, program, types, views])
+def test_examples(module):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed

@@ -1,0 +1,264 @@
+"""Time: what units cost, back pressure, order of arrival, feedback, deadlocks, counters."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tvm_axe.errors import InputError
+from tvm_axe.layout import Layout
+from tvm_axe.stream import (
+    Machine,
+    OffChip,
+    Program,
+    Scalar,
+    Selector,
+    StreamError,
+    StreamType,
+    Tile,
+    View,
+    functions,
+    ragged,
+    symbol,
+)
+
+FAST = Machine(hop=0)
+
+
+def busy(cycles):
+    """A function of numbers that takes so long."""
+    return functions.number(f"busy{cycles}", lambda value: value, cycles=cycles)
+
+
+def numbers(p, count, name="x"):
+    return p.input(name, StreamType((count,), Scalar()))
+
+
+def test_a_pipeline_is_as_slow_as_its_slowest_unit():
+    p = Program("pipeline")
+    numbers(p, 100).map(busy(3)).map(busy(10)).map(busy(2)).output("y")
+    report = p.run({"x": list(range(100))}, FAST)
+    assert report.cycles == 3 + 100 * 10 + 2
+    assert report.unit("busy100").busy == 1000
+    assert report.unit("busy20").starved == report.cycles - 200
+    # The first unit fills its channel and then waits for the slow one.
+    assert report.unit("busy30").blocked > 600
+    assert report.outputs["y"] == list(range(100))
+
+
+def test_a_token_crosses_a_channel_in_a_hop():
+    p = Program("hops")
+    numbers(p, 1).map(busy(5)).map(busy(7)).output("y")
+    assert p.run({"x": [1]}, Machine(hop=4)).cycles == 4 + 5 + 4 + 7 + 4
+
+
+def test_units_take_the_longest_of_reading_computing_and_writing():
+    def cycles(compute, writes, stored):
+        p = Program("roofline")
+        tile = (
+            p.load(p.tensor("w", 4, 32, "bfloat16"), (4, 32))
+            if stored
+            else p.input("x", StreamType((1, 1), Tile(4, 32, "bfloat16")))
+        )
+        tile.map(functions.exp(), compute=compute, writes=writes, name="unit").output("y")
+        given = {} if stored else {"x": [[(4, 32)]]}
+        return p.run(given, Machine(), values=False).unit("unit").busy
+
+    flops, size = 4 * 4 * 32, 4 * 32 * 2
+    assert cycles(100, False, False) == -(-flops // 100)
+    assert cycles(1000, False, False) == 1
+    assert cycles(1000, True, False) == size // 64
+    assert cycles(1000, False, True) == size // 64
+
+
+def test_a_load_waits_for_the_whole_tile():
+    p = Program("load")
+    p.load(p.tensor("x", 8, 48, "bfloat16"), (4, 48)).output("y")
+    machine = Machine(hop=0, off_chip=OffChip(latency=16))
+    report = p.run({}, machine, values=False)
+    # 4 rows of 96 B are 8 requests; two tiles, one after the other.
+    assert report.cycles == 2 * (8 - 1 + 16)
+    assert report.read == 8 * 96 and report.unit("x0").memory == report.cycles
+
+
+def test_many_loads_share_the_off_chip_bandwidth():
+    def cycles(loads):
+        p = Program("loads")
+        for number in range(loads):
+            p.load(p.tensor(f"t{number}", 1024, 32, "bfloat16"), (1024, 32)).discard()
+        return p.run({}, Machine(hop=0), values=False).cycles
+
+    alone = cycles(1)
+    assert cycles(16) == alone  # 16 requests a cycle
+    assert cycles(64) == pytest.approx(4 * alone, rel=0.02)
+
+
+def test_bank_conflicts_slow_down_reading():
+    def cycles(layout, banked):
+        p = Program("banks")
+        tile = Tile(32, 32, layout=Layout.parse(layout))
+        p.load(p.tensor("x", 32, 32), tile).map(functions.add(), compute=10**6, name="unit").output("y")
+        return p.run({}, Machine(banked=banked), values=False).unit("unit").busy
+
+    row, column = "S[(32, 32) : (32, 1)]", "S[(32, 32) : (1, 32)]"
+    assert cycles(row, True) == cycles(row, False) == 64
+    assert cycles(column, False) == 64 and cycles(column, True) == 32 * 64
+
+
+def merged(slow, fast):
+    p = Program("merge")
+    a = numbers(p, 3, "a").map(busy(slow))
+    b = numbers(p, 3, "b").map(busy(fast))
+    data, origin = p.eager_merge([a, b])
+    data.output("data")
+    origin.output("origin")
+    report = p.run({"a": [1, 2, 3], "b": [11, 12, 13]}, FAST)
+    return report.outputs["data"], [origin for (origin,) in report.outputs["origin"]]
+
+
+def test_eager_merge_takes_what_comes_first():
+    assert merged(100, 10) == ([11, 12, 13, 1, 2, 3], [1, 1, 1, 0, 0, 0])
+    assert merged(10, 14) == ([1, 11, 2, 12, 3, 13], [0, 1, 0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_reassemble_takes_what_comes_first_but_whole(in_order):
+    p = Program("reassemble")
+    selectors = p.input("s", StreamType((2,), Selector(2)))
+    pieces = StreamType((3,), Scalar())
+    slow = numbers(p, 2, "a").map(busy(50)).flat_map(lambda n: [n] * 3, pieces, cycles=9)
+    fast = numbers(p, 2, "b").flat_map(lambda n: [n] * 3, pieces, cycles=9)
+    p.reassemble([slow.buffered(6), fast.buffered(6)], selectors, rank=1, in_order=in_order).output("y")
+    report = p.run({"a": [1, 2], "b": [11, 12], "s": [(0, 1), (0, 1)]}, FAST)
+    assert report.outputs["y"] == [[[11] * 3, [1] * 3], [[12] * 3, [2] * 3]]
+
+
+def test_reassemble_in_order_waits_for_all():
+    def cycles(in_order):
+        p = Program("wait")
+        s = p.input("s", StreamType((1,), Selector(2)))
+        slow, fast = numbers(p, 1, "a").map(busy(100)), numbers(p, 1, "b")
+        p.reassemble([slow, fast], s, in_order=in_order).map(busy(30)).output("y")
+        return p.run({"a": [1], "b": [2], "s": [(0, 1)]}, FAST).cycles
+
+    # Either the first is worked on while the second is waited for, or it is sent when the second is there.
+    assert cycles(False) == 101 + 30
+    assert cycles(True) == 100 + 30 + 30
+
+
+def test_a_merge_says_where_something_came_from_when_it_came():
+    p = Program("merge")
+    a, b = (numbers(p, 2, name).map(busy(100)) for name in "ab")
+    data, origin = p.eager_merge([a, b])
+    data.discard()
+    origin.map(functions.number("address", lambda chosen: chosen[0])).load_at(p.tensor("w", 2, 32), (1, 32)).output("y")
+    report = p.run({"a": [1, 2], "b": [1, 2]}, FAST, values=False)
+    # Four loads of 128 bytes one after the other, two once the first results are there.
+    assert report.cycles >= 200 + 2 * 16
+    assert report.unit("w0").starved >= 100
+
+
+def test_feedback_sends_work_to_whoever_is_free():
+    p = Program("dispatch")
+    free = p.feedback("free", StreamType((symbol("n"),), Selector(2)), 4, initial=[(0,), (1,)])
+    parts = numbers(p, 20).partition(free.stream)
+    done = [part.map(busy(cycles)) for part, cycles in zip(parts, (10, 30))]
+    data, origin = p.eager_merge(done)
+    data.output("y")
+    free.close(origin)
+    report = p.run({"x": list(range(20))}, FAST)
+    assert sorted(report.outputs["y"]) == list(range(20))
+    assert report.unit("busy100").busy // 10 == 15 and report.unit("busy300").busy // 30 == 5
+    assert report.cycles <= 20 * 7.5 + 40
+
+
+def test_a_deadlock_says_who_waits_for_what():
+    p = Program("loop")
+    x = numbers(p, 8)
+    even, odd = x.partition(p.input("s", StreamType((8,), Selector(2))))
+    a, b = even.promote(), odd.promote()
+    a.accum(functions.number("sum", lambda s, v: s + v, initial=0)).output("even")
+    late = b.accum(functions.number("sum", lambda s, v: s + v, initial=0), name="late")
+    late.expand(b).output("odd")
+    with pytest.raises(StreamError) as caught:
+        p.run({"x": list(range(8)), "s": [1] * 8})
+    message = str(caught.value)
+    assert message.startswith("deadlock: ")
+    assert "Broadcast 'Promote1 to 2' waits for room in the channel to 'Expand0' (full, 2 tokens)" in message
+    assert "Expand 'Expand0' waits for a token from 'late' (empty)" in message
+    b.buffered(20)
+    assert p.run({"x": list(range(8)), "s": [1] * 8}).outputs["odd"] == [[28] * 8]
+
+
+def test_buffers_are_kept_from_the_first_write_to_the_last_read():
+    p = Program("buffers")
+    tiles = p.input("x", StreamType((3, 4), Tile(2, 8)))
+    again = tiles.bufferize().streamify(View((2, 4), (0, 1)))
+    again.output("y")
+    xs = [[np.full((2, 8), 10 * row + at, "float32") for at in range(4)] for row in range(3)]
+    report = p.run({"x": xs}, Machine())
+    for row, (first, second) in zip(xs, report.outputs["y"]):
+        np.testing.assert_array_equal(first, row)
+        np.testing.assert_array_equal(second, row)
+    assert 4 * 64 <= report.peak_on_chip <= 3 * 4 * 64
+    assert report.occupancy[-1][1] == 0
+    with pytest.raises(
+        StreamError, match=r"Bufferize 'Bufferize0': a buffer of .* is larger than the on-chip memory, 200"
+    ):
+        p.run({"x": xs}, Machine(capacity=200))
+
+
+def test_buffers_together_must_fit_too():
+    p = Program("buffers")
+    x = p.input("x", StreamType((1, 4), Tile(2, 8)))
+    for name in "ab":
+        x.bufferize().streamify().map(functions.exp(), compute=1).output(name)
+    given = {"x": [[(2, 8)] * 4]}
+    assert p.run(given, Machine(), values=False).peak_on_chip == 2 * 256
+    with pytest.raises(StreamError, match="its buffers take up 512 bytes at a time, more than the on-chip memory, 300"):
+        p.run(given, Machine(capacity=300), values=False)
+
+
+def test_ragged_buffers_come_back_as_they_were():
+    p = Program("ragged")
+    x = p.input("x", StreamType((symbol("n"), ragged("m")), Tile(1, 2)))
+    x.bufferize().streamify().map(functions.row_sum()).output("y")
+    xs = [[np.full((1, 2), value, "float32") for value in row] for row in ([1, 2, 3], [], [4])]
+    found = p.run({"x": xs}).outputs["y"]
+    assert [[float(tile[0, 0]) for tile in row] for row in found] == [[2, 4, 6], [], [8]]
+
+
+def test_runs_with_and_without_values_take_the_same_time():
+    p = Program("both")
+    x, w = p.tensor("x", 16, 8), p.tensor("w", 8, 8)
+    parts = p.load(x, (1, 8)).flatten().partition(p.input("s", StreamType((16,), Selector(2))))
+    for number, part in enumerate(parts):
+        rows = part.reshape(None).accum(functions.retile())
+        rows.map(functions.matmul(), rows.load(w, (8, 8)).flatten().flatten()).output(f"y{number}")
+    rng = np.random.default_rng(1)
+    given = {"s": [0, 1, 1, 0] * 4}
+    arrays = {"x": rng.standard_normal((16, 8)), "w": rng.standard_normal((8, 8))}
+    full, shapes = p.run(given | arrays, Machine()), p.run(given, Machine(), values=False)
+    assert full.cycles == shapes.cycles > 0 and full.units == shapes.units
+    assert shapes.outputs == {"y0": [(8, 8)], "y1": [(8, 8)]}
+    assert p.run(given | arrays).cycles == 0
+
+
+def test_a_trace_has_a_track_a_unit(tmp_path):
+    p = Program("trace")
+    numbers(p, 5).map(busy(7)).map(busy(3)).output("y")
+    report = p.run({"x": [1] * 5}, Machine(), trace=True)
+    report.save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [(names[event["tid"]], event["dur"]) for event in events if event["ph"] == "X"]
+    assert sorted(spans) == [("busy30", 3)] * 5 + [("busy70", 7)] * 5
+    with pytest.raises(InputError, match="kept no times"):
+        p.run({"x": [1] * 5}, Machine()).save_trace(tmp_path / "none.json")
+
+
+def test_events_grow_linearly_with_the_stream():
+    p = Program("linear")
+    p.input("x", StreamType((symbol("n"),), Scalar())).map(busy(1)).output("y")
+    few, many = (p.run({"x": [0] * count}, FAST).tokens for count in (100, 1000))
+    assert (few, many) == (200, 2000)

@@ -1,0 +1,236 @@
+"""Shape operators, routing and the higher-order operators, against the same on nested lists."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvm_axe.stream import Program, Scalar, Selector, StreamError, StreamType, functions, ragged, symbol
+from tvm_axe.stream.codec import EMPTY, encode
+from tvm_axe.stream.operators.base import Operator
+
+MANY = settings(derandomize=True, max_examples=80, deadline=None)
+
+
+def nested(rank, element=None, least=0):
+    element = st.integers(0, 99) if element is None else element
+    for _ in range(rank):
+        element = st.lists(element, min_size=least, max_size=3)
+    return element
+
+
+def kind(rank, data=None):
+    """A stream's type whose dims are all dynamic."""
+    return StreamType((symbol("N"), *(ragged(f"R{at}") for at in range(1, rank))), data or Scalar())
+
+
+class Late(Operator):
+    """Sends lists with some stops late and alone, as operators do that learn late of an end."""
+
+    kind = "Late"
+
+    def __init__(self, type, lists, choices):
+        self.type, self.lists, self.choices = type, lists, choices
+
+    def types(self, node, inputs):
+        return [self.type]
+
+    def process(self, node, unit):
+        for (value, stop), early in zip(encode(self.lists, self.type.rank), itertools.cycle(self.choices)):
+            if value is EMPTY or early >= stop:
+                yield from unit.put(unit.outputs[0], value, stop)
+            else:
+                yield from unit.put(unit.outputs[0], value, early)
+                yield from unit.put(unit.outputs[0], EMPTY, stop)
+
+
+stops = st.lists(st.integers(0, 4), min_size=1, max_size=5)
+
+
+def compute(build, *sources):
+    """Run a program of `build` on streams given as (type, lists, choices of late stops)."""
+    p = Program("test")
+    streams = [p.add(Late(*source), [], f"in{number}")[0] for number, source in enumerate(sources)]
+    built = build(p, *streams)
+    for number, stream in enumerate(built if isinstance(built, tuple) else (built,)):
+        stream.output(f"out{number}")
+    outputs = p.run().outputs
+    return list(outputs.values()) if isinstance(built, tuple) else outputs["out0"]
+
+
+def at_depth(lists, depth, change):
+    """Apply `change` to what is `depth` lists deep."""
+    return change(lists) if depth == 0 else [at_depth(inner, depth - 1, change) for inner in lists]
+
+
+def joined(lists, levels):
+    """Lists of lists as one, `levels` times."""
+    for _ in range(levels):
+        lists = [element for inner in lists for element in inner]
+    return lists
+
+
+@MANY
+@given(st.data(), stops)
+def test_flatten_joins_lists(data, late):
+    rank = data.draw(st.integers(2, 4))
+    lists = data.draw(nested(rank))
+    inner = data.draw(st.integers(0, rank - 2))
+    outer = data.draw(st.integers(inner + 1, rank - 1))
+    found = compute(lambda p, x: x.flatten(inner, outer), (kind(rank), lists, late))
+    assert found == at_depth(lists, rank - 1 - outer, lambda part: joined(part, outer - inner))
+
+
+@MANY
+@given(st.data(), stops, st.integers(1, 3))
+def test_reshape_splits_and_flatten_undoes_it(data, late, size):
+    rank = data.draw(st.integers(1, 3))
+    lists, level = data.draw(nested(rank)), data.draw(st.integers(0, rank - 1))
+    pieces = compute(lambda p, x: x.reshape(size, level), (kind(rank), lists, late))
+
+    def split(part):
+        return [part[at : at + size] for at in range(0, len(part), size)]
+
+    assert pieces == at_depth(lists, rank - 1 - level, split)
+    back = compute(lambda p, x: x.reshape(size, level).flatten(level, level + 1), (kind(rank), lists, late))
+    assert back == lists
+
+
+@MANY
+@given(st.data(), stops, st.integers(1, 3))
+def test_padding_fills_the_last_piece_and_says_so(data, late, size):
+    rank = data.draw(st.integers(1, 3))
+    lists = data.draw(nested(rank))
+    padded, marks = compute(lambda p, x: x.reshape(size, pad=-1), (kind(rank), lists, late))
+
+    def split(part, value=None):
+        full = part + [-1] * (-len(part) % size)
+        return [full[at : at + size] for at in range(0, len(full), size)]
+
+    assert padded == at_depth(lists, rank - 1, split)
+    assert marks == at_depth(padded, rank + 1, lambda value: int(value == -1))
+
+
+@MANY
+@given(st.data(), stops)
+def test_promote_wraps(data, late):
+    rank = data.draw(st.integers(1, 3))
+    lists, level = data.draw(nested(rank)), data.draw(st.integers(0, rank))
+    found = compute(lambda p, x: x.promote(level), (kind(rank), lists, late))
+    assert found == at_depth(lists, rank - level, lambda part: [part])
+    outer = min(level + 1, rank)
+    back = compute(lambda p, x: x.promote(level).flatten(outer - 1, outer), (kind(rank), lists, late))
+    assert back == lists
+
+
+@MANY
+@given(st.data(), stops, stops)
+def test_expand_repeats_for_each_inner_element(data, late, later):
+    rank, extra = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    like = data.draw(nested(rank + extra))
+    values = itertools.count(1)
+    lists = at_depth(like, rank, lambda part: next(values))
+    found = compute(lambda p, x, y: x.expand(y), (kind(rank), lists, late), (kind(rank + extra), like, later))
+    assert found == spread(lists, like, rank, extra)
+
+
+def spread(values, like, rank, extra):
+    if rank:
+        return [spread(value, inner, rank - 1, extra) for value, inner in zip(values, like)]
+    return at_depth(like, extra, lambda part: values)
+
+
+@MANY
+@given(st.data(), stops, stops)
+def test_zip_and_map_take_what_comes_together(data, late, later):
+    rank = data.draw(st.integers(1, 3))
+    lists = data.draw(nested(rank))
+    other = at_depth(lists, rank, lambda value: value * 7)
+    sources = (kind(rank), lists, late), (kind(rank), other, later)
+    pairs = compute(lambda p, x, y: x.zip(y), *sources)
+    assert pairs == at_depth(lists, rank, lambda value: (value, value * 7))
+    plus = functions.number("plus", lambda a, b: a + b)
+    sums = at_depth(lists, rank, lambda value: value * 8)
+    assert compute(lambda p, x, y: x.map(plus, y), *sources) == sums
+    assert compute(lambda p, x, y: x.zip(y).map(plus), *sources) == sums
+
+
+@MANY
+@given(st.data(), stops)
+def test_accum_and_scan_fold_the_inner_dims(data, late):
+    rank = data.draw(st.integers(1, 3))
+    lists, inner = data.draw(nested(rank)), data.draw(st.integers(1, rank))
+    total = functions.number("total", lambda state, value: state + value, initial=0)
+    found = compute(lambda p, x: x.accum(total, rank=inner), (kind(rank), lists, late))
+    sums = at_depth(lists, rank - inner, lambda part: sum(joined(part, inner - 1)))
+    assert found == (sums if inner < rank else [sums])
+    scanned = compute(lambda p, x: x.scan(total, rank=inner), (kind(rank), lists, late))
+
+    def scan(part):
+        running = itertools.accumulate(joined(part, inner - 1))
+        return at_depth(part, inner, lambda value: next(running))
+
+    assert scanned == at_depth(lists, rank - inner, scan)
+
+
+@MANY
+@given(st.data(), stops)
+def test_flat_map_puts_a_tensor_in_the_place_of_each_element(data, late):
+    rank = data.draw(st.integers(1, 3))
+    lists = data.draw(nested(rank, st.integers(0, 3)))
+
+    def count(value):
+        return [list(range(at)) for at in range(value)]
+
+    made = kind(2)
+    found = compute(lambda p, x: x.flat_map(count, made), (kind(rank), lists, late))
+    assert found == at_depth(lists, rank, count)
+
+
+@MANY
+@given(st.data(), stops, stops)
+def test_reassemble_undoes_partition(data, late, later):
+    outer, inner = data.draw(st.integers(1, 2)), data.draw(st.integers(0, 2))
+    lists = data.draw(nested(outer + inner))
+    draw = st.sets(st.integers(0, 2)).map(lambda chosen: tuple(sorted(chosen)))
+    selectors = at_depth(lists, outer, lambda part: data.draw(draw))
+    sources = (kind(outer + inner), lists, late), (kind(outer, Selector(3)), selectors, later)
+    parts = compute(lambda p, x, s: x.partition(s, inner), *sources)
+    flat = list(zip(joined(lists, outer - 1), joined(selectors, outer - 1)))
+    assert parts == [[chunk for chunk, chosen in flat if number in chosen] for number in range(3)]
+
+    def build(p, x, s):
+        # A whole tensor has to fit: the first of two may be taken while the other is sent, too.
+        return p.reassemble([part.buffered(20) for part in x.partition(s, inner)], s, inner)
+
+    back = compute(build, *sources)
+    assert back == copies(lists, selectors, outer)
+
+
+def copies(values, selectors, depth):
+    if depth:
+        return [copies(value, chosen, depth - 1) for value, chosen in zip(values, selectors)]
+    return [values] * len(selectors)
+
+
+@MANY
+@given(st.data(), stops)
+def test_eager_merge_takes_everything_whole(data, late):
+    inner = data.draw(st.integers(0, 2))
+    parts = [data.draw(nested(inner + 1)) for _ in range(3)]
+    merged, origins = compute(
+        lambda p, *streams: p.eager_merge(streams), *[(kind(inner + 1), part, late) for part in parts]
+    )
+    left = [list(part) for part in parts]
+    for chunk, (origin,) in zip(merged, origins):
+        assert left[origin].pop(0) == chunk
+    assert not any(left)
+
+
+def test_streams_of_other_shapes_are_found_when_they_come():
+    a, b = (kind(2), [[1, 2], [3]], [9]), (kind(2), [[1], [2, 3]], [9])
+    with pytest.raises(StreamError, match="Zip 'Zip0': its inputs don't have the same shape; at cycle 0"):
+        compute(lambda p, x, y: x.zip(y), a, b)
+    with pytest.raises(StreamError, match=r"deadlock: .*\n  Expand 'Expand0' waits for a token from 'in0' \(empty\)"):
+        compute(lambda p, x, y: x.expand(y), (kind(1), [1], [9]), (kind(2), [[1], [2]], [9]))

@@ -1,0 +1,359 @@
+"""Runs a program: one generator an operator, channels that hold a few tokens, time carried by the tokens.
+
+Each unit has a clock of its own. It takes a token no earlier than the token's time, works for so many cycles, frees the
+token's slot in the channel and sends what comes out, or waits until there is room. So the clocks need no common order,
+and a unit runs on for as long as its channels let it. Order in time matters where units compete: for off-chip memory,
+and in operators that take whatever comes first. These wait until every other unit is blocked, and the earliest of them
+goes next; whatever happens because of it happens later, so nothing that was decided has to be taken back.
+
+A generator yields the channel that it is blocked on, or None if it has arranged itself for being woken.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from tvm_axe.errors import StreamError
+from tvm_axe.stream.codec import Token
+from tvm_axe.stream.memory import Machine, MemoryQueue, Occupancy, Tenant
+
+if TYPE_CHECKING:
+    from tvm_axe.stream.graph import Tensor
+    from tvm_axe.stream.types import StreamType
+
+Process: TypeAlias = "Generator[Channel | None, None, None]"
+"""What runs a unit."""
+
+
+_MOST_LINES = 24  # of what waits in the message of a deadlock
+
+
+class Channel:
+    """A queue of tokens (time, value, stop) from one unit to another.
+
+    Attributes
+    ----------
+    items : deque of (int, Any, int)
+        The tokens, with the time from which on each can be seen.
+    room : deque of int
+        For each free slot, the time from which on it can be filled.
+    waiter : Unit or None
+        Who is blocked on it: its reader if it is empty, its writer if it is full.
+    stored : bool
+        Whether its tiles lie in on-chip memory, so that whoever takes one reads it from there.
+    """
+
+    __slots__ = ("depth", "items", "room", "source", "stored", "target", "type", "waiter")
+
+    def __init__(self, type: StreamType, source: str, depth: int, stored: bool) -> None:
+        self.type, self.source, self.depth, self.stored = type, source, depth, stored
+        self.target = ""
+        self.items: deque[tuple[int, Any, int]] = deque()
+        self.room: deque[int] = deque([0] * depth)
+        self.waiter: Unit | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of its stream."""
+        return self.type.rank
+
+
+class Unit:
+    """An operator on the machine.
+
+    Attributes
+    ----------
+    name, kind : str
+        The operator's.
+    inputs, outputs : list of Channel
+        In the operator's order.
+    engine : Engine
+        What runs it.
+    clock, busy, blocked : int
+        When it ended, the cycles that it worked, and those that it waited for room in a channel.
+    memory : int
+        Cycles that it waited for off-chip memory.
+    flops, read, written, tokens : int
+        What it computed, loaded and stored off-chip, and how many tokens it sent.
+    spans : list of (int, int) or None
+        When it worked, if the run is traced.
+    """
+
+    __slots__ = (
+        "answer", "blocked", "busy", "clock", "done", "engine", "flops", "granted", "inputs", "kind", "memory", "name",
+        "outputs", "process", "read", "spans", "tokens", "version", "waits", "written",
+    )  # fmt: skip
+
+    def __init__(self, name: str, kind: str, engine: Engine) -> None:
+        self.name, self.kind, self.engine = name, kind, engine
+        self.inputs: list[Channel] = []
+        self.outputs: list[Channel] = []
+        self.clock = self.busy = self.blocked = self.memory = self.flops = self.read = self.written = self.tokens = 0
+        self.spans: list[tuple[int, int]] | None = [] if engine.traced else None
+        self.done = self.granted = False
+        self.version = 0
+        self.answer: int | None = None
+        self.waits: Sequence[Channel] = ()
+        self.process: Process
+
+    def fail(self, message: str) -> StreamError:
+        """Return the error that says `message` of this unit."""
+        return StreamError(f"{self.kind} {self.name!r}: {message}")
+
+    def peek(self, channel: Channel) -> Generator[Channel, None, tuple[Any, int]]:
+        """Look at the next token once it is there; it stays in the channel until it is freed."""
+        items = channel.items
+        while not items:
+            yield channel
+        time, value, stop = items[0]
+        if time > self.clock:
+            self.clock = time
+        return value, stop
+
+    def get(self, channel: Channel) -> Generator[Channel, None, tuple[Any, int]]:
+        """Take the next token once it is there."""
+        items = channel.items
+        while not items:
+            yield channel
+        time, value, stop = items[0]
+        if time > self.clock:
+            self.clock = time
+        self.free(channel)
+        return value, stop
+
+    def free(self, channel: Channel) -> None:
+        """Take the token that was looked at from the channel: from now on its slot can be filled again."""
+        channel.items.popleft()
+        channel.room.append(self.clock + self.engine.hop)
+        if channel.waiter is not None:
+            self.engine.ready.append(channel.waiter)
+            channel.waiter = None
+
+    def put(self, channel: Channel, value: Any, stop: int) -> Generator[Channel, None, None]:
+        """Send a token once there is room."""
+        room = channel.room
+        while not room:
+            yield channel
+        free = room.popleft()
+        if free > self.clock:
+            self.blocked += free - self.clock
+            self.clock = free
+        self.tokens += 1
+        channel.items.append((self.clock + self.engine.hop, value, stop))
+        if channel.waiter is not None:
+            self.engine.ready.append(channel.waiter)
+            channel.waiter = None
+
+    def work(self, cycles: int) -> None:
+        """Let time pass."""
+        if cycles:
+            if self.spans is not None:
+                self.spans.append((self.clock, self.clock + cycles))
+            self.clock += cycles
+            self.busy += cycles
+
+    def access(self, requests: int) -> Generator[None, None, None]:
+        """Send so many requests to off-chip memory and wait until they are answered."""
+        start = self.clock
+        if requests and self.engine.memory is not None:
+            self.answer = None
+            self.engine.memory.start(start, requests, self)
+            while self.answer is None:
+                yield None
+            self.clock = self.answer
+            self.memory += self.clock - start
+            if self.spans is not None:
+                self.spans.append((start, self.clock))
+
+    def earliest(self, channels: Sequence[Channel]) -> Generator[None, None, int]:
+        """Wait for the first token of several channels, and until it is known to be the first; return its number."""
+        while True:
+            heads = [(channel.items[0][0], number) for number, channel in enumerate(channels) if channel.items]
+            if len(heads) == len(channels) or self.granted:
+                self.granted = False
+                self.version += 1  # what was to be decided is
+                time, number = min(heads)
+                self.clock = max(self.clock, time)
+                return number
+            for channel in channels:
+                if not channel.items:
+                    channel.waiter = self
+            self.waits = channels
+            if heads:
+                self.engine.decide(self, max(self.clock, min(heads)[0]))
+            yield None
+            for channel in channels:
+                if channel.waiter is self:
+                    channel.waiter = None
+
+
+class Engine:
+    """A run of a program.
+
+    Parameters
+    ----------
+    machine : Machine, optional
+        What to simulate; without, nothing takes time.
+    values : bool
+        Whether tiles are computed. If not, a tile is its (rows, columns).
+    traced : bool
+        Whether to keep when each unit worked.
+    """
+
+    def __init__(self, machine: Machine | None, values: bool, traced: bool) -> None:
+        self.machine, self.values, self.traced = machine, values, traced
+        self.hop = machine.hop if machine else 0
+        self.memory = MemoryQueue(machine.off_chip, machine.hop) if machine else None
+        self.occupancy = Occupancy()
+        self.ready: deque[Unit] = deque()
+        self.units: list[Unit] = []
+        self.sinks: list[Unit] = []
+        self.fed: dict[str, list[Token]] = {}
+        self.tensors: dict[str, np.ndarray] = {}
+        self.rows: dict[str, int] = {}
+        self.outputs: dict[str, list[Token]] = {}
+        self.written: dict[str, list[tuple[int, int, np.ndarray]]] = {}
+        self._decisions: list[tuple[int, int, int, Unit]] = []
+        self._serial = 0
+
+    def decide(self, unit: Unit, time: int) -> None:
+        """Wake `unit`, with `granted` set, once nothing that isn't under way can happen before `time`."""
+        unit.version += 1
+        self._serial += 1
+        heapq.heappush(self._decisions, (time, self._serial, unit.version, unit))
+
+    def occupy(self, unit: Unit, size: int) -> Tenant:
+        """Take up on-chip memory from now on.
+
+        Raises
+        ------
+        StreamError
+            If that alone is more than there is.
+        """
+        self.check_capacity(unit, size)
+        return self.occupancy.add(size, unit.clock)
+
+    def grow(self, unit: Unit, tenant: Tenant, size: int) -> None:
+        """Take up more for the same tenant, from the start on: what is filled is reserved.
+
+        Raises
+        ------
+        StreamError
+            As `occupy`.
+        """
+        tenant.size += size
+        self.check_capacity(unit, tenant.size)
+
+    def check_capacity(self, unit: Unit, size: int) -> None:
+        """Raise an error if a buffer of that size is larger than the on-chip memory."""
+        capacity = self.machine.capacity if self.machine else None
+        if capacity is not None and size > capacity:
+            raise unit.fail(f"a buffer of {size:,} bytes is larger than the on-chip memory, {capacity:,} bytes")
+
+    def place(self, unit: Unit, tensor: Tensor, row: int, column: int, value: np.ndarray) -> None:
+        """Store a tile of a tensor.
+
+        Raises
+        ------
+        StreamError
+            If part of it would be outside.
+        """
+        rows, columns = value.shape
+        below = isinstance(tensor.rows, int) and row + rows > tensor.rows
+        if row < 0 or below or column + columns > tensor.columns:
+            raise unit.fail(f"a tile of {rows} x {columns} at row {row}, column {column} is outside of {tensor}")
+        self.written.setdefault(tensor.name, []).append((row, column, value))
+
+    def run(self) -> None:
+        """Run until every sink has what it waits for.
+
+        Raises
+        ------
+        StreamError
+            If units wait for each other.
+        """
+        self.ready.extend(self.units)
+        while True:
+            self._run_ready()
+            if not self._next_event():
+                break
+        if not all(unit.done for unit in self.sinks):
+            raise StreamError(self._deadlock())
+        for unit in self.units:
+            unit.process.close()
+
+    def _run_ready(self) -> None:
+        ready = self.ready
+        take = ready.popleft
+        while ready:
+            unit = take()
+            for channel in unit.process:
+                if channel is not None:
+                    channel.waiter = unit
+                    unit.waits = (channel,)
+                break
+            else:
+                self._finish(unit)
+
+    def _finish(self, unit: Unit) -> None:
+        """Take what is still sent to a unit that needs no more, so that its senders come to their ends."""
+        if unit.done:
+            return
+        unit.done = True
+        unit.waits = ()
+        for channel in unit.inputs:
+            drain = Unit(f"{unit.name}, done", "drain", self)
+            drain.process = _drain(drain, channel)
+            self.ready.append(drain)
+
+    def _next_event(self) -> bool:
+        """Let the earliest of what waits for its turn happen; return whether there was something."""
+        memory, decisions = self.memory, self._decisions
+        while decisions and decisions[0][2] != decisions[0][3].version:
+            heapq.heappop(decisions)
+        at = memory.next if memory is not None else None
+        if decisions and (at is None or decisions[0][0] <= at):
+            unit = heapq.heappop(decisions)[3]
+            unit.granted = True
+            self.ready.append(unit)
+            return True
+        if memory is None or at is None:
+            return False
+        answered = memory.advance()
+        if answered is not None:
+            unit, unit.answer = answered
+            self.ready.append(unit)
+        return True
+
+    def _deadlock(self) -> str:
+        lines: list[tuple[bool, str]] = []
+        for unit in self.units:
+            waits = () if unit.done else unit.waits
+            if waits:
+                said = ", ".join(_state(unit, channel) for channel in waits)
+                lines.append((waits[0] in unit.inputs, f"  {unit.kind} {unit.name!r} waits {said}"))
+        # Full channels first: whoever starves does so because of them, or they say where the cycle is.
+        shown = [line for _, line in sorted(lines, key=lambda line: line[0])]
+        if len(shown) > _MOST_LINES:
+            shown[_MOST_LINES:] = [f"  and {len(shown) - _MOST_LINES} more that wait"]
+        missing = ", ".join(repr(unit.name) for unit in self.sinks if not unit.done)
+        return (
+            f"deadlock: {missing} never ended, and every operator waits for another; deeper channels "
+            "(Stream.buffered) help if a full one is in the cycle:\n" + "\n".join(shown)
+        )
+
+
+def _state(unit: Unit, channel: Channel) -> str:
+    if channel in unit.inputs:
+        return f"for a token from {channel.source!r} (empty)"
+    return f"for room in the channel to {channel.target!r} (full, {channel.depth} tokens)"
+
+
+def _drain(unit: Unit, channel: Channel) -> Process:
+    while True:
+        yield from unit.get(channel)

@@ -1,0 +1,250 @@
+"""Functions on tiles, for `Stream.map`, `Stream.accum` and `Stream.scan`.
+
+A function knows the type of its result and its FLOPs for tiles of any shape, symbolic ones included, so that a program
+can be typed, measured and simulated without computing anything.
+
+>>> from tvm_axe.stream import Tile
+>>> from tvm_axe.stream.types import symbol
+>>> f, rows = matmul(), symbol("R")
+>>> a, b = Tile(rows, 64), Tile(64, 32)
+>>> print(f.result(a, b), f.flops(a, b))
+Tile(R, 32, float32) 4096*R
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tvm_axe.errors import StreamError
+from tvm_axe.stream.types import DataType, Scalar, Size, Tile, as_size, differ, product
+
+
+@dataclass(frozen=True, eq=False)
+class TileFunction:
+    """A function of values, and what is known of it.
+
+    Attributes
+    ----------
+    name : str
+        For messages, pictures and traces.
+    call : callable
+        From arrays to an array, or on numbers if `on_numbers`.
+    result : callable
+        From the arguments' types to the result's; raises `StreamError` if they don't fit.
+    flops : callable
+        From the arguments' types to a number or an expression.
+    combine : callable
+        How Accum and Scan join a state with what the function makes of the next elements.
+    initial : Any, optional
+        The state before the first element; without, that is what the function makes of the first one, and an empty list
+        has no result.
+    grows : bool
+        Whether `combine` puts rows below each other; else a state has the shape of what the function makes.
+    on_numbers : bool
+        Whether it computes on numbers or selectors, which runs without values have too.
+    cycles : int, optional
+        How long it takes, whatever its FLOPs.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    result: Callable[..., DataType]
+    flops: Callable[..., Size]
+    combine: Callable[[Any, Any], Any] = operator.add
+    initial: Any = None
+    grows: bool = False
+    on_numbers: bool = False
+    cycles: int | None = None
+
+    def __call__(self, *values: Any) -> Any:
+        """Compute it."""
+        return self.call(*values)
+
+    def accumulate(self, state: Any, *values: Any) -> Any:
+        """Return the state after the next elements."""
+        part = self.call(*values)
+        return part if state is None else self.combine(state, part)
+
+    def grown(self, state: Any, part: Any) -> Any:
+        """Return the shape of the state after a part of that shape."""
+        return part if state is None or not self.grows else (state[0] + part[0], part[1])
+
+    def starting(self, initial: Any) -> TileFunction:
+        """Return the function with another initial state, an array or a number."""
+        return replace(self, initial=initial)
+
+    def costing(self, flops: Callable[..., Size] | None = None, cycles: int | None = None) -> TileFunction:
+        """Return the function with its FLOPs, or the cycles that it takes, stated otherwise."""
+        return replace(self, flops=flops or self.flops, cycles=self.cycles if cycles is None else cycles)
+
+
+def matmul(transposed: bool = False) -> TileFunction:
+    """``a @ b``, or ``a @ b.T``, in float32 or wider; 2 FLOPs a product. Accumulated, their sum."""
+
+    def result(a: DataType, b: DataType) -> Tile:
+        x, y = _tiles("matmul", a, b)
+        inner, columns = (y.columns, y.rows) if transposed else (y.rows, y.columns)
+        if differ(x.columns, inner):
+            raise StreamError(f"matmul: {x.columns} columns meet {inner} rows")
+        return Tile(x.rows, columns, x.dtype)
+
+    def call(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        wide = np.result_type(a.dtype, np.float32)
+        return (a.astype(wide) @ (b.T if transposed else b).astype(wide)).astype(a.dtype)
+
+    def flops(a: Tile, b: Tile) -> Size:
+        return product((2, a.rows, a.columns, b.rows if transposed else b.columns))
+
+    return TileFunction("matmul", call, result, flops)
+
+
+def elementwise(name: str, call: Callable[..., np.ndarray], each: int = 1, **more: Any) -> TileFunction:
+    """Return a function of tiles of one shape, or of one row or one column, whose result has that shape.
+
+    Parameters
+    ----------
+    call : callable
+        From arrays to an array.
+    each : int
+        FLOPs an element of the result.
+    """
+
+    def result(*arguments: DataType) -> Tile:
+        tiles = _tiles(name, *arguments)
+        rows, columns = _wider(name, [t.rows for t in tiles]), _wider(name, [t.columns for t in tiles])
+        return Tile(rows, columns, tiles[0].dtype)
+
+    def flops(*arguments: Tile) -> Size:
+        found = result(*arguments)
+        return product((each, found.rows, found.columns))
+
+    return TileFunction(name, call, result, flops, **more)
+
+
+def add() -> TileFunction:
+    """``a + b``."""
+    return elementwise("add", np.add)
+
+
+def sub() -> TileFunction:
+    """``a - b``."""
+    return elementwise("sub", np.subtract)
+
+
+def mul() -> TileFunction:
+    """``a * b``."""
+    return elementwise("mul", np.multiply)
+
+
+def div() -> TileFunction:
+    """``a / b``."""
+    return elementwise("div", np.divide)
+
+
+def scale(factor: float) -> TileFunction:
+    """``a * factor``."""
+    return elementwise("scale", lambda a: (a * factor).astype(a.dtype))
+
+
+def exp() -> TileFunction:
+    """``e ** a``; 4 FLOPs an element."""
+    return elementwise("exp", np.exp, 4)
+
+
+def rsqrt() -> TileFunction:
+    """``1 / sqrt(a)``; 4 FLOPs an element."""
+    return elementwise("rsqrt", lambda a: 1 / np.sqrt(a), 4)
+
+
+def silu() -> TileFunction:
+    """``a / (1 + e ** -a)``; 8 FLOPs an element."""
+    return elementwise("silu", lambda a: a / (1 + np.exp(-a)), 8)
+
+
+def maximum() -> TileFunction:
+    """The larger of two elements."""
+    return elementwise("maximum", np.maximum)
+
+
+def sum_tiles() -> TileFunction:
+    """As an accumulation, the sum of tiles."""
+    return elementwise("sum_tiles", np.copy)
+
+
+def max_tiles() -> TileFunction:
+    """As an accumulation, the largest elements of tiles."""
+    return elementwise("max_tiles", np.copy, combine=np.maximum)
+
+
+def row_sum() -> TileFunction:
+    """The sum of each row: a column. As an accumulation, of the rows of all the tiles."""
+    return _by_row("row_sum", lambda a: a.sum(axis=1, keepdims=True))
+
+
+def row_max() -> TileFunction:
+    """The largest element of each row: a column. As an accumulation, of the rows of all the tiles."""
+    return _by_row("row_max", lambda a: a.max(axis=1, keepdims=True), combine=np.maximum)
+
+
+def retile() -> TileFunction:
+    """As an accumulation, the tiles below each other: one with all their rows. Takes no time."""
+    return elementwise(
+        "retile", lambda a: a, 0, combine=lambda state, part: np.concatenate([state, part]), grows=True, cycles=0
+    )
+
+
+def number(
+    name: str, call: Callable[..., Any], result: DataType | None = None, initial: Any = None, cycles: int = 1
+) -> TileFunction:
+    """Return a function of numbers and selectors: metadata, which is computed in runs without values too.
+
+    Parameters
+    ----------
+    call : callable
+        From Python numbers, or tuples for selectors, to one. As an accumulation, from the state and those.
+    result : DataType
+        Of what it returns; an int64 by default.
+    cycles : int
+        How long it takes.
+    """
+    return _Folding(
+        name, call, lambda *_: result or Scalar(), lambda *_: 0, initial=initial, on_numbers=True, cycles=cycles
+    )
+
+
+class _Folding(TileFunction):
+    """A function that takes the state as its first argument where there is one."""
+
+    def accumulate(self, state: Any, *values: Any) -> Any:
+        return values[0] if state is None else self.call(state, *values)
+
+
+def _by_row(name: str, call: Callable[..., np.ndarray], **more: Any) -> TileFunction:
+    def result(a: DataType) -> Tile:
+        (tile,) = _tiles(name, a)
+        return Tile(tile.rows, 1, tile.dtype)
+
+    return TileFunction(name, call, result, lambda a: product((a.rows, a.columns)), **more)
+
+
+def _tiles(name: str, *arguments: DataType) -> list[Tile]:
+    for argument in arguments:
+        if not isinstance(argument, Tile):
+            raise StreamError(f"{name} takes tiles, not {argument}")
+    return list(arguments)  # type: ignore[arg-type]
+
+
+def _wider(name: str, sizes: list[Size]) -> Size:
+    """The size of what tiles of those sizes make together, where a size of 1 is repeated."""
+    found = sizes[0]
+    for size in sizes[1:]:
+        if found == 1:
+            found = size
+        elif size != 1 and differ(found, size):
+            raise StreamError(f"{name}: sizes {found} and {size} don't fit")
+    return as_size(name, found, least=0)

@@ -1,0 +1,197 @@
+"""The machine that a program is simulated on: units, channels between them, on-chip and off-chip memory.
+
+Off-chip memory serves requests of a fixed size, spread over its channels in turn, so that together they are one queue
+that serves `OffChip.rate` requests a cycle. Whoever loads or stores a tile sends one request a cycle and waits for the
+last one's answer. Requests are not simulated one by one: while n units send, the queue grows by n - rate a cycle, so
+what has to be known is when a unit starts and stops to send, two events a tile.
+
+>>> memory = OffChip()
+>>> memory.requests(rows=4, row_bytes=96)
+8
+>>> queue = MemoryQueue(memory, hop=1)
+>>> queue.start(100, 8, unit="load"); event = queue.advance(); event
+>>> queue.advance()
+('load', 126)
+
+The eighth request is sent at 107 and answered 16 cycles later; it crosses three channels, to the memory, into its queue
+and back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_axe.errors import StreamError
+
+
+@dataclass(frozen=True)
+class OffChip:
+    """Off-chip memory.
+
+    Attributes
+    ----------
+    request_bytes : int
+        Bytes of a request; each row of a tile takes whole requests.
+    channels : int
+        How many there are.
+    interval : int
+        Cycles from one request of a channel to the next.
+    latency : int
+        Cycles from a request to its answer.
+    """
+
+    request_bytes: int = 64
+    channels: int = 32
+    interval: int = 2
+    latency: int = 16
+
+    def __post_init__(self) -> None:
+        _check_positive(self, ("request_bytes", "channels", "interval"))
+
+    @property
+    def rate(self) -> float:
+        """Requests that all the channels serve in a cycle."""
+        return self.channels / self.interval
+
+    def requests(self, rows: int, row_bytes: int) -> int:
+        """Return the requests for so many rows."""
+        return rows * -(-row_bytes // self.request_bytes)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a program is simulated on.
+
+    Attributes
+    ----------
+    compute : int
+        FLOPs a cycle of a unit that doesn't say otherwise.
+    on_chip_bandwidth : int
+        Bytes a cycle between a unit and on-chip memory, each way.
+    off_chip : OffChip
+        The off-chip memory.
+    depth : int
+        Tokens that a channel holds where it isn't said otherwise.
+    hop : int
+        Cycles until a token that was sent can be seen, and until a slot that was freed can be filled.
+    capacity : int, optional
+        Bytes of on-chip memory; more in use at a time is an error.
+    banked : bool
+        Whether reading a tile from on-chip memory is slowed down by the bank conflicts of its layout.
+    """
+
+    compute: int = 1024
+    on_chip_bandwidth: int = 64
+    off_chip: OffChip = field(default_factory=OffChip)
+    depth: int = 2
+    hop: int = 1
+    capacity: int | None = None
+    banked: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive(self, ("compute", "on_chip_bandwidth", "depth"))
+        if self.hop < 0:
+            raise StreamError(f"Machine: hop must be 0 or more, not {self.hop}")
+
+
+class MemoryQueue:
+    """The requests under way, as a fluid: see the module's text.
+
+    Parameters
+    ----------
+    memory : OffChip
+        What serves them.
+    hop : int
+        Cycles of a channel, of which there are three on a request's way.
+    """
+
+    __slots__ = ("_events", "_latency", "_rate", "_senders", "_serial", "_time", "_waiting", "busy")
+
+    def __init__(self, memory: OffChip, hop: int) -> None:
+        self._rate, self._latency = memory.rate, memory.latency + 3 * hop
+        self._events: list[tuple[int, int, int, Any]] = []
+        self._serial = self._senders = self._time = 0
+        self._waiting = 0.0  # requests that were sent and not yet served
+        self.busy = 0.0  # cycles that the channels were busy, were they one
+
+    @property
+    def next(self) -> int | None:
+        """The time of the next event, if there is one."""
+        return self._events[0][0] if self._events else None
+
+    def start(self, time: int, requests: int, unit: Any) -> None:
+        """Have `unit` send so many requests from `time` on, which is not before the last event."""
+        assert time >= self._time, "a request before what was served"
+        self._serial += 1
+        heapq.heappush(self._events, (time, self._serial, requests, unit))
+
+    def advance(self) -> tuple[Any, int] | None:
+        """Take the next event; if a unit's last request was sent, return the unit and when that is answered."""
+        time, serial, requests, unit = heapq.heappop(self._events)
+        passed = time - self._time
+        if passed:
+            arrived, served = self._senders * passed, self._rate * passed
+            waiting = max(0.0, self._waiting + arrived - served)
+            self.busy += (self._waiting + arrived - waiting) / self._rate
+            self._waiting, self._time = waiting, time
+        if requests:
+            self._senders += 1
+            heapq.heappush(self._events, (time + requests, serial, 0, unit))
+            return None
+        self._senders -= 1
+        return unit, time - 1 + self._latency + int(self._waiting / self._rate)
+
+
+class Occupancy:
+    """How much on-chip memory is in use over time: what was written from when, read for the last time when."""
+
+    __slots__ = ("_tenants",)
+
+    def __init__(self) -> None:
+        self._tenants: deque[Tenant] = deque()
+
+    def add(self, size: int, start: int) -> Tenant:
+        """Take up `size` bytes from `start` until the last time that the tenant is read."""
+        tenant = Tenant(size, start)
+        self._tenants.append(tenant)
+        return tenant
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Return when what is in use changes, and the bytes in use from then on."""
+        changes: dict[int, int] = {}
+        for tenant in self._tenants:
+            changes[tenant.start] = changes.get(tenant.start, 0) + tenant.size
+            changes[tenant.stop + 1] = changes.get(tenant.stop + 1, 0) - tenant.size
+        used, found = 0, []
+        for time in sorted(changes):
+            used += changes[time]
+            found.append((time, used))
+        return found
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in use at a time."""
+        return max((used for _, used in self.steps()), default=0)
+
+
+class Tenant:
+    """What takes up on-chip memory: its bytes, and the first and last cycle that it is needed in."""
+
+    __slots__ = ("size", "start", "stop")
+
+    def __init__(self, size: int, start: int) -> None:
+        self.size, self.start, self.stop = size, start, start
+
+    def use(self, time: int) -> None:
+        """Say that it is needed at that time."""
+        if time > self.stop:
+            self.stop = time
+
+
+def _check_positive(what: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(what, name) < 1:
+            raise StreamError(f"{type(what).__name__}: {name} must be 1 or more, not {getattr(what, name)}")

@@ -1,0 +1,251 @@
+"""What the operators have in common: the interface, what a unit's work costs, and two loops that most of them are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from tvm_axe.errors import StreamError
+from tvm_axe.layout import Access, bank_conflicts
+from tvm_axe.stream.codec import EMPTY, Token, show
+from tvm_axe.stream.engine import Channel, Process, Unit
+from tvm_axe.stream.types import AnyLayout, Buffer, DataType, Scalar, Selector, StreamType, Tile, Tuple
+
+if TYPE_CHECKING:
+    from tvm_axe.stream.graph import Node
+
+Step: TypeAlias = Callable[[Any, int], tuple[int, Iterable[Token]]]
+"""What a unit does with a token (value, stop): the cycles that it takes, and the tokens that come out."""
+Cost: TypeAlias = Callable[[Any], int]
+
+
+class Operator:
+    """One kind of operator.
+
+    A subclass checks its inputs' types in `types`, and is a generator over a unit's channels in `process`; what a run
+    keeps lives in that generator.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def label(self) -> str:
+        """What it is called, with a number, unless it is given a name; pictures show it."""
+        return self.kind
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        """Return the types of what it sends.
+
+        Raises
+        ------
+        StreamError
+            If the inputs break the operator's shape rule.
+        """
+        raise NotImplementedError
+
+    def stored(self, inputs: list[bool]) -> bool:
+        """Whether what it sends lies in on-chip memory, given which inputs do; by default, if one does."""
+        return any(inputs)
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        """Return the generator that runs it on a unit."""
+        raise NotImplementedError
+
+
+def shape_of(value: Any) -> tuple[int, int]:
+    """Return the rows and columns of a tile, which without values is these."""
+    return value if type(value) is tuple else value.shape
+
+
+def byte_counter(data: DataType) -> Cost:
+    """Return the function from a value of that type to its bytes."""
+    if isinstance(data, Tile):
+        itemsize = data.itemsize
+
+        def of_tile(value: Any) -> int:
+            rows, columns = value if type(value) is tuple else value.shape
+            return rows * columns * itemsize
+
+        return of_tile
+    if isinstance(data, Tuple):
+        counters = [byte_counter(item) for item in data.items]
+        return lambda value: sum(counter(part) for counter, part in zip(counters, value))
+    if isinstance(data, (Scalar, Selector, Buffer)):
+        size = 0 if isinstance(data, Buffer) else int(data.bytes)
+        return lambda value: size
+    raise TypeError(data)
+
+
+def read_cost(unit: Unit, channel: Channel) -> Cost | None:
+    """Return what it costs to read a value of the channel from on-chip memory; None if it needn't be read."""
+    machine = unit.engine.machine
+    if machine is None or not channel.stored:
+        return None
+    size, rate = byte_counter(channel.type.data), bandwidth(unit, channel.type.data)
+    return lambda value: -(-size(value) // rate)
+
+
+def bandwidth(unit: Unit, data: DataType) -> int:
+    """Bytes a cycle between a unit and tiles of that type in on-chip memory."""
+    machine = unit.engine.machine
+    assert machine is not None
+    if not machine.banked or not isinstance(data, Tile) or data.layout is None:
+        return machine.on_chip_bandwidth
+    return max(1, machine.on_chip_bandwidth // _bank_ways(data.layout, data.shape, data.dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _bank_ways(layout: AnyLayout, shape: tuple[int, int], dtype: str) -> int:
+    """How many turns the banks need for a row of lanes that each read an element."""
+    return bank_conflicts(layout, shape, Access(dtype)).ways
+
+
+def transform(unit: Unit, step: Step, early: bool = False) -> Process:
+    """Apply `step` to each token of the only input and send what comes out to the only output.
+
+    A token keeps its slot in the channel until it has been worked on and what comes of it is sent, or, if `early`,
+    until it has been worked on.
+    """
+    (source,), (sink,) = unit.inputs, unit.outputs
+    items, room, out, credit = source.items, source.room, sink.items, sink.room
+    wake, hop, last, spans = unit.engine.ready.append, unit.engine.hop, source.rank, unit.spans
+    clock = busy = blocked = tokens = 0
+    try:
+        while True:
+            while not items:
+                yield source
+            time, value, stop = items[0]
+            if time > clock:
+                clock = time
+            cycles, made = step(value, stop)
+            if cycles:
+                if spans is not None:
+                    spans.append((clock, clock + cycles))
+                clock += cycles
+                busy += cycles
+            if early:
+                items.popleft()
+                room.append(clock + hop)
+                if source.waiter is not None:
+                    wake(source.waiter)
+                    source.waiter = None
+            for value, ends in made:
+                while not credit:
+                    yield sink
+                free = credit.popleft()
+                if free > clock:
+                    blocked += free - clock
+                    clock = free
+                out.append((clock + hop, value, ends))
+                tokens += 1
+                if sink.waiter is not None:
+                    wake(sink.waiter)
+                    sink.waiter = None
+            if not early:
+                items.popleft()
+                room.append(clock + hop)
+                if source.waiter is not None:
+                    wake(source.waiter)
+                    source.waiter = None
+            if stop == last:
+                return
+    finally:
+        unit.clock, unit.busy, unit.blocked, unit.tokens = clock, busy, blocked, tokens
+
+
+def combine(unit: Unit, step: Step, early: bool = False) -> Process:
+    """Apply `step` to what comes together on several inputs, a tuple, as `transform` does to what comes on one.
+
+    One input may send a stop with a value and another the same stop late and alone: then the stop that they have in
+    common goes with the value, and the other follows alone.
+    """
+    sources, (sink,) = unit.inputs, unit.outputs
+    queues = [(source, source.items) for source in sources]
+    out, credit = sink.items, sink.room
+    wake, hop, last, spans = unit.engine.ready.append, unit.engine.hop, sources[0].rank, unit.spans
+    clock = busy = blocked = tokens = 0
+    while True:
+        heads = []
+        for source, items in queues:
+            while not items:
+                yield source
+            head = items[0]
+            heads.append(head)
+            if head[0] > clock:
+                clock = head[0]
+        stop, empty, even = heads[0][2], heads[0][1] is EMPTY, True
+        for _, value, ends in heads:
+            if (value is EMPTY) is not empty:
+                raise _not_together(unit, clock, heads)
+            if ends != stop:
+                even, stop = False, min(stop, ends)
+        cycles, made = step(EMPTY if empty else tuple([head[1] for head in heads]), stop)
+        if cycles:
+            if spans is not None:
+                spans.append((clock, clock + cycles))
+            clock += cycles
+            busy += cycles
+        if early:
+            _free(sources, clock + hop, wake)
+        for value, ends in made:
+            while not credit:
+                yield sink
+            free = credit.popleft()
+            if free > clock:
+                blocked += free - clock
+                clock = free
+            out.append((clock + hop, value, ends))
+            tokens += 1
+            if sink.waiter is not None:
+                wake(sink.waiter)
+                sink.waiter = None
+        if not early:
+            _free(sources, clock + hop, wake)
+        unit.clock, unit.busy, unit.blocked, unit.tokens = clock, busy, blocked, tokens
+        if not even:
+            stop = yield from _catch_up(unit, heads, step)
+            clock, blocked, tokens = unit.clock, unit.blocked, unit.tokens
+        if stop == last:
+            return
+
+
+def _free(sources: list[Channel], time: int, wake: Callable[[Unit], None]) -> None:
+    """Take a token from each channel, whose slots can be filled again from `time` on."""
+    for source in sources:
+        source.items.popleft()
+        source.room.append(time)
+        if source.waiter is not None:
+            wake(source.waiter)
+            source.waiter = None
+
+
+def _catch_up(unit: Unit, heads: list[tuple[int, Any, int]], step: Step) -> Generator[Channel, None, int]:
+    """Take the stops that some inputs send late, and send the highest; return it."""
+    stops = [head[2] for head in heads]
+    highest = max(stops)
+    while min(stops) < highest:
+        behind = stops.index(min(stops))
+        value, later = yield from unit.get(unit.inputs[behind])
+        if value is not EMPTY or later <= stops[behind]:
+            raise _not_together(unit, unit.clock, [*heads, (unit.clock, value, later)])
+        stops[behind], highest = later, max(highest, later)
+    for value, ends in step(EMPTY, highest)[1]:
+        yield from unit.put(unit.outputs[0], value, ends)
+    return highest
+
+
+def _not_together(unit: Unit, clock: int, heads: Sequence[tuple[int, Any, int]]) -> StreamError:
+    seen = ", ".join(_brief(value, stop) for _, value, stop in heads)
+    return unit.fail(f"its inputs don't have the same shape; at cycle {clock} they are at {seen}")
+
+
+def _brief(value: Any, stop: int) -> str:
+    return show(value if value is EMPTY or isinstance(value, (int, tuple)) else "a value", stop) or "a value"
+
+
+def pipe(unit: Unit, step: Step, early: bool = False) -> Process:
+    """Apply `step` to the unit's input, or to what comes together on its inputs, as a tuple."""
+    if len(unit.inputs) == 1:
+        return transform(unit, step, early)
+    return combine(unit, step, early)

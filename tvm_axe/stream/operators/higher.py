@@ -1,0 +1,285 @@
+"""Map, Accum, Scan and FlatMap: functions on what streams carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvm_axe.errors import StreamError
+from tvm_axe.stream.codec import EMPTY, Token, encode
+from tvm_axe.stream.engine import Process, Unit
+from tvm_axe.stream.operators.base import Cost, Operator, bandwidth, byte_counter, pipe, shape_of
+from tvm_axe.stream.types import DataType, Dim, StreamType, Tile, Tuple, as_size, merged, shapes_differ
+
+if TYPE_CHECKING:
+    from tvm_axe.stream.functions import TileFunction
+    from tvm_axe.stream.graph import Node
+
+Price = tuple[int, Any, int]  # cycles, the result's shape, FLOPs
+
+
+class Map(Operator):
+    """See `Stream.map`."""
+
+    kind = "Map"
+
+    def __init__(self, function: TileFunction, compute: int | None, writes: bool) -> None:
+        self.function, self.compute, self.writes = function, compute, writes
+
+    @property
+    def label(self) -> str:
+        return self.function.name
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        _check_together(node, inputs)
+        return [StreamType(inputs[0].shape, _result(node, self.function, _arguments(inputs)))]
+
+    def stored(self, inputs: list[bool]) -> bool:
+        return self.writes
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        price, function = _pricing(node, unit, self.function, self.compute, self.writes), self.function
+        prices: dict[Any, Price] = {}
+        single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
+
+        def shaped(value: Any, stop: int) -> tuple[int, tuple[Token]]:
+            if value is EMPTY:
+                return 0, ((EMPTY, stop),)
+            found = prices.get(value)
+            if found is None:
+                found = prices[value] = price((value,) if single else value)
+            unit.flops += found[2]
+            return found[0], ((found[1], stop),)
+
+        def valued(value: Any, stop: int) -> tuple[int, tuple[Token]]:
+            if value is EMPTY:
+                return 0, ((EMPTY, stop),)
+            values = (value,) if single else value
+            shapes = _shapes(values)
+            found = prices.get(shapes)
+            if found is None:
+                found = prices[shapes] = price(shapes)
+            unit.flops += found[2]
+            return found[0], ((function(*values), stop),)
+
+        return pipe(unit, valued if unit.engine.values or function.on_numbers else shaped)
+
+
+class Scan(Operator):
+    """See `Stream.scan`."""
+
+    kind = "Scan"
+
+    def __init__(self, function: TileFunction, rank: int, compute: int | None, writes: bool) -> None:
+        self.function, self.rank, self.compute, self.writes = function, rank, compute, writes
+
+    @property
+    def label(self) -> str:
+        return self.function.name
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        _check_together(node, inputs)
+        _check_rank(node, self.rank, inputs[0])
+        return [StreamType(inputs[0].shape, _state(node, self.function, inputs, self.rank))]
+
+    def stored(self, inputs: list[bool]) -> bool:
+        return self.writes
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        update = _updating(node, unit, self)
+        function, values, rank = self.function, unit.engine.values, self.rank
+        state = start = _start(function, unit, values)
+
+        def step(value: Any, stop: int) -> tuple[int, tuple[Token]]:
+            nonlocal state
+            if value is EMPTY:
+                cycles, found = 0, EMPTY
+            else:
+                cycles, found = update(state, value)
+            state = start if stop >= rank else found if found is not EMPTY else state
+            return cycles, ((found, stop),)
+
+        return pipe(unit, step)
+
+
+class Accum(Scan):
+    """See `Stream.accum`."""
+
+    kind = "Accum"
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        (scanned,) = super().types(node, inputs)
+        return [StreamType(scanned.shape[: -self.rank] or (Dim(1),), scanned.data)]
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        update = _updating(node, unit, self)
+        function, values, rank = self.function, unit.engine.values, self.rank
+        whole = rank == unit.inputs[0].rank
+        written = writing_cost(node, unit) if self.writes else None
+        state = start = _start(function, unit, values)
+        filled = False
+
+        def step(value: Any, stop: int) -> tuple[int, tuple[Token, ...]]:
+            nonlocal state, filled
+            cycles = 0
+            if value is not EMPTY:
+                cycles, state = update(state, value)
+            if stop < rank:
+                filled = True
+                return cycles, ()
+            after = 1 if whole else stop - rank
+            if filled or value is not EMPTY or stop == rank:
+                if state is None:
+                    raise unit.fail(f"{function.name} has no result for an empty list; give it an initial value")
+                made: tuple[Token, ...] = ((state, after),)
+                if written is not None:
+                    cycles = max(cycles, written(state))
+            else:
+                made = ((EMPTY, after),)
+            state, filled = start, False
+            return cycles, made
+
+        return pipe(unit, step, early=True)
+
+
+class FlatMap(Operator):
+    """See `Stream.flat_map`."""
+
+    kind = "FlatMap"
+
+    def __init__(self, function: Callable[[Any], Any], type: StreamType, cycles: int) -> None:
+        self.function, self.type, self.cycles = function, type, cycles
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        return [StreamType(tuple(inner_dims(node, inputs[0].shape, self.type.shape)), self.type.data)]
+
+    def stored(self, inputs: list[bool]) -> bool:
+        return False
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        rank, function = self.type.rank, self.function
+        cost = self.cycles if unit.engine.machine is not None else 0
+
+        def step(value: Any, stop: int) -> tuple[int, list[Token]]:
+            if value is EMPTY:
+                return 0, [(EMPTY, stop + rank)]
+            made = encode(function(value), rank)
+            if stop and made[-1][0] is EMPTY:
+                made.append((EMPTY, stop + rank))
+            elif stop:
+                made[-1] = (made[-1][0], stop + rank)
+            return cost * sum(item is not EMPTY for item, _ in made), made
+
+        return pipe(unit, step)
+
+
+def inner_dims(node: Node, outer: tuple[Dim, ...], inner: tuple[Dim, ...]) -> list[Dim]:
+    """Return the dims of a tensor of `outer` tensors of `inner`, whose dynamic sizes may differ between them."""
+    return [*outer, *(dim if dim.static else Dim(node.symbol(f"_{at}"), ragged=True) for at, dim in enumerate(inner))]
+
+
+def _arguments(inputs: list[StreamType]) -> list[DataType]:
+    if len(inputs) == 1 and isinstance(inputs[0].data, Tuple):
+        return list(inputs[0].data.items)
+    return [type.data for type in inputs]
+
+
+def _check_together(node: Node, inputs: list[StreamType]) -> None:
+    for other in inputs[1:]:
+        if shapes_differ(inputs[0].shape, other.shape):
+            raise node.fail(f"its inputs must have the same shape, and these are {inputs[0]} and {other}")
+
+
+def _check_rank(node: Node, rank: int, type: StreamType) -> None:
+    if not 1 <= rank <= type.rank:
+        raise node.fail(f"rank={rank} must be between 1 and the stream's rank, {type.rank}: {type}")
+
+
+def _result(node: Node, function: TileFunction, arguments: list[DataType]) -> DataType:
+    try:
+        return function.result(*arguments)
+    except StreamError as error:
+        raise node.fail(f"{error}; its inputs are {' and '.join(map(str, arguments))}") from error
+
+
+def _state(node: Node, function: TileFunction, inputs: list[StreamType], rank: int) -> DataType:
+    """The type of the last state: of a function that grows its state by what comes, after all of the dims."""
+    arguments = _arguments(inputs)
+    first = _result(node, function, arguments)
+    if not function.grows:
+        return first
+    if not isinstance(first, Tile) or not isinstance(arguments[0], Tile):
+        raise node.fail(f"{function.name} concatenates tiles, not {arguments[0]}")
+    dims = inputs[0].shape[-rank:]
+    if any(dim.ragged for dim in dims):
+        return Tile(node.symbol("_rows"), first.columns, first.dtype)
+    return Tile(as_size("rows", merged(dims, True).size * arguments[0].rows, least=0), first.columns, first.dtype)
+
+
+def _pricing(
+    node: Node, unit: Unit, function: TileFunction, compute: int | None, writes: bool
+) -> Callable[[tuple], Price]:
+    """Return the function from arguments' shapes to a unit's cycles, the result's shape and the FLOPs."""
+    machine = unit.engine.machine
+    data = _arguments([channel.type for channel in unit.inputs])
+    stored = [channel.stored for channel in unit.inputs] * (len(data) if len(unit.inputs) == 1 else 1)
+    counters = [byte_counter(item) for item in data]
+    rates = [bandwidth(unit, item) if machine else 1 for item in data]
+    written = writing_cost(node, unit) if writes else None
+
+    def price(shapes: tuple) -> Price:
+        types = [_concrete(item, shape) for item, shape in zip(data, shapes)]
+        result = function.result(*types)
+        shape = result.shape if isinstance(result, Tile) else 0
+        flops = int(function.flops(*types))
+        if machine is None:
+            return 0, shape, flops
+        reading = sum(-(-size(s) // rate) for size, rate, s, here in zip(counters, rates, shapes, stored) if here)
+        writing = written(shape) if written is not None else 0
+        computing = function.cycles if function.cycles is not None else -(-flops // (compute or machine.compute))
+        return max(reading, computing, writing), shape, flops
+
+    return price
+
+
+def writing_cost(node: Node, unit: Unit) -> Cost:
+    """Return what it costs to write a result to on-chip memory."""
+    machine, size = unit.engine.machine, byte_counter(node.outputs[0].type.data)
+    return lambda value: -(-size(value) // machine.on_chip_bandwidth) if machine else 0
+
+
+def _shapes(values: tuple) -> tuple:
+    """Return what the cost of a function depends on: the shapes of tiles, nothing of numbers."""
+    return tuple([item.shape if hasattr(item, "shape") else item if type(item) is tuple else None for item in values])
+
+
+def _concrete(data: DataType, shape: Any) -> DataType:
+    return Tile(shape[0], shape[1], data.dtype) if isinstance(data, Tile) else data
+
+
+def _start(function: TileFunction, unit: Unit, values: bool) -> Any:
+    """The state before anything has come: None where the first element is the first state."""
+    initial = function.initial
+    return initial if initial is None or values or function.on_numbers else shape_of(initial)
+
+
+def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tuple[int, Any]]:
+    """Return the function from a state and what comes to the cycles it takes and the next state."""
+    function = operator.function
+    price = _pricing(node, unit, function, operator.compute, operator.writes and not isinstance(operator, Accum))
+    single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
+    valued = unit.engine.values or function.on_numbers
+    prices: dict[Any, Price] = {}
+
+    def update(state: Any, value: Any) -> tuple[int, Any]:
+        values = (value,) if single else value
+        shapes = _shapes(values) if valued else values
+        found = prices.get(shapes)
+        if found is None:
+            found = prices[shapes] = price(shapes)
+        unit.flops += found[2]
+        if valued:
+            return found[0], function.accumulate(state, *values)
+        return found[0], function.grown(state, found[1])
+
+    return update

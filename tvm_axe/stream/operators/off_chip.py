@@ -1,0 +1,241 @@
+"""Loads from and stores to off-chip memory, in order or at addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvm_axe.stream.codec import EMPTY
+from tvm_axe.stream.engine import Process, Unit
+from tvm_axe.stream.operators.base import Operator, shape_of
+from tvm_axe.stream.types import Dim, Scalar, StreamType, Tile, as_dims, differ, shapes_differ
+from tvm_axe.stream.views import View
+
+if TYPE_CHECKING:
+    from tvm_axe.stream.graph import Node, Tensor
+
+
+class _Load(Operator):
+    """What both loads share: a grid of tiles over a tensor."""
+
+    def __init__(self, tensor: Tensor, tile: tuple[int, int] | Tile) -> None:
+        self.tensor = tensor
+        self.data = tile if isinstance(tile, Tile) else Tile(*tile, tensor.dtype)
+        self.tile = self.data.shape
+
+    @property
+    def label(self) -> str:
+        return self.tensor.name
+
+    def grid(self, node: Node) -> tuple[Any, int]:
+        """Return how many tiles the tensor has, down and across."""
+        (rows, columns), tensor = self.tile, self.tensor
+        if self.data.dtype != tensor.dtype:
+            raise node.fail(f"{tensor} has no tiles of {self.data.dtype}")
+        if not (isinstance(rows, int) and isinstance(columns, int) and isinstance(tensor.columns, int)):
+            raise node.fail(f"tiles of {self.tile} and the columns of {tensor} must be static")
+        if tensor.columns % columns or (isinstance(tensor.rows, int) and tensor.rows % rows):
+            raise node.fail(f"tiles of {self.tile} must divide {tensor}")
+        down = tensor.rows // rows if isinstance(tensor.rows, int) or rows > 1 else tensor.rows
+        return down, tensor.columns // columns
+
+    def loader(self, node: Node, unit: Unit) -> tuple[Any, int]:
+        """Return the function from a tile's number to the tile, and the requests of one."""
+        (rows, columns), engine = self.tile, unit.engine
+        across = self.grid(node)[1]
+        row_bytes = columns * self.data.itemsize
+        requests = engine.machine.off_chip.requests(rows, row_bytes) if engine.machine else 0
+        if not engine.values:
+            return lambda number: (rows, columns), requests
+        array = engine.tensors[self.tensor.name]
+
+        def tile(number: int) -> np.ndarray:
+            down, right = divmod(number, across)
+            if not 0 <= down * rows < array.shape[0]:
+                raise unit.fail(f"tile {number} is outside of {self.tensor}, which has {len(array) // rows * across}")
+            return array[down * rows : (down + 1) * rows, right * columns : (right + 1) * columns]
+
+        return tile, requests
+
+    @property
+    def size(self) -> int:
+        """Bytes of a tile."""
+        return self.tile[0] * self.tile[1] * self.data.itemsize
+
+
+class LinearLoad(_Load):
+    """See `Program.load` and `Stream.load`."""
+
+    kind = "LinearOffChipLoad"
+
+    def __init__(self, tensor: Tensor, tile: tuple[int, int] | Tile, view: View | None) -> None:
+        super().__init__(tensor, tile)
+        self.view = view
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        down, across = self.grid(node)
+        if self.view is not None and isinstance(down, int) and self.view.last >= down * across:
+            raise node.fail(f"{self.view} goes up to tile {self.view.last}, and {self.tensor} has {down * across}")
+        shape = (Dim(down), Dim(across)) if self.view is None else as_dims(self.view.shape)
+        outer = inputs[0].shape if inputs else ()
+        return [StreamType((*outer, *shape), self.data)]
+
+    def stored(self, inputs: list[bool]) -> bool:
+        return True
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        (sink,) = unit.outputs
+        tile, requests = self.loader(node, unit)
+        size = self.size
+        view = self.view
+        if view is None:
+            down, across = self.grid(node)
+            if not isinstance(down, int):
+                down = unit.engine.rows[self.tensor.name] // self.tile[0]
+            view = View((max(1, down), across), (across, 1))
+        order = list(zip(view.positions(), view.stops()))
+        rank = len(view.shape)
+        source = unit.inputs[0] if unit.inputs else None
+        value, stop = None, 0
+        while True:
+            if source is not None:
+                value, stop = yield from unit.get(source)
+            if value is EMPTY:
+                yield from unit.put(sink, EMPTY, stop + rank)
+            else:
+                for number, ends in order:
+                    unit.read += size
+                    yield from unit.access(requests)
+                    yield from unit.put(sink, tile(number), ends + stop if ends == rank else ends)
+            if source is None or stop == source.rank:
+                return
+
+
+class RandomLoad(_Load):
+    """See `Stream.load_at`."""
+
+    kind = "RandomOffChipLoad"
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        self.grid(node)
+        if not isinstance(inputs[0].data, Scalar):
+            raise node.fail(f"addresses are scalars, not {inputs[0]}")
+        return [StreamType(inputs[0].shape, self.data)]
+
+    def stored(self, inputs: list[bool]) -> bool:
+        return True
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        (source,), (sink,) = unit.inputs, unit.outputs
+        tile, requests = self.loader(node, unit)
+        size = self.size
+        while True:
+            number, stop = yield from unit.get(source)
+            if number is EMPTY:
+                yield from unit.put(sink, EMPTY, stop)
+            else:
+                unit.read += size
+                yield from unit.access(requests)
+                yield from unit.put(sink, tile(int(number)), stop)
+            if stop == source.rank:
+                return
+
+
+class _Store(Operator):
+    """What both stores share: the tiles' elements are converted to the tensor's dtype, which counts for the bytes."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def label(self) -> str:
+        return f"store_{self.tensor.name}"
+
+    def check(self, node: Node, type: StreamType) -> Tile:
+        """Return the tiles that are stored.
+
+        Raises
+        ------
+        StreamError
+            If they aren't tiles of the tensor.
+        """
+        data, tensor = type.data, self.tensor
+        if not isinstance(data, Tile):
+            raise node.fail(f"it stores tiles, not {type}")
+        if not isinstance(data.columns, int) or not isinstance(tensor.columns, int) or tensor.columns % data.columns:
+            raise node.fail(f"the tiles' columns must be static and divide those of {tensor}, not {data}")
+        return data
+
+    def write(self, unit: Unit, value: Any) -> Generator[None, None, None]:
+        """Wait until a tile is written."""
+        rows, columns = shape_of(value)
+        itemsize, machine = Tile(rows, columns, self.tensor.dtype).itemsize, unit.engine.machine
+        unit.written += rows * columns * itemsize
+        yield from unit.access(machine.off_chip.requests(rows, columns * itemsize) if machine else 0)
+
+
+class LinearStore(_Store):
+    """See `Stream.store`."""
+
+    kind = "LinearOffChipStore"
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        self.check(node, inputs[0])
+        return []
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        (source,) = unit.inputs
+        row = column = 0
+        while True:
+            value, stop = yield from unit.peek(source)
+            if value is not EMPTY:
+                yield from self.write(unit, value)
+                rows, columns = shape_of(value)
+                if unit.engine.values:
+                    unit.engine.place(unit, self.tensor, row, column, value)
+                column += columns
+                if column == self.tensor.columns:
+                    row, column = row + rows, 0
+            unit.free(source)
+            if stop == source.rank:
+                return
+
+
+class RandomStore(_Store):
+    """See `Stream.store_at`."""
+
+    kind = "RandomOffChipStore"
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        data, addresses = inputs
+        tile = self.check(node, data)
+        if not isinstance(addresses.data, Scalar) or shapes_differ(data.shape, addresses.shape):
+            raise node.fail(f"each tile needs a row to be written at, a scalar; the streams are {data} and {addresses}")
+        if differ(tile.columns, self.tensor.columns):
+            raise node.fail(f"tiles must be as wide as {self.tensor}, not {tile}")
+        return [StreamType(data.shape, Scalar("int8"))]
+
+    def stored(self, inputs: list[bool]) -> bool:
+        return False
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        (source, addresses), (sink,) = unit.inputs, unit.outputs
+        while True:
+            value, stop = yield from unit.peek(source)
+            if value is EMPTY:
+                yield from unit.put(sink, EMPTY, stop)
+            else:
+                row, _ = yield from unit.peek(addresses)
+                while row is EMPTY:
+                    unit.free(addresses)
+                    row, _ = yield from unit.peek(addresses)
+                yield from self.write(unit, value)
+                if unit.engine.values:
+                    unit.engine.place(unit, self.tensor, int(row), 0, value)
+                unit.free(addresses)
+                yield from unit.put(sink, 1, stop)
+            unit.free(source)
+            if stop == source.rank:
+                return

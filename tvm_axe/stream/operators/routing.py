@@ -1,0 +1,259 @@
+"""Partition, Reassemble and EagerMerge, which send values where they are told to; and broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from tvm_axe.stream.codec import EMPTY
+from tvm_axe.stream.engine import Channel, Process, Unit
+from tvm_axe.stream.operators.base import Cost, Operator, read_cost
+from tvm_axe.stream.types import Dim, Selector, Size, StreamType, as_size, data_differ, shapes_differ, symbol
+
+if TYPE_CHECKING:
+    from tvm_axe.stream.graph import Node
+
+
+class Partition(Operator):
+    """See `Stream.partition`."""
+
+    kind = "Partition"
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def stored(self, inputs: list[bool]) -> bool:
+        return False
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        type, selector = inputs
+        if not isinstance(selector.data, Selector):
+            raise node.fail(f"its second stream must be one of selectors, not {selector}")
+        outer = type.shape[: type.rank - self.rank]
+        if not 0 <= self.rank < type.rank or len(outer) != selector.rank or shapes_differ(outer, selector.shape):
+            raise node.fail(
+                f"rank={self.rank} of {type} must leave dims outside, {outer_text(type, self.rank)}, that are those of "
+                f"the selectors, {selector}"
+            )
+        inner = type.shape[type.rank - self.rank :]
+        # Whatever else the same selectors partition, output i gets as much.
+        origin = node.inputs[1]
+        found = []
+        for number in range(selector.data.outputs):
+            size = symbol(f"{origin.name}_{number}")
+            dims = [Dim(node.symbol(f"_{number}_{at}"), True) if dim.ragged else dim for at, dim in enumerate(inner)]
+            found.append(StreamType((size, *dims), type.data))
+        return found
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        source, selector = unit.inputs
+        rank, sinks = self.rank, unit.outputs
+        cost = read_cost(unit, source)
+        routing = 0 if unit.engine.machine is None else 1
+        known = selector.type.data
+        assert isinstance(known, Selector)
+        ended = False
+        while not ended:
+            # A selector isn't taken before there is something to send: with feedback there are more than data.
+            while not source.items:
+                yield source
+            if source.items[0][1] is EMPTY and source.items[0][2] > rank:
+                _, stop = yield from unit.get(source)
+                ended = stop == source.rank
+                continue
+            chosen: Any = EMPTY
+            while chosen is EMPTY:
+                while not selector.items:
+                    yield selector
+                chosen, stop = yield from unit.get(selector)
+                if chosen is EMPTY and stop == selector.rank:
+                    raise unit.fail(f"its selectors, from {selector.source!r}, have ended before its data")
+            targets = [sinks[number] for number in check_selected(unit, chosen, known.outputs)]
+            while True:
+                value, stop = yield from unit.peek(source)
+                if value is not EMPTY:
+                    unit.work(routing + (cost(value) if cost is not None else 0))
+                unit.free(source)
+                for sink in targets:
+                    yield from unit.put(sink, value, min(stop, rank))
+                if stop >= rank:
+                    ended = stop == source.rank
+                    break
+        for sink in sinks:
+            yield from unit.put(sink, EMPTY, sink.rank)
+
+
+class Reassemble(Operator):
+    """See `Program.reassemble`."""
+
+    kind = "Reassemble"
+
+    def __init__(self, rank: int, in_order: bool) -> None:
+        self.rank, self.in_order = rank, in_order
+
+    def stored(self, inputs: list[bool]) -> bool:
+        return False
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        *streams, selector = inputs
+        if not isinstance(selector.data, Selector) or selector.data.outputs != len(streams):
+            raise node.fail(f"it needs selectors among its {len(streams)} streams, not {selector}")
+        inner = same_inner(node, streams, self.rank)
+        # Whatever the streams have is selected somewhere.
+        some = Dim(as_sum([type.shape[0].size for type in streams], node), ragged=True)
+        return [StreamType((*selector.shape, some, *inner), streams[0].data)]
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        *sources, selector = unit.inputs
+        (sink,) = unit.outputs
+        rank = self.rank
+        costs = [read_cost(unit, source) for source in sources]
+        routing = 0 if unit.engine.machine is None else 1
+        while True:
+            chosen, stop = yield from unit.get(selector)
+            if chosen is EMPTY:
+                yield from unit.put(sink, EMPTY, stop + rank + 1)
+            else:
+                left = check_selected(unit, chosen, len(sources))
+                for number in left if self.in_order else ():
+                    yield from unit.peek(sources[number])
+                if not left:
+                    yield from unit.put(sink, EMPTY, rank + 1)
+                    if stop:
+                        yield from unit.put(sink, EMPTY, rank + 1 + stop)
+                while left:
+                    at = (yield from unit.earliest([sources[number] for number in left])) if len(left) > 1 else 0
+                    number = left.pop(at)
+                    ends = rank if left else rank + 1 + stop
+                    yield from forward(unit, sources[number], sink, rank, ends, routing, costs[number])
+            if stop == selector.rank:
+                return
+
+
+class EagerMerge(Operator):
+    """See `Program.eager_merge`."""
+
+    kind = "EagerMerge"
+
+    def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
+        rank = inputs[0].rank - 1
+        inner = same_inner(node, inputs, rank)
+        total = Dim(as_size("total", sum(type.shape[0].size for type in inputs), least=0))
+        return [StreamType((total, *inner), inputs[0].data), StreamType((total,), Selector(len(inputs)))]
+
+    def process(self, node: Node, unit: Unit) -> Process:
+        sources = list(enumerate(unit.inputs))
+        data, origin = unit.outputs
+        rank = data.rank - 1
+        while sources:
+            at = yield from unit.earliest([source for _, source in sources])
+            number, source = sources[at]
+            if source.items[0][1] is EMPTY and source.items[0][2] == source.rank:
+                unit.free(source)
+                del sources[at]
+                continue
+            yield from unit.put(origin, (number,), 0)
+            if (yield from forward(unit, source, data, rank, rank, 0, None)) == source.rank:
+                del sources[at]
+        yield from unit.put(data, EMPTY, rank + 1)
+        yield from unit.put(origin, EMPTY, 1)
+
+
+def forward(
+    unit: Unit, source: Channel, sink: Channel, rank: int, ends: int, routing: int, cost: Cost | None
+) -> Generator[Channel, None, int]:
+    """Send on one tensor of rank `rank`, with the stop `ends` at its end; return the stop that it came with.
+
+    Each value is sent `routing` cycles, and those for reading it, after it came.
+    """
+    begun = False
+    while True:
+        while not source.items:
+            yield source
+        time, value, stop = source.items[0]
+        if value is EMPTY and stop > rank and not begun:
+            if stop == source.rank:
+                raise unit.fail(f"{source.source!r} has ended, and one more tensor of it was selected")
+            yield from unit.get(source)
+            continue
+        begun = True
+        if value is not EMPTY:
+            ready = time + routing + (cost(value) if cost is not None else 0)
+            if ready > unit.clock:
+                unit.busy += ready - max(unit.clock, time)
+                unit.clock = ready
+        yield from unit.get(source)
+        if stop < rank:
+            yield from unit.put(sink, value, stop)
+            continue
+        if value is EMPTY and ends > rank:
+            yield from unit.put(sink, EMPTY, rank)
+        yield from unit.put(sink, value, ends)
+        return stop
+
+
+def broadcast(unit: Unit) -> Process:
+    """Send what comes to several units at the same time, once all of them have room."""
+    (source,) = unit.inputs
+    while True:
+        value, stop = yield from unit.peek(source)
+        for sink in unit.outputs:
+            while not sink.room:
+                yield sink
+            if sink.room[0] > unit.clock:
+                unit.blocked += sink.room[0] - unit.clock
+                unit.clock = sink.room[0]
+        for sink in unit.outputs:
+            yield from unit.put(sink, value, stop)
+        unit.free(source)
+        if stop == source.rank:
+            return
+
+
+def check_selected(unit: Unit, chosen: Any, outputs: int) -> list[int]:
+    """Return the numbers that a selector names, in ascending order.
+
+    Raises
+    ------
+    StreamError
+        If one is out of range or named twice.
+    """
+    found = sorted(chosen)
+    if found and not (found[0] >= 0 and found[-1] < outputs and len(set(found)) == len(found)):
+        raise unit.fail(f"a selector names {found}, and must name different ones of 0 to {outputs - 1}")
+    return found
+
+
+def as_sum(sizes: list[Size], node: Node) -> sympy.Expr:
+    """Return the sum of sizes as an expression, a symbol's if all of them are known."""
+    total = as_size("total", sum(sizes), least=0)
+    return node.symbol("_selected") if isinstance(total, int) else total
+
+
+def same_inner(node: Node, streams: list[StreamType], rank: int) -> tuple[Dim, ...]:
+    """Return the inner dims that streams share, all but the outermost.
+
+    Raises
+    ------
+    StreamError
+        If they differ in them or in their data, or there are not `rank` of them.
+    """
+    first = streams[0]
+    for other in streams:
+        unlike = shapes_differ(first.shape[1:], other.shape[1:]) or data_differ(first.data, other.data)
+        if other.rank != rank + 1 or unlike:
+            raise node.fail(
+                f"its streams must be alike but for their outermost dims, with {rank} more inside; there are {first} "
+                f"and {other}"
+            )
+    return tuple(
+        dim if not dim.ragged and all(type.shape[at] == dim for type in streams) else Dim(node.symbol(f"_{at}"), True)
+        for at, dim in enumerate(first.shape[1:], start=1)
+    )
+
+
+def outer_text(type: StreamType, rank: int) -> str:
+    """Write the dims of a stream that are outside of the `rank` inner ones."""
+    return f"[{', '.join(map(str, type.shape[: max(0, type.rank - rank)]))}]"
