@@ -92,13 +92,12 @@ def timeline_svg(report: Report, width: int = 960, units: Sequence[str] | None =
     if report.peak_on_chip:
         parts += _usage(report, label, bottom, across, scale)
         bottom += 56
-    for part in range(5):
-        x = label + across * part / 4
-        anchor = "start" if part == 0 else "end" if part == 4 else "middle"
-        parts.append(
-            f"<text x='{x:.1f}' y='{bottom + 12}' text-anchor='{anchor}' font-size='10'>"
-            f"{report.cycles * part / 4:,.0f}{' cycles' if part == 4 else ''}</text>"
-        )
+    for cycle in [0, *_ticks(report.cycles * 0.85)]:  # the end of the axis is labelled with the run's length
+        x, anchor = label + across * cycle / report.cycles, "middle" if cycle else "start"
+        parts.append(f"<text x='{x:.1f}' y='{bottom + 12}' text-anchor='{anchor}' font-size='10'>{cycle:,}</text>")
+    parts.append(
+        f"<text x='{label + across}' y='{bottom + 12}' text-anchor='end' font-size='10'>{report.cycles:,} cycles</text>"
+    )
     used = {_COLORS.get(unit.kind, "#999999") for unit in shown}
     return _document(width, bottom + 44, [*parts, *_legend(bottom + 20, used)])
 
@@ -121,14 +120,12 @@ def pareto_svg(designs: Sequence[Design], front: Sequence[Design], width: int = 
         f"<text x='14' y='{bottom / 2}' text-anchor='middle' font-size='12' "
         f"transform='rotate(-90 14 {bottom / 2})'>bytes on chip</text>",
     ]
-    for part in (0.25, 0.5, 0.75, 1.0):
-        x, y = left + (width - left - 20) * part, bottom - (bottom - 16) * part
-        parts.append(
-            f"<text x='{x:.0f}' y='{bottom + 16}' text-anchor='middle' font-size='10'>{most_cycles * part:,.0f}</text>"
-        )
-        parts.append(
-            f"<text x='{left - 6}' y='{y + 4:.0f}' text-anchor='end' font-size='10'>{most_bytes * part:,.0f}</text>"
-        )
+    for cycles in _ticks(most_cycles):
+        x = left + (width - left - 20) * cycles / most_cycles
+        parts.append(f"<text x='{x:.0f}' y='{bottom + 16}' text-anchor='middle' font-size='10'>{cycles:,}</text>")
+    for size in _ticks(most_bytes):
+        y = bottom - (bottom - 16) * size / most_bytes
+        parts.append(f"<text x='{left - 6}' y='{y + 4:.0f}' text-anchor='end' font-size='10'>{size:,}</text>")
     points = [place(design) for design in sorted(front, key=lambda design: design.cycles)]
     steps = [f"{x:.1f},{y:.1f}" for x, y in points]
     parts.append(f"<polyline points='{' '.join(steps)}' fill='none' stroke='#c0504d' stroke-width='1.5'/>")
@@ -144,6 +141,13 @@ def pareto_svg(designs: Sequence[Design], front: Sequence[Design], width: int = 
 
 def _choices(choices: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in choices.items())
+
+
+def _ticks(most: float) -> list[int]:
+    """Round numbers up to `most`, from two to six of them: multiples of 1, 2 or 5 times a power of ten."""
+    steps = (base * 10**power for power in range(18) for base in (1, 2, 5))
+    step = next(step for step in steps if most / step < 6)
+    return list(range(step, int(most) + 1, step))
 
 
 def _columns(program: Program) -> list[list[Node]]:
