@@ -1,6 +1,6 @@
 """Streaming tensor programs: a tour that runs.
 
-    python docs/stream.py            # prints what follows, and writes docs/pictures/stream_*.svg
+    python docs/stream.py            # prints what follows, and writes docs/pictures/stream/
 
 Every statement below is checked when the script runs, and the pictures are those that it makes.
 """
@@ -147,7 +147,7 @@ assert timed["dynamic"].cycles < 0.8 * timed["interleaved"].cycles
 #     tvm-axe stream reproduce --data DIR        # the published results, docs/results/2026-11-20-streams.md
 
 if __name__ == "__main__":
-    folder = Path(__file__).with_name("pictures")
+    folder = Path(__file__).with_name("pictures") / "stream"
     folder.mkdir(exist_ok=True)
     for name, picture in PICTURES.items():
-        (folder / f"stream_{name}.svg").write_text(picture, encoding="utf-8")
+        (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
