@@ -82,7 +82,8 @@ def kernel(
         Rasterization: that many consecutive points of the last dimension but one are taken before the last advances,
         so that blocks that run at once share operands in cache. 1 is row-major order.
     cluster : sequence of int, optional
-        Neighbouring blocks, a dimension each, that may load shared operands once (multicast).
+        Neighbouring blocks, a dimension each, that may load shared operands once (multicast). A hint that no
+        target takes up yet: blocks load for themselves (docs/decisions/0013 says why).
     roles : str, optional
         ``"specialized"``: a producer warp loads, the others compute. ``"uniform"``: every warp does both.
 

@@ -63,7 +63,7 @@ def test_what_tiles_and_regions_cost():
     # Padding is computed, too: of four experts with 8 tokens each, as much again with tiles of 16.
     spread = np.arange(32).reshape(-1, 1) % 4
     whole, padded = (MoECase(spread, moe, tile, 64).simulate().flops for tile in (8, 16))
-    per_token = moe.token_flops + 9 * moe.hidden
+    per_token = 3 * 2 * moe.width * moe.hidden + 9 * moe.hidden  # three matmuls; silu and a product
     assert padded - whole == 32 * per_token
 
 

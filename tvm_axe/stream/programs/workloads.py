@@ -46,11 +46,6 @@ class MoE:
         if not 1 <= self.chosen <= self.experts:
             raise StreamError(f"chosen={self.chosen} must be between 1 and the number of experts, {self.experts}")
 
-    @property
-    def token_flops(self) -> int:
-        """FLOPs of the three matmuls of one token and one expert."""
-        return 6 * self.width * self.hidden
-
 
 @dataclass(frozen=True)
 class Heads:
