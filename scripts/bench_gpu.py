@@ -202,36 +202,19 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
 
 def measured(case: Case, target: Target, parameters: Mapping[str, int], rounds: int) -> list[dict[str, Any]]:
     """A row for bursts and, of long products, one for sustained runs."""
-    import torch
-    import tvm_ffi
-
     bench = Bench(case, target, parameters)
     first = bench.tensors()
     error = bench.check(first)
     seconds = case.work / (8e14 if case.unit == PRODUCT else 4e12)
     sets = [first, *(bench.tensors() for _ in range(3 if 4 * size(first) < 6e10 else 1))]
     launches = max(4, math.ceil(3e-3 / (seconds + 2e-6)))
-    graphs, functions = {}, {"ours": bench.run, case.peer: peer(case)}
-    for name, function in functions.items():
-        for made in sets:  # what is loaded or chosen at the first call is no part of a graph
-            function(made)
-        torch.cuda.synchronize()
-        graphs[name] = torch.cuda.CUDAGraph()
-        with tvm_ffi.use_torch_stream(torch.cuda.graph(graphs[name])):
-            for i in range(launches):
-                function(sets[i % len(sets)])
+    graphs = captured({"ours": bench.run, case.peer: peer(case)}, sets, launches)
     kinds = [("burst", 0.1, 1)]
     if case.unit == PRODUCT and seconds > 1e-4:
         kinds.append(("sustained", 0.0, max(1, math.ceil(0.06 / (seconds * launches)))))
     rows = []
     for kind, pause, replays in kinds:
-        times: dict[str, list[float]] = {name: [] for name in graphs}
-        for i in range(rounds):
-            for name in list(graphs)[:: 1 - 2 * (i % 2)]:
-                time.sleep(pause)
-                replayed(graphs[name], 1 + replays // 4)  # warm-up
-                times[name].append(replayed(graphs[name], replays) / launches)
-        ours, theirs = (statistics.median(times[name]) for name in graphs)
+        ours, theirs = (total / launches for total in in_turns(graphs, rounds, pause, replays).values())
         rate = case.work / ours * (1e-9 if case.unit == PRODUCT else 1e-6)
         rows.append(
             {
@@ -240,6 +223,36 @@ def measured(case: Case, target: Target, parameters: Mapping[str, int], rounds: 
             }
         )  # fmt: skip
     return rows
+
+
+def captured(
+    functions: Mapping[str, Callable[[Mapping[str, Any]], object]], sets: Sequence[Mapping[str, Any]], launches: int
+) -> dict[str, Any]:
+    """A CUDA graph of each function, which calls it on the input sets in rotation."""
+    import torch
+    import tvm_ffi
+
+    graphs = {}
+    for name, function in functions.items():
+        for made in sets:  # what is loaded or chosen at the first call is no part of a graph
+            function(made)
+        torch.cuda.synchronize()
+        graphs[name] = torch.cuda.CUDAGraph()
+        with tvm_ffi.use_torch_stream(torch.cuda.graph(graphs[name])):
+            for i in range(launches):
+                function(sets[i % len(sets)])
+    return graphs
+
+
+def in_turns(graphs: Mapping[str, Any], rounds: int, pause: float, replays: int) -> dict[str, float]:
+    """Median milliseconds of a replay of each graph, after `pause` seconds of rest and a warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for i in range(rounds):
+        for name in list(graphs)[:: 1 - 2 * (i % 2)]:
+            time.sleep(pause)
+            replayed(graphs[name], 1 + replays // 4)  # warm-up
+            times[name].append(replayed(graphs[name], replays))
+    return {name: statistics.median(series) for name, series in times.items()}
 
 
 def size(made: Mapping[str, Any]) -> int:

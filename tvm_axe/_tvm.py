@@ -27,6 +27,8 @@ from tvm.backend.cuda import op as _cuda_op
 from tvm.backend.cuda.tile_primitive import tma_utils as _tma_utils
 from tvm.error import DiagnosticError
 from tvm.ir import IRModule
+from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
+from tvm.relax.backend.cuda import pipeline as _cuda_pipeline
 from tvm.runtime.disco import _ffi_api as _disco_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.analysis import estimate_tir_flops as _estimate_tir_flops
@@ -225,6 +227,8 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, tirx.IntImm | tirx.FloatImm):
         return value.value
+    if isinstance(value, tirx.IndexMap):
+        return str(ir.save_json(value))
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence):
@@ -252,7 +256,17 @@ def is_valid_cpu(name: str, triple: str) -> bool:
 
 def cpu_features(target: Target) -> frozenset[str]:
     """LLVM's names of what the target's CPU has, such as ``avx512f``."""
-    return frozenset(str(name) for name in _codegen.llvm_get_cpu_features(target))
+    return _cpu_features(str(target))
+
+
+@functools.cache
+def _cpu_features(target: str) -> frozenset[str]:
+    return frozenset(str(name) for name in _codegen.llvm_get_cpu_features(Target(json.loads(target))))
+
+
+def lower_on_llvm(name: str, lowering: Callable[[ir.Call], tirx.Expr]) -> None:
+    """Have every compilation for llvm in this process lower the intrinsic ``tirx.<name>`` by a function of the call."""
+    tirx.op.register_intrin_lowering(f"tirx.{name}", target="llvm", f=lowering, level=99)
 
 
 # ---- MetaSchedule ------------------------------------------------------------------------------------------------
@@ -277,6 +291,11 @@ def tune_context(
     return context
 
 
+def record_json(record: ms.database.TuningRecord) -> list[Any]:
+    """A record as MetaSchedule's databases write it; its own `as_json` refuses traces with `transform_layout`."""
+    return plain(_ms_ffi.TuningRecordAsJSON(record))
+
+
 def workload_hash(mod: IRModule) -> str:
     """The structural hash as MetaSchedule's JSON databases write it; names of blocks, buffers and loops don't count."""
     return str(int(_ms_utils.shash2hex(mod), 16))
@@ -293,6 +312,15 @@ def flops(mod: IRModule) -> float:
         return float(_estimate_tir_flops(mod))
     except (RuntimeError, ValueError, TypeError):
         return 0.0
+
+
+# ---- Relax -------------------------------------------------------------------------------------------------------
+
+
+def relax_lowering(target: Target) -> list[ir.transform.Pass]:
+    """The passes of upstream's pipeline that come after operators have become kernels; only its modules export them."""
+    pipeline = _cuda_pipeline if target.kind.name == "cuda" else _cpu_pipeline
+    return [*pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)]
 
 
 # ---- TIR: calling a function on part of a buffer ------------------------------------------------------------------
@@ -325,15 +353,18 @@ _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources
 _creating = threading.Lock()
 
 
-def build_cuda(mod: IRModule, target: Target, to_cubin: Callable[[str], bytes]) -> tuple[runtime.Module, str]:
-    """Build a module of CUDA functions in TIRx; returns what can be run, and the CUDA source.
+def build_cuda(
+    mod: IRModule, target: Target, to_cubin: Callable[[str], bytes], overlap: bool = False, pipeline: str = "tirx"
+) -> tuple[runtime.Module, str]:
+    """Build a module of CUDA functions by one of upstream's pipelines; returns what can be run, and the CUDA source.
 
     Upstream leaves the source to be compiled at the first launch; here `to_cubin` does it at once. On a machine without
-    a CUDA driver the result's functions can't be called.
+    a CUDA driver the result's functions can't be called. With `overlap` a kernel is launched while the one before it
+    still runs; each must wait for that one (``griddepcontrol.wait``) before it touches global memory.
     """
     create = tvm_ffi.get_global_func(_CREATE_CUDA, allow_missing=True)
     if create is None:
-        host = tvm.compile(mod, target, tir_pipeline="tirx").mod
+        host = tvm.compile(mod, target, tir_pipeline=pipeline).mod
         (device,) = host.imports
         source = str(device.inspect_source())
         to_cubin(source)
@@ -347,14 +378,26 @@ def build_cuda(mod: IRModule, target: Target, to_cubin: Callable[[str], bytes]) 
     with _creating:
         tvm_ffi.register_global_func(_CREATE_CUDA, creating, override=True)
         try:
-            host = tvm.compile(mod, target, tir_pipeline="tirx").mod
+            host = tvm.compile(mod, target, tir_pipeline=pipeline).mod
         finally:
             tvm_ffi.register_global_func(_CREATE_CUDA, create, override=True)
     ((code, _, functions, _),) = given
     source = bytes(code).decode()
     host.clear_imports()
+    if overlap:
+        functions = {name: _overlapping(function) for name, function in functions.items()}
     host.import_module(create(to_cubin(source), "cubin", functions, {"cuda": source}))
     return host, source
+
+
+def _overlapping(function: Any) -> Any:
+    """A kernel's launch information with CUDA's programmatic dependent launch, which the compiler never asks for."""
+    graph = json.loads(ir.save_json(function))
+    nodes = graph["nodes"]
+    tags = nodes[nodes[graph["root_index"]]["data"]["launch_param_tags"]]
+    nodes.append({"type": "ffi.String", "data": "tirx.use_programtic_dependent_launch"})  # the runtime's spelling
+    tags["data"].insert(0, len(nodes) - 1)
+    return ir.load_json(json.dumps(graph))
 
 
 def nvrtc_version() -> str | None:

@@ -31,6 +31,9 @@ __all__ = [
 # implies them, but a hypervisor may have taken them away, and code that uses them then dies with SIGILL.
 _FLAGS = {"avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512vl": "avx512vl"}
 HOPPER = "sm_90a"
+# What upstream's design spaces ask a GPU's target for: threads, static shared memory and registers of a block, the same
+# for every architecture.
+_CUDA_LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 48 << 10, "registers_per_block": 64 << 10}
 _GENERIC = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 
 
@@ -75,9 +78,11 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
         raise TuneError(
             f"target: {target!r} names no target: {error}; valid is a kind such as 'llvm', or JSON"
         ) from error
+    config: dict[str, Any] = dict(resolved.export())
+    if resolved.kind.name == "cuda":
+        return Target(_CUDA_LIMITS | config)
     if resolved.kind.name != "llvm":
         return resolved
-    config: dict[str, Any] = dict(resolved.export())
     if config.get("mtriple") == _tvm.host_triple():
         del config["mtriple"]  # upstream adds the host's where there is no mcpu: one spelling for one target
     if "mcpu" not in config and "mtriple" not in config:

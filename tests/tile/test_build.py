@@ -27,6 +27,17 @@ def scale(A: T.Buffer((SIZE,), "float32"), B: T.Buffer((SIZE,), "float32")):
 
 
 @T.prim_func
+def turn(X: T.Buffer((SIZE * 128,), "int32"), Y: T.Buffer((SIZE * 128,), "int32")):
+    """Blocks of 128 in reverse order, one more in each element."""
+    with tile.kernel(SIZE) as i:
+        x = tile.fragment((128,), "int32")
+        tile.copy(X[(SIZE - 1 - i) * 128], x)
+        with tile.parallel(128) as j:
+            x[j] = x[j] + 1
+        tile.copy(x, Y[i * 128])
+
+
+@T.prim_func
 def add(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle):
     n = T.int32()
     A = T.match_buffer(a_handle, (n, 16), "float32")
@@ -225,6 +236,15 @@ def test_a_cubin_without_a_gpu_and_only_once(store, monkeypatch, arch):
     assert tile.compile(program, target, store).source == first.source
 
 
+@pytest.mark.parametrize("func", [scale, matmul("cuda:sm_90a", "bfloat16", 256, 256, 128)], ids=["uniform", "roles"])
+def test_hopper_waits_for_the_kernel_before_first(func):
+    body = tile.lower(func, "cuda:sm_90a").script().partition("device_entry")[2]
+    before, after = body.split('griddepcontrol("wait"')
+    touched = ("A[", "B[", "C[", "cp.async", "cp_async")
+    assert not any(name in before for name in touched) and any(name in after for name in touched)
+    assert "griddepcontrol" not in tile.lower(func, "cuda:sm_80").script()
+
+
 def test_no_gpu_to_run_on(store, monkeypatch):
     if tvm.cuda().exist:
         pytest.skip("this machine has a GPU")
@@ -276,6 +296,17 @@ def test_on_a_gpu(cuda, store):
     assert min(exe.time(tvm.runtime.tensor(given, cuda), there)) > 0
     with pytest.raises(InputError, match="scale runs on cuda; A is on cpu"):
         exe(tvm.runtime.tensor(given), there)
+
+
+@pytest.mark.gpu
+def test_kernels_in_a_row_wait_for_each_other(cuda, store):
+    exe = tile.compile(turn, "cuda", store)
+    given = np.arange(SIZE * 128, dtype="int32")
+    a, b = tvm.runtime.tensor(given, cuda), tvm.runtime.tensor(np.zeros_like(given), cuda)
+    for _ in range(200):
+        exe(a, b)
+        exe(b, a)
+    np.testing.assert_array_equal(a.numpy(), given + 400)
 
 
 @pytest.mark.gpu

@@ -31,9 +31,7 @@ def golden(A: T.Buffer((20, 8), "float32"), C: T.Buffer((20, 8), "float16"), epi
         tile.copy(A[i * 16, 0], c)
         with tile.parallel(16, 8) as (x, y):
             if i * 16 + x < 20:
-                c[x, y] = T.cast(
-                    T.cast(c[x, y] * epilogue_0[(i * 16 + x) // 5, (i * 16 + x) % 5], "float16"), "float32"
-                )
+                c[x, y] = c[x, y] * epilogue_0[(i * 16 + x) // 5, (i * 16 + x) % 5]
         tile.copy(c, C[i * 16, 0])
 
 
@@ -169,3 +167,48 @@ def stored_twice(A: T.Buffer((20, 8), "float32"), C: T.Buffer((20, 8), "float32"
 def test_programs_that_take_none(func):
     with pytest.raises(TileError, match="takes no epilogue: its result isn't stored once, from a fragment"):
         with_epilogue(Recipe((func,), ("A",), ("C",)), epilogue_of(relu))
+
+
+@T.prim_func
+def transposed(A: T.Buffer((40, 24), "float32"), C: T.Buffer((24, 40), "float16")):
+    """Stores by a `parallel`, with a mask, the other way round than it lies in the fragment."""
+    with tile.kernel(3) as j:
+        c = tile.fragment((16, 24), "float32")
+        tile.copy(A[j * 16, 0], c)
+        with tile.parallel(16, 24) as (y, x):
+            if j * 16 + y < 40:
+                C[x, j * 16 + y] = T.cast(c[y, x], "float16")
+
+
+def test_of_a_program_that_stores_elements():
+    """The epilogue comes before the rounding, not behind it."""
+
+    @T.prim_func(s_tir=True)
+    def epilogue(
+        P: T.Buffer((24, 40), "float32"), bias: T.Buffer((40,), "float32"), out: T.Buffer((24, 40), "float16")
+    ):
+        for i, j in T.grid(24, 40):
+            with T.sblock("epi"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = T.cast((P[vi, vj] + bias[vj]) * T.float32(4096), "float16")
+
+    recipe = with_epilogue(Recipe((transposed,), ("A",), ("C",)), epilogue_of(epilogue))
+    assert recipe.inputs == ("A", "epilogue_0")
+    rng = np.random.default_rng(2)
+    a, bias = rng.standard_normal((40, 24), "float32") * 1e-3, -rng.standard_normal(40, "float32") * 1e-3
+    out = np.full((24, 40), np.nan, "float16")
+    (made,) = recipe.programs
+    tile.compile(made, LLVM)(a, out, bias)
+    np.testing.assert_allclose(out, (a.T.astype("float64") + bias) * 4096, rtol=2**-10)
+
+
+def test_one_that_only_rounds_is_left_to_the_copy():
+    @T.prim_func(s_tir=True)
+    def rounds(P: T.Buffer((20, 8), "float32"), out: T.Buffer((20, 8), "float16")):
+        for i, j in T.grid(20, 8):
+            with T.sblock("epi"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = T.cast(P[vi, vj], "float16")
+
+    (made,) = with_epilogue(Recipe((program,), ("A",), ("C",)), epilogue_of(rounds)).programs
+    assert made.same_as(program)

@@ -42,10 +42,10 @@ def test_llvm(store, data):
     judge(tile.compile(func, "llvm", store), made, expected)
 
 
-def drawn(count: int, target: str, **sizes):
+def drawn(seeds: range, target: str, **sizes):
     """Programs that the target takes, each with its function and what it should give; no more than half are refused."""
     programs, refused = [], 0
-    for seed in range(count):
+    for seed in seeds:
         made = Maker(random.Random(seed).choice, name=f"func{seed}", **sizes).make()
         func = made.func
         try:
@@ -56,7 +56,7 @@ def drawn(count: int, target: str, **sizes):
             refused += 1
         except TooLarge:
             pass
-    assert refused <= count // 2
+    assert refused <= len(seeds) // 2
     return programs
 
 
@@ -64,14 +64,15 @@ def drawn(count: int, target: str, **sizes):
 @pytest.mark.parametrize("sizes", [{}, TILED], ids=["small", "tiled"])
 def test_cuda_lowers_or_refuses(target, sizes):
     """Nothing but a TileError leaves a lowering."""
-    assert drawn(15, target, **sizes)
+    assert drawn(range(15), target, **sizes)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", ["", ', roles="uniform"'], ids=["inferred", "uniform"])
 @pytest.mark.parametrize("sizes", [{}, TILED], ids=["small", "tiled"])
-def test_cuda(cuda, store, sizes, options):
-    programs = drawn(40, "cuda", options=options, **sizes)
+@pytest.mark.parametrize("seeds", [range(first, first + 10) for first in range(0, 40, 10)], ids=str)
+def test_cuda(cuda, store, seeds, sizes, options):
+    programs = drawn(seeds, "cuda", options=options, **sizes)
     executables = tile.compile_all([func for _, func, _ in programs], "cuda", store)
     for executable, (made, _, expected) in zip(executables, programs, strict=True):
         judge(executable, made, expected)

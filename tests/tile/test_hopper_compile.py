@@ -20,6 +20,7 @@ PROGRAMS = [
     programs.matmul(512, 512, 512, (192, 128, 64), "float16", transpose_a=True, transpose_b=False),
     programs.matmul(512, 512, 512, (128, 128, 128), "int8", "int32"),
     programs.matmul(1, 512, 512, (64, 8, 128)),
+    programs.matmul(128, 192, 512, (64, 96, 128)),
     programs.attention(4, 32, 4096),
     programs.attention(2, 3, 768, causal=True),
     programs.attention(2, 3, 768, block=(192, 64)),

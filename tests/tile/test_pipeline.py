@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
-from tvm_axe.lower.tiles import with_tile_kernels
+from tvm_axe.lower.tiles import overlaps, with_tile_kernels
 from tvm_axe.meta import apply_best, tune
 from tvm_axe.schedule import tile_kernel
 from tvm_axe.target import resolve_target
@@ -268,10 +268,13 @@ def test_on_a_mesh(schedule, shape):
 
 def keep_only_kernels(folder):
     """Leave nothing but the tile kernels that ran, which are then the fastest that is known."""
-    records = folder / "database_tuning_record.json"
-    good = [line for line in records.read_text().splitlines() if "axe.tile" in line and json.loads(line)[1][1][0] < 1]
-    assert good, "no candidate was a tile kernel that ran"
-    records.write_text("".join(f"{line}\n" for line in good))
+    found = 0
+    for records in folder.rglob("database_tuning_record.json"):
+        lines = [line for line in records.read_text().splitlines() if "axe.tile" in line]
+        good = [line for line in lines if json.loads(line)[1][1][0] < 1]
+        records.write_text("".join(f"{line}\n" for line in good))
+        found += len(good)
+    assert found, "no candidate was a tile kernel that ran"
 
 
 def test_tuning_chooses_kernels_and_records_replay(tmp_path):
@@ -352,3 +355,68 @@ def test_cuda_without_a_gpu(tmp_path, monkeypatch):
     module, source = _tvm.build_cuda(mod, target, lambda text: nvcc.cubin(text, target, store))
     assert "wgmma" in source and module["main"] is not None
     assert len(store.entries()) == 1
+
+
+def product(m, n, k, dtype="bfloat16"):
+    @T.prim_func(s_tir=True)
+    def main(
+        A: T.Buffer((m, k), dtype),
+        B: T.Buffer((n, k), dtype),
+        bias: T.Buffer((n,), dtype),
+        out: T.Buffer((m, n), dtype),
+    ):
+        C = T.sblock_alloc_buffer((m, n), "float32")
+        for i, j, l in T.grid(m, n, k):
+            with T.sblock("mm"):
+                vi, vj, vl = T.axis.remap("SSR", [i, j, l])
+                with T.init():
+                    C[vi, vj] = T.float32(0)
+                C[vi, vj] = C[vi, vj] + T.cast(A[vi, vl], "float32") * T.cast(B[vj, vl], "float32")
+        for i, j in T.grid(m, n):
+            with T.sblock("epi"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = T.cast(T.max(C[vi, vj] + T.cast(bias[vj], "float32"), T.float32(0)), dtype)
+
+    return main
+
+
+LAUNCHES = {"matmul": 1, "split_k_matmul": 2, "stream_k_matmul": 3, "skinny_matmul": 1}
+
+
+def on_hopper(kernel, m, n, k):
+    """The product with a kernel for it, as one function."""
+    sch = s_tir.Schedule(product(m, n, k))
+    tile_kernel(sch, sch.get_sblock("mm"), kernel, sch.get_sblock("epi"))
+    target = resolve_target({"kind": "cuda", "arch": "sm_90a"})
+    return with_tile_kernels(sch.mod, target), target
+
+
+@pytest.mark.parametrize("kernel", LAUNCHES)
+def test_a_function_of_several_launches(kernel):
+    """What one kernel leaves for the next is allocated on the GPU by the host code, which launches them all."""
+    mod, target = on_hopper(kernel, 24, 256, 2048)
+    sources = []
+
+    def to_cubin(source):
+        sources.append(source)
+        return b""
+
+    module, _ = _tvm.build_cuda(mod, target, to_cubin, overlaps(mod))
+    assert sources[0].count("__global__") == 2 * LAUNCHES[kernel]  # declared and defined
+    assert ("TVMBackendAllocWorkspace" in module.inspect_source("ll")) == (LAUNCHES[kernel] > 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", LAUNCHES)
+def test_launches_of_one_function_on_a_gpu(kernel, tmp_path, cuda):
+    if cuda.compute_version != "9.0":
+        pytest.skip(f"the GPU has compute capability {cuda.compute_version}, not 9.0")
+    m, n, k = 24, 250, 2048
+    mod, target = on_hopper(kernel, m, n, k)
+    rng, store = np.random.default_rng(0), Cache(tmp_path)
+    arrays = [rng.standard_normal(shape).astype("bfloat16") for shape in ((m, k), (n, k), (n,))]
+    module, _ = _tvm.build_cuda(mod, target, lambda text: nvcc.cubin(text, target, store), overlaps(mod))
+    out = tvm.runtime.tensor(np.full((m, n), np.nan).astype("bfloat16"), tvm.cuda())
+    module["main"](*(tvm.runtime.tensor(array, tvm.cuda()) for array in arrays), out)
+    a, b, bias = (array.astype("float64") for array in arrays)
+    assert error(out.numpy().astype("float64"), np.maximum(a @ b.T + bias, 0)) < 1e-2

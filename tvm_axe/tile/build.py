@@ -135,7 +135,8 @@ def compile_all(
     mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in zip(names, functions)})
     store = cache.Cache() if store is None else store
     if resolved.kind.name == "cuda":
-        module, source = _tvm.build_cuda(mod, resolved, lambda source: nvcc.cubin(source, resolved, store))
+        overlap = all(decided.overlaps for decided in plans)
+        module, source = _tvm.build_cuda(mod, resolved, lambda source: nvcc.cubin(source, resolved, store), overlap)
         return [TileExecutable(decided, module, source) for decided in plans]
     module = _build_llvm(mod, resolved, store)
     return [TileExecutable(decided, module, None) for decided in plans]

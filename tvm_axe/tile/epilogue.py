@@ -1,7 +1,8 @@
 """An epilogue put into a tile program: what is done to its result's elements before they are stored.
 
 A program that ends in ``copy(c, C[...])`` from a fragment gets a `parallel` before it, which computes every element of
-the fragment from itself and from tensors in global memory.
+the fragment from itself and from tensors in global memory. One that ends in a `parallel` with ``C[...] = value`` gets
+another value there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tvm import ir, s_tir, sym, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
-from tvm_axe.tile.program import Branch, Copy, Loop, Node, Program, Region, read
+from tvm_axe.tile.program import Branch, Copy, Loop, Node, Parallel, Program, Region, read
 
 
 @dataclass(frozen=True)
@@ -75,27 +76,48 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
     Raises
     ------
     TileError
-        It doesn't end in one copy of a fragment to its one output: its result is added up in memory, or there are
-        several.
+        It doesn't end in one copy of a fragment to its one output, or in one `parallel` that stores it: its result is
+        added up in memory, or there are several.
     """
     (*before, last) = recipe.programs
     program = read(last)
     stores = _stores(program, recipe.outputs)
     earlier = [node for func in before for node in _stores(read(func), recipe.outputs)]
     store = stores[0] if len(stores) == len(recipe.outputs) == 1 and not earlier else None
-    if not isinstance(store, Copy) or store.atomic or store.src.tile.scope != "fragment" or not store.src.whole:
-        raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
     buffers = {
         buffer: tirx.decl_buffer(list(buffer.shape), buffer.dtype, name) for name, buffer in epilogue.inputs.items()
     }
-    nest = _nest(store.src, store.dst, epilogue, buffers, program.analyzer())
+    if isinstance(store, Copy) and not store.atomic and store.src.tile.scope == "fragment" and store.src.whole:
+        dst, nest = store.dst, _nest(store.src, store.dst, epilogue, buffers, program.analyzer())
+        if nest is None:
+            return recipe
 
-    def insert(call: tirx.TilePrimitiveCall) -> tirx.Stmt:
-        return tirx.SeqStmt([nest, call]) if _writes(call, store.dst) else call
+        def insert(call: tirx.TilePrimitiveCall) -> tirx.Stmt:
+            return tirx.SeqStmt([nest, call]) if _writes(call, dst) else call
 
-    body = tvm_ffi.structural_map(last.body, (tirx.TilePrimitiveCall, insert))
+        body = tvm_ffi.structural_map(last.body, (tirx.TilePrimitiveCall, insert))
+    elif isinstance(store, Parallel) and (own := _own_store(store, recipe.outputs[0])) is not None:
+        changed, analyzer = own, program.analyzer()
+        for var, extent in zip(store.vars, store.extents):
+            analyzer.bind(var, ir.Range(0, extent))
+
+        def replaced(stmt: tirx.BufferStore) -> tirx.Stmt:
+            return _stored(stmt, epilogue, buffers, analyzer) if stmt.same_as(changed) else stmt
+
+        body = tvm_ffi.structural_map(last.body, (tirx.BufferStore, replaced))
+    else:
+        raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
     func = tirx.PrimFunc([*last.params, *buffers.values()], body, last.ret_type, last.attrs)
     return replace(recipe, programs=(*before, func), inputs=(*recipe.inputs, *epilogue.inputs))
+
+
+def _own_store(parallel: Parallel, output: str) -> tirx.BufferStore | None:
+    """The one statement that writes the output, if nothing reads it; else None."""
+    uses = [written for tile, _, written in parallel.accesses if tile.scope == "global" and tile.name == output]
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(parallel.body, (tirx.BufferStore, stores.append))
+    found = [store for store in stores if str(store.buffer.name) == output]
+    return found[0] if uses == [True] and len(found) == 1 else None
 
 
 def _stores(program: Program, outputs: Sequence[str]) -> list[Node]:
@@ -118,8 +140,12 @@ def _nest(
     epilogue: Epilogue,
     buffers: Mapping[tirx.Buffer, tirx.Buffer],
     analyzer: sym.Analyzer,
-) -> tirx.Stmt:
-    """``parallel`` over the fragment: every element that lies in the output becomes the epilogue's value."""
+) -> tirx.Stmt | None:
+    """``parallel`` over the fragment: every element that lies in the output becomes the epilogue's value.
+
+    The copy that follows rounds to the output's type, so that an epilogue which does so at the end needn't; None if it
+    does nothing else.
+    """
     loops = [tirx.Var(f"e{n}", "int32") for n in range(len(src.extents))]
     inner = [loop for loop, extent in zip(loops, src.extents) if extent != 1]
     offsets = iter(inner)
@@ -130,20 +156,12 @@ def _nest(
     dtype = src.tile.dtype
 
     point = _point(place, [int(e) for e in dst.tile.shape], _shape(epilogue.out), analyzer)
-    values = dict(zip(epilogue.point, point))
-
-    def on_load(load: ir.TensorLoad) -> tirx.Expr:
-        if load.source.same_as(epilogue.product):
-            own = str(epilogue.product.dtype)
-            return fragment if own == dtype else tirx.Cast(own, fragment)
-        indices = [tvm_ffi.structural_map(i, (tirx.Var, lambda v: values.get(v, v))) for i in load.indices]
-        return tirx.BufferLoad(buffers[load.source], indices)
-
-    value = tvm_ffi.structural_map(
-        epilogue.value, [(tirx.Var, lambda var: values.get(var, var)), (ir.TensorLoad, on_load)]
-    )
-    if str(value.ty.dtype) != dtype:
-        value = tirx.Cast(dtype, value)
+    last = epilogue.value
+    if isinstance(last, tirx.Cast) and str(last.ty.dtype) == dst.tile.dtype and str(last.value.ty.dtype) == dtype:
+        epilogue = replace(epilogue, value=last.value)
+    value = _value(epilogue, fragment, point, buffers, dtype)
+    if value.same_as(fragment):
+        return None
     body: tirx.Stmt = tirx.BufferStore(src.tile.buffer, value, loops)
     inside = [index < extent for index, extent, size in zip(place, dst.tile.shape, dst.extents) if size != 1]
     for condition in reversed([condition for condition in inside if not analyzer.can_prove(condition)]):
@@ -151,6 +169,42 @@ def _nest(
     for loop, extent in reversed(list(zip(loops, src.extents))):
         body = tirx.For(loop, 0, extent, tirx.ForKind.PARALLEL, body)
     return body
+
+
+def _stored(
+    store: tirx.BufferStore,
+    epilogue: Epilogue,
+    buffers: Mapping[tirx.Buffer, tirx.Buffer],
+    analyzer: sym.Analyzer,
+) -> tirx.Stmt:
+    """A store of the product that stores the epilogue's value, which is computed before the product is rounded."""
+    product = store.value.value if isinstance(store.value, tirx.Cast) else store.value
+    point = _point(store.indices, _shape(store.buffer), _shape(epilogue.out), analyzer)
+    value = _value(epilogue, product, point, buffers, str(store.buffer.dtype))
+    return tirx.BufferStore(store.buffer, value, store.indices)
+
+
+def _value(
+    epilogue: Epilogue,
+    product: tirx.Expr,
+    point: Sequence[tirx.Expr],
+    buffers: Mapping[tirx.Buffer, tirx.Buffer],
+    dtype: str,
+) -> tirx.Expr:
+    """The epilogue of a product at a point, as `dtype`."""
+    values = dict(zip(epilogue.point, point))
+
+    def on_load(load: ir.TensorLoad) -> tirx.Expr:
+        if load.source.same_as(epilogue.product):
+            own = str(epilogue.product.dtype)
+            return product if own == str(product.ty.dtype) else tirx.Cast(own, product)
+        indices = [tvm_ffi.structural_map(i, (tirx.Var, lambda v: values.get(v, v))) for i in load.indices]
+        return tirx.BufferLoad(buffers[load.source], indices)
+
+    value = tvm_ffi.structural_map(
+        epilogue.value, [(tirx.Var, lambda var: values.get(var, var)), (ir.TensorLoad, on_load)]
+    )
+    return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
 
 
 def _point(

@@ -31,11 +31,17 @@ class Decision:
 
 @dataclass
 class Plan:
-    """A program, a target, and what was decided, in the order of deciding."""
+    """A program, a target, and what was decided, in the order of deciding.
+
+    Attributes
+    ----------
+    overlaps : whether the kernel itself waits for the one before it, and so may be launched before that one is over
+    """
 
     program: Program
     target: Target
     decisions: list[Decision] = field(default_factory=list)
+    overlaps: bool = False
 
     def decide(self, subject: object, choice: object, reason: str) -> None:
         """Record a decision about a tile (or its name), a node, a loop (or ``"loop k"``), or what text says."""

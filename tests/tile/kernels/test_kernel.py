@@ -1,6 +1,7 @@
 """What kernels and recipes refuse, the defaults by shape, and the judge of results."""
 
 import doctest
+import itertools
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ import tvm_axe.tile.kernels
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels import KERNELS, Expected, Recipe, matmul_for
+from tvm_axe.tile.kernels.attention import _cut_blocks
 from tvm_axe.tile.kernels.check import judged, poison
 from tvm_axe.tile.kernels.kernel import described, only_used
 
@@ -79,19 +81,48 @@ def test_problems_that_are_refused(name, changes, message):
 
 @pytest.mark.parametrize(
     "m, n, block",
-    [(1024, 1024, (128, 64)), (2048, 2048, (128, 256)), (4096, 4096, (128, 256)), (128, 28672, (128, 224))],
-)
+    [
+        (1024, 1024, (128, 64)), (2048, 2048, (128, 256)), (4096, 4096, (128, 256)), (8192, 8192, (128, 256)),
+        (128, 28672, (128, 224)), (128, 6144, (64, 96)), (128, 4096, (64, 64)),
+    ],
+)  # fmt: skip
 def test_default_blocks_on_hopper(m, n, block):
     space = KERNELS["matmul"].parameters(HOPPER, {"m": m, "n": n, "k": 4096, "dtype": "bfloat16"})
     assert (space["block_m"][0], space["block_n"][0]) == block
 
 
 @pytest.mark.parametrize(
-    "target, m, name",
-    [(HOPPER, 1, "skinny_matmul"), (HOPPER, 128, "split_k_matmul"), (HOPPER, 4096, "matmul"), (CPU, 1, "matmul")],
-)
-def test_kernel_for_a_product(target, m, name):
-    assert matmul_for(target, {"m": m, "n": 4096, "k": 14336, "dtype": "bfloat16"}).name == name
+    "target, m, n, name",
+    [
+        (HOPPER, 1, 4096, "skinny_matmul"), (HOPPER, 128, 1024, "split_k_matmul"), (HOPPER, 128, 4096, "matmul"),
+        (HOPPER, 4096, 4096, "matmul"), (CPU, 1, 4096, "matmul"),
+    ],
+)  # fmt: skip
+def test_kernel_for_a_product(target, m, n, name):
+    assert matmul_for(target, {"m": m, "n": n, "k": 14336, "dtype": "bfloat16"}).name == name
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_how_many_blocks_of_keys_the_mask_cuts(causal):
+    """Counted element by element: those that some query of a block doesn't see whole, which are the last it sees."""
+    for queries, more, block_m, block_n in itertools.product((1, 5, 16, 23), (0, 3, 8), (4, 8), (4, 8, 12)):
+        keys, most = queries + more, 0
+        for first in range(0, queries, block_m):
+            rows = np.arange(first, first + block_m)
+            sees = np.minimum(rows + more + 1, keys) if causal else np.full(block_m, keys)
+            whole = [sees.min() >= end for end in range(block_n, sees.max() + block_n, block_n)]
+            assert whole == sorted(whole, reverse=True)
+            most = max(most, whole.count(False))
+        assert _cut_blocks(queries, keys, block_m, block_n, causal) == most
+
+
+def test_a_causal_loop_over_keys_has_no_mask():
+    problem = {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 1024, "keys": 1024, "dim": 128, "dtype": "bfloat16"}
+    (program,) = KERNELS["attention"].recipe(HOPPER, {**problem, "causal": True}).programs
+    turn, masked = 'T.uint32(256), "", "sync"', "-1267650600228229401496703205376.0"  # with turns the loop begins
+    before, _, after = tile.lower(program, HOPPER).script().partition(turn)
+    assert before.count(masked) == 2  # the first maximum, and the mask of the first block
+    assert masked not in after
 
 
 def test_problems_in_one_line():

@@ -30,7 +30,9 @@ BARRIERS = 1024
 """Bytes in front of the tiles, for barriers; also what a swizzled tile is aligned to."""
 
 _MOST_REGISTERS = 255
+_FILE = 1 << 16  # registers of a multiprocessor
 _OTHER_REGISTERS = 24  # that addresses, loops and barriers take at least
+_INSTRUCTION_REGISTERS = 26  # that ptxas wants beside the accumulator of one instruction
 
 _MOST_SLOTS = 8
 _STAGED = 64  # columns of a staged piece of an output tile
@@ -223,10 +225,25 @@ def _same(a: Layout | ComposeLayout, b: Layout | ComposeLayout) -> bool:
     return a == b or (a.size() == b.size() and as_composed(a).equivalent(b))
 
 
+def operand_registers(warpgroups: int) -> int:
+    """The registers of a consumer's thread that a product's operands and accumulator may take."""
+    registers = REGISTERS[warpgroups]
+    return (_MOST_REGISTERS if registers is None else registers[1]) - _OTHER_REGISTERS
+
+
+def widest_product(warpgroups: int) -> int:
+    """The most columns that a product may have, of 64 rows of which an instruction has the sums in registers.
+
+    The assembler knows how many threads there are, not what setmaxnreg will give each, and wants the operands of one
+    instruction to fit an equal share of the registers.
+    """
+    share = _FILE // ((warpgroups + 1) * wgmma.WARPGROUP) - _INSTRUCTION_REGISTERS
+    return share * wgmma.WARPGROUP // wgmma.ROWS
+
+
 def _check_registers(plan: SpecializedPlan) -> None:
     """That the operands and the accumulator of each product fit a thread's registers."""
-    registers = REGISTERS[plan.warpgroups]
-    most = (_MOST_REGISTERS if registers is None else registers[1]) - _OTHER_REGISTERS
+    most = operand_registers(plan.warpgroups)
     for gemm in plan.program.nodes():
         if isinstance(gemm, Gemm):
             held = [tile for tile in (gemm.c.tile, gemm.a.tile) if tile.scope == "fragment"]
@@ -236,6 +253,12 @@ def _check_registers(plan: SpecializedPlan) -> None:
                 raise TileError(
                     f"{gemm}: {names} take {needed} registers of each of {plan.threads} threads, which have {most} "
                     f"for it; take smaller tiles, or more rows for up to {max(REGISTERS)} warpgroups"
+                )
+            if min(gemm.shape[1], wgmma.COLUMNS) > widest_product(plan.warpgroups):
+                raise TileError(
+                    f"{gemm}: {gemm.shape[1]} columns take more registers an instruction than there are for each of "
+                    f"{plan.threads} threads and a producer; take up to {widest_product(plan.warpgroups)}, or rows for "
+                    "fewer warpgroups"
                 )
 
 

@@ -76,6 +76,7 @@ class _Block:
         self.exchange = pool.alloc((plan.scratch,), "uint8", align=ALIGNMENT) if plan.scratch else None
         if pool is not None:
             pool.commit()
+        plan.await_previous()
         self.analyzer = plan.program.analyzer()
         self.emitter = Emitter(Threads(plan.threads, self.thread, _sync), storages, self.analyzer, self._scratch)
         self.known = {tile.buffer: tile for tile in storages}

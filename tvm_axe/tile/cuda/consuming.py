@@ -231,6 +231,7 @@ class Consumer:
     def store(self, copy: Copy, values: Values) -> None:
         """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup."""
         kernel, staging = self.kernel, self.plan.staging[copy]
+        group = kernel.group if self.plan.warpgroups > 1 else 0  # upstream can't prove that the index of one is aligned
         target, tile = self.moved(copy.dst, values), copy.src.tile
         source, cast, staged = self.registers[tile], self.staged[copy], kernel.staged[copy]
         rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
@@ -239,9 +240,9 @@ class Consumer:
             T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(staging.slots - 1))
             self.warpgroup_sync()
             primitives.wg.cast(cast, source[:, first : first + columns])
-            primitives.wg.copy(staged[kernel.group, slot], cast)
+            primitives.wg.copy(staged[group, slot], cast)
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
             self.warpgroup_sync()
             with when(tirx.all(kernel.warp == 0, kernel.lane == 0)):
-                tma.store(staged, (kernel.group, slot), target, kernel.group * rows, first)
+                tma.store(staged, (group, slot), target, group * rows, first)
                 T.evaluate(T.ptx.cp.async_.bulk.commit_group())

@@ -47,6 +47,7 @@ class Kernel:
         pool.commit()
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         T.evaluate(T.cuda.cta_sync())
+        plan.await_previous()
 
     def _stage(self, pool: Any, copy: Copy, staging: Staging) -> Any:
         rows = copy.src.tile.shape[0] // self.plan.warpgroups

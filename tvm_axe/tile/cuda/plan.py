@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
+from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
@@ -17,6 +18,9 @@ from tvm_axe.tile.program import Copy, Loop, Program, substitute_in
 
 PROCESSORS = {"sm_80": 108, "sm_90a": 132}
 """Multiprocessors of the largest part of an architecture; persistent blocks are as many. Right on all, fast on it."""
+
+OVERLAPPING = ("sm_90a",)
+"""Architectures with programmatic dependent launch."""
 
 SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90a": 227 * 1024}
 """The most shared memory that a block may have."""
@@ -63,6 +67,15 @@ class CudaPlan(Plan):
         at = raster.coordinates(index, self.extents, self.swizzle, self.backwards)
         return {var: value for (var, _), value in zip(self.program.grid, at)}
 
+    def await_previous(self) -> None:
+        """Emit the wait for the kernel before, which must precede the first access to global memory.
+
+        Nothing lets the next kernel start before this one's last block ends (``griddepcontrol.launch_dependents``): its
+        blocks would crowd on the multiprocessors that are free first, and be as far from memory as that happens to be.
+        """
+        if self.overlaps:
+            T.evaluate(T.ptx.griddepcontrol.wait())
+
 
 def architecture(target: Target) -> str:
     """The target's, such as ``sm_90a``.
@@ -79,7 +92,7 @@ def architecture(target: Target) -> str:
 
 
 def decide_grid(plan: CudaPlan, fills_processor: bool) -> None:
-    """Decide the order of the grid and whether blocks are persistent.
+    """Decide the order of the grid, whether blocks are persistent, and when the kernel may be launched.
 
     Parameters
     ----------
@@ -114,6 +127,9 @@ def decide_grid(plan: CudaPlan, fills_processor: bool) -> None:
     else:
         why = "extents of loops differ from tile to tile" if uneven else f"{plan.tiles} tiles on {most} multiprocessors"
         plan.decide("grid", "one block a tile", why)
+    if architecture(plan.target) in OVERLAPPING:
+        plan.overlaps = True
+        plan.decide("launch", "as the kernel before ends its last block", "launching runs beside that one's writes")
 
 
 def variables_in(values: Iterable[Any]) -> set[tirx.Var]:

@@ -21,9 +21,10 @@ from .epilogue import LOG2E
 from .kernel import ROUNDING, Expected, Kernel, Problem, Recipe, Space, choose, only_used, rounding_slack
 from .tiling import arch, is_cuda
 
-MASKED = -1e30
+MASKED = -(2.0**100)
 """The score of a key that a query doesn't see: its weight is 0 as soon as the query has seen one. (With an infinity,
-those that have seen none would subtract infinities.)"""
+those that have seen none would subtract infinities; with anything but a power of two, a multiply-add of it and `scale`
+would leave the product's rounding error, which is enough for an infinite weight.)"""
 
 
 @T.inline
@@ -52,12 +53,13 @@ def soften(s: Any, p: Any, o: Any, top: Any, before: Any, total: Any, row: Any, 
 
 
 @T.inline
-def normalize(o: Any, top: Any, total: Any, scale: float) -> None:
+def normalize(o: Any, top: Any, total: Any, row: Any, scale: float) -> None:
     """Weighted sums `o` to averages, zero where there were no keys; `total` becomes the log of the scores' sum."""
-    with tile.parallel(*o.shape) as (x, y):
-        o[x, y] = o[x, y] / T.max(total[x], T.float32(1e-30))
     with tile.parallel(o.shape[0]) as x:
+        row[x] = T.float32(1) / T.max(total[x], T.float32(1e-30))
         total[x] = T.log(total[x]) + top[x] * T.float32(scale / LOG2E)
+    with tile.parallel(*o.shape) as (x, y):
+        o[x, y] = o[x, y] * row[x]
 
 
 def attention(
@@ -90,6 +92,7 @@ def attention(
     if causal and keys < queries:
         raise TileError(f"attention: causal needs as many keys as queries at least, got {keys} for {queries}")
     scale, shift = LOG2E / math.sqrt(dim), keys - queries
+    cut = _cut_blocks(queries, keys, block_m, block_n, causal)
 
     @T.prim_func
     def attention(
@@ -111,21 +114,23 @@ def attention(
             total = tile.fragment((block_m,), "float32")
             row = tile.fragment((block_m,), "float32")
             seen = T.meta_var(T.min((i + 1) * block_m + shift, keys) if causal else keys)
-            everywhere = T.meta_var(T.min(i * block_m + shift + 1, keys) if causal else keys)
+            blocks = T.meta_var(tile.cdiv(seen, block_n))
             tile.copy(Q[b, h, i * block_m, 0], q)
             tile.fill(o, 0)
             tile.fill(total, 0)
             tile.fill(top, MASKED)
-            for j in tile.pipelined(tile.cdiv(seen, block_n), stages=stages or None):
-                tile.copy(K[b, h // group, j * block_n, 0], k)
-                tile.copy(V[b, h // group, j * block_n, 0], v)
+            # The blocks that the mask cuts come first: Hopper takes the first out of the loop, which then has no mask.
+            for step in tile.pipelined(blocks, stages=stages or None):
+                first_key = T.meta_var((blocks - 1 - step) * block_n)
+                tile.copy(K[b, h // group, first_key, 0], k)
+                tile.copy(V[b, h // group, first_key, 0], v)
                 tile.gemm(q, k, s, transpose_b=True, accumulate=False)
-                if causal or keys % block_n != 0:  # noqa: SIM102 (decided here; the next line at run time)
-                    if (j + 1) * block_n > everywhere:
-                        mask(s, block_m, block_n, j * block_n, i * block_m + shift + 1, keys, causal)
+                if cut > 0:  # noqa: SIM102 (decided here; the next line at run time)
+                    if step < cut:
+                        mask(s, block_m, block_n, first_key, i * block_m + shift + 1, keys, causal)
                 soften(s, p, o, top, before, total, row, scale)
                 tile.gemm(p, v, o)
-            normalize(o, top, total, scale)
+            normalize(o, top, total, row, scale)
             tile.copy(o, O[b, h, i * block_m, 0])
             if logsumexp:
                 tile.copy(total, L[b, h, i * block_m])
@@ -198,7 +203,7 @@ def packed_attention(
                         mask(s, block_m, block_n, j * block_n, own, there, causal)
                     soften(s, p, o, top, before, total, row, scale)
                     tile.gemm(p, v, o)
-                normalize(o, top, total, scale)
+                normalize(o, top, total, row, scale)
                 if first + block_m <= stop:
                     tile.copy(o, O[first : first + block_m, h, 0:dim])
                 else:
@@ -207,6 +212,17 @@ def packed_attention(
                             O[first + x, h, y] = T.cast(o[x, y], dtype)
 
     return Recipe((packed_attention,), ("Q", "K", "V", "q_starts", "k_starts"), ("O",))
+
+
+def _cut_blocks(queries: int, keys: int, block_m: int, block_n: int, causal: bool) -> int:
+    """How many of the last blocks of keys that a block of queries sees are not seen by all of it, at most."""
+    if not causal:
+        return int(keys % block_n != 0)
+    shift = keys - queries
+    return max(
+        tile.cdiv(min(first + block_m + shift, keys), block_n) - min(first + shift + 1, keys) // block_n
+        for first in range(0, queries, block_m)
+    )
 
 
 def _group(heads: int, kv_heads: int) -> int:

@@ -61,15 +61,15 @@ def skinny_matmul(
 
 
 def _space(target: Target, problem: Problem) -> Space:
-    """Blocks of 64 weight rows unless 128 give every multiprocessor one; deep steps, since all is latency."""
-    n, k, dtype = problem["n"], problem["k"], problem["dtype"]
+    """Blocks of 64 weight rows unless 128 give every multiprocessor one; steps as deep as leave room for several."""
+    m, n, k, dtype = problem["m"], problem["n"], problem["k"], problem["dtype"]
     if not is_cuda(target):
         return {"block_n": choose(64, 128, 256), "block_k": choose(256, 128, 512)}
     block_n = 128 if n >= 128 * processors(target) else 64
-    block_k = 16 if dtype == "float32" else 128 if block_n == 128 or k < 1024 else 256
+    block_k = 16 if dtype == "float32" else 128 if block_n == 128 or m > 32 or k < 1024 else 256
     return {
-        "block_n": choose(block_n, 64, 128),
-        "block_k": choose(block_k, 64, 128, 256),
+        "block_n": choose(block_n, 64, 128, 192),
+        "block_k": choose(block_k, 64, 128, 256, 512),
         "stages": choose(0, 3, 4, 5, 6, 8),
         **instructions(target, dtype),
     }

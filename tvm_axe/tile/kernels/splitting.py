@@ -162,7 +162,7 @@ def _split_space(target: Target, problem: Problem) -> Space:
     block_m, block_n, block_k = (int(space[name][0]) for name in ("block_m", "block_n", "block_k"))
     tiles = tile.cdiv(problem["m"], block_m) * tile.cdiv(problem["n"], block_n)
     most = tile.cdiv(problem["k"], 2 * block_k)
-    return {**space, "splits": choose(max(1, min(processors(target) // tiles, most)), 1, 2, 4, 8, 16)}
+    return {**space, "splits": choose(max(1, min(processors(target) // tiles, most)), 1, 2, 3, 4, 6, 8, 16)}
 
 
 def _stream_space(target: Target, problem: Problem) -> Space:

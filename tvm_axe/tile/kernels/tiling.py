@@ -12,11 +12,11 @@ SMS = {"sm_80": 108, "sm_90a": 132}
 """Multiprocessors of the largest GPU of an architecture; the next older one's where it isn't listed."""
 
 _BLOCKS = {
-    "wgmma": ((128, 256), (256, 128), (128, 224), (128, 192), (128, 128), (128, 64)),
+    "wgmma": (*((128, n) for n in (256, 224, 192, 128, 64)), (256, 128), (64, 128), (64, 96), (64, 64)),
     "mma": ((128, 256), (128, 128), (128, 64), (64, 64)),
     "fma": ((128, 128), (64, 128), (64, 64), (32, 64)),
 }
-_OPERAND = 24
+_OPERAND = 48
 """What loading one row or column of operands costs, in elements of the product: the order of the blocks' speeds."""
 
 
@@ -60,12 +60,14 @@ def matmul_space(target: Target, problem: Problem) -> Space:
             "block_k": choose(256, 128, 512),
         }
     block_m, block_n = gpu_block(target, m * problem.get("batch", 1), n, dtype)
+    taller = [rows for rows in (64, 128, 192, 256) if rows < m + 64]
+    wider = [columns for columns in (32, 64, 96, 128, 160, 192, 224, 256) if columns < n + 32]
     return {
-        "block_m": choose(block_m, 64, 128, 256),
-        "block_n": choose(block_n, 64, 128, 192, 256),
-        "block_k": choose(_depth(target, dtype), 32, 64, 128),
+        "block_m": choose(block_m, *taller),
+        "block_n": choose(block_n, *wider),
+        "block_k": choose(_depth(target, dtype, block_m), 32, 64, 128, 256),
         "stages": choose(0, 2, 3, 4, 5, 6),
-        "swizzle": choose(16, 1, 4, 8, 32),
+        "swizzle": choose(16, 1, 4, 8, 32) if m > 64 else (16,),  # one row of tiles has one order
         **instructions(target, dtype),
     }
 
@@ -82,10 +84,13 @@ def gpu_block(target: Target, m: int, n: int, dtype: str) -> tuple[int, int]:
     return min(_BLOCKS[kind], key=time)
 
 
-def _depth(target: Target, dtype: str) -> int:
-    """Steps along k: 128 bytes on Hopper, the widest swizzle; less where registers or shared memory are fewer."""
+def _depth(target: Target, dtype: str, rows: int) -> int:
+    """Steps along k: 128 bytes on Hopper, the widest swizzle; less where registers or shared memory are fewer.
+
+    Twice as deep with 64 rows of 16-bit operands, of which more slots would fit than rings have.
+    """
     if dtype == "float32":
         return 16
     if arch(target) != "sm_90a":
         return 16 if dtype == "tf32" else 32
-    return {"tf32": 32, "float8_e4m3fn": 128}.get(dtype, 64)
+    return {"tf32": 32, "float8_e4m3fn": 128}.get(dtype, 128 if rows == 64 else 64)
