@@ -5,6 +5,7 @@ the stages to a device, *emit* a Relax module. `Executable` runs the result.
 """
 
 from ..errors import LowerError
+from . import vector_math as vector_math  # has every compilation for a CPU use it
 from .executable import Executable
 from .lowered import Lowered, MeshBuffer, Stage, lower
 

@@ -24,7 +24,8 @@ class Stage:
     """One stage of a lowered function.
 
     `kind` is one that `derive` lists; `bytes` is what one device moves to or from its peers, and `memory` the bytes of
-    its own that it touches; `kernel` is the name of its function in the module, None for a plain collective.
+    its own that it touches; `kernel` is the name of its function in the module, None for a plain collective; `chunks`
+    is how many pieces of a device's slice it takes in turn, 1 where it overlaps no other.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Stage:
     bytes: int | float
     kernel: str | None
     memory: int
+    chunks: int
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,15 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     steps = derive_steps(program, shardings)
     emitted = emit_module(program, steps, shardings)
     stages = tuple(
-        Stage(step.name, step.kind, step.axis, step.bytes, kernel, memory)
+        Stage(
+            step.name,
+            step.kind,
+            step.axis,
+            step.bytes,
+            kernel,
+            memory,
+            1 if step.stage.overlap is None else step.stage.overlap.chunks,
+        )
         for step, kernel, memory in zip(steps, emitted.kernels, emitted.memory)
     )
     buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}

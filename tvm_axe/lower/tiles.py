@@ -23,6 +23,8 @@ from tvm_axe.tile import lowering
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import Recipe
 
+_OVERLAPS = "axe.overlaps"  # attribute of a function
+
 
 def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """The module with tile kernels for the blocks that chose one; itself where none did.
@@ -43,6 +45,14 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
+def overlaps(mod: tvm.IRModule) -> bool:
+    """Whether all functions of a module are tile kernels that wait for what was launched before them.
+
+    Then they may be launched while that still runs (`tvm_axe._tvm.build_cuda`).
+    """
+    return all(_OVERLAPS in func.attrs for func in mod.functions.values())
+
+
 @dataclass(frozen=True)
 class _Block:
     realize: s_tir.SBlockRealize
@@ -58,29 +68,36 @@ class _Rewriter:
         self.func, self.name, self.target = func, name, target
         self.root = func.body.block
         self.scratch: list[tirx.Buffer] = []
+        self.overlaps = True
         self.attrs = dict(func.attrs.items())
 
     def rewritten(self) -> tirx.PrimFunc:
         """The function with kernels for its annotated nests."""
-        nests = list(self.root.body.seq) if isinstance(self.root.body, tirx.SeqStmt) else [self.root.body]
+        nests = _statements(self.root.body)
         done = [stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])]
         body = done[0] if len(done) == 1 else tirx.SeqStmt(done)
         buffers = [buffer for buffer in self.root.alloc_buffers if query.uses(body, buffer)] + self.scratch
-        if buffers and str(self.target.kind.name) != "llvm":
-            held = ", ".join(str(buffer.name) for buffer in buffers)
-            raise LowerError(
-                f"{self.name}: {held} would be held between kernels; on {self.target.kind.name} a tile kernel is a "
-                "stage alone: give the others stages of their own, or make one of them its epilogue"
-            )
         params = list(self.func.params)
-        if buffers or any(_blocks(stmt) for stmt in done):
+        others = [str(block.block.name_hint) for stmt in done for block in _blocks(stmt)]
+        on_cpu = str(self.target.kind.name) == "llvm"
+        if others and not on_cpu:
+            raise LowerError(
+                f"{self.name}: the blocks {', '.join(others)} share the function with a tile kernel; on "
+                f"{self.target.kind.name} valid are blocks that tile kernels compute, and their epilogues: give the "
+                "others stages of their own"
+            )
+        if others or (buffers and on_cpu):
             root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
             func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root), self.func.ret_type)
             return s_tir.renew_defs(func.with_attrs(self.attrs))
-        # TIRx wants to know the layout of its tensors; those of a schedulable function have none.
-        laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in params}
-        func = tirx.PrimFunc([*laid_out.values()], query.substitute(body, laid_out), self.func.ret_type)
-        return func.with_attrs({key: value for key, value in self.attrs.items() if key != "s_tir"})
+        # TIRx wants to know the layout of its tensors; those of a schedulable function have none. Host code allocates
+        # the buffers on the GPU, from the runtime's pool, and launches the kernels on one stream.
+        laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in (*params, *buffers)}
+        if buffers:
+            body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *_statements(body)])
+        func = tirx.PrimFunc([laid_out[old] for old in params], query.substitute(body, laid_out), self.func.ret_type)
+        attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
+        return func.with_attrs({key: value for key, value in attrs.items() if key != "s_tir"})
 
     def _nest(self, nest: tirx.Stmt, others: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
         blocks = _blocks(nest)
@@ -140,7 +157,9 @@ class _Rewriter:
             self.scratch.append(tensors[tensor])
         found: list[tirx.Stmt] = []
         for program, arguments in zip(recipe.programs, recipe.arguments):
-            lowered = lowering.lower(program, self.target)
+            decided = lowering.plan(program, self.target)
+            lowered = lowering.emit(decided)
+            self.overlaps = self.overlaps and decided.overlaps
             self.attrs |= {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
             replaced: dict[tirx.Var, tirx.Buffer] = {}
             for param, tensor in zip(lowered.params, arguments):
@@ -162,6 +181,10 @@ class _Rewriter:
         seen = tirx.decl_buffer(list(shape), buffer.dtype, f"{buffer.name}_{len(before)}")
         before.append(tirx.DeclBuffer(seen, data=buffer.data))
         return seen
+
+
+def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
 def _blocks(stmt: tirx.Stmt) -> list[_Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from ..errors import ScheduleError
 from ..layout import Mesh
@@ -16,7 +16,9 @@ from .shard import axis_size
 
 
 @query.all_or_nothing
-def overlap(sch: s_tir.Schedule, blocks: Sequence[SBlockRV], axis: str, chunks: int, mesh: Mesh) -> list[LoopRV]:
+def overlap(
+    sch: s_tir.Schedule, blocks: Sequence[SBlockRV], axis: str, chunks: int | ExprRV, mesh: Mesh
+) -> list[LoopRV]:
     """Cut neighbouring stages into chunks along the dimension that `axis` shares, and run them chunk by chunk. ::
 
         for k_0 in T.serial(n, bind "tp"):             for k_0 in T.serial(n, bind "tp"):
@@ -42,8 +44,8 @@ def overlap(sch: s_tir.Schedule, blocks: Sequence[SBlockRV], axis: str, chunks: 
         One block of each stage, in program order; fuse first, overlap last.
     axis : str
         The mesh axis whose devices' slices are cut.
-    chunks : int
-        Pieces of a slice.
+    chunks : int or ExprRV
+        Pieces of a slice; one that the schedule sampled stays open to a search.
     mesh : Mesh
         Says how many devices `axis` has.
 
@@ -160,7 +162,12 @@ def _iterator_along(block: s_tir.SBlock, along: Mapping[tirx.Buffer, int]) -> ti
 
 
 def _cut(
-    sch: s_tir.Schedule, block: SBlockRV, along: Mapping[tirx.Buffer, int], axis: str, devices: int, chunks: int
+    sch: s_tir.Schedule,
+    block: SBlockRV,
+    along: Mapping[tirx.Buffer, int],
+    axis: str,
+    devices: int,
+    chunks: int | ExprRV,
 ) -> LoopRV:
     """Cut the loops of `block`'s stage along the chunked dimension; returns the loop over the chunks."""
     name, stmt = query.name_of(sch, block), sch.get(block)
@@ -181,12 +188,13 @@ def _cut(
     extent = int(sch.get(own[0]).extent)
     sliced = len(driving) > len(own)
     piece = extent if sliced else -(-extent // devices)
-    if chunks < 1 or piece % chunks:
+    count = chunks if isinstance(chunks, int) else int(sch.get(chunks))
+    if count < 1 or piece % count:
         raise ScheduleError(
-            f"overlap: block {name!r}: {chunks} chunks do not divide the {piece} elements of a device's slice; valid "
+            f"overlap: block {name!r}: {count} chunks do not divide the {piece} elements of a device's slice; valid "
             "is a divisor"
         )
-    factors = [chunks, None] if sliced else [devices, chunks, piece // chunks]
+    factors = [chunks, None] if sliced else [devices, chunks, None]
     cut = query.checked("overlap", name, lambda: sch.split(own[0], factors))
     if not sliced:
         sch.annotate(cut[0], RING, axis)

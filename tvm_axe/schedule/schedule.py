@@ -92,7 +92,7 @@ class Schedule(s_tir.Schedule):
         """One kernel out of a chain of blocks: see `tvm_axe.schedule.fuse_collective`."""
         return fuse_collective(self, blocks)
 
-    def overlap(self, blocks: Sequence[SBlockRV], axis: str, chunks: int) -> list[LoopRV]:
+    def overlap(self, blocks: Sequence[SBlockRV], axis: str, chunks: int | ExprRV) -> list[LoopRV]:
         """Run stages chunk by chunk, one beside the other: see `tvm_axe.schedule.overlap`."""
         return overlap(self, blocks, axis, chunks, self.mesh)
 

@@ -88,7 +88,7 @@ def tile_kernel(
     try:
         product = product_at(sch, block)
         made = kernel_for(kernel)
-        problem = problem_of(made, product, str(product.c.dtype))
+        problem = problem_of(made, product, _left(sch, block, product, epilogue))
     except ScheduleError as error:
         raise ScheduleError(f"tile_kernel: block {name!r}: {error}") from error
     known = {key: None for config in _TARGETS for key in made.parameters(_target(config), problem)}
@@ -204,6 +204,18 @@ def _devices(sch: s_tir.Schedule, block: SBlockRV) -> list[tirx.Var]:
     """The block's iterators that are a device's coordinate: driven by a mesh-bound loop alone."""
     bound = [sch.get(loop).loop_var for loop in query.bound_loops(sch, block, query.SPATIAL).values()]
     return [it.var for it, value in query.bindings(sch, block) if any(value.same_as(var) for var in bound)]
+
+
+def _left(sch: s_tir.Schedule, block: SBlockRV, product: Product, epilogue: SBlockRV | None) -> str:
+    """The type that a kernel would leave: that of its epilogue, which is given or in the block's nest already."""
+    loops = [sch.get(loop).loop_var for loop in sch.get_loops(block)]
+    readers = [
+        reader
+        for reader in sch.get_consumers(block)
+        if any(sch.get(loop).loop_var.same_as(loops[0]) for loop in sch.get_loops(reader)[:1])
+    ]
+    found = readers if epilogue is None else [epilogue]
+    return str(sch.get(found[0]).writes[0].source.dtype if len(found) == 1 else product.c.dtype)
 
 
 def _check_epilogue(sch: s_tir.Schedule, name: str, epilogue: SBlockRV, product: Product) -> None:

@@ -1,14 +1,15 @@
-"""Find the schedule: every one that the primitives' rules allow is enumerated, and the promising ones are measured.
+"""The schedules of a program: every one that the primitives' rules allow, and what each is expected to take.
 
 ```
-found = axe.search(adam, mesh=axe.Mesh({"dp": 2}), keep=("m_out", "v_out"))
-print(found.table())              # fuse(RS-C-AG) first
-exe = axe.compile(found.best.sch)
+for candidate in schedules(seed_schedule(adam, mesh), keep=("m_out", "v_out")):
+    print(candidate.steps)
 ```
+
+`tvm_axe.tune` searches them for a program on a mesh, and measures few; `axe.search` (`tvm_axe.searching.job`) measures
+all that the link model doesn't rule out.
 """
 
-from .job import Found, SearchResult, search
-from .moves import Candidate, schedules
-from .seeds import seed_schedule
+from .moves import Candidate, schedules, spaces
+from .seeds import seed_schedule, sharings
 
-__all__ = ["Candidate", "Found", "SearchResult", "schedules", "search", "seed_schedule"]
+__all__ = ["Candidate", "schedules", "seed_schedule", "sharings", "spaces"]

@@ -18,6 +18,35 @@ _WAITS = {"local": 0, "all-reduce": 2}  # of any other kind: 1
 
 def estimate(lowered: Lowered, link: Link = SHARED_MEMORY) -> float:
     """Seconds of one run, arithmetic left out."""
-    moved = sum(stage.bytes + stage.memory for stage in lowered.stages)
-    waits = sum(_WAITS.get(stage.kind, 1) for stage in lowered.stages)
-    return float(moved) / link.bandwidth + waits * link.latency
+    return features_of_program(lowered, link)["link_seconds"]
+
+
+def features_of_program(lowered: Lowered, link: Link = SHARED_MEMORY) -> dict[str, float]:
+    """What a lowered program communicates, in numbers for a cost model.
+
+    Returns
+    -------
+    dict
+        ``bytes`` that a device moves to or from its peers and ``memory``, bytes of its own that it touches; ``waits``
+        for others if nothing is cut into chunks, and ``messages``, which has one for each chunk; ``peers``, the most
+        that a stage has; ``chunks``, the most that a stage is cut into; ``stages``, and how many of them overlap
+        (``overlapping``), are kernels that index their peers' slabs (``mesh_kernels``) or plain collectives
+        (``collectives``); and ``link_seconds``, what `estimate` gives.
+    """
+    stages = lowered.stages
+    waits = [_WAITS.get(stage.kind, 1) for stage in stages]
+    moved, memory = sum(stage.bytes for stage in stages), sum(stage.memory for stage in stages)
+    kernels = sum(stage.kind == "mesh kernel" for stage in stages)
+    return {
+        "bytes": float(moved),
+        "memory": float(memory),
+        "waits": float(sum(waits)),
+        "messages": float(sum(count * stage.chunks for count, stage in zip(waits, stages))),
+        "peers": float(max((lowered.mesh.axis_size(s.axis) - 1 for s in stages if s.axis is not None), default=0)),
+        "chunks": float(max((stage.chunks for stage in stages), default=1)),
+        "stages": float(len(stages)),
+        "overlapping": float(sum(stage.chunks > 1 for stage in stages)),
+        "mesh_kernels": float(kernels),
+        "collectives": float(sum(stage.axis is not None for stage in stages) - kernels),
+        "link_seconds": float(moved + memory) / link.bandwidth + sum(waits) * link.latency,
+    }

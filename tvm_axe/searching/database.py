@@ -9,35 +9,34 @@ from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from ..errors import TuneError
-from ..meta.database import repair, with_only_attrs
+from ..meta import database
+from ..meta.database import with_only_attrs
+from ..meta.folders import MESH
 from ..schedule import LAYOUTS, Schedule
-
-MESH = "axe.mesh"
-"""A workload's attribute: the mesh that its schedules are for."""
 
 
 class Database:
-    """The records of one program on one mesh and target, in a folder."""
+    """The records of one program on one mesh and target, in a folder that other searches may write at the same time.
+
+    Raises
+    ------
+    TuneError
+        If the folder cannot be written; by `commit`, too.
+    """
 
     def __init__(self, folder: Path, seed: Schedule, target: Target) -> None:
         self._target = target
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for moved in repair(folder):
-                warnings.warn(moved, stacklevel=4)
-            self._database = ms.database.JSONDatabase(work_dir=str(folder))
-        except (OSError, RuntimeError, ValueError) as error:
-            raise TuneError(f"work_dir: the database in {folder} cannot be used: {error}") from error
+        self._database = database.Database(folder)
+        for moved in self._database.repaired:
+            warnings.warn(moved, stacklevel=4)
         (func,) = seed.origin.functions.values()
         attrs = {"global_symbol": "main", "s_tir": True, MESH: str(seed.mesh)}
         if func.attrs and LAYOUTS in func.attrs:
             attrs[LAYOUTS] = func.attrs[LAYOUTS]
-        self._workload = self._database.commit_workload(IRModule({"main": with_only_attrs(func, attrs)}))
+        self._workload = ms.database.Workload(IRModule({"main": with_only_attrs(func, attrs)}))
         self._seconds = {
             str(record.trace): sorted(float(s) for s in record.run_secs)[len(record.run_secs) // 2]
-            for record in self._database.get_all_tuning_records()
-            if record.workload.same_as(self._workload) and str(record.target) == str(target)
+            for record in self._database.records(self._workload, target)
         }
 
     def seconds(self, sch: Schedule) -> float | None:

@@ -19,6 +19,8 @@ from ..errors import AxeError, LowerError, TuneError
 from ..layout import Link, Mesh
 from ..lower import Executable, Lowered, lower
 from ..meta import tune
+from ..meta.check import difference, summing_slack
+from ..meta.mesh.worker import random_inputs
 from ..schedule import Schedule
 from ..target import cores_per_device, resolve_target
 from .cost import SHARED_MEMORY, estimate
@@ -168,7 +170,7 @@ def search(
     chosen = [n for n in order if costs[n] <= slack * costs[order[0]]][:measure]
     database = Database(Path(work_dir) / "schedules", seed, resolved)
     timed = {n: database.seconds(candidates[n][0].sch) for n in chosen}
-    arrays = _random_inputs(candidates[0][1]) if inputs is None else list(inputs)
+    arrays = list(random_inputs(candidates[0][1]).values()) if inputs is None else list(inputs)
     job = _Job(seed.mesh, engine, resolved, trials, Path(work_dir), repeat, progress)
     failures: dict[int, str] = {}
     for n, outcome in job.run({n: candidates[n][0].sch for n in chosen if timed[n] is None}, arrays).items():
@@ -213,19 +215,6 @@ def _lowered(candidate: Candidate) -> Lowered | None:
         return None
 
 
-def _random_inputs(lowered: Lowered) -> list[np.ndarray]:
-    """Random contents; integers are 0 or 1, which are also valid as indices into anything."""
-    rng = np.random.default_rng(0)
-    arrays = []
-    for buffer in lowered.inputs:
-        dtype = np.dtype(buffer.dtype)
-        if dtype.kind in "iu":
-            arrays.append(rng.integers(0, 2, buffer.shape).astype(dtype))
-        else:
-            arrays.append(rng.random(buffer.shape).astype(dtype))
-    return arrays
-
-
 class _Job:
     """Runs schedules on one set of workers."""
 
@@ -253,7 +242,8 @@ class _Job:
                     exe = self._compiled(sch)
                     results = exe.run(workers, *arrays)
                     outputs = list(results) if isinstance(results, tuple) else [results]
-                    wrong = "" if expected is None else _difference(outputs, expected)
+                    slack = summing_slack(sch.mod["main"])
+                    wrong = "" if expected is None else _difference(outputs, expected, slack)
                     expected = expected or outputs
                     outcomes[n] = wrong or exe.time(workers, *arrays, repeat=self.repeat)
                     compiled[n] = exe
@@ -290,15 +280,7 @@ class _Job:
         return exe
 
 
-def _difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
+def _difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray], slack: float) -> str:
     """What is wrong with `outputs`: more than another order of summing explains."""
-    for n, (got, want) in enumerate(zip(outputs, expected)):
-        if want.dtype.kind != "f":
-            if not np.array_equal(got, want):
-                return f"output {n} differs from the first schedule's"
-            continue
-        scale = float(np.abs(want.astype("float64")).max()) or 1.0
-        error = float(np.abs(got.astype("float64") - want.astype("float64")).max()) / scale
-        if not error <= float(np.sqrt(np.finfo(want.dtype).eps)):
-            return f"output {n} differs from the first schedule's by {error:.1e} of its largest value"
-    return ""
+    wrongs = (difference(got, want, slack) for got, want in zip(outputs, expected))
+    return next((f"output {n}, beside the first schedule's, {wrong}" for n, wrong in enumerate(wrongs) if wrong), "")

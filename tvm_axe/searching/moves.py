@@ -59,7 +59,23 @@ class Candidate:
 
 
 def schedules(seed: Schedule, keep: Collection[str] = (), chunks: Sequence[int] = (2, 4)) -> Iterator[Candidate]:
-    """Every schedule that the primitives make of `seed`, itself first.
+    """Every schedule that the primitives make of `seed`, itself first: all of `spaces`, with every number of chunks.
+
+    Parameters
+    ----------
+    seed, keep, chunks
+        As `spaces` takes them.
+    """
+    return itertools.chain.from_iterable(spaces(seed, keep, chunks))
+
+
+def spaces(
+    seed: Schedule, keep: Collection[str] = (), chunks: Sequence[int] = (2, 4)
+) -> Iterator[tuple[Candidate, ...]]:
+    """What the primitives make of `seed`, by the shape of the trace, itself first.
+
+    Candidates of one space differ in what their trace samples (`sample_categorical`) and in nothing else: the number of
+    chunks where stages overlap. Any of them is the space to a search that draws and changes samples.
 
     Parameters
     ----------
@@ -74,11 +90,17 @@ def schedules(seed: Schedule, keep: Collection[str] = (), chunks: Sequence[int] 
     for split in _each_in_turn(Candidate(seed), _all_reduces, _splits):
         for moved in _each_in_turn(split, _gathers, _reorders):
             for fused in _fusions(_with_slices(moved, keep)):
-                for candidate in (fused, *_overlaps(fused, chunks)):
-                    key = tvm_ffi.structural_hash(candidate.sch.mod["main"].without_attr("global_symbol"))
-                    if key not in seen:
-                        seen.add(key)
-                        yield candidate
+                for space in ((fused,), *_overlaps(fused, chunks)):
+                    new = {structure(candidate.sch): candidate for candidate in space}
+                    fresh = tuple(candidate for key, candidate in new.items() if key not in seen)
+                    seen.update(new)
+                    if fresh:
+                        yield fresh
+
+
+def structure(sch: s_tir.Schedule) -> int:
+    """A hash of the scheduled function, whatever it is called: equal for two ways to one function."""
+    return tvm_ffi.structural_hash(sch.mod["main"].without_attr("global_symbol"))
 
 
 def _each_in_turn(
@@ -229,17 +251,21 @@ def _chains(candidate: Candidate) -> list[list[str]]:
 
 
 def _lengths(candidate: Candidate, nests: Sequence[Sequence[str]], start: int) -> list[int]:
-    """How many nests from `start` on may become one: 1, the most that compute only, the most of all."""
-    communicates = [any(_communicates(candidate.sch, name) for name in nest) for nest in nests]
-    lengths = [1]
+    """How many nests from `start` on may become one: 1, the most that compute only, the most of all.
+
+    A matmul stays alone, as it is tuned.
+    """
     most = start + 1
-    while most < len(nests) and _fused(candidate, nests[start : most + 1]) is not None:
+    while (
+        most < len(nests)
+        and not any(_is_product(candidate.sch, name) for nest in (nests[start], nests[most]) for name in nest)
+        and _fused(candidate, nests[start : most + 1]) is not None
+    ):
         most += 1
+    communicates = [any(_communicates(candidate.sch, name) for name in nest) for nest in nests]
     computing = next((i for i in range(start, most) if communicates[i]), most)
-    if computing > start + 1:
-        # Computing of one kernel is never worse than of several.
-        lengths = [computing - start]
-    return [*lengths, most - start]
+    # Computing of one kernel is never worse than of several.
+    return [computing - start if computing > start + 1 else 1, most - start]
 
 
 def _communicates(sch: Schedule, name: str) -> bool:
@@ -250,6 +276,11 @@ def _communicates(sch: Schedule, name: str) -> bool:
     gathers = query.is_copy(stmt) and set(sharded_over(sch, block, stmt.body.value.source, sch.mesh)) - set(own)
     broadcasts = any(query.root_of(sch.get(producer)) is not None for producer in sch.get_producers(block))
     return bool(gathers) or broadcasts or bool(query.bound_loops(sch, block, query.REDUCE))
+
+
+def _is_product(sch: Schedule, name: str) -> bool:
+    sch = sch.copy()
+    return query.is_product(sch.get(sch.get_sblock(name)))
 
 
 def _fused(candidate: Candidate, nests: Sequence[Sequence[str]]) -> Candidate | None:
@@ -281,8 +312,8 @@ def _fused(candidate: Candidate, nests: Sequence[Sequence[str]]) -> Candidate | 
     return candidate.then(f"reverse_compute_at([{', '.join(names[1:])}], {names[0]})", fuse_rows)
 
 
-def _overlaps(candidate: Candidate, chunks: Sequence[int]) -> Iterator[Candidate]:
-    """Two or three neighbouring stages that communicate, chunk by chunk."""
+def _overlaps(candidate: Candidate, chunks: Sequence[int]) -> Iterator[tuple[Candidate, ...]]:
+    """Two or three neighbouring stages that communicate, chunk by chunk; with each number of chunks that divides."""
     nests = candidate.nests()
     for start in range(len(nests)):
         for length in (2, 3):
@@ -290,13 +321,20 @@ def _overlaps(candidate: Candidate, chunks: Sequence[int]) -> Iterator[Candidate
             if len(window) < length or not any(_communicates(candidate.sch, name) for nest in window for name in nest):
                 continue
             stages = [nest[0] for nest in window]
-            for axis, count in itertools.product(candidate.sch.mesh.names, chunks):
+            for axis in candidate.sch.mesh.names:
+                valid = [count for count in chunks if _overlapped(candidate, stages, axis, [count], 0) is not None]
+                found = [_overlapped(candidate, stages, axis, valid, n) for n in range(len(valid))]
+                if found:
+                    yield tuple(overlap for overlap in found if overlap is not None)
 
-                def overlap(
-                    sch: Schedule, stages: Sequence[str] = stages, axis: str = axis, count: int = count
-                ) -> None:
-                    sch.overlap([sch.get_sblock(name) for name in stages], axis, count)
 
-                found = candidate.then(f"overlap([{', '.join(stages)}], {axis}, {count})", overlap)
-                if found is not None:
-                    yield found
+def _overlapped(
+    candidate: Candidate, stages: Sequence[str], axis: str, chunks: Sequence[int], decision: int
+) -> Candidate | None:
+    """The stages overlapped in a sampled number of chunks, here the one of that position in `chunks`."""
+
+    def overlap(sch: Schedule) -> None:
+        count = sch.sample_categorical(list(chunks), [1 / len(chunks)] * len(chunks), decision)
+        sch.overlap([sch.get_sblock(name) for name in stages], axis, count)
+
+    return candidate.then(f"overlap([{', '.join(stages)}], {axis}, {chunks[decision]})", overlap)

@@ -1,0 +1,55 @@
+"""exp of vectors is correct to a unit in the last place, everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import s_tir
+from tvm.script import tirx as T
+
+from tvm_axe.lower import vector_math
+from tvm_axe.target import resolve_target
+
+_COUNT = 1 << 16
+_SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 88.72283, 88.72284, -87.33655, -103.97, -104.0], "float32")
+
+
+@T.prim_func(s_tir=True)
+def _exp(x: T.Buffer((_COUNT,), "float32"), y: T.Buffer((_COUNT,), "float32")):
+    for i in range(_COUNT):
+        with T.sblock("y"):
+            vi = T.axis.spatial(_COUNT, i)
+            y[vi] = T.exp(x[vi])
+
+
+def _run(lanes: int, x: np.ndarray) -> tuple[np.ndarray, str]:
+    sch = s_tir.Schedule(_exp)
+    if lanes > 1:
+        sch.vectorize(sch.split(sch.get_loops(sch.get_sblock("y"))[0], [None, lanes])[1])
+    built = tvm.compile(sch.mod, target=resolve_target("llvm", threads=1))
+    arguments = [tvm.runtime.tensor(a) for a in (x, np.zeros_like(x))]
+    built["main"](*arguments)
+    return arguments[1].numpy(), built.mod.inspect_source("ll")
+
+
+def test_vectors_are_correct_to_one_unit_in_the_last_place():
+    x = np.linspace(-110, 95, _COUNT).astype("float32")
+    x[: len(_SPECIAL)] = _SPECIAL
+    got, code = _run(16, x)
+    with np.errstate(over="ignore"):
+        want = np.exp(x.astype("float64")).astype("float32")
+    assert np.isnan(got[0])
+    units = np.abs(got.view("int32").astype("int64") - want.view("int32").astype("int64"))[1:]
+    assert units.max() <= 1
+    assert "llvm.exp" not in code
+
+
+def test_single_numbers_are_left_to_libm():
+    _, code = _run(1, np.zeros(_COUNT, "float32"))
+    assert "llvm.exp" in code
+
+
+def test_the_expression_keeps_the_number_of_lanes():
+    for lanes in (4, 8, 16):
+        x = tvm.tirx.Var("x", f"float32x{lanes}")
+        assert str(vector_math.vector_exp(x).ty) == f"float32x{lanes}"
