@@ -428,7 +428,53 @@ def test_tune_prints_each_kernel_before_and_after(in_folder, tmp_path, capsys, o
     assert kernels <= set(lines)
     tuned = lines["mm_rf" if "mm_rf" in kernels else "block"]
     assert "ms untuned" in tuned and "ms tuned (2 trials" in tuned
-    assert (work_dir / "database_tuning_record.json").stat().st_size > 0
+    page = Path(lines["report"])
+    assert page.parent.parent == work_dir
+    assert f"<h2>{'mm_rf' if 'mm_rf' in kernels else 'block'}</h2>" in page.read_text()
+    assert len(list(work_dir.rglob("database_tuning_record.json"))) == sum(
+        "ms tuned" in line for line in lines.values()
+    )
+
+
+MODEL = """
+from tvm.relax.frontend import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        self.layer = nn.Linear(12, 8)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return nn.op.relu(self.layer(x))
+
+
+model, _ = Model().export_tvm({"forward": {"x": nn.spec.Tensor([4, 12], "float32")}})
+"""
+
+
+def test_tune_takes_a_relax_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    options = ["--trials", "2", "--patience", "8", "--report", "page.html", "--seed", "1"]
+    assert cli.main(["tune", "model.py:model", *options]) == 0
+    kernel, report = capsys.readouterr().out.splitlines()
+    assert kernel.startswith("fused_NT_matmul_add_relu: ")
+    assert "tuned (2 trials)" in kernel
+    assert report == "report: page.html"
+    assert "fused_NT_matmul_add_relu" in (tmp_path / "page.html").read_text()
+    refused(capsys, "tune", "model.py:model", "--schedule", "model.py:Model.forward")
+
+
+def test_tune_finds_a_schedule_on_a_mesh(in_folder, tmp_path, capsys):
+    options = ["--mesh", "tp=2", "--engine", "threads", "--work-dir", str(tmp_path / "records")]
+    best = str(tmp_path / "best.json")
+    assert cli.main(["tune", "kernel.py:block", *options, "--trials", "2", "--patience", "8", "--save", best]) == 0
+    *tasks, report, fastest = capsys.readouterr().out.splitlines()
+    assert tasks[0].startswith("block: ") and "(2 trials" in tasks[0]
+    assert Path(report.removeprefix("report: ")).exists()
+    notation = fastest.removeprefix("the fastest schedule: ")
+    assert cli.main(["show", "kernel.py:block", "--mesh", "tp=2", "--schedule", best]) == 0
+    assert f"schedule {notation} on mesh tp=2" in capsys.readouterr().out
 
 
 def test_help_as_a_module():

@@ -74,7 +74,7 @@ _HOMES = {
     "lower": ["Executable"],
     "meta": ["tune"],
     "schedule": ["Schedule", "with_layouts"],
-    "searching": ["search"],
+    "searching.job": ["search"],
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import tvm
 from tvm import relax, s_tir, tirx
@@ -13,11 +13,39 @@ from .errors import LowerError
 from .layout import Mesh
 from .lower import Executable, lower
 from .meta import apply_best
-from .relax import schedule_model
+from .meta.workloads import is_model
+from .relax import compile_model, schedule_model
 from .schedule import Schedule
 from .target import cores_per_device, resolve_target
 
 TUNING_LOGS = "tuning_logs"
+
+
+@overload
+def compile(
+    program: Schedule,
+    mesh: Mesh | None = None,
+    target: str | dict[str, Any] | Target = "llvm",
+    work_dir: str | Path | None = TUNING_LOGS,
+) -> Executable: ...
+
+
+@overload
+def compile(
+    program: tirx.PrimFunc | tvm.IRModule,
+    mesh: Mesh,
+    target: str | dict[str, Any] | Target = "llvm",
+    work_dir: str | Path | None = TUNING_LOGS,
+) -> Executable: ...
+
+
+@overload
+def compile(
+    program: tvm.IRModule,
+    mesh: None = None,
+    target: str | dict[str, Any] | Target = "llvm",
+    work_dir: str | Path | None = TUNING_LOGS,
+) -> relax.VMExecutable: ...
 
 
 def compile(
@@ -25,8 +53,8 @@ def compile(
     mesh: Mesh | None = None,
     target: str | dict[str, Any] | Target = "llvm",
     work_dir: str | Path | None = TUNING_LOGS,
-) -> Executable:
-    """Compile a program for a mesh.
+) -> Executable | relax.VMExecutable:
+    """Compile a program for a mesh, or a Relax model for one device.
 
     Parameters
     ----------
@@ -34,7 +62,8 @@ def compile(
         A schedule; a function over whole tensors, scheduled or not; a module that holds one such function; or a Relax
         model, which `tvm_axe.relax.schedule_model` then schedules (call it yourself for a mesh of several axes).
     mesh : Mesh, optional
-        The devices; taken from the schedule where one is given.
+        The devices; taken from the schedule where one is given. A Relax model without a mesh is compiled for one
+        device, as `tvm_axe.relax.compile_model` says, and run by ``tvm.relax.VirtualMachine``.
     target : str | dict | Target
         What to compile each device's kernels for; a plain ``"llvm"`` means this machine's CPU, its cores shared by the
         devices.
@@ -52,6 +81,8 @@ def compile(
         if mesh is not None and mesh != program.mesh:
             raise LowerError(f"compile: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
         mesh = program.mesh
+    if mesh is None and isinstance(program, tvm.IRModule) and is_model(program):
+        return compile_model(program, target, work_dir)
     if mesh is None:
         raise LowerError('compile: name the mesh, for example mesh=axe.Mesh({"tp": 2})')
     lowered = lower(_function(program, mesh), mesh)
@@ -66,7 +97,7 @@ def _function(program: Schedule | tirx.PrimFunc | tvm.IRModule, mesh: Mesh) -> t
     module = program.mod if isinstance(program, s_tir.Schedule) else program
     if not isinstance(module, tvm.IRModule):
         raise LowerError(f"compile: a schedule, a function or a module is compiled, not a {type(module).__name__}")
-    if any(isinstance(func, relax.Function) for _, func in module.functions_items()):
+    if is_model(module):
         return schedule_model(module, mesh)
     functions = [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
     if len(functions) != 1:

@@ -10,12 +10,14 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tvm_axe.db_command import add_db_command
 from tvm_axe.errors import AxeError, InputError
 from tvm_axe.layout.command import add_layout_command
+from tvm_axe.meta_command import add_meta_command
 from tvm_axe.stream_command import add_stream_command
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from tvm_axe.layout import Mesh
     from tvm_axe.lower import Executable
+    from tvm_axe.meta import TaskResult
     from tvm_axe.schedule import Schedule
 
 __all__ = ["main"]
@@ -113,11 +116,20 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", parents=[program], help="print layouts, collectives, bytes and the local module")
     show.set_defaults(command=_show)
 
-    tune = commands.add_parser("tune", parents=[program], help="tune a kernel, or the local kernels of a schedule")
-    tune.add_argument(
-        "--trials", type=_positive, default=64, help="measurements for each kernel (default: %(default)s)"
+    tune = commands.add_parser(
+        "tune", parents=[program], help="tune a kernel, a Relax model, a schedule's local kernels, or a mesh's schedule"
     )
-    tune.add_argument("--seed", type=int, help="makes the search repeatable")
+    tune.add_argument(
+        "--trials", type=_positive, default=64, help="measurements for each kernel on average (default: %(default)s)"
+    )
+    tune.add_argument(
+        "--patience", type=_positive, metavar="N", help="leave a kernel that N measurements in a row didn't make faster"
+    )
+    tune.add_argument("--seed", type=int, help="of the search; the first candidates are the same for the same seed")
+    tune.add_argument("--report", metavar="OUT.html", help="the page on this job (default: in the work directory)")
+    tune.add_argument("--engine", default="processes", help="what a mesh's devices are (default: %(default)s)")
+    tune.add_argument("--keep", default="", metavar="NAME,...", help="outputs that a mesh's schedule may leave sharded")
+    tune.add_argument("--save", metavar="BEST.json", help="write a mesh's best schedule's trace, for --schedule")
     tune.set_defaults(command=_tune)
 
     search = commands.add_parser("search", parents=[program], help="find the fastest communication schedule")
@@ -141,7 +153,9 @@ def _parser() -> argparse.ArgumentParser:
     programs.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     programs.set_defaults(command=_programs)
 
+    add_db_command(commands)
     add_layout_command(commands)
+    add_meta_command(commands)
     add_stream_command(commands)
 
     tile = commands.add_parser("tile", help="what becomes of a tile program").add_subparsers(
@@ -172,6 +186,11 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     demo.set_defaults(command=_demo)
     return parser
+
+
+def _names(text: str) -> list[str]:
+    """The names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _positive(text: str) -> int:
@@ -282,28 +301,79 @@ def _tune(args: argparse.Namespace) -> None:
     """`tvm-axe tune`"""
     from tvm_axe.meta import tune
 
-    program = _program(args)
-    if program.schedule is None and program.mesh.size == 1:
-        kernels, target = program.func, args.target
-    else:
+    names = ("trials", "patience", "work_dir", "report", "seed")
+    common = {name: getattr(args, name) for name in names}
+    kernels: PrimFunc | IRModule
+    if (model := _model(args)) is not None:
+        kernels, target = model
+    elif (program := _program(args)).schedule is not None:
         # The target of the local kernels, as a device has only its share of the cores.
         exe = program.compile(args.target, None)
         kernels, target = exe.module, exe.target
-    result = tune(kernels, target=target, trials=args.trials, work_dir=args.work_dir, seed=args.seed)
-    for task in result.tasks:
+    elif program.mesh.size == 1:
+        kernels, target = program.func, args.target
+    else:
+        _tune_schedule(args, program, common)
+        return
+    result = tune(kernels, target=target, **common)
+    _print_tasks(result.tasks)
+    for name, why in result.left_out.items():
+        print(f"{name}: not tuned: {why}")
+    print(f"report: {result.report}")
+
+
+def _tune_schedule(args: argparse.Namespace, program: Program, common: Mapping[str, Any]) -> None:
+    """`tvm-axe tune` of how a program is scheduled on a mesh."""
+    from tvm_axe.inputs import write_trace
+    from tvm_axe.meta.mesh import tune_program
+
+    result = tune_program(
+        program.func, program.mesh, target=args.target, engine=args.engine, keep=_names(args.keep), **common
+    )
+    _print_tasks(result.tasks)
+    print(f"report: {result.report}")
+    print(f"the fastest schedule: {result.notation}")
+    if args.save is not None:
+        write_trace(args.save, result.schedule.trace)
+
+
+def _model(args: argparse.Namespace) -> tuple[IRModule, Any] | None:
+    """The kernels of the Relax model that the arguments name, and their target; None if they name something else."""
+    from tvm import IRModule, tirx
+
+    import tvm_axe as axe
+    from tvm_axe.inputs import load_attribute
+    from tvm_axe.layout import Mesh
+    from tvm_axe.meta.workloads import is_model
+
+    model, file = load_attribute(
+        args.kernel, lambda value: isinstance(value, tirx.PrimFunc | IRModule), "a PrimFunc, or a module"
+    )
+    if not isinstance(model, IRModule) or not is_model(model):
+        return None
+    if args.schedule is not None:
+        raise InputError(f"--schedule is for a kernel; {args.kernel} is a Relax model, which needs none")
+    mesh = Mesh.parse(args.mesh) if args.mesh is not None else _mesh_of([file], needed=False)
+    if mesh.size == 1:
+        return model, args.target
+    exe = axe.compile(model, mesh=mesh, target=args.target, work_dir=None)
+    return exe.module, exe.target
+
+
+def _print_tasks(tasks: Sequence[TaskResult]) -> None:
+    """A line for each task."""
+    for task in tasks:
         before, best = (f"{ms:.3f} ms" if ms is not None else "no result" for ms in (task.before_ms, task.best_ms))
         failed = f", {len(task.failures)} failed" if task.failures else ""
         if task.best_ms is None and task.failures:
             failed += f", the first: {task.failures[0]}"
         print(f"{task.name}: {before} untuned, {best} tuned ({task.trials} trials{failed})")
-    for name, why in result.left_out.items():
-        print(f"{name}: not tuned: {why}")
 
 
 def _search(args: argparse.Namespace) -> None:
     """`tvm-axe search`"""
     from tvm_axe.inputs import match_arrays, parameters, read_npz, write_trace
-    from tvm_axe.searching import search
+    from tvm_axe.searching.job import search
 
     program = _program(args)
     inputs = None
@@ -315,7 +385,7 @@ def _search(args: argparse.Namespace) -> None:
         program.func if program.schedule is None else program.schedule,
         None if program.schedule is not None else program.mesh,
         args.target,
-        keep=[name.strip() for name in args.keep.split(",") if name.strip()],
+        keep=_names(args.keep),
         inputs=inputs,
         engine=args.engine,
         measure=args.measure,

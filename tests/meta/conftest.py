@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
-from tvm import tirx
+from tvm import s_tir, tirx
+from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe.meta import resolve_target
+from tvm_axe.meta.database import Database, normalize
 
 
 def _matmul(m: int, n: int, k: int, dtype: str = "float32") -> tirx.PrimFunc:
@@ -34,6 +37,28 @@ def matmul() -> Callable[..., tirx.PrimFunc]:
     return _matmul
 
 
+def _target() -> Target:
+    return resolve_target("llvm", threads=1)
+
+
 @pytest.fixture(scope="session")
 def target() -> Target:
-    return resolve_target("llvm", threads=1)
+    return _target()
+
+
+def _commit(folder: Path, func: tirx.PrimFunc, target: Target, seconds: Sequence[float]) -> None:
+    """Records with these times: the first of the function as it is, the others of its first loop in parallel."""
+    database = Database(folder)
+    workload = database.commit_workload(normalize(func))
+    for n, s in enumerate(seconds):
+        sch = s_tir.Schedule(workload.mod)
+        if n > 0:
+            sch.parallel(sch.get_loops(sch.get_sblock("mm_rf"))[0])
+        infos = ms.arg_info.ArgInfo.from_entry_func(workload.mod)
+        database.commit_tuning_record(ms.database.TuningRecord(sch.trace, workload, [s], target, infos))
+
+
+@pytest.fixture(scope="session")
+def commit() -> Callable[..., None]:
+    """Write records of a matmul into a folder: `_commit`."""
+    return _commit

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+
 import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +14,21 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.meta.database import RECORDS, WORKLOADS, find_databases, normalize, read_records, read_workloads, repair
+from tvm_axe.meta.database import (
+    RECORDS,
+    WORKLOADS,
+    Database,
+    find_databases,
+    normalize,
+    read_records,
+    read_workloads,
+)
+from tvm_axe.meta.maintenance import prune, validate
+
+
+def repair(folder) -> list[str]:
+    """What opening a database finds to move."""
+    return [*Database(folder).repaired]
 
 
 def _write(folder, funcs, target, seconds=(0.5, 0.25)):
@@ -70,17 +87,27 @@ def test_a_record_cut_anywhere_costs_itself_only(tmp_path, matmul, target, cut):
     assert [r.seconds for r in read_records(folder, read_workloads(folder))][-1] == 0.0625
 
 
-def test_a_broken_workload_takes_its_records_along(database):
+@pytest.mark.parametrize("junk", [b"{cut", b'["1", "bm90IGEgZnVuY3Rpb24="]', b"\xff\xfe\x00", b""])
+def test_a_broken_workload_takes_its_records_along(database, junk):
     path = database / WORKLOADS
-    lines = path.read_text().splitlines()
-    path.write_text(lines[0][:40] + "\n" + lines[1] + "\n")
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(junk + b"\n" + lines[1] + b"\n")
     moved = repair(database)
     assert [line.split(" moved")[0] for line in moved] == [
-        f"1 broken line(s) of {path}",
         f"2 broken line(s) of {database / RECORDS}",
+        f"1 broken line(s) of {path}",
     ]
     loaded = ms.database.JSONDatabase(work_dir=str(database))
     assert [int(r.args_info[0].shape[0]) for r in loaded.get_all_tuning_records()] == [5, 5]
+    assert repair(database) == []
+
+
+def test_a_database_without_a_whole_workload_is_emptied(database):
+    (database / WORKLOADS).write_text("{cut\n{cut\n")
+    assert len(repair(database)) == 2
+    assert [(database / name).read_bytes() for name in (WORKLOADS, RECORDS)] == [b"", b""]
+    assert len((database / f"{RECORDS}.broken").read_text().splitlines()) == 4
+    assert len(ms.database.JSONDatabase(work_dir=str(database))) == 0
 
 
 def test_reading_skips_and_names_what_is_broken(database):
@@ -118,3 +145,29 @@ def test_a_workload_is_what_is_computed_not_what_it_is_called(matmul):
     assert _tvm.workload_hash(one) == _tvm.workload_hash(two)
     assert _tvm.workload_hash(one) != _tvm.workload_hash(normalize(matmul(4, 6, 5)))
     assert ms.database.Workload(one).as_json()[0] == _tvm.workload_hash(two)
+
+
+@settings(derandomize=True, deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1), length=st.integers(0, 30), junk=st.binary(max_size=30))
+def test_junk_anywhere_costs_the_lines_that_it_hits(tmp_path, matmul, target, place, length, junk):
+    """Bytes in the middle of the records are replaced, removed or added to; the other lines are read as before."""
+    folder = tmp_path / f"{place}-{length}-{junk.hex()}"
+    if folder.exists():
+        return
+    _write(folder, [matmul(4, 4, 4)], target, (0.5, 0.25, 0.125))
+    path = folder / RECORDS
+    whole = path.read_bytes()
+    start = round(place * len(whole))
+    path.write_bytes(whole[:start] + junk + whole[start + length :])
+    ends = [n for n, byte in enumerate(whole) if byte == ord("\n")]
+    begins = [0, *(n + 1 for n in ends[:-1])]
+    untouched = {whole[b:e] for b, e in zip(begins, ends) if e < start or b > start + length}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        database = Database(folder)
+        workload = database.commit_workload(normalize(matmul(4, 4, 4)))
+        kept = {float(record.run_secs[0]) for record in database.records(workload, target)}
+        assert kept >= {json.loads(line)[1][1][0] for line in untouched}
+        prune(folder, 9)
+    assert validate(folder)[1] == []
+    assert len(ms.database.JSONDatabase(work_dir=str(folder))) >= len(untouched)

@@ -1,8 +1,9 @@
-"""A candidate that crashes, hangs, is wrong or doesn't compile costs itself only."""
+"""A candidate that crashes, hangs, is wrong, takes all memory or doesn't compile costs itself only."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TuneError
+from tvm_axe.meta import batch
 from tvm_axe.meta.database import normalize
 from tvm_axe.meta.measure import Worker
 
@@ -35,21 +37,66 @@ def half_done(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
 
 
 @T.prim_func(s_tir=True)
-def aborts(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+def changes_its_input(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
     for i in range(64):
         with T.sblock("B"):
             vi = T.axis.spatial(64, i)
-            B[vi] = A[vi]
-            T.evaluate(T.call_extern("int32", "abort"))
+            B[vi] = A[vi] * T.float32(2)
+            A[vi] = B[vi]
 
 
 @T.prim_func(s_tir=True)
-def hangs(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+def goes_on(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+    for i in range(128):
+        with T.sblock("B"):
+            vi = T.axis.spatial(128, i)
+            B[vi] = A[vi % 64] * T.float32(2)
+
+
+@T.prim_func(s_tir=True)
+def starts_before(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+    for i in range(65):
+        with T.sblock("B"):
+            vi = T.axis.spatial(65, i)
+            B[vi - 1] = A[T.max(vi - 1, 0)] * T.float32(2)
+
+
+@T.prim_func(s_tir=True)
+def loops(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
     for i in range(64):
         with T.sblock("B"):
             vi = T.axis.spatial(64, i)
-            B[vi] = A[vi]
-            T.evaluate(T.call_extern("int32", "pause"))
+            while B[vi] > T.float32(-1e30):
+                B[vi] = T.max(B[vi] + A[vi], T.float32(0))
+
+
+@T.prim_func(s_tir=True)
+def takes_all_memory(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+    C = T.sblock_alloc_buffer((1 << 46,))
+    for i in range(1 << 46):
+        with T.sblock("C"):
+            vi = T.axis.spatial(1 << 46, i)
+            C[vi] = A[vi % 64]
+    for i in range(64):
+        with T.sblock("B"):
+            vi = T.axis.spatial(64, i)
+            B[vi] = C[vi + (1 << 45)] * T.float32(2)
+
+
+@T.prim_func(s_tir=True)
+def does_not_link(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+    for i in range(64):
+        with T.sblock("B"):
+            vi = T.axis.spatial(64, i)
+            B[vi] = T.call_extern("float32", "no_such_function", A[vi])
+
+
+@T.prim_func(s_tir=True)
+def does_not_compile(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+    for i in T.thread_binding(64, thread="threadIdx.x"):
+        with T.sblock("B"):
+            vi = T.axis.spatial(64, i)
+            B[vi] = A[vi] * T.float32(2)
 
 
 @T.prim_func(s_tir=True)
@@ -60,67 +107,200 @@ def other_shape(A: T.Buffer((32,), "float32"), B: T.Buffer((32,), "float32")):
             B[vi] = A[vi] * T.float32(2)
 
 
-@pytest.fixture
-def worker(target, tmp_path):
-    with Worker(target, tmp_path / "worker.log", timeout=3.0) as worker:
-        assert worker.prepare(normalize(double)).seconds > 0
-        yield worker
+def _raises(number: int) -> tvm.IRModule:
+    """A candidate that gets a signal, as from a null pointer or from a system that is out of memory."""
+
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("B"):
+                vi = T.axis.spatial(64, i)
+                B[vi] = A[vi]
+                T.evaluate(T.call_extern("int32", "raise", number))
+
+    return normalize(main)
 
 
 def _vectorized() -> tvm.IRModule:
-    sch = s_tir.Schedule(normalize(double))
+    sch = s_tir.Schedule(normalize(s_tir.renew_defs(double)))  # a schedule may change what it shares a body with
     sch.vectorize(sch.get_loops(sch.get_sblock("B"))[0])
     return sch.mod
 
 
-def test_failures_are_told_apart_and_cost_themselves_only(worker):
-    reasons = {}
-    for func in (half_done, aborts, hangs, other_shape):
-        reasons[func] = worker.measure(normalize(func))
-        after = worker.measure(_vectorized())
-        assert after.failure is None
-        assert 0 < after.seconds < 1
-    assert "wrong result: argument 1 is off by" in reasons[half_done].failure
-    assert reasons[aborts].failure == "crashed (SIGABRT)"
-    assert "no result within 3" in reasons[hangs].failure
-    assert "A.shape[0]" in reasons[other_shape].failure
-    assert all(measured.seconds is None for measured in reasons.values())
+@pytest.fixture(scope="module")
+def shared(target, tmp_path_factory):
+    """A worker that all faults happen to, one after the other."""
+    with Worker(target, tmp_path_factory.mktemp("measure") / "worker.log", timeout=3.0) as worker:
+        yield worker
 
 
-def test_the_process_stays_up_between_candidates(worker):
-    before = worker._process.pid
-    for _ in range(3):
-        assert worker.measure(_vectorized()).failure is None
-    assert worker._process.pid == before
+@pytest.fixture
+def worker(shared):
+    assert shared.prepare(normalize(double)).seconds > 0
+    return shared
 
 
-def test_an_untuned_function_that_crashes_is_reported(target, tmp_path):
-    with Worker(target, tmp_path / "worker.log", timeout=3.0) as worker:
-        assert worker.prepare(normalize(aborts)).failure == "crashed (SIGABRT)"
-        with pytest.raises(TuneError, match=r"cannot be prepared: crashed \(SIGABRT\)"):
-            worker.measure(normalize(double))
-        assert worker.prepare(normalize(double)).failure is None
+@pytest.mark.parametrize(
+    "candidate, reason",
+    [
+        (normalize(half_done), "wrong result: argument 1 is off by"),
+        (normalize(changes_its_input), "wrong result: argument 0 is off by"),
+        (normalize(starts_before), "wrong result: it writes beyond argument 1"),
+        (normalize(goes_on), "crashed (SIGSEGV)"),
+        (normalize(does_not_link), "crashed (SIGSEGV)"),
+        (normalize(does_not_compile), "InternalError: not implemented"),
+        (normalize(other_shape), "A.shape[0]"),
+        (normalize(takes_all_memory), "std::bad_alloc"),
+        (_raises(signal.SIGKILL), "killed (SIGKILL): by the system for want of memory, or from outside"),
+        (normalize(loops), "no result within 3"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_fault_costs_itself_only(worker, candidate, reason):
+    before, fault, after = worker.measure_all([_vectorized(), candidate, _vectorized()])
+    assert fault.seconds is None
+    assert reason in fault.failure
+    for measured in (before, after):
+        assert measured.failure is None
+        assert 0 < measured.seconds < 1
+        assert 0 < measured.build_seconds < 10
+        assert 0 < measured.run_seconds < 10
+
+
+def test_processes_stay_up_between_candidates(worker):
+    list(worker.measure_all([_vectorized()] * 8))
+    before = [slot.child.pid for slot in worker._slots]
+    assert None not in before
+    assert [measured.failure for measured in worker.measure_all([_vectorized()] * 8)] == [None] * 8
+    assert [slot.child.pid for slot in worker._slots] == before
+
+
+def test_a_process_that_somebody_kills_costs_nothing(worker):
+    found = worker.measure_all([_vectorized()] * 12)
+    measured = [next(found)]
+    for slot in worker._slots:
+        if slot.child.pid is not None:
+            os.kill(slot.child.pid, signal.SIGKILL)
+    measured += found
+    assert [one.failure for one in measured] == [None] * 12
+
+
+def test_candidates_that_nobody_waits_for_are_given_up(worker):
+    found = worker.measure_all([_vectorized(), *[normalize(loops)] * 8])
+    assert next(found).failure is None
+    found.close()
+    start = time.monotonic()
+    assert worker.measure(_vectorized()).failure is None
+    assert time.monotonic() - start < 20  # and not 8 times 3 s
+
+
+def test_a_function_that_was_prepared_is_known(worker, matmul):
+    first = worker.prepare(normalize(matmul(8, 8, 8)))
+    assert worker.measure(normalize(double)).failure is not None
+    pids = [slot.child.pid for slot in worker._slots]
+    again = worker.prepare(normalize(double))
+    assert worker.measure(_vectorized()).failure is None
+    assert worker.prepare(normalize(matmul(8, 8, 8))) == first  # the very time, so it was not run again
+    assert worker.measure(normalize(matmul(8, 8, 8))).failure is None
+    assert again.seconds > 0
+    assert [slot.child.pid for slot in worker._slots] == pids
+
+
+def test_functions_that_were_not_used_for_long_are_forgotten(worker, matmul, monkeypatch):
+    monkeypatch.setattr("tvm_axe.meta.measure._KEPT", 2)
+    count = len(os.listdir("/proc/self/fd"))
+    for size in (4, 5, 6, 7):
+        assert worker.prepare(normalize(matmul(size, 4, 4))).failure is None
+    assert len(os.listdir("/proc/self/fd")) <= count + 1
+    assert worker.measure(normalize(matmul(7, 4, 4))).failure is None
+
+
+def test_an_update_too_small_to_be_rounding_is_still_wanted(shared):
+    """What the untuned function changes is an output, however little it changes."""
+
+    @T.prim_func(s_tir=True)
+    def update(w: T.Buffer((64,), "float32"), g: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("w"):
+                vi = T.axis.spatial(64, i)
+                w[vi] = w[vi] + g[vi] * T.float32(1e-6)
+
+    assert shared.prepare(normalize(update)).failure is None
+    assert shared._functions[shared._digest].prepared.written == (True, False)
+    assert shared.measure(normalize(update)).failure is None
+
+
+def test_roots_are_taken_of_positive_numbers(shared):
+    """The root of a negative number would agree with that of any other."""
+
+    @T.prim_func(s_tir=True)
+    def root(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("B"):
+                vi = T.axis.spatial(64, i)
+                B[vi] = T.sqrt(A[vi])
+
+    @T.prim_func(s_tir=True)
+    def of_double(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("B"):
+                vi = T.axis.spatial(64, i)
+                B[vi] = T.if_then_else(A[vi] < T.float32(0), T.sqrt(A[vi]), T.float32(2) * T.sqrt(A[vi]))
+
+    assert shared.prepare(normalize(root)).failure is None
+    assert "wrong result: argument 1 is off by 1 of its norm" in shared.measure(normalize(of_double)).failure
+
+
+def test_conditions_are_stated(worker):
+    first = str(min(os.sched_getaffinity(0)))
+    wanted = {"cpus": first, "threads": 1, "input sets": 2, "caches": "warm", "repeats": 5, "statistic": "median"}
+    assert worker.conditions == wanted
+
+
+def test_an_untuned_function_that_crashes_is_reported(shared):
+    assert shared.prepare(_raises(signal.SIGABRT)).failure == "crashed (SIGABRT)"
+    with pytest.raises(TuneError, match="no function is prepared"):
+        shared.measure(_vectorized())
+    assert shared.prepare(normalize(double)).failure is None
+    assert shared.measure(_vectorized()).failure is None
+
+
+def test_workers_that_cannot_be_started_are_an_error(worker, monkeypatch):
+    for slot in worker._slots:
+        slot.drop()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(TuneError, match=r"no tuning worker can be started: .*No such file"):
+            worker.measure(_vectorized())
+    assert worker.measure(_vectorized()).failure is None
+    for slot in worker._slots:
+        slot.drop()
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "START_SECONDS", 0.0)
+        with pytest.raises(TuneError, match=r"cannot be prepared: no result within 0 s; see .*worker.log"):
+            worker.measure(_vectorized())
+    assert worker.measure(_vectorized()).failure is None
 
 
 def test_nothing_is_left_running(target, tmp_path):
     with Worker(target, tmp_path / "worker.log", timeout=3.0) as worker:
         worker.prepare(normalize(double))
-        pid = worker._process.pid
+        (pid,) = [slot.child.pid for slot in worker._slots if slot.child.pid is not None]
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)
 
 
 _TUNER = """
-import sys, time
+import sys
 from pathlib import Path
 import tvm
 from tvm_axe.meta.measure import Worker
 from tvm_axe.meta.database import normalize
-from test_measure import hangs
+from test_measure import double, loops
 worker = Worker(tvm.target.Target({"kind": "llvm", "num-cores": 1}), Path(sys.argv[1]), timeout=60.0)
-worker._start()
-print(worker._process.pid, flush=True)
-worker.prepare(normalize(hangs))
+worker.prepare(normalize(double))
+print(worker._slots[0].child.pid, flush=True)
+worker.measure(normalize(loops))
 """
 
 
@@ -130,7 +310,7 @@ def test_the_worker_dies_with_its_tuner(tmp_path):
     command = [sys.executable, "-c", _TUNER, str(tmp_path / "worker.log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=here) as tuner:
         worker = psutil.Process(int(tuner.stdout.readline()))
-        time.sleep(2.0)  # until it is in the kernel
+        time.sleep(1.0)  # until it is in the kernel
         assert worker.is_running()
         tuner.kill()
         worker.wait(timeout=10)

@@ -1,140 +1,36 @@
-"""Which blocks count as matmuls, and that every tile of every one computes the right thing."""
+"""Which design spaces a function has on a CPU."""
 
 from __future__ import annotations
 
-import itertools
+import logging
 
 import numpy as np
 import pytest
 import tvm
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tvm import s_tir, tirx
+from tvm import s_tir, te, topi
+from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.testing import te_workload
 from tvm.script import tirx as T
-from tvm.target import Target
 
+from tvm_axe import _tvm
 from tvm_axe.meta import resolve_target
-from tvm_axe.meta.matmul import find_matmuls
-from tvm_axe.meta.space import register_tile, space_for, tiles
+from tvm_axe.meta.space import space_for
 
 
-def _any_order(m: int, n: int, k: int, order: str, left: str, swapped: bool) -> tirx.PrimFunc:
-    """A matmul with its loops in `order`, A stored as ``ik`` or ``ki``, and the factors swapped or not."""
-    extent = {"i": m, "j": n, "k": k}
-    e0, e1, e2 = (extent[c] for c in order)
-    pi, pj, pk = (order.index(c) for c in "ijk")
-    a_shape = [extent[c] for c in left]
-    a_first, a_second = (0, 1) if left == "ik" else (1, 0)
-
-    @T.prim_func(s_tir=True)
-    def main(A: T.Buffer(a_shape, "float32"), B: T.Buffer((k, n), "float32"), C: T.Buffer((m, n), "float32")):
-        for x, y, z in T.grid(e0, e1, e2):
-            with T.sblock("C"):
-                vi = T.axis.spatial(m, [x, y, z][pi])
-                vj = T.axis.spatial(n, [x, y, z][pj])
-                vk = T.axis.reduce(k, [x, y, z][pk])
-                with T.init():
-                    C[vi, vj] = T.float32(0)
-                if swapped:
-                    C[vi, vj] = B[vk, vj] * A[[vi, vk][a_first], [vi, vk][a_second]] + C[vi, vj]
-                else:
-                    C[vi, vj] = C[vi, vj] + A[[vi, vk][a_first], [vi, vk][a_second]] * B[vk, vj]
-
-    return main
+def _spaces(func, target) -> list[s_tir.Schedule]:
+    mod = IRModule({"main": func.with_attr("global_symbol", "main")})
+    strategy = ms.search_strategy.EvolutionarySearch()
+    context = _tvm.tune_context(
+        mod, target, space_for(mod["main"], target), strategy, "main", 1, 1, logging.getLogger(__name__)
+    )
+    return list(context.generate_design_space())
 
 
-def _error(mod: tvm.IRModule, target: Target, arrays: list[np.ndarray], want: np.ndarray) -> float:
-    """Largest difference from float64, relative to the largest value; the output starts as NaN."""
-    out = np.full(want.shape, np.nan, arrays[0].dtype)
-    tensors = [tvm.runtime.tensor(a) for a in (*arrays, out)]
+def _run(mod: IRModule, target, arrays: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    tensors = [tvm.runtime.tensor(a) for a in (*arrays, np.full(shape, np.nan, "float32"))]
     tvm.compile(mod, target=target)["main"](*tensors)
-    return float(np.abs(tensors[-1].numpy() - want).max() / np.abs(want).max())
-
-
-@settings(derandomize=True, deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    extents=st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 20)),
-    order=st.sampled_from(["".join(p) for p in itertools.permutations("ijk")]),
-    left=st.sampled_from(["ik", "ki"]),
-    swapped=st.booleans(),
-    threads=st.sampled_from([1, 2]),
-    pick=st.integers(0, 1000),
-)
-def test_every_tile_is_right_for_all_extents_orders_and_transposes(extents, order, left, swapped, threads, pick):
-    m, n, k = extents
-    func = _any_order(m, n, k, order, left, swapped)
-    target = resolve_target("llvm", threads=threads)
-    sch = s_tir.Schedule(func, seed=pick + 1)
-    (match,) = find_matmuls(sch)
-    options = tiles(match, target)
-    register_tile(sch, match, target, options[pick % len(options)])
-    rng = np.random.default_rng(pick)
-    a, b = rng.standard_normal((m, k), "float32"), rng.standard_normal((k, n), "float32")
-    stored = a if left == "ik" else np.ascontiguousarray(a.T)
-    assert _error(sch.mod, target, [stored, b], a.astype("float64") @ b) < 1e-5
-
-
-def test_batches_and_double_precision(target):
-    @T.prim_func(s_tir=True)
-    def main(A: T.Buffer((3, 20, 9), "float64"), B: T.Buffer((9, 21), "float64"), C: T.Buffer((3, 20, 21), "float64")):
-        for b, i, j, k in T.grid(3, 20, 21, 9):
-            with T.sblock("C"):
-                vb, vi, vj, vk = T.axis.remap("SSSR", [b, i, j, k])
-                with T.init():
-                    C[vb, vi, vj] = T.float64(0)
-                C[vb, vi, vj] = C[vb, vi, vj] + A[vb, vi, vk] * B[vk, vj]
-
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((3, 20, 9)), rng.standard_normal((9, 21))
-    (match,) = find_matmuls(s_tir.Schedule(main))
-    for tile in tiles(match, target)[::3]:
-        sch = s_tir.Schedule(main)
-        register_tile(sch, match, target, tile)
-        assert _error(sch.mod, target, [a, b], a @ b) < 1e-13, tile
-
-
-def test_a_tile_is_replayed_from_json(matmul, target):
-    func = matmul(61, 53, 67)
-    sch = s_tir.Schedule(func, seed=3)
-    (match,) = find_matmuls(sch)
-    register_tile(sch, match, target, tiles(match, target)[0])
-    again = s_tir.Schedule(func)
-    s_tir.schedule.Trace.apply_json_to_schedule(sch.trace.as_json(), again)
-    tvm.ir.assert_structural_equal(again.mod, sch.mod)
-
-
-def test_tiles_fit_the_registers_and_the_matrix(matmul):
-    for cpu, registers in (("znver4", 32), ("haswell", 16)):
-        target = Target({"kind": "llvm", "mcpu": cpu, "num-cores": 1})
-        for m, n in ((512, 768), (3, 768), (512, 5), (1, 1)):
-            (match,) = find_matmuls(s_tir.Schedule(matmul(m, n, 16)))
-            shapes = tiles(match, target)
-            assert shapes
-            for tile in shapes:
-                assert tile.rows * tile.vectors + tile.vectors + 1 <= registers
-                assert tile.rows <= m
-
-
-@T.prim_func(s_tir=True)
-def _nt(A: T.Buffer((8, 8), "float32"), B: T.Buffer((8, 8), "float32"), C: T.Buffer((8, 8), "float32")):
-    for i, j, k in T.grid(8, 8, 8):
-        with T.sblock("C"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vj, vk]
-
-
-@T.prim_func(s_tir=True)
-def _guarded(A: T.Buffer((8, 8), "float32"), B: T.Buffer((8, 8), "float32"), C: T.Buffer((8, 8), "float32")):
-    for i, j, k in T.grid(8, 8, 8):
-        with T.sblock("C"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            T.where(i < 7)
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+    return tensors[-1].numpy()
 
 
 @T.prim_func(s_tir=True)
@@ -147,38 +43,49 @@ def _square(A: T.Buffer((8, 8), "float32"), C: T.Buffer((8, 8), "float32")):
             C[vi, vj] = C[vi, vj] + A[vi, vk] * A[vk, vj]
 
 
-@T.prim_func(s_tir=True)
-def _integer(A: T.Buffer((8, 8), "int32"), B: T.Buffer((8, 8), "int32"), C: T.Buffer((8, 8), "int32")):
-    for i, j, k in T.grid(8, 8, 8):
-        with T.sblock("C"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = 0
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
-
-
-@T.prim_func(s_tir=True)
-def _shifted(A: T.Buffer((8, 9), "float32"), B: T.Buffer((9, 8), "float32"), C: T.Buffer((8, 8), "float32")):
-    for i, j, k in T.grid(8, 8, 8):
-        with T.sblock("C"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk + 1] * B[vk, vj]
-
-
-@pytest.mark.parametrize("func", [_guarded, _integer, _shifted])
-def test_other_patterns_are_left_to_upstreams_rules(func, target):
-    assert find_matmuls(s_tir.Schedule(func)) == []
-    assert isinstance(space_for(func, target), ms.space_generator.PostOrderApply)
-
-
-@pytest.mark.parametrize("func", [_nt, _square])
-def test_products_for_which_there_are_tile_kernels_alone(func, target):
-    assert find_matmuls(s_tir.Schedule(func)) == []
-    spaces = space_for(func, target).generate_design_space(s_tir.Schedule(func).mod)
+def test_a_product_for_which_there_are_tile_kernels_alone(target):
+    spaces = _spaces(_square, target)
     assert spaces
     assert all("axe.tile" in str(space.trace) for space in spaces)
+
+
+def test_what_has_no_space_of_ours_has_upstreams_rules(target):
+    x = te.placeholder((64, 64), name="x")
+    func = te.create_prim_func([x, topi.transpose(x)])
+    assert isinstance(space_for(func, target), ms.space_generator.PostOrderApply)
+    assert _spaces(func, target)
+
+
+@pytest.mark.parametrize("name", ["C2D", "T2D", "NRM", "SFM"])
+def test_ours_come_before_upstreams(name):
+    target = resolve_target("llvm", threads=2)
+    spaces = _spaces(te_workload.create_te_workload(name, 0), target)
+    by_upstream = ["meta_schedule.unroll" in str(space.trace) for space in spaces]
+    assert not by_upstream[0]
+    assert by_upstream[-1]
+    assert by_upstream == sorted(by_upstream)
+
+
+def test_a_search_over_both_yields_candidates_that_are_right_and_replayed():
+    target = resolve_target("llvm", threads=2)
+    func = te.create_prim_func(te_workload.softmax_mn(16, 64)).with_attr("global_symbol", "main")
+    mod = IRModule({"main": func})
+    strategy = ms.search_strategy.EvolutionarySearch(population_size=16, init_min_unmeasured=8, genetic_num_iters=1)
+    context = _tvm.tune_context(
+        mod, target, space_for(func, target), strategy, "main", 3, 1, logging.getLogger(__name__)
+    )
+    database = ms.database.MemoryDatabase()
+    database.commit_workload(mod)
+    context.pre_tuning(8, 8, context.generate_design_space(), database, ms.cost_model.RandomModel())
+    candidates = context.generate_measure_candidates()
+    assert candidates
+    x = np.random.default_rng(0).standard_normal((16, 64), "float32")
+    powers = np.exp(x - x.max(axis=1, keepdims=True), dtype="float64")
+    for candidate in candidates[:4]:
+        again = s_tir.Schedule(mod)
+        s_tir.schedule.Trace.apply_json_to_schedule(candidate.sch.trace.as_json(), again)
+        got = _run(again.mod, target, [x], (16, 64))
+        np.testing.assert_allclose(got, powers / powers.sum(axis=1, keepdims=True), rtol=1e-5)
 
 
 def test_an_elementwise_epilogue_is_scheduled_too(target):
@@ -203,7 +110,82 @@ def test_an_elementwise_epilogue_is_scheduled_too(target):
 
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal(s, "float32") for s in ((13, 7), (7, 50), (50,)))
-    spaces = space_for(main, target).generate_design_space(tvm.IRModule({"main": main}))
+    spaces = _spaces(main, target)
     assert len(spaces) > 1
     for sch in spaces[::4]:
-        assert _error(sch.mod, target, [a, b, c], np.maximum(a.astype("float64") @ b + c, 0)) < 1e-5
+        got = _run(sch.mod, target, [a, b, c], (13, 50))
+        np.testing.assert_allclose(got, np.maximum(a.astype("float64") @ b + c, 0), atol=1e-5)
+
+
+def test_two_products_take_their_tiles_in_step(target):
+    @T.prim_func(s_tir=True)
+    def main(
+        x: T.Buffer((13, 7), "float32"),
+        v: T.Buffer((7, 50), "float32"),
+        w: T.Buffer((50, 19), "float32"),
+        y: T.Buffer((13, 19), "float32"),
+    ):
+        h = T.sblock_alloc_buffer((13, 50), "float32")
+        r = T.sblock_alloc_buffer((13, 50), "float32")
+        for i, j, k in T.grid(13, 50, 7):
+            with T.sblock("h"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    h[vi, vj] = T.float32(0)
+                h[vi, vj] = h[vi, vj] + x[vi, vk] * v[vk, vj]
+        for i, j in T.grid(13, 50):
+            with T.sblock("r"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                r[vi, vj] = T.max(h[vi, vj], T.float32(0))
+        for i, j, k in T.grid(13, 19, 50):
+            with T.sblock("y"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    y[vi, vj] = T.float32(0)
+                y[vi, vj] = y[vi, vj] + r[vi, vk] * w[vk, vj]
+
+    rng = np.random.default_rng(0)
+    x, v, w = (rng.standard_normal(s, "float32") for s in ((13, 7), (7, 50), (50, 19)))
+    ours = [space for space in _spaces(main, target) if "axe.tile" not in str(space.trace)]
+    assert len(ours) > 5
+    for sch in ours[::5]:
+        # The block between them is where the first one's registers are written, and nothing else computes it again.
+        assert len(sch.get_loops(sch.get_sblock("r"))) > 2
+        got = _run(sch.mod, target, [x, v, w], (13, 19))
+        np.testing.assert_allclose(got, np.maximum(x.astype("float64") @ v, 0) @ w, atol=1e-4)
+
+
+def test_upstreams_rules_are_left_where_a_primitive_refuses_ours(target):
+    @T.prim_func(s_tir=True)
+    def main(
+        A: T.Buffer((16, 8), "float32"),
+        B: T.Buffer((8, 32), "float32"),
+        out: T.Buffer((31, 32), "float32"),
+    ):
+        C = T.sblock_alloc_buffer((31, 32), "float32")
+        for i, j, k in T.grid(16, 32, 8):
+            with T.sblock("C"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    C[vi, vj] = T.float32(0)
+                C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+        for i, j in T.grid(16, 32):
+            with T.sblock("out"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi * 2, vj] = C[vi * 2, vj]
+
+    assert isinstance(space_for(main, target), ms.space_generator.PostOrderApply)
+
+
+def test_a_bias_that_another_block_makes_is_added_in_a_pass_of_its_own(target):
+    shapes = {"x": (5, 40), "w": (24, 40), "bias": (24,)}
+    x, w, bias = (te.placeholder(shape, name=name) for name, shape in shapes.items())
+    doubled = te.compute((24,), lambda i: bias[i] * 2.0, name="doubled")
+    func = te.create_prim_func([x, w, bias, topi.nn.dense(x, w, doubled)])
+    spaces = _spaces(func, target)
+    assert any("axe.tile" in str(space.trace) for space in spaces)
+    ours = next(space for space in spaces if "axe.tile" not in str(space.trace))
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.standard_normal(shape, "float32") for shape in shapes.values())
+    got = _run(ours.mod, target, [a, b, c], (5, 24))
+    np.testing.assert_allclose(got, a.astype("float64") @ b.T + 2 * c, atol=1e-4)

@@ -3,6 +3,6 @@
 from ..target import resolve_target
 from .apply import apply_best
 from .job import TuneResult, tune
-from .search import TaskResult
+from .task import TaskResult
 
 __all__ = ["TaskResult", "TuneResult", "apply_best", "resolve_target", "tune"]

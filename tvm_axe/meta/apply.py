@@ -6,14 +6,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from .. import _tvm
+from ..errors import TuneError
 from ..target import resolve_target
 from .database import FAILED_SECONDS, Record, find_databases, normalize, read_records, read_workloads, with_only_attrs
+from .shipped import shipped_folders, stand_ins
 
 __all__ = ["apply_best"]
 
@@ -24,7 +26,8 @@ def apply_best(
     """Replace every function that was tuned for this target by its fastest schedule.
 
     A function is recognised by what it computes, not by its name or its module; it keeps its name, its attributes and
-    its signature. A record whose trace no longer applies is passed over with a warning that names it.
+    its signature. A record whose trace no longer applies is passed over with a warning that names it. Of a
+    Relax model only kernels count: see `tvm_axe.relax.compile_model`.
 
     Parameters
     ----------
@@ -33,15 +36,17 @@ def apply_best(
     target
         What `tune` was given, or what `resolve_target` made of it.
     work_dir
-        A folder of `tune`, or one above several. One that doesn't exist has no records.
+        A folder of `tune`, or one above several. One that doesn't exist has no records. What it has no record of is
+        looked up in those that come with the package, for this target or a generic one of the same kind
+        (`tvm_axe.meta.shipped`).
 
     Returns
     -------
     mod : IRModule
         The module with scheduled functions.
     seconds : dict
-        The recorded time of each function that has a usable record, by its name in `mod`. Where nothing beat the
-        function as it was, that is its own time and it is unchanged.
+        The recorded time of each function that has a usable record, by its name in `mod`, on the machine that it was
+        measured on. Where nothing beat the function as it was, that is its own time and it is unchanged.
     """
     resolved = resolve_target(target)
     kernels = {
@@ -50,7 +55,10 @@ def apply_best(
         if isinstance(func, tirx.PrimFunc) and func.attrs and func.attrs.get("s_tir")
     }
     wanted = {variable: _tvm.workload_hash(normalize(func)) for variable, func in kernels.items()}
-    found = _records(Path(work_dir), resolved, set(wanted.values()))
+    found = _records(find_databases(Path(work_dir)), resolved, {*wanted.values()})
+    for other in stand_ins(resolved):
+        missing = {*wanted.values()} - found.keys()
+        found |= _records([folder for digest in missing for folder in shipped_folders(other, digest)], other, missing)
     functions, seconds = dict(mod.functions_items()), {}
     for variable, digest in wanted.items():
         for record, workload in found.get(digest, []):
@@ -62,10 +70,10 @@ def apply_best(
     return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos), seconds
 
 
-def _records(work_dir: Path, target: Target, wanted: set[str]) -> dict[str, list[tuple[Record, tuple[str, str]]]]:
+def _records(folders: list[Path], target: Target, wanted: set[str]) -> dict[str, list[tuple[Record, tuple[str, str]]]]:
     """The records of the wanted workloads for this target, each with its workload's line, the fastest first."""
     found: dict[str, list[tuple[Record, tuple[str, str]]]] = {}
-    for folder in find_databases(work_dir) if wanted else []:
+    for folder in folders if wanted else []:
         workloads = read_workloads(folder)
         if not any(workload and workload[0] in wanted for workload in workloads):
             continue
@@ -82,16 +90,13 @@ def _schedule(record: Record, workload: tuple[str, str], func: tirx.PrimFunc) ->
     The trace names blocks and buffers as the recorded workload does, so that one is scheduled; `func` is equal to it up
     to names and attributes.
     """
+    mod = ms.database.Workload.from_json(list(workload)).mod
+    if not _tvm.structural_equal(mod, normalize(func)):
+        warnings.warn(f"{record.place}: the recorded workload has the same hash but is another one", stacklevel=3)
+        return None
     try:
-        mod = ms.database.Workload.from_json(list(workload)).mod
-        if not _tvm.structural_equal(mod, normalize(func)):
-            warnings.warn(f"{record.place}: the recorded workload has the same hash but is another one", stacklevel=3)
-            return None
-        sch = s_tir.Schedule(mod)
-        s_tir.schedule.Trace.apply_json_to_schedule(record.trace, sch)
-    # Traces come from files, and upstream raises whatever its C++ side throws.
-    except Exception as error:
-        reason = _tvm.schedule_error_reason(error)
-        warnings.warn(f"{record.place}: skipped a record that no longer applies: {reason}", stacklevel=3)
+        sch = record.schedule(mod)
+    except TuneError as error:
+        warnings.warn(f"skipped {error}", stacklevel=3)
         return None
     return with_only_attrs(sch.mod["main"], dict(func.attrs.items()))

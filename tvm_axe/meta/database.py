@@ -1,9 +1,15 @@
-"""MetaSchedule's JSON databases, read line by line so that a broken line costs that line only.
+"""MetaSchedule's JSON databases, kept whole: by several writers at once, through crashes, and around broken lines.
 
 A database is a folder with two files. ``database_workload.json`` has a line ``["hash", "function, encoded"]`` for each
 workload; ``database_tuning_record.json`` has a line ``[n, [trace, run_secs, target, args]]`` for each measured
-candidate of workload n. Upstream appends a line at a time, and refuses a whole database for one bad line, which is what
-a process that was killed while writing leaves behind.
+candidate of workload n. Upstream rewrites nothing and locks nothing, reads a database once, and refuses all of it for
+one bad line, which is what a process that was killed while writing leaves behind. Here
+
+- a line is appended under the folder's lock, in one write, and is on disk when the call returns;
+- a workload is on disk before its first record, and its number never changes;
+- a broken line is named with its file and number, and costs itself and nothing else.
+
+What is written stays upstream's format: `tvm.s_tir.meta_schedule.database.JSONDatabase` reads and extends it.
 """
 
 from __future__ import annotations
@@ -11,58 +17,150 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tvm import tirx
 from tvm.ir import IRModule
+from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
+
+from .. import _tvm
+from ..errors import TuneError
+from .files import append_line, ends_well, locked, replace_file
+from .record import FAILED_SECONDS, Record, parse_record
 
 __all__ = [
     "FAILED_SECONDS",
+    "RECORDS",
+    "WORKLOADS",
+    "Database",
     "Record",
+    "add_records",
+    "choose_records",
     "find_databases",
     "normalize",
     "read_records",
     "read_workloads",
-    "repair",
-    "replace_file",
+    "scan_records",
     "with_only_attrs",
 ]
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
-FAILED_SECONDS = 1e10  # upstream's time of a candidate that failed
 
 
-@dataclass(frozen=True)
-class Record:
-    """A measured candidate.
+class Database:
+    """The writer's view of one folder; any number of processes may hold one at once.
+
+    Traces go by the names of blocks, so a workload is recorded once for each way of naming them that records came in.
+    Opening takes broken lines out, into files named ``.broken`` beside, so that what is appended stands alone.
+
+    Parameters
+    ----------
+    folder
+        Made if needed; see `tvm_axe.meta.folders.folder_for`.
 
     Attributes
     ----------
-    workload
-        Number of its workload: the line in the other file, from 0.
-    trace
-        The schedule's trace, as `Trace.apply_json_to_schedule` takes it.
-    seconds
-        Its time; `FAILED_SECONDS` if it has none.
-    target
-        The target's JSON object.
-    place
-        File and line, for messages.
+    repaired
+        What was found broken and moved aside, in words.
+
+    Raises
+    ------
+    TuneError
+        If the folder cannot be written; by `commit_workload` and `commit_tuning_record` too, which then leave the
+        files as they were.
     """
 
-    workload: int
-    trace: Any
-    seconds: float
-    target: dict[str, Any]
-    place: str
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with locked(folder):
+            self.repaired = tuple(_repair(folder))
+        self._numbers: dict[str, int] = {}
+        self._seen: tuple[int, ...] | None = None
 
-    def is_for(self, target: Target) -> bool:
-        """Whether it was measured for exactly this target."""
-        return self.target == json.loads(str(target))
+    def commit_workload(self, mod: IRModule) -> ms.database.Workload:
+        """Add the workload unless it is there, and give it as it is there.
+
+        Search on the result's ``mod``, not on the `mod` given: the two are equal up to the names of blocks, loops and
+        buffers, and a trace goes by names.
+        """
+        ours = ms.database.Workload(mod)
+        with locked(self.folder):
+            same = _same(read_workloads(self.folder), str(ours.as_json()[0]), mod)
+            if not same:
+                self._number(ours)
+                return ours
+        return next(iter(same.values()))
+
+    def commit_tuning_record(self, record: ms.database.TuningRecord) -> None:
+        """Add a record, and its workload before it if that isn't there."""
+        with locked(self.folder):
+            append_line(self.folder / RECORDS, json.dumps([self._number(record.workload), _tvm.record_json(record)]))
+
+    def records(self, workload: ms.database.Workload, target: Target) -> list[ms.database.TuningRecord]:
+        """The records of a workload for exactly this target, in the order of their commits, by all processes so far.
+
+        A record whose trace doesn't apply to the workload is left out, with a warning that names its line.
+        """
+        with locked(self.folder):  # or what another process is writing would look like a broken line
+            workloads = read_workloads(self.folder)
+            found = read_records(self.folder, workloads)
+        same = _same(workloads, str(workload.as_json()[0]), workload.mod)
+        same = {n: workload if other.mod.script() == workload.mod.script() else other for n, other in same.items()}
+        records = []
+        for record in found:
+            if record.workload in same and record.is_for(target):
+                try:
+                    records.append(record.load(same[record.workload]))
+                except TuneError as error:
+                    warnings.warn(f"skipped {error}", stacklevel=2)
+        return records
+
+    def _number(self, workload: ms.database.Workload) -> int:
+        """The workload's line, appended if it is missing; with the lock held."""
+        for path in (self.folder / WORKLOADS, self.folder / RECORDS):
+            if not ends_well(path):  # another writer was killed in the middle of a line
+                for moved in _repair(self.folder):
+                    warnings.warn(moved, stacklevel=3)
+        digest, encoded = (str(text) for text in workload.as_json())
+        # The numbers of workloads stay, but a file that was edited or restored from elsewhere is another one.
+        if self._seen != _signature(self.folder / WORKLOADS):
+            self._numbers.clear()
+        if encoded not in self._numbers:
+            self._numbers[encoded] = _commit_workload(self.folder, digest, encoded)
+            self._seen = _signature(self.folder / WORKLOADS)
+        return self._numbers[encoded]
+
+
+def add_records(folder: Path, workload: tuple[str, str], entries: Sequence[list[Any]]) -> int:
+    """Add a workload and those of its records that a folder doesn't have yet.
+
+    Parameters
+    ----------
+    workload
+        Its line: hash and encoded function.
+    entries
+        As `Record.entry`.
+
+    Returns
+    -------
+    int
+        How many records were new.
+    """
+    with locked(folder):
+        _repair(folder)
+        number = _commit_workload(folder, *workload)
+        known = {
+            _canonical(record.entry)
+            for record in read_records(folder, read_workloads(folder))
+            if record.workload == number
+        }
+        new = {text: entry for entry in entries if (text := _canonical(entry)) not in known}
+        if new:
+            append_line(folder / RECORDS, "\n".join(json.dumps([number, entry]) for entry in new.values()))
+    return len(new)
 
 
 def normalize(func: tirx.PrimFunc) -> IRModule:
@@ -88,86 +186,134 @@ def find_databases(work_dir: Path) -> list[Path]:
 
 def read_workloads(folder: Path) -> list[tuple[str, str] | None]:
     """(hash, encoded function) of each line; None for a line that cannot be read, so that the numbers stay right."""
-    return [_workload(line) for _, line in _lines(folder / WORKLOADS)]
+    return [_workload(line) for line in _lines(folder / WORKLOADS)]
 
 
 def read_records(folder: Path, workloads: list[tuple[str, str] | None]) -> list[Record]:
     """The readable records of readable workloads; a warning names each other line."""
-    path, records = folder / RECORDS, []
-    for number, line in _lines(path):
-        record = _record(line, workloads, f"{path}:{number}")
-        if record is None:
-            warnings.warn(f"{path}:{number}: skipped a broken tuning record: {line[:60]!r}", stacklevel=2)
-        else:
-            records.append(record)
+    records, broken = scan_records(folder, workloads)
+    for message in broken:
+        warnings.warn(message, stacklevel=2)
     return records
 
 
-def repair(folder: Path) -> list[str]:
+def scan_records(folder: Path, workloads: list[tuple[str, str] | None]) -> tuple[list[Record], list[str]]:
+    """As `read_records`, with the messages about other lines instead of warnings."""
+    path, records, broken = folder / RECORDS, [], []
+    readable = {number for number, workload in enumerate(workloads) if workload is not None}
+    for number, line in enumerate(_lines(path), 1):
+        record = parse_record(line, readable, f"{path}:{number}")
+        if record is None:
+            broken.append(f"{path}:{number}: skipped a broken tuning record: {line[:60]!r}")
+        else:
+            records.append(record)
+    return records, broken
+
+
+def choose_records(folder: Path, choose: Callable[[list[Record]], list[Record]]) -> tuple[int, int]:
+    """Keep only the records that `choose` returns of all; every other writer waits meanwhile.
+
+    Returns
+    -------
+    kept, dropped : int
+    """
+    with locked(folder):
+        _repair(folder)
+        records = read_records(folder, read_workloads(folder))
+        chosen = choose(records)
+        if len(chosen) < len(records):
+            lines = (json.dumps([record.workload, record.entry]) for record in chosen)
+            replace_file(folder / RECORDS, "".join(f"{line}\n" for line in lines))
+    return len(chosen), len(records) - len(chosen)
+
+
+def _repair(folder: Path) -> list[str]:
     """Take the lines that cannot be read out of a database, into files named ``.broken`` beside its own.
 
-    A record counts its workload by line, so those after a broken workload are renumbered.
+    Records count workloads by line, so the place of a broken workload is filled with a copy of a whole one; its records
+    go with it. Killed anywhere in between, this leaves a database that the next repair finishes: lines are copied
+    before they are taken out, and records leave before their workload's place is filled. To be called with the
+    folder's lock held.
 
     Returns
     -------
     list of str
         What was moved, in words; empty if the database (or its absence) is in order.
     """
-    workloads = read_workloads(folder)
-    numbers = {old: new for new, old in enumerate(n for n, w in enumerate(workloads) if w is not None)}
-    keep: dict[str, list[str]] = {WORKLOADS: [], RECORDS: []}
-    broken: dict[str, list[str]] = {WORKLOADS: [], RECORDS: []}
-    for (_, line), workload in zip(_lines(folder / WORKLOADS), workloads):
-        (broken if workload is None else keep)[WORKLOADS].append(line)
-    for _, line in _lines(folder / RECORDS):
-        record = _record(line, workloads, "")
-        if record is None:
-            broken[RECORDS].append(line)
-        else:
-            keep[RECORDS].append(json.dumps([numbers[record.workload], json.loads(line)[1]]))
+    lines = {name: list(_lines(folder / name)) for name in (WORKLOADS, RECORDS)}
+    workloads = [_workload(line) for line in lines[WORKLOADS]]
+    readable = {number for number, workload in enumerate(workloads) if workload is not None}
+    filler = next((line for line, workload in zip(lines[WORKLOADS], workloads) if workload is not None), None)
+    whole = {
+        RECORDS: [parse_record(line, readable, "") is not None for line in lines[RECORDS]],
+        WORKLOADS: [workload is not None for workload in workloads],
+    }
     moved = []
-    for name, lines in broken.items():
-        if lines:
-            with open(folder / f"{name}.broken", "a", encoding="utf-8") as out:
-                out.writelines(f"{line}\n" for line in lines)
-            moved.append(f"{len(lines)} broken line(s) of {folder / name} moved to {name}.broken")
-        # A last line without its end is whole, but the next record would be appended to it.
-        if lines or (moved and name == RECORDS) or not _ends_well(folder / name):
-            replace_file(folder / name, "".join(f"{line}\n" for line in keep[name]))
+    for name, good in whole.items():
+        broken = [line for line, ok in zip(lines[name], good) if not ok]
+        if broken:
+            append_line(folder / f"{name}.broken", "\n".join(broken))
+            moved.append(f"{len(broken)} broken line(s) of {folder / name} moved to {name}.broken")
+        # A last line without its end is whole, but the next one would be appended to it.
+        if broken or not ends_well(folder / name):
+            fill = filler if name == WORKLOADS else None
+            keep = [line if ok else fill for line, ok in zip(lines[name], good)]
+            replace_file(folder / name, "".join(f"{line}\n" for line in keep if line is not None))
     return moved
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, sees either the old or the new contents."""
-    draft = path.with_name(f"{path.name}.new")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+def _commit_workload(folder: Path, digest: str, encoded: str) -> int:
+    """The number of a workload, appended if it isn't there under the same names; with the lock held."""
+    workloads = read_workloads(folder)
+    mod = ms.database.Workload.from_json([digest, encoded]).mod
+    for number, workload in _same(workloads, digest, mod).items():
+        if workload.mod.script() == mod.script():
+            return number
+    append_line(folder / WORKLOADS, json.dumps([digest, encoded]))
+    return len(workloads)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Line numbers, from 1, and lines; bytes that are no text are replaced, which makes the line a broken one."""
-    if path.exists():
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            yield from ((n, line.rstrip("\n")) for n, line in enumerate(lines, 1) if line.strip())
+def _same(workloads: list[tuple[str, str] | None], digest: str, mod: IRModule) -> dict[int, ms.database.Workload]:
+    """Those workloads by number that are equal to a module up to names."""
+    candidates = {
+        number: ms.database.Workload.from_json(list(line))
+        for number, line in enumerate(workloads)
+        if line is not None and line[0] == digest
+    }
+    return {number: workload for number, workload in candidates.items() if _tvm.structural_equal(workload.mod, mod)}
 
 
-def _ends_well(path: Path) -> bool:
-    return not path.exists() or path.stat().st_size == 0 or path.read_bytes().endswith(b"\n")
+def _lines(path: Path) -> list[str]:
+    """The lines without their ends; bytes that are no text are replaced, which makes the line a broken one."""
+    try:
+        # Only the newline ends a line: others may stand in junk, and upstream counts as we do.
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise TuneError(f"{path}: cannot be read: {error.strerror}") from error
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    try:
+        stat = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _canonical(entry: list[Any]) -> str:
+    return json.dumps(entry, sort_keys=True)
 
 
 def _workload(line: str) -> tuple[str, str] | None:
     try:
         digest, encoded = json.loads(line)
-    except (ValueError, TypeError):
+        if not isinstance(digest, str) or not isinstance(encoded, str):
+            return None
+        ms.database.Workload.from_json([digest, encoded])
+    # What isn't JSON, and whatever upstream's C++ side throws at a function that it cannot decode.
+    except Exception:
         return None
-    return (digest, encoded) if isinstance(digest, str) and isinstance(encoded, str) else None
-
-
-def _record(line: str, workloads: list[tuple[str, str] | None], place: str) -> Record | None:
-    try:
-        workload, (trace, run_secs, target, _) = json.loads(line)
-        seconds = sorted(float(s) for s in run_secs)[len(run_secs) // 2]
-    except (ValueError, TypeError, IndexError):
-        return None
-    known = isinstance(workload, int) and 0 <= workload < len(workloads) and workloads[workload] is not None
-    return Record(workload, trace, seconds, target, place) if known and isinstance(target, dict) else None
+    return digest, encoded

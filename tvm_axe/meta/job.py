@@ -1,36 +1,39 @@
-"""Tuning the functions of a module: the job around the search."""
+"""axe.tune: from a program to records of how fast its kernels can be."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import secrets
 import time
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.ir import IRModule
-from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from ..errors import TuneError
-from ..schedule.tiles import has_choice
 from ..target import resolve_target
-from .database import normalize, repair
+from .folders import target_name
+from .loop import Job
 from .measure import Worker
-from .provenance import Provenance
-from .search import Search, TaskResult, logger
+from .model import MODEL, CostModel
+from .report import write_report
+from .search import Tools, logger
+from .task import TaskResult
+from .workloads import workloads_of
+
+if TYPE_CHECKING:
+    from ..layout import Mesh
+    from ..schedule import Schedule
+    from .mesh import ProgramResult
 
 __all__ = ["TuneResult", "tune"]
 
-_TIMEOUT = 10.0  # seconds for one candidate: some make LLVM unroll for minutes
+_TIMEOUT = {"llvm": 10.0, "cuda": 60.0}  # seconds for one candidate: some make LLVM unroll for minutes; nvcc takes long
 
 
 @dataclass(frozen=True)
@@ -42,130 +45,190 @@ class TuneResult:
     target
         The resolved target, for which the records hold.
     tasks
-        One result for each tuned function, in the module's order.
+        One result for each function that there is to tune, in the module's order; equal functions are one.
     left_out
         Why each other function was not tuned, by name.
     seconds
-        Where this call's time went: ``search``, ``build``, ``run``, and ``total``.
+        Where this call's time went: ``search``, ``build``, ``run``, and ``total``. Builds run ahead of each other, in
+        parallel.
+    report
+        A page with curves, failures and the best schedules; see `tvm_axe.meta.report`.
     """
 
     target: Target
     tasks: tuple[TaskResult, ...]
     left_out: dict[str, str]
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float]
+    report: Path
+
+
+@overload
+def tune(
+    program: tirx.PrimFunc | IRModule,
+    *,
+    mesh: None = None,
+    target: str | dict[str, Any] | Target = "llvm",
+    trials: int = 64,
+    patience: int | None = None,
+    work_dir: str | Path = "tuning_logs",
+    report: str | Path | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+) -> TuneResult: ...
+
+
+@overload
+def tune(
+    program: tirx.PrimFunc | Schedule,
+    *,
+    mesh: Mesh | None = None,
+    target: str | dict[str, Any] | Target = "llvm",
+    trials: int = 64,
+    patience: int | None = None,
+    work_dir: str | Path = "tuning_logs",
+    report: str | Path | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+    engine: str = "processes",
+    keep: Collection[str] = (),
+) -> ProgramResult: ...
 
 
 def tune(
-    func_or_mod: tirx.PrimFunc | IRModule,
+    program: tirx.PrimFunc | IRModule | Schedule,
     *,
+    mesh: Mesh | None = None,
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
+    patience: int | None = None,
     work_dir: str | Path = "tuning_logs",
+    report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
-) -> TuneResult:
-    """Search for the fastest schedule of each TensorIR function, and keep every measurement in a database.
+    engine: str = "processes",
+    keep: Collection[str] = (),
+) -> TuneResult | ProgramResult:
+    """Search for the fastest schedule of each kernel, and keep every measurement in a database.
 
-    Candidates are built and run in a process of their own; one that crashes, hangs or computes something else than the
-    untuned function is recorded as failed. The call can be interrupted at any moment: the next one with the same
-    `work_dir` counts what is there towards `trials`, learns from it, and goes on. `apply_best` finds the results.
+    Candidates are built and run in processes of their own; one that crashes, hangs or computes something else than the
+    untuned function is recorded as failed, with the reason. The call can be interrupted at any moment: the next one
+    with the same `work_dir` counts what is there towards `trials`, learns from it, and goes on. `tvm_axe.compile` and
+    `apply_best` find the results.
 
     Parameters
     ----------
-    func_or_mod
-        A function, or a module whose every schedulable function is tuned: one with blocks, whose parameters are
-        buffers of constant shapes.
+    program
+        A function; a module whose every schedulable function is tuned: one with blocks, whose parameters are buffers of
+        constant shapes; a Relax model, whose operators become kernels first; or a program on a mesh, that is a
+        schedule, or a function with `mesh`.
+    mesh
+        For a function on a mesh, whose schedule there is searched for too: `tvm_axe.meta.mesh.tune_program` takes over.
     target
         See `resolve_target`. Records hold for the resolved target only.
     trials
-        Number of candidates for each function, those of earlier calls included.
+        Number of candidates for each function on average, those of earlier calls included. They go to the functions
+        from which the time of the whole gains most: the sum over the functions by how often each is called.
+    patience
+        A function is done when this many candidates in a row have not made its best faster by 1% at least; its trials
+        go to the others, and when all are done the job ends. None: never before `trials`.
     work_dir
-        Folder of the database, of ``provenance.json`` and of ``logs/``; made if needed. One call at a time.
+        Databases are in ``<work_dir>/<target>/<function>/``, the cost model, which the next job on this target starts
+        from, beside them. Several jobs may share it.
+    report
+        Where the page on this call goes; ``<work_dir>/<target>/report.html`` if None.
     seed
-        Seed of the search; drawn if None, and recorded. Timings differ from run to run, and so does what is tried next.
+        Seed of the search and the model; drawn if None, and recorded. For the same seed, and the same records and model
+        to start from, the candidates of the first round are the same, and those of each later one if the times so far
+        were: the model learns from times, which differ a little whenever they are measured.
     progress
-        Whether to show a bar for each function: trials, best, failures, the model's error, time left.
+        Whether to show a bar: trials a minute, the best, its rate, failures, the model's error, time left.
+    engine, keep
+        For a program on a mesh: see `tvm_axe.meta.mesh.tune_program`.
 
     Raises
     ------
     TuneError
-        If `trials` is not positive, `work_dir` cannot be used or is in use, or there is nothing to tune.
+        If `trials` or `patience` is not positive, `work_dir` or `report` cannot be written, there is nothing to tune,
+        or a module is to be tuned on a mesh.
     """
-    if trials < 1:
-        raise TuneError(f"trials: a function needs at least one trial, not {trials}")
+    for name, value in (("trials", trials), ("patience", patience)):
+        if value is not None and value < 1:
+            raise TuneError(f"{name}: at least one candidate is needed, not {value}")
+    if mesh is not None or not isinstance(program, tirx.PrimFunc | IRModule):
+        from .mesh import tune_program  # which is made of this module's parts
+
+        if isinstance(program, IRModule):
+            raise TuneError(
+                "mesh: a function or a schedule is tuned on a mesh, not a module; for the kernels that a model has "
+                "there, tune axe.compile(model, mesh=mesh).module"
+            )
+        return tune_program(
+            program,
+            mesh,
+            target=target,
+            trials=trials,
+            patience=patience,
+            work_dir=work_dir,
+            report=report,
+            seed=seed,
+            progress=progress,
+            engine=engine,
+            keep=keep,
+        )
     resolved = resolve_target(target)
-    mods, left_out = _tasks(func_or_mod)
-    if not mods:
+    workloads, left_out = workloads_of(program, resolved)
+    if not workloads:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items()) or "the module is empty"
-        raise TuneError(f"func_or_mod: no function can be tuned ({reasons})")
+        raise TuneError(f"program: no function can be tuned ({reasons})")
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
-    start = time.perf_counter()
-    with _in_use(Path(work_dir)) as folder, _quiet(folder / "logs"):
-        for moved in repair(folder):
-            warnings.warn(moved, stacklevel=2)
-        run = Provenance(folder, resolved, seed, trials)
-        with Worker(resolved, folder / "logs" / "worker.log", _TIMEOUT) as worker:
-            search = Search(resolved, folder, trials, seed, worker, run)
-            results = tuple(search.tune(name, mod, progress) for name, mod in mods.items())
-    total = time.perf_counter() - start
-    return TuneResult(resolved, results, left_out, {**search.seconds, "total": total})
-
-
-def _tasks(func_or_mod: tirx.PrimFunc | IRModule) -> tuple[dict[str, IRModule], dict[str, str]]:
-    """The workloads by name, and why the other functions are left out."""
-    mod = func_or_mod
-    if isinstance(mod, tirx.PrimFunc):
-        mod = IRModule({str(mod.attrs["global_symbol"]) if "global_symbol" in (mod.attrs or {}) else "main": mod})
-    tasks, left_out = {}, {}
-    for variable, func in mod.functions_items():
-        name = str(variable.name_hint)
-        reason = _why_not(func)
-        if reason is None:
-            tasks[name] = normalize(func)
-        else:
-            left_out[name] = reason
-    return tasks, left_out
-
-
-def _why_not(func: Any) -> str | None:
-    if not isinstance(func, tirx.PrimFunc) or not (func.attrs and func.attrs.get("s_tir")):
-        return "not a schedulable TensorIR function (@T.prim_func(s_tir=True))"
-    if has_choice(func):
-        return "its schedule chose a tile kernel"
-    try:
-        infos = ms.arg_info.ArgInfo.from_prim_func(func)
-        for info in infos:
-            np.dtype(str(info.dtype))
-    except (TypeError, ValueError):
-        return "a parameter is not a buffer of constant shape and of a type that numpy has"
-    # The parser gives a body with blocks a root block, and leaves any other as it is.
-    if not isinstance(func.body, s_tir.SBlockRealize):
-        return "it has no block to schedule"
-    return None
+    start = time.monotonic()
+    folder = Path(work_dir) / target_name(resolved)
+    page = folder / "report.html" if report is None else Path(report)
+    with kernel_tools(resolved, work_dir, seed) as tools:
+        job = Job(workloads, tools, resolved, work_dir, trials, seed=seed, patience=patience)
+        try:
+            job.run(progress)
+        finally:  # what was found before an error or Ctrl-C is on disk, so the page can tell of it
+            tasks = tuple(task.result() for task in job.tasks)
+            seconds = {**job.seconds, "total": time.monotonic() - start}
+            write_report(page, resolved, tasks, left_out, seconds)
+    return TuneResult(resolved, tasks, left_out, seconds, page)
 
 
 @contextlib.contextmanager
-def _in_use(folder: Path) -> Iterator[Path]:
-    """Make the folder and hold a lock on it, which ends with the process however that ends."""
+def kernel_tools(target: Target, work_dir: str | Path, seed: int = 0) -> Iterator[Tools]:
+    """What tunes kernels for a resolved target.
+
+    Logs are sent to files below `work_dir`. The cost model knows what earlier jobs taught it there, and is kept if it
+    has learnt more.
+    """
+    folder = Path(work_dir) / target_name(target)
+    with _quiet(folder):
+        model = CostModel(target, seed)
+        model.restore(folder / MODEL)
+        known = _known(model)
+        with Worker(target, folder / "logs" / "worker.log", _TIMEOUT[str(target.kind.name)]) as worker:
+            try:
+                yield Tools(worker, model)
+            finally:
+                if _known(model) > known:
+                    model.store(folder / MODEL)
+
+
+def _known(model: CostModel) -> int:
+    return sum(len(samples.rows) for samples in model.samples.values())
+
+
+@contextlib.contextmanager
+def _quiet(folder: Path) -> Iterator[None]:
+    """Send MetaSchedule's log, which is long, to a file."""
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
+        handler = logging.FileHandler(folder / "logs" / "tuning.log")
     except OSError as error:
-        raise TuneError(f"work_dir: {folder} cannot be used: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise TuneError(f"work_dir: another tuning job is at work in {folder}; wait or use another") from error
-        yield folder
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _quiet(logs: Path) -> Iterator[None]:
-    """Send MetaSchedule's log, which is long, to a file."""
-    handler = logging.FileHandler(logs / "tuning.log")
+        raise TuneError(
+            f"work_dir: {folder} cannot be used: {error.strerror}; a folder to write in is needed"
+        ) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.handlers, logger.level, logger.propagate
     logger.handlers, logger.propagate = [handler], False

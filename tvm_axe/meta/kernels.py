@@ -23,7 +23,7 @@ from ..errors import ScheduleError
 from ..schedule import query, tile_kernel
 from ..schedule.product import Product
 from ..schedule.tiles import PRODUCTS, kernel_for, problem_of, product_at
-from ..tile.kernels.kernel import Space
+from ..tile.kernels.kernel import Problem, Space
 
 __all__ = ["Offer", "choose", "offers"]
 
@@ -40,6 +40,8 @@ class Offer:
         Their names.
     epilogue
         The pointwise block that alone reads the product, by name; None if there is none.
+    problem
+        What the kernel is asked for.
     space
         The kernel's parameters with their candidates, the default first.
     """
@@ -47,6 +49,7 @@ class Offer:
     block: str
     kernel: str
     epilogue: str | None
+    problem: Problem
     space: Space
 
 
@@ -63,17 +66,22 @@ def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:
                 problem = problem_of(kernel_for(kernel), product, str(out.dtype))
             except ScheduleError:
                 continue
-            found.append(Offer(name, kernel, epilogue, kernel_for(kernel).parameters(target, problem)))
+            found.append(Offer(name, kernel, epilogue, problem, kernel_for(kernel).parameters(target, problem)))
     return found
 
 
 def choose(sch: s_tir.Schedule, offer: Offer, sampled: bool) -> None:
-    """Have the kernel compute its block of ``main``, with `sampled` parameters or the default ones."""
+    """Have the kernel compute its block of ``main``, with `sampled` parameters or the default ones.
+
+    Half of the draws of a parameter are its default, which somebody has measured.
+    """
     values: dict[str, int | ExprRV] = {}
-    for name, candidates in offer.space.items():
-        count = len(candidates)
-        several = sampled and count > 1
-        values[name] = sch.sample_categorical(list(candidates), [1 / count] * count) if several else candidates[0]
+    for name, (default, *others) in offer.space.items():
+        if sampled and others:
+            weights = [0.5, *[0.5 / len(others)] * len(others)]
+            values[name] = sch.sample_categorical([default, *others], weights)
+        else:
+            values[name] = default
     block = sch.get_sblock(offer.block)
     inner = _split(sch, block, values)
     if offer.epilogue is not None:
@@ -100,6 +108,8 @@ def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: Product) -> str | N
     """The pointwise block that alone reads the product, at the point that it writes."""
     readers = sch.get_consumers(block)
     if len(readers) != 1 or query.is_parameter(sch, product.c):
+        return None
+    if len(sch.get_producers(readers[0])) != 1:  # `reverse_compute_at` wants all of them in the nest
         return None
     stmt = sch.get(readers[0])
     indices = list(stmt.body.indices)

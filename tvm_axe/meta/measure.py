@@ -1,112 +1,121 @@
-"""Measuring candidates in a process of their own: what one of them does to it costs that candidate only."""
+"""Measuring candidates in processes of their own: what one of them does to its process costs that candidate only."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-import numpy as np
 import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from .. import _tvm
 from ..errors import TuneError
 from ..target import cores
-from .worker import MEASURE, PREPARE
+from .batch import START_SECONDS, Batch, Function, Limits, Measurement, Slot
+from .child import Child
+from .exchange import exchange_file
+from .worker import PREPARE, cpus_for
 
 __all__ = ["Measurement", "Worker"]
 
-_START_SECONDS = 120.0  # importing the compiler on a busy machine, and running an untuned function
-_CALLS = 4  # of a candidate that is as slow as the untuned function, before it is given up
+_CALLS = 4  # of a candidate that is as slow as the reference, before it is given up
+_PROCESSES = 16  # at most, also on a machine of many cores: each takes some 300 MB
+_KEPT = 8  # functions whose inputs and references are kept, in memory
 _MAIN = "from tvm_axe.meta.worker import main; main()"
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What became of one candidate.
-
-    Attributes
-    ----------
-    seconds
-        Median time of a call; None if it failed.
-    failure
-        Why it failed, in one line; None if it didn't.
-    build_seconds, run_seconds
-        What compiling it, and running it until its median was known, took.
-    """
-
-    seconds: float | None
-    failure: str | None = None
-    build_seconds: float = 0.0
-    run_seconds: float = 0.0
-
-
 class Worker:
-    """A process that stays up and builds, checks and times one candidate after the other.
+    """Processes that stay up, and build, check and time candidates.
 
-    One candidate at a time: a second process would share caches, memory bandwidth and, on small machines, the cores
-    with the one that is being timed. A candidate that crashes or hangs takes the process with it; the next one gets a
-    new process, prepared as the old one was.
+    Several build at once, one for each core; one candidate runs at a time, by the process that built it, and on a CPU
+    nothing is built meanwhile, which would share caches, memory bandwidth and cores with it. A candidate that crashes
+    or hangs takes its process with it. Another one is prepared then, and what the lost one had built is built again. A
+    candidate whose process died is tried once more in another one before that counts against it: an earlier candidate
+    may have damaged the process, or somebody else ended it.
 
     Parameters
     ----------
     target
-        A resolved target; its ``num-cores`` become the process's ``TVM_NUM_THREADS``.
+        A resolved target. On a CPU its ``num-cores`` become the number of a kernel's threads, on as many CPUs, the
+        first of those that this process may run on.
     log
-        File that collects what the process and the kernels print.
+        File that collects what the processes and the kernels print.
     timeout
-        Seconds that building, checking and timing one candidate may take, beside a few calls of the untuned function.
+        Seconds that building a candidate may take, and that checking and timing it may take beside a few calls as slow
+        as the untuned function's.
     """
 
     def __init__(self, target: Target, log: Path, timeout: float) -> None:
-        self.target, self.log = target, log
-        self._overhead = self._timeout = timeout
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
-        self._mod: IRModule | None = None
-        self._reference: list[np.ndarray] | None = None
+        self.target, self.timeout = target, timeout
+        self._on_cpu = str(target.kind.name) == "llvm"
+        threads = {"TVM_NUM_THREADS": str(cores(target))}
+        count = min(_PROCESSES, len(os.sched_getaffinity(0)))
+        self._slots = [Slot(Child(_MAIN, log, threads)) for _ in range(count)]
+        self._functions: OrderedDict[str, Function] = OrderedDict()
+        self._digest = ""
+
+    @property
+    def conditions(self) -> dict[str, str | int]:
+        """Under what conditions the times of the function that was prepared last are measured."""
+        function = self._functions.get(self._digest)
+        where: dict[str, str | int] = {}
+        if self._on_cpu:
+            where = {"cpus": ",".join(map(str, cpus_for(self.target))), "threads": cores(self.target)}
+        return where if function is None else {**where, **function.prepared.conditions}
 
     def prepare(self, mod: IRModule) -> Measurement:
         """Run and time the untuned function ``main``; from now on candidates must compute what it computes.
 
+        A function that was prepared before is known still, and is not run again. A GPU can't run an untuned function,
+        and one of very many operations would take minutes: its time is None then, without a failure, and what it
+        computes is found by other means (see `tvm_axe.meta.reference`).
+
         On failure nothing is prepared and nothing can be measured.
         """
-        self._mod, self._reference = mod, None
-        status, answer = self._prepare()
-        if status == "error":
-            self.close()
-            return Measurement(None, answer)
-        self._reference = answer["reference"]
-        self._timeout = self._overhead + _CALLS * answer["median"]
-        return Measurement(answer["median"])
+        self._digest = _tvm.workload_hash(mod)
+        function = self._functions.get(self._digest) or self._first(mod)
+        if isinstance(function, str):
+            return Measurement(None, function)
+        self._functions[self._digest] = function
+        self._functions.move_to_end(self._digest)
+        while len(self._functions) > _KEPT:
+            os.close(self._functions.popitem(last=False)[1].descriptor)
+        return Measurement(function.prepared.median)
 
     def measure(self, mod: IRModule) -> Measurement:
         """Build, check and time a candidate."""
-        if self._process is None:
-            status, answer = self._prepare()
-            if status == "error":
-                raise TuneError(f"a new tuning worker cannot be prepared: {answer}; see {self.log}")
-        status, answer = self._ask((MEASURE, tvm.ir.save_json(mod)), self._timeout)
-        if status == "error":
-            return Measurement(None, answer)
-        return Measurement(answer["median"], None, answer["build"], answer["run"])
+        (measured,) = self.measure_all([mod])
+        return measured
+
+    def measure_all(self, mods: Sequence[IRModule]) -> Iterator[Measurement]:
+        """Build, check and time candidates; gives what became of them in their order, each as soon as it is known.
+
+        Raises
+        ------
+        TuneError
+            If nothing is prepared, or no process can be.
+        """
+        function = self._functions.get(self._digest)
+        if function is None:
+            raise TuneError("measure: no function is prepared, or it could not be; prepare one that runs first")
+        limits = Limits(self.timeout, self.timeout + _CALLS * function.prepared.longest, self._on_cpu)
+        batch = Batch(self._slots, function, limits, mods)
+        try:
+            yield from batch.results()
+        finally:
+            batch.abandon()
 
     def close(self) -> None:
-        """End the process."""
-        if self._pipe is not None:
-            self._pipe.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._process = self._pipe = None
+        """End the processes."""
+        for slot in self._slots:
+            slot.drop()
+        for function in self._functions.values():
+            os.close(function.descriptor)
+        self._functions.clear()
 
     def __enter__(self) -> Worker:
         return self
@@ -114,44 +123,17 @@ class Worker:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def _prepare(self) -> tuple[str, Any]:
-        request = (PREPARE, tvm.ir.save_json(self._mod), str(self.target), self._reference)
-        return self._ask(request, _START_SECONDS)
-
-    def _ask(self, request: tuple[Any, ...], timeout: float) -> tuple[str, Any]:
-        """Send a request and wait for the answer; an end without an answer is an error like the others."""
-        if self._process is None:
-            self._start()
-        assert self._pipe is not None
-        try:
-            self._pipe.send(request)
-            if self._pipe.poll(timeout):
-                return self._pipe.recv()
-            reason = f"no result within {timeout:g} s"
-        except (EOFError, OSError):
-            reason = self._how_it_ended()
-        self.close()
-        return "error", reason
-
-    def _start(self) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        environment = {**os.environ, "TVM_NUM_THREADS": str(cores(self.target))}
-        with theirs, open(self.log, "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(os.getpid())],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the tuner, which then ends its worker
-            )
-        self._pipe = ours
-
-    def _how_it_ended(self) -> str:
-        assert self._process is not None
-        try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return "closed its pipe without an answer"
-        return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"exited ({code})"
+    def _first(self, mod: IRModule) -> Function | str:
+        """Run a function that wasn't prepared before; gives the reason where that fails."""
+        slot, target, encoded = self._slots[0], str(self.target), tvm.ir.save_json(mod)
+        descriptor, path = exchange_file()
+        slot.digest = ""
+        for other in self._slots if not self._on_cpu else ():
+            other.child.start()  # to import the compiler while the first one works; on a CPU that would disturb it
+        status, answer = slot.child.ask((PREPARE, encoded, target, path, None), START_SECONDS)
+        if status != "ok":
+            os.close(descriptor)
+            slot.drop()
+            return str(answer)
+        slot.digest = self._digest
+        return Function(self._digest, encoded, target, descriptor, path, answer)

@@ -20,7 +20,7 @@ class MutateChoice(ms.mutator.PyMutator):
 
     def apply(self, trace: Trace, _state: int) -> Trace | None:
         """The trace with another decision; None where there is nothing to decide."""
-        samples = [inst for inst in trace.insts if inst.kind.name == "SampleCategorical"]
+        samples = [i for i in trace.insts if i.kind.name == "SampleCategorical" and len(i.attrs[0]) > 1]
         if not samples:
             return None
         chosen = self.random.choice(samples)

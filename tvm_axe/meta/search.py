@@ -1,19 +1,20 @@
-"""The search for one function: upstream's evolutionary search and XGBoost model, measurements committed one by one."""
+"""The search for one function: the design spaces' own candidates first, then upstream's evolutionary search.
+
+Candidates are the same every time for the same seed, design space, records and, as the cost model learns from them,
+measured times. For this the search runs on one thread: upstream's threads draw from states of their own, and which of
+them takes which candidate is chance.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
-import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-from tqdm import tqdm
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
@@ -21,223 +22,172 @@ from tvm.target import Target
 from .. import _tvm
 from ..errors import TuneError
 from .database import FAILED_SECONDS
-from .measure import Measurement, Worker
-from .provenance import Provenance
+from .measure import Measurement
 from .space import space_for
+from .task import Task
 
-__all__ = ["Search", "TaskResult"]
+__all__ = ["ROUND", "Measurer", "Search", "Tools", "evolution"]
 
-_BATCH = 16  # candidates between two updates of the model
+ROUND = 16  # candidates between two updates of the model, after the opening
+_IN_VAIN = 8  # rounds without a new candidate until the space counts as exhausted
 
 logger = logging.getLogger("tvm.s_tir.meta_schedule")  # upstream's own, which `tune` sends to a file
 
 
+class Measurer(Protocol):
+    """What runs candidates; `tvm_axe.meta.measure.Worker` is one."""
+
+    @property
+    def conditions(self) -> Mapping[str, str | int]:
+        """Under what conditions the function that was prepared last is measured, for its provenance."""
+
+    def prepare(self, mod: IRModule) -> Measurement:
+        """Run and time an untuned workload; from now on candidates are of this one.
+
+        Where it can't be run as it is, its time is None without a failure.
+        """
+
+    def measure_all(self, mods: Sequence[IRModule]) -> Iterator[Measurement]:
+        """Measure candidates in order, each as soon as it is known."""
+
+
+def evolution() -> ms.SearchStrategy:
+    """Upstream's evolutionary search, with small populations: a round mustn't take longer than its measurements."""
+    return ms.search_strategy.EvolutionarySearch(
+        population_size=64, init_min_unmeasured=32, genetic_num_iters=2, eps_greedy=0.15
+    )
+
+
 @dataclass(frozen=True)
-class TaskResult:
-    """What tuning one function came to.
+class Tools:
+    """What tuning takes that depends on what is tuned.
 
     Attributes
     ----------
-    name
-        The function's name in its module.
-    trials
-        Candidates measured for it so far, over all calls with this `work_dir`.
-    before_ms, best_ms
-        Time of the untuned function and of the best candidate; None if it could not be run, or none was good.
-    gflops
-        Rate of the best candidate in 1e9 operations a second, as upstream counts them; None where there are none.
-    failures
-        The reason of each candidate that failed in this call.
+    worker
+        What measures.
+    model
+        The cost model, shared by the tasks of a job.
+    space, strategy
+        Make a function's design spaces and what searches them.
+    opening
+        How many spaces are measured as they were generated before the model first learns.
     """
 
-    name: str
-    trials: int
-    before_ms: float | None
-    best_ms: float | None
-    gflops: float | None
-    failures: tuple[str, ...]
+    worker: Measurer
+    model: ms.CostModel
+    space: Callable[[tirx.PrimFunc, Target], ms.SpaceGenerator] = space_for
+    strategy: Callable[[], ms.SearchStrategy] = evolution
+    opening: int = 8
 
 
 class Search:
-    """Tunes one function after the other, with one database, cost model and worker for all.
+    """Proposes candidates for a task and learns from what becomes of them.
 
-    Upstream commits results a round at a time, which loses a round when it is interrupted; here each is committed as
-    soon as it is there, so the loop over the rounds is written out.
+    It starts where the records of earlier calls left the task: they are its population, its model has seen them, and
+    none of them is proposed again.
 
     Attributes
     ----------
-    seconds
-        Where the time went: ``search``, ``build``, ``run``.
+    model_error
+        Root mean square error of the model's scores, which are best time over own time, of the last candidates; None
+        as long as it hasn't foreseen any.
+
+    Raises
+    ------
+    TuneError
+        If the function's design space cannot be generated.
     """
 
-    def __init__(
-        self, target: Target, folder: Path, trials: int, seed: int, worker: Worker, provenance: Provenance
-    ) -> None:
-        self.target, self.trials, self.seed = target, trials, seed
-        self.worker, self.provenance = worker, provenance
-        try:
-            self.database = ms.database.JSONDatabase(work_dir=str(folder))
-        except (RuntimeError, ValueError) as error:
-            raise TuneError(f"work_dir: the database in {folder} cannot be read: {error}") from error
-        # Upstream's default predicts at random for the first 100 candidates, more than most jobs have.
-        self.model = ms.cost_model.XGBModel(num_warmup_samples=_BATCH, num_tuning_cores=1)
-        self.seconds = {"search": 0.0, "build": 0.0, "run": 0.0}
-
-    def tune(self, name: str, mod: IRModule, progress: bool) -> TaskResult:
-        """Measure candidates until the database has as many as were asked for; `mod` is a normalised workload."""
-        task = _Task(name, mod, self.database, self.target)
-        done = len(task.seconds)
-        if done >= self.trials:
-            return task.result([])
-        untuned = self.worker.prepare(mod)
-        if untuned.seconds is None:
-            return task.result([f"the untuned function: {untuned.failure}"])
-        task.commit_untuned(untuned.seconds)
-        self.provenance.record(task.digest, name=name, before_ms=untuned.seconds * 1e3, failures=[])
-        with tqdm(total=self.trials, initial=done, desc=name, unit="trial", disable=not progress) as bar:
-            failures = self._fill(task, bar)
-        result = task.result(failures)
-        self.provenance.record(task.digest, best_ms=result.best_ms, trials=result.trials)
-        return result
-
-    def _fill(self, task: _Task, bar: tqdm) -> list[str]:
-        """Search and measure; the database grows with each candidate, model and population learn from each batch."""
-        failures: list[str] = []
-        with self._clock():
-            context = self._context(task)
-        while True:
-            with self._clock():
-                candidates = context.generate_measure_candidates()
-                predicted = self.model.predict(context, candidates) if candidates and self.model.booster else None
-            if candidates is None:
-                return failures
-            results = []
-            for candidate in candidates:
-                measured = self.worker.measure(candidate.sch.mod)
-                self.seconds["build"] += measured.build_seconds
-                self.seconds["run"] += measured.run_seconds
-                results.append(task.commit(candidate, measured))
-                if measured.failure is not None:
-                    failures.append(measured.failure)
-                    self.provenance.record(task.digest, failures=failures)
-                bar.set_postfix_str(task.summary(len(failures)), refresh=False)
-                bar.update()
-            if predicted is not None:
-                task.grade(predicted)
-            with self._clock():
-                self.model.update(context, candidates, results)
-                context.notify_runner_results(candidates, results)
-
-    def _context(self, task: _Task) -> ms.TuneContext:
-        """A search that stands where the earlier calls left it."""
-        # Small populations: what is searched is small too, and a round must not take longer than its measurements.
-        strategy = ms.search_strategy.EvolutionarySearch(
-            population_size=64, init_min_unmeasured=32, genetic_num_iters=2, eps_greedy=0.15
-        )
+    def __init__(self, task: Task, tools: Tools, seed: int) -> None:
+        self._task, self._model = task, tools.model
         # A job that goes on must not draw the candidates again that it started with.
         done = len(task.seconds)
-        seed = 1 + (self.seed + done) % (2**31 - 2)
-        space = space_for(task.mod["main"], self.target)
-        # All cores search; the worker, which has the cores while it measures, waits meanwhile.
-        threads = len(os.sched_getaffinity(0))
-        context = _tvm.tune_context(task.mod, self.target, space, strategy, task.name, seed, threads, logger)
-        self.model.update(context, *task.replay())
-        spaces = context.generate_design_space()
-        context.pre_tuning(self.trials - done, min(_BATCH, self.trials - done), spaces, task.memory, self.model)
-        return context
-
-    @contextmanager
-    def _clock(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds["search"] += time.perf_counter() - start
-
-
-class _Task:
-    """One workload for one target: what was measured of it so far, here and before."""
-
-    def __init__(self, name: str, mod: IRModule, database: ms.database.Database, target: Target) -> None:
-        self.name, self.mod, self.database, self.target = name, mod, database, target
-        self.digest = _tvm.workload_hash(mod)
-        self.workload = database.commit_workload(mod)
-        # The search reads its population from a database of its own: the one on disk mixes the targets.
-        self.memory = ms.database.MemoryDatabase()
-        self.memory.commit_workload(mod)
-        records = [
-            record
-            for record in database.get_all_tuning_records()
-            if record.workload.same_as(self.workload) and str(record.target) == str(target)
-        ]
-        # The function as it is has a record too, with an empty trace, so that `apply_best` never picks a worse one.
-        untuned = [record for record in records if not record.trace.insts]
-        self.before = float(untuned[0].run_secs[0]) if untuned else None
-        self.earlier = [record for record in records if record.trace.insts]
-        self.seconds = [float(record.run_secs[0]) for record in self.earlier]
-        self.operations = _tvm.flops(mod)
+        seed = 1 + (seed + done) % (2**31 - 2)
+        self._space = tools.space(task.mod["main"], task.target)
+        self._context = _tvm.tune_context(
+            task.mod, task.target, self._space, tools.strategy(), task.name, seed, 1, logger
+        )
+        self._seen: set[str] = set()
         self.model_error: float | None = None
+        self._predicted: np.ndarray | None = None
+        self._replay()
+        # Upstream raises whatever its C++ side, or a rule in Python below it, throws.
+        try:
+            spaces = self._context.generate_design_space()
+        except Exception as error:
+            reason = _tvm.schedule_error_reason(error)
+            raise TuneError(f"its design space could not be generated: {reason}") from error
+        self._openers = list(spaces[: max(0, tools.opening - done)])
+        # How many there will be is not known here, and of no consequence: `propose` is told each time.
+        self._context.pre_tuning(2**30, ROUND, spaces, task.memory, self._model)
 
-    def replay(self) -> tuple[list[ms.MeasureCandidate], list[ms.runner.RunnerResult]]:
-        """What earlier calls measured, for the population and the model, without records that no longer apply."""
+    def propose(self, count: int) -> list[ms.MeasureCandidate]:
+        """At most `count` candidates that were never proposed before; none if the search has come to its end."""
+        found = self._new(self._opened(), count)
+        for _ in range(_IN_VAIN):
+            if found:
+                break
+            candidates = self._context.generate_measure_candidates()
+            if candidates is None:
+                break
+            found = self._new(candidates, count)
+        trained = bool(found) and self._model.trained
+        self._predicted = self._model.predict(self._context, found) if trained else None
+        return found
+
+    def learn(self, candidates: Sequence[ms.MeasureCandidate], seconds: Sequence[float]) -> None:
+        """Tell model and search what the proposed candidates came to, `FAILED_SECONDS` for those that failed."""
+        if self._predicted is not None:
+            wanted = min(self._task.seconds) / np.array(seconds)
+            self.model_error = float(np.sqrt(np.mean((self._predicted[: len(wanted)] - wanted) ** 2)))
+        results = [_result(s) for s in seconds]
+        self._model.update(self._context, candidates, results)
+        self._context.notify_runner_results(candidates, results)
+
+    def _opened(self) -> Iterator[ms.MeasureCandidate]:
+        """The first design spaces with the decisions that they were generated with, once."""
+        while self._openers:
+            opener = self._openers.pop(0).copy()
+            if self._postprocess(opener):
+                yield ms.MeasureCandidate(opener, ms.arg_info.ArgInfo.from_entry_func(self._task.mod))
+
+    def _new(self, candidates: Iterable[ms.MeasureCandidate], count: int) -> list[ms.MeasureCandidate]:
+        found: list[ms.MeasureCandidate] = []
+        for candidate in candidates:
+            digest = _tvm.workload_hash(candidate.sch.mod)
+            if digest not in self._seen:
+                self._seen.add(digest)
+                found.append(candidate)
+            if len(found) == count:  # an opener that is left is for the next round
+                break
+        return found
+
+    def _replay(self) -> None:
+        """Give what earlier calls measured to population and model, without what no longer applies."""
         candidates, results = [], []
-        for record, seconds in zip(self.earlier, self.seconds):
+        for record, seconds in zip(self._task.earlier, self._task.seconds):
+            sch = s_tir.Schedule(self._task.mod)
             # Traces come from a file, and upstream raises whatever its C++ side throws.
             try:
-                candidates.append(record.as_measure_candidate())
+                record.trace.apply_to_schedule(sch, remove_postproc=True)
+                applies = self._postprocess(sch)
             except Exception as error:
                 reason = _tvm.schedule_error_reason(error)
                 warnings.warn(
-                    f"{self.name}: a record that no longer applies is not learnt from: {reason}", stacklevel=2
+                    f"{self._task.name}: a record that no longer applies is not learnt from: {reason}", stacklevel=2
                 )
                 continue
-            self.memory.commit_tuning_record(record)
-            results.append(_result(seconds))
-        return candidates, results
+            self._seen.add(_tvm.workload_hash(sch.mod))
+            if applies:  # or the search, which applies it again, would end the process
+                self._task.memory.commit_tuning_record(record)
+                candidates.append(ms.MeasureCandidate(sch, record.args_info))
+                results.append(_result(seconds))
+        self._model.update(self._context, candidates, results)
 
-    def commit_untuned(self, seconds: float) -> None:
-        """Put the time of the function as it is on disk, unless an earlier call has."""
-        if self.before is None:
-            self.before = seconds
-            trace, infos = s_tir.Schedule(self.mod).trace, ms.arg_info.ArgInfo.from_entry_func(self.mod)
-            self.database.commit_tuning_record(
-                ms.database.TuningRecord(trace, self.workload, [seconds], self.target, infos)
-            )
-
-    def commit(self, candidate: ms.MeasureCandidate, measured: Measurement) -> ms.runner.RunnerResult:
-        """Put a measurement on disk."""
-        self.seconds.append(FAILED_SECONDS if measured.seconds is None else measured.seconds)
-        record = ms.database.TuningRecord(
-            candidate.sch.trace, self.workload, self.seconds[-1:], self.target, candidate.args_info
-        )
-        self.database.commit_tuning_record(record)
-        self.memory.commit_tuning_record(record)
-        return _result(self.seconds[-1])
-
-    def grade(self, predicted: np.ndarray) -> None:
-        """Compare the model's scores of the last candidates with what they came to: best time over own time."""
-        measured = min(self.seconds) / np.array(self.seconds[-len(predicted) :])
-        self.model_error = float(np.sqrt(np.mean((predicted - measured) ** 2)))
-
-    def summary(self, failed: int) -> str:
-        """The state in a few words, for the progress bar."""
-        best = min(self.seconds)
-        words = [f"best {best * 1e3:.3f} ms"] if best < FAILED_SECONDS else ["none good"]
-        if best < FAILED_SECONDS and self.operations:
-            words.append(f"{self.operations / best / 1e9:.1f} GFLOP/s")
-        if self.model_error is not None:
-            words.append(f"model error {self.model_error:.2f}")
-        return ", ".join([*words, f"{failed} failed"])
-
-    def result(self, failures: list[str]) -> TaskResult:
-        best = min(self.seconds, default=FAILED_SECONDS)
-        good = best < FAILED_SECONDS
-        return TaskResult(
-            name=self.name,
-            trials=len(self.seconds),
-            before_ms=None if self.before is None else self.before * 1e3,
-            best_ms=best * 1e3 if good else None,
-            gflops=self.operations / best / 1e9 if good and self.operations else None,
-            failures=tuple(failures),
-        )
+    def _postprocess(self, sch: s_tir.Schedule) -> bool:
+        sch.enter_postproc()
+        return all(postproc.apply(sch) for postproc in self._space.postprocs or [])
 
 
 def _result(seconds: float) -> ms.runner.RunnerResult:

@@ -2,153 +2,201 @@
 
 It imports the compiler once and stays up, so that a candidate costs its own compilation and timing and nothing else
 (upstream's builder starts new processes for every round and imports every tensor intrinsic in each). It is started,
-fed and replaced by `tvm_axe.meta.measure.Worker`. What is said on the pipe, always by the other side first:
+fed and replaced by `tvm_axe.meta.measure.Worker`. What it is asked, modules and targets being JSON:
 
-    (PREPARE, mod, target, None)      -> ("ok", {"reference": arrays, "median": seconds}), the untuned function's
-    (PREPARE, mod, target, reference) -> ("ok", {}), in a process that replaces one
-    (MEASURE, mod)                    -> ("ok", {"median": seconds, "build": seconds, "run": seconds})
-    any                               -> ("error", one line)
+    (PREPARE, mod, target, exchange, None)      -> `Prepared`; what is wanted of candidates is in the exchange now
+    (PREPARE, mod, target, exchange, prepared)  -> the same, in every other process
+    (BUILD, number, mod)  -> {"build": seconds}; the candidate is kept under its number
+    (RUN, number)         -> {"median": seconds, "run": seconds}; the candidate is dropped
+
+A candidate is run by the process that built it, so nothing compiled is ever written to a file and linked.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
-import sys
 import time
-from multiprocessing.connection import Connection
-from typing import Any
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
 from tvm.ir import IRModule
+from tvm.runtime import Module
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from tvm_axe.lower.tiles import with_tile_kernels
+from tvm_axe import _tvm
+from tvm_axe.lower.tiles import overlaps, with_tile_kernels
+from tvm_axe.target import cores
+from tvm_axe.tile import cache, nvcc
 
-PREPARE, MEASURE = "prepare", "measure"
+from .check import difference, is_float, random_array, same_bytes, summing_slack
+from .child import serve
+from .devices import Device, device_for
+from .exchange import Exchange
+from .reference import reference_for
 
-_REPEATS = 5
-_REPEAT_SECONDS = 0.015  # long against the clock's resolution and a scheduler's tick
-_CANDIDATE_SECONDS = 0.3  # a candidate slower than that is timed fewer times: it isn't a winner
-_MESSAGE = 300  # characters of an error, from its end: the compiler's can hold whole modules, and ends with the reason
-_PR_SET_PDEATHSIG = 1
+BUILD, PREPARE, RUN = "build", "prepare", "run"
+
+_SETS = 2  # of inputs, with contents of their own
+_LARGE = 1 << 26  # bytes of a set of which there is one: a second shows little that so many numbers don't
+
+
+class Prepared(NamedTuple):
+    """What is known of a function whose candidates are to be measured.
+
+    Attributes
+    ----------
+    median
+        Seconds of a call of the function as it stands; None where it wasn't run as it stands.
+    longest
+        Seconds that a call of the function's reference took.
+    written
+        Whether each argument is an output.
+    conditions
+        Under what conditions times are measured.
+    """
+
+    median: float | None
+    longest: float
+    written: tuple[bool, ...]
+    conditions: dict[str, str | int]
+
+
+def build(mod: IRModule, target: Target) -> Module:
+    """Compile a candidate, all of it: nothing is left for its first call but to link."""
+    chosen = with_tile_kernels(mod, target)
+    if str(target.kind.name) != "cuda":
+        module = tvm.compile(chosen, target=target).jit()
+        module.get_function("main")  # generates the code
+        return module
+    # A tile kernel leaves a function of TIRx, which upstream's other pipeline takes for something else.
+    pipeline = "s_tir" if "s_tir" in chosen["main"].attrs else "tirx"
+    store = cache.Cache()
+    return _tvm.build_cuda(
+        chosen, target, lambda source: nvcc.cubin(source, target, store), overlaps(chosen), pipeline
+    )[0]
 
 
 class Bench:
-    """Builds and runs candidates of one function on the same random arguments."""
+    """Builds and runs the candidates of one function."""
 
-    def __init__(self, mod: IRModule, target: Target) -> None:
-        self.target = target
+    def __init__(self, mod: IRModule, target: Target, exchange: Path, prepared: Prepared | None) -> None:
+        self.target, self.slack = target, summing_slack(mod["main"])
         infos = ms.arg_info.ArgInfo.from_prim_func(mod["main"])
-        rng = np.random.default_rng(0)
-        self.arguments = [_random(rng, tuple(map(int, i.shape)), np.dtype(str(i.dtype))) for i in infos]
-        self.reference: list[np.ndarray] = []
+        params = [(tuple(map(int, info.shape)), np.dtype(str(info.dtype))) for info in infos]
+        size = sum(prod(shape) * dtype.itemsize for shape, dtype in params)
+        sets = _SETS if size <= _LARGE else 1
+        self.exchange = Exchange(exchange, params, sets, writable=prepared is None)
+        self.built: dict[int, Module] = {}
+        if prepared is not None:
+            self.prepared = prepared
+            return
+        reference = reference_for(mod, target, build)
+        for positive in (False, True):
+            self._draw(positive)
+            self.device.fill()
+            results = [reference.compute(self.device, number) for number in range(sets)]
+            # The root of a negative number, say, isn't finite, and agrees with that of any other negative number.
+            if all(np.isfinite(array).all() for arrays in results for array in arrays if is_float(array.dtype)):
+                break
+        changed = [
+            [not same_bytes(after, before) for before, after in zip(given, got)]
+            for given, got in zip(self.exchange.inputs, results)
+        ]
+        written = tuple(map(any, zip(*changed)))
+        for wanted, got in zip(self.exchange.wanted, results):
+            for output, array, after in zip(written, wanted, got):
+                if output:
+                    array[...] = after
+        self.prepared = Prepared(*reference.seconds(self.device), written, self.device.conditions())
 
-    def build(self, mod: IRModule) -> tvm.runtime.Executable:
-        return tvm.compile(with_tile_kernels(mod, self.target), target=self.target)
+    @cached_property
+    def device(self) -> Device:
+        """Made at the first run, when nothing else runs: to open a GPU disturbs what is timed on it."""
+        return device_for(self.target, self.exchange.inputs)
 
-    def run(self, executable: tvm.runtime.Executable) -> list[tvm.runtime.Tensor]:
-        """Run once on fresh arguments; give all of them as they are afterwards.
+    def build(self, number: int, mod: IRModule) -> dict[str, float]:
+        """Compile a candidate and keep it."""
+        start = time.perf_counter()
+        self.built[number] = build(mod, self.target)
+        return {"build": time.perf_counter() - start}
+
+    def run(self, number: int) -> dict[str, float]:
+        """Run a candidate on every input set, check what it leaves, and time it.
 
         An output starts as random numbers like everything else, so what a kernel forgets to write doesn't agree with
         the reference, and a kernel that updates a buffer starts from the same one as the reference.
+
+        Raises
+        ------
+        ValueError
+            If a result isn't the reference's, by more than a reordered sum explains.
         """
-        arguments = [tvm.runtime.tensor(a) for a in self.arguments]
-        executable["main"](*arguments)
-        return arguments
+        start, module = time.perf_counter(), self.built.pop(number)
+        self.device.fill()
+        for n in range(len(self.exchange.inputs)):
+            self.device.call(module, n)
+        damage = self.device.damage()
+        if damage:
+            raise ValueError(f"wrong result: it {damage}")
+        for n, (given, wanted) in enumerate(zip(self.exchange.inputs, self.exchange.wanted)):
+            for place, got in enumerate(self.device.results(n)):
+                output = self.prepared.written[place]
+                wrong = difference(got, (wanted if output else given)[place], self.slack if output else 0.0)
+                if wrong:
+                    raise ValueError(f"wrong result: argument {place} {wrong}")
+        median = self.device.median(module, self.device.call(module, 0))
+        return {"median": median, "run": time.perf_counter() - start}
 
-    def check(self, arguments: list[tvm.runtime.Tensor]) -> None:
-        """Raise where a result is not the untuned function's, by more than a reordered sum explains."""
-        for n, (got, want) in enumerate(zip(arguments, self.reference)):
-            error, bound = _difference(got.numpy(), want)
-            if not error <= bound:
-                raise ValueError(f"wrong result: argument {n} is off by {error:.2g} of its largest value")
-
-    def time(self, executable: tvm.runtime.Executable, arguments: list[tvm.runtime.Tensor]) -> float:
-        """Median seconds of a call. Caches are warm: the same arguments every time, nothing flushed in between.
-
-        The first call, which links the code and starts the threads, has been made.
-        """
-        start = time.perf_counter()
-        executable["main"](*arguments)
-        once = time.perf_counter() - start
-        if once > _CANDIDATE_SECONDS:
-            return once
-        number = max(1, round(_REPEAT_SECONDS / once))
-        repeats = min(_REPEATS, max(1, int(_CANDIDATE_SECONDS / (once * number))))
-        timer = executable.mod.time_evaluator("main", tvm.cpu(), number=number, repeat=repeats)
-        return float(np.median(timer(*arguments).results))
+    def _draw(self, positive: bool) -> None:
+        rng = np.random.default_rng(0)
+        for arrays in self.exchange.inputs:
+            for array in arrays:
+                array[...] = random_array(rng, array.shape, array.dtype, positive)
 
 
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Random contents; integers are 0 or 1, which are also valid as indices into anything."""
-    if dtype.kind == "f":
-        return rng.standard_normal(shape).astype(dtype)
-    return rng.integers(0, 2, shape).astype(dtype)
+class _Process:
+    """What answers the requests: the bench of the function that was prepared last, and where it runs."""
+
+    def __init__(self) -> None:
+        self.bench: Bench | None = None
+        self.everywhere = os.sched_getaffinity(0)
+        self.pinned: list[int] = []
+
+    def handle(self, request: tuple[Any, ...]) -> Any:
+        kind, *arguments = request
+        if kind == PREPARE:
+            return self._prepare(*arguments)
+        if self.bench is None:
+            raise ValueError("nothing was prepared")
+        if kind == BUILD:
+            os.sched_setaffinity(0, self.everywhere)
+            number, mod = arguments
+            return self.bench.build(number, tvm.ir.load_json(mod))
+        if self.pinned:
+            os.sched_setaffinity(0, self.pinned)
+        return self.bench.run(*arguments)
+
+    def _prepare(self, mod: str, target: str, exchange: Path, prepared: Prepared | None) -> Prepared:
+        resolved = Target(json.loads(target))
+        if str(resolved.kind.name) == "llvm" and not self.pinned:
+            self.pinned = cpus_for(resolved)
+            _tvm.use_threads(cores(resolved), self.pinned)
+        self.bench = None  # lets go of what the last one held before there is another
+        self.bench = Bench(tvm.ir.load_json(mod), resolved, exchange, prepared)
+        return self.bench.prepared
 
 
-def _difference(got: np.ndarray, want: np.ndarray) -> tuple[float, float]:
-    """The largest difference relative to the largest wanted value, and how much of it is rounding."""
-    if want.dtype.kind != "f":
-        return float((got != want).any()), 0.0
-    if np.array_equal(got, want, equal_nan=True):
-        return 0.0, 0.0
-    wide = want.astype("float64")
-    scale = np.abs(wide).max(initial=0.0) or 1.0
-    return float(np.abs(got.astype("float64") - wide).max() / scale), float(np.sqrt(np.finfo(want.dtype).eps))
-
-
-def _prepare(mod_json: str, target: str, reference: list[np.ndarray] | None) -> tuple[Bench, dict[str, Any]]:
-    mod = tvm.ir.load_json(mod_json)
-    bench = Bench(mod, Target(json.loads(target)))
-    if reference is not None:
-        bench.reference = reference
-        return bench, {}
-    executable = bench.build(mod)
-    arguments = bench.run(executable)
-    bench.reference = [argument.numpy().copy() for argument in arguments]
-    return bench, {"reference": bench.reference, "median": bench.time(executable, arguments)}
-
-
-def _measure(bench: Bench, mod_json: str) -> dict[str, float]:
-    start = time.perf_counter()
-    executable = bench.build(tvm.ir.load_json(mod_json))
-    built = time.perf_counter()
-    arguments = bench.run(executable)
-    bench.check(arguments)
-    median = bench.time(executable, arguments)
-    return {"median": median, "build": built - start, "run": time.perf_counter() - built}
-
-
-def serve(pipe: Connection) -> None:
-    """Answer requests until the other side closes the pipe."""
-    bench: Bench | None = None
-    while True:
-        try:
-            kind, *request = pipe.recv()
-        except EOFError:
-            return
-        try:
-            if kind == PREPARE:
-                bench, answer = _prepare(*request)
-            elif bench is not None:
-                answer = _measure(bench, *request)
-            else:
-                raise ValueError("nothing was prepared")
-            pipe.send(("ok", answer))
-        # Whatever a candidate makes the compiler raise is that candidate's result, not this process's end.
-        except Exception as error:
-            pipe.send(("error", f"{type(error).__name__}: {' '.join(str(error).split())[-_MESSAGE:]}"))
+def cpus_for(target: Target) -> list[int]:
+    """The CPUs that kernels for a (resolved) CPU target run on: as many as its cores, the first of this process's."""
+    return sorted(os.sched_getaffinity(0))[: cores(target)]
 
 
 def main() -> None:
-    """Serve the connection whose file descriptor is the first argument, for the process whose id is the second."""
-    # A tuner that is killed can't stop its worker, which may be in a kernel that never returns.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[2]):  # it was killed before that call
-        return
-    serve(Connection(int(sys.argv[1])))
+    """Be a child of a tuner."""
+    serve(_Process().handle)

@@ -27,9 +27,10 @@ matmul1_rf           local, 0 bytes
 matmul1_gv_gv_global mesh kernel, 128 bytes
 """
 
+from .alone import compile_model
 from .merge import merge
 from .model import schedule_model
 from .pairs import Pair, find_pairs
 from .pipeline import axe_pipeline
 
-__all__ = ["Pair", "axe_pipeline", "find_pairs", "merge", "schedule_model"]
+__all__ = ["Pair", "axe_pipeline", "compile_model", "find_pairs", "merge", "schedule_model"]

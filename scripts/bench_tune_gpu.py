@@ -1,0 +1,204 @@
+"""What tuning is worth on a CUDA GPU: products of a decoder's layers, tuned, beside the kernels' defaults and cuBLAS.
+
+    python scripts/bench_tune_gpu.py [--trials 40] [--work-dir tuning_logs] [--only TEXT] [--rounds 9] [--json]
+    python scripts/bench_tune_gpu.py --compile       only compile what would be measured, which needs no GPU
+
+Ten bf16 products C = A B^T with weights B of (out, in), from a decoder of 8 billion parameters, are tuned one after the
+other by `axe.tune`; a work directory that has the trials is used as it is. Then each is checked against PyTorch, on
+fresh random data with the output poisoned, and the three run in turns from CUDA graphs over several input sets, as in
+bench_gpu.py: medians by CUDA events of bursts of a few milliseconds on a rested GPU. A ratio is the peer's time over
+the tuned one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+import tvm_ffi
+from bench_gpu import captured, in_turns, size
+from tvm import s_tir, tirx
+from tvm.script import tirx as T
+from tvm.target import Target
+
+import tvm_axe as axe
+from tvm_axe import _tvm
+from tvm_axe.lower.tiles import overlaps, with_tile_kernels
+from tvm_axe.meta import apply_best
+from tvm_axe.meta.database import normalize
+from tvm_axe.meta.kernels import choose, offers
+from tvm_axe.schedule.tiles import choices_in
+from tvm_axe.target import resolve_target
+from tvm_axe.tile import nvcc
+from tvm_axe.tile.cache import Cache
+from tvm_axe.tile.kernels import matmul_for
+
+SHAPES = {
+    "qkv_1": (1, 6144, 4096),
+    "down_16": (16, 4096, 14336),
+    "vocabulary_16": (16, 16032, 4096),  # an eighth of the vocabulary
+    "out_64": (64, 4096, 4096),
+    "up_64": (64, 14336, 4096),
+    "qkv_128": (128, 6144, 4096),
+    "down_128": (128, 4096, 14336),
+    "out_512": (512, 4096, 4096),
+    "qkv_1000": (1000, 6144, 4096),
+    "up_4096": (4096, 14336, 4096),
+}
+"""Tokens, columns and depth."""
+
+TOLERANCE = 1e-2  # relative error of the norm, in bf16
+
+
+def product(m: int, n: int, k: int) -> tirx.PrimFunc:
+    """C = A B^T, summed in float32 and rounded once."""
+
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((m, k), "bfloat16"), B: T.Buffer((n, k), "bfloat16"), C: T.Buffer((m, n), "bfloat16")):
+        D = T.sblock_alloc_buffer((m, n), "float32")
+        for i, j, l in T.grid(m, n, k):
+            with T.sblock("product"):
+                vi, vj, vl = T.axis.remap("SSR", [i, j, l])
+                with T.init():
+                    D[vi, vj] = T.float32(0)
+                D[vi, vj] = D[vi, vj] + T.cast(A[vi, vl], "float32") * T.cast(B[vj, vl], "float32")
+        for i, j in T.grid(m, n):
+            with T.sblock("round"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                C[vi, vj] = T.cast(D[vi, vj], "bfloat16")
+
+    return main
+
+
+def default(m: int, n: int, k: int, target: Target) -> tvm.IRModule:
+    """The product computed by the kernel that `matmul_for` names, with its default parameters."""
+    sch = s_tir.Schedule(normalize(product(m, n, k)))
+    (offer,) = [o for o in offers(sch, target) if o.kernel == matmul_for(target, o.problem).name]
+    choose(sch, offer, sampled=False)
+    return sch.mod
+
+
+def compiled(mod: tvm.IRModule, target: Target) -> Callable[..., None]:
+    """The module's ``main``, with tile kernels where they were chosen."""
+    lowered, store = with_tile_kernels(mod, target), Cache()
+    module, _ = _tvm.build_cuda(lowered, target, lambda text: nvcc.cubin(text, target, store), overlaps(lowered))
+    return module["main"]
+
+
+def chosen(mod: tvm.IRModule) -> str:
+    """The kernel of a schedule of a product, in words."""
+    return ", ".join(map(str, choices_in(mod["main"])))
+
+
+def tensors(m: int, n: int, k: int) -> dict[str, Any]:
+    """Fresh random operands, and a result of NaN."""
+    import torch
+
+    made = {name: torch.randn(shape, device="cuda").bfloat16() for name, shape in {"A": (m, k), "B": (n, k)}.items()}
+    return made | {"C": torch.full((m, n), math.nan, device="cuda", dtype=torch.bfloat16)}
+
+
+def check(run: Callable[[Mapping[str, Any]], object], made: Mapping[str, Any]) -> float:
+    """The relative error of the norm against float32 in PyTorch."""
+    made["C"].fill_(math.nan)
+    run(made)
+    expected = made["A"].float() @ made["B"].float().T
+    error = float((made["C"].double() - expected.double()).norm() / expected.double().norm())
+    if not error <= TOLERANCE:
+        raise AssertionError(f"relative error {error:.1e}")
+    return error
+
+
+def measured(name: str, mods: Mapping[str, tvm.IRModule], target: Target, rounds: int) -> dict[str, Any]:
+    """The row of one shape: `mods` has its default and its tuned schedule."""
+    import torch
+
+    m, n, k = SHAPES[name]
+    functions: dict[str, Callable[[Mapping[str, Any]], object]] = {}
+    for kind, mod in mods.items():
+        main = compiled(mod, target)
+        functions[kind] = lambda t, main=main: main(*map(tvm_ffi.from_dlpack, t.values()))
+    functions["cublas"] = lambda t: torch.matmul(t["A"], t["B"].T, out=t["C"])
+    first = tensors(m, n, k)
+    errors = {kind: check(function, first) for kind, function in functions.items()}
+    sets = [first, *(tensors(m, n, k) for _ in range(3))]
+    seconds = max(2 * m * n * k / 8e14, size(first) / 4e12)
+    launches = max(4, math.ceil(3e-3 / (seconds + 2e-6)))
+    times = in_turns(captured(functions, sets, launches), rounds, 0.1, 1)
+    ms = {kind: time / launches for kind, time in times.items()}
+    return {
+        "name": f"{name} {m}x{n}x{k}", "kernel": chosen(mods["tuned"]), "before": chosen(mods["default"]),
+        **{f"{kind}_ms": value for kind, value in ms.items()}, "error": errors["tuned"],
+        "ratio": ms["default"] / ms["tuned"], "cublas_ratio": ms["cublas"] / ms["tuned"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=40, help="candidates for each shape (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no shape is begun later (default: %(default)s)")
+    parser.add_argument("--work-dir", default="tuning_logs", help="where records are kept (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="shapes whose name has this text")
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each (default: %(default)s)")
+    parser.add_argument("--compile", action="store_true", help="compile what is recorded and the defaults, and stop")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    target, start = resolve_target("cuda"), time.perf_counter()
+    shapes = {name: shape for name, shape in SHAPES.items() if args.only in name}
+    seconds, failed = {}, 0
+    for name, shape in shapes.items():
+        if args.compile or time.perf_counter() - start > args.seconds:
+            continue
+        mod = tvm.IRModule({name: product(*shape).with_attr("global_symbol", name)})
+        began = time.perf_counter()
+        result = axe.tune(mod, target=target, trials=args.trials, work_dir=args.work_dir, seed=0, progress=False)
+        seconds[name] = time.perf_counter() - began
+        (task,) = result.tasks
+        spent = ", ".join(f"{key} {value:.1f}" for key, value in result.seconds.items())
+        print(
+            f"{name}: {task.trials} trials, {len(task.failures)} failed, best {task.best_ms} ms; seconds: {spent}",
+            file=sys.stderr,
+            flush=True,
+        )
+    total, rows = time.perf_counter() - start, []
+    for name, shape in shapes.items():
+        tuned, _ = apply_best(normalize(product(*shape)), target, args.work_dir)
+        if not choices_in(tuned["main"]):
+            failed += 1
+            print(f"{name}: no record in {args.work_dir}: it was not begun within --seconds", file=sys.stderr)
+            continue
+        mods = {"default": default(*shape, target), "tuned": tuned}
+        try:
+            if args.compile:
+                for mod in mods.values():
+                    compiled(mod, target)
+                continue
+            rows.append(measured(name, mods, target, args.rounds))
+        except Exception as error:  # the others are measured whatever one does
+            failed += 1
+            print(f"{name}: {type(error).__name__}: {error}"[:2000], file=sys.stderr, flush=True)
+            continue
+        row = rows[-1]
+        if not args.json:
+            print(
+                f"{row['name']:<28} {row['default_ms'] * 1e3:8.2f} us -> {row['tuned_ms'] * 1e3:8.2f} us  ratio "
+                f"{row['ratio']:.3f}  to cublas {row['cublas_ratio']:.3f}  error {row['error']:.1e}  {row['kernel']}",
+                flush=True,
+            )
+    if rows and args.json:
+        print(json.dumps({"rows": rows, "tuning_seconds": total, "seconds": seconds}))
+    elif rows:
+        mean, least = statistics.geometric_mean(row["ratio"] for row in rows), min(row["ratio"] for row in rows)
+        print(f"geometric mean {mean:.3f}, least {least:.3f}; tuned in {total:.0f} s")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

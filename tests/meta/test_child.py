@@ -1,0 +1,97 @@
+"""Processes that answer, fail, die or are late, each in words, and are new after that."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+import pytest
+
+from tvm_axe.errors import TuneError
+from tvm_axe.meta.child import Child
+
+_MAIN = """
+import os, signal, subprocess, sys, time
+from tvm_axe.meta.child import Fatal, serve
+
+def handle(request):
+    kind, *rest = request
+    if kind == "pid":
+        return os.getpid(), os.environ.get("SAID"), open("/proc/self/oom_score_adj").read().strip()
+    if kind == "raise":
+        raise ValueError("a  long\\nreason " + "x" * 400 + " with an end")
+    if kind == "fatal":
+        raise Fatal("the device is broken")
+    if kind == "die":
+        os.kill(os.getpid(), rest[0])
+    if kind == "exit":
+        os._exit(3)
+    if kind == "start":
+        return subprocess.Popen(["sleep", "60"]).pid
+    print("heard", kind, flush=True)
+    time.sleep(60)
+
+serve(handle)
+"""
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory):
+    """One for all the tests: starting it takes longer than they do."""
+    child = Child(_MAIN, tmp_path_factory.mktemp("child") / "log", {"SAID": "hello"})
+    yield child
+    child.close()
+
+
+def test_it_stays_up_while_requests_fail_in_themselves(child):
+    status, (pid, said, score) = child.ask(("pid",), 60)
+    assert (status, pid, said, score) == ("ok", child.pid, "hello", "1000")
+    status, reason = child.ask(("raise",), 60)
+    assert status == "error"
+    assert len(reason) < 330
+    assert reason.startswith("ValueError: x")
+    assert reason.endswith("with an end")
+    assert child.ask(("pid",), 60)[1][0] == pid
+
+
+@pytest.mark.parametrize(
+    "request_, status, reason",
+    [
+        (("fatal",), "error", "the device is broken"),
+        (("die", 11), "died", "crashed (SIGSEGV)"),
+        (("die", 9), "died", "killed (SIGKILL): by the system for want of memory, or from outside"),
+        (("exit",), "died", "exited (3)"),
+        (("wait",), "error", "no result within 0.2 s"),
+    ],
+)
+def test_it_is_new_after_its_end(child, request_, status, reason):
+    before = child.ask(("pid",), 60)[1][0]
+    assert child.ask(request_, 0.2 if request_ == ("wait",) else 60) == (status, reason)
+    assert child.pid is None
+    assert not psutil.pid_exists(before)
+    status, (after, *_) = child.ask(("pid",), 60)
+    assert (status, after) == ("ok", child.pid)
+    assert after != before
+
+
+def test_what_it_started_ends_with_it_and_what_it_prints_is_kept(child):
+    sleeper = psutil.Process(child.ask(("start",), 60)[1])
+    child.send(("wait",))
+    deadline = time.monotonic() + 30
+    while "heard wait" not in child.log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.close()
+    assert psutil.wait_procs([sleeper], timeout=10)[1] == []
+
+
+def test_one_that_was_killed_while_idle_is_found_dead(child):
+    os.kill(child.ask(("pid",), 60)[1][0], 9)
+    assert child.ask(("pid",), 60)[0] == "died"
+    assert child.pid is None
+
+
+def test_a_log_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(TuneError, match=r"no tuning worker can be started: .*No such file"):
+        Child(_MAIN, tmp_path / "missing" / "log").ask(("pid",), 60)

@@ -1,0 +1,136 @@
+"""A distributed program as MetaSchedule's workload, and the design spaces of its schedules.
+
+The workload is the function as the caller gave it, shared over the mesh already or not, with the mesh and all else that
+its records hold for in its attributes. A space is what one choice of primitives leaves (which loop on which axis, AR or
+RS-C-AG, fused or not, overlapped or not); what is sampled in it is the number of chunks. The primitives record stock
+instructions only, so that any MetaSchedule reads the records and replays their traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import IRModule
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+from ...errors import LowerError
+from ...layout import Mesh
+from ...lower import Lowered, lower
+from ...schedule import BIND, LAYOUTS, Schedule
+from ...searching.cost import estimate
+from ...searching.moves import Candidate, spaces, structure
+from ...searching.seeds import sharings
+from ..database import with_only_attrs
+from ..folders import MESH
+from ..mutator import MutateChoice
+
+__all__ = ["CHUNKS", "Lowers", "engine_of", "mesh_of", "program_space", "program_workload"]
+
+ENGINE, KEEP = "axe.engine", "axe.keep"
+"""A workload's attributes beside its mesh: what its devices are, and the outputs that may stay sharded."""
+
+CHUNKS = (2, 4, 8)  # pieces of a device's slice; which of them divide it is seen for each schedule
+
+
+def program_workload(func: tirx.PrimFunc, mesh: Mesh, engine: str, keep: Collection[str] = ()) -> IRModule:
+    """The workload of a program on a mesh."""
+    attrs = {"global_symbol": "main", "s_tir": True, MESH: str(mesh), ENGINE: engine}
+    if keep:
+        attrs[KEEP] = ",".join(sorted(keep))
+    if func.attrs and LAYOUTS in func.attrs:
+        attrs[LAYOUTS] = func.attrs[LAYOUTS]
+    # Functions that share a body aren't safe: upstream's schedule takes a body for its own and changes it in both.
+    return IRModule({"main": s_tir.renew_defs(with_only_attrs(func, attrs))})
+
+
+def mesh_of(mod: IRModule) -> Mesh:
+    """The mesh of a program's workload, or of a candidate for it."""
+    return Mesh.parse(str(mod["main"].attrs[MESH]))
+
+
+def engine_of(mod: IRModule) -> str:
+    """What the devices of a program's workload are: see `tvm_axe.launch`."""
+    return str(mod["main"].attrs[ENGINE])
+
+
+def program_space(mod: IRModule, chunks: Sequence[int] = CHUNKS) -> ms.SpaceGenerator:
+    """The design space of a program's workload, for upstream's searches: those that the link model likes best first.
+
+    Parameters
+    ----------
+    mod
+        What `program_workload` made.
+    chunks
+        Into how many chunks overlapping stages may cut a device's slice, where that divides.
+    """
+    mesh = mesh_of(mod)
+
+    def generate(base: s_tir.Schedule) -> list[s_tir.Schedule]:
+        return [candidate.sch for candidate, _ in first_schedules(base.mod, chunks)]
+
+    return ms.space_generator.ScheduleFn(
+        generate, sch_rules=[], postprocs=[Lowers(mesh)], mutator_probs={MutateChoice(): 1.0}
+    )
+
+
+def first_schedules(mod: IRModule, chunks: Sequence[int]) -> list[tuple[Candidate, Lowered]]:
+    """A schedule of each space, what the link model expects least of first."""
+    found, seen = [], set()
+    for seed in seeds(mod):
+        keep = str(mod["main"].attrs[KEEP]).split(",") if KEEP in mod["main"].attrs else ()
+        for space in spaces(seed, keep, chunks):
+            key = structure(space[0].sch)
+            lowered = None if key in seen else lowered_or_none(space[0].sch, seed.mesh)
+            seen.add(key)
+            if lowered is not None:
+                found.append((space[0], lowered))
+    return sorted(found, key=lambda pair: estimate(pair[1]))
+
+
+def lowered_or_none(sch: s_tir.Schedule, mesh: Mesh) -> Lowered | None:
+    """The schedule lowered, or None where the lowering refuses it: it is none of the program then."""
+    try:
+        return lower(sch.mod["main"], mesh)
+    except LowerError:
+        return None
+
+
+def seeds(mod: IRModule) -> Iterator[Schedule]:
+    """The function as it is, where somebody shared it over the mesh, or else the ways to share it.
+
+    Raises
+    ------
+    ScheduleError
+        If there is none.
+    """
+    bound = False
+
+    def on_loop(loop: tirx.For) -> None:
+        nonlocal bound
+        bound = bound or BIND in loop.annotations
+
+    tvm_ffi.structural_walk(mod["main"].body, (tirx.For, on_loop))
+    return iter([Schedule(mod, mesh=mesh_of(mod))]) if bound else sharings(mod["main"], mesh_of(mod))
+
+
+@derived_object
+class Lowers(ms.postproc.PyPostproc):
+    """Refuses schedules that cannot be lowered to the mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        """Nothing of the context is needed."""
+
+    def apply(self, sch: s_tir.Schedule) -> bool:
+        """Whether it can be lowered."""
+        return lowered_or_none(sch, self.mesh) is not None
+
+    def clone(self) -> Lowers:
+        """Another one, for another thread."""
+        return Lowers(self.mesh)

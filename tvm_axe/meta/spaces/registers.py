@@ -1,0 +1,368 @@
+"""Register tiles: contractions by vector multiply-adds whose sums stay in registers.
+
+With mr rows times nv vectors of accumulators::
+
+    for batches, rows, columns (parallel):    # pieces of work; here A is padded
+      for column tiles:                       # here W's panel is packed: every sum's terms by nv vectors
+        for row tiles:
+          for phases (unrolled):              # where A is zero at every other point
+            for reductions, the last partly unrolled:
+              for mr rows, nv vectors (unrolled), lanes (vectorised):
+                C_local[mr, nv, lanes] += A[row, ..] * panel[.., column]
+            write the tile, through the pointwise blocks that follow
+
+Once rows and vectors are unrolled every access to C_local has a constant index, so LLVM keeps the tile in vector
+registers for the whole sum. What a tile doesn't divide is padded (`pad_einsum`) where every index is an iterator alone,
+and masked elsewhere; loop partitioning confines what either costs to the last tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from ...schedule import query
+from ...target import cores, vector_bits, vector_registers
+from .contraction import Contraction, is_move, is_pointwise
+
+__all__ = ["Tile", "register_tile", "tiles"]
+
+_PIECES = 4  # of work for each core
+_MAX_UNROLL = 4  # terms of a sum in a loop's body: more only cost instruction cache
+_MAX_TILES = 1 << 20  # `sample_perfect_tile` wants a bound on its innermost factor; here any will do
+_ROWS = (1, 2, 4, 6, 7, 8, 12, 14, 16)
+_VECTORS = (1, 2, 3, 4, 6)
+_IN_FLIGHT = 14  # multiply-adds that hide their own latency and that of loads
+_NARROW = 128  # bits: what is left of a vector for columns that don't divide a wider one
+_FAR = 4096  # bytes between rows: a page, and a set of the first cache
+_WASTE = 1 / 16  # of the rows of the last tiles; upstream's rules never waste any
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What fixes the shape of a contraction's trace.
+
+    Attributes
+    ----------
+    rows
+        The loops whose innermost parts are the tile's rows, each with its factor.
+    vectors
+        Vectors of a row.
+    packed
+        Whether each thread copies the panel of W that it is about to use into a buffer of its own.
+    apart
+        Whether A is padded before all else, and not by each piece of work for itself.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    vectors: int
+    packed: bool
+    apart: bool = False
+
+    @property
+    def accumulators(self) -> int:
+        """Vector registers that hold sums."""
+        return prod(factor for _, factor in self.rows) * self.vectors
+
+
+def tiles(match: Contraction, target: Target) -> list[Tile]:
+    """The tiles worth trying.
+
+    With W's vectors and one of A they fit the register file; they keep at least half as many multiply-adds in flight
+    as the best of them; and they don't exceed the result. The most promising come first; none where the columns of a
+    convolution leave but a little of a vector.
+    """
+    lanes = lanes_of(match, target)
+    width = match.width if match.plain else (match.run or match.width)
+    if not match.plain and lanes * match.bits < _NARROW:
+        return []
+    found = []
+    for rows, nv in ((rows, nv) for nv in _VECTORS for rows in _row_tiles(match)):
+        mr, nr = prod(factor for _, factor in rows), nv * lanes
+        divides = width % nr == 0
+        if mr * nv + nv + 1 > vector_registers(target) or not (divides or (match.plain and nv <= -(-width // lanes))):
+            continue
+        # In place W's vectors must be whole and in one piece.
+        in_place = divides and not match.made and match.weights_dim == match.weights_rank - 1
+        # Rows that can't be cut in pieces would have each piece pad all of A.
+        alone = match.computed and not _divisible(match, rows)
+        found += [
+            Tile(rows, nv, packed, apart)
+            for apart in ((True,) if alone else (False, True) if match.computed else (False,))
+            for packed in (False, True)
+            if packed or in_place
+        ]
+    busiest = max((tile.accumulators for tile in found), default=0)
+    return sorted(
+        (tile for tile in found if 2 * tile.accumulators >= busiest),
+        key=lambda tile: _promise(match, tile, lanes),
+        reverse=True,
+    )
+
+
+def _divisible(match: Contraction, rows: tuple[tuple[int, int], ...]) -> bool:
+    """Whether the rows' outermost loop can be cut into pieces of several tiles, or in two."""
+    factors = dict(rows)
+    loop = _outermost(match, factors)
+    extent = -(-match.extents[loop] // match.phases.get(loop, 1) // factors.get(loop, 1))
+    return any(extent % pieces == 0 for pieces in range(2, max(2, extent // 2) + 1))
+
+
+def _promise(match: Contraction, tile: Tile, lanes: int) -> tuple[float, float, bool, bool]:
+    """What speaks for a tile, the most important first: a key to sort by.
+
+    The useful part of what it has in flight, up to what hides latencies; how little it loads for that; W packed where
+    its rows are far apart; and padding that is in the cache when it is read.
+    """
+    steps = [(match.extents[loop] // match.phases.get(loop, 1), factor) for loop, factor in tile.rows]
+    steps.append((match.width, tile.vectors * lanes))
+    useful = prod(extent / (-(-extent // step) * step) for extent, step in steps)
+    # A that has the columns too is loaded as often as it is multiplied, but by rows that overlap.
+    rows = tile.accumulators // tile.vectors
+    reuse = tile.accumulators / (rows + tile.vectors) if match.run else 1 / tile.vectors
+    far = match.width * match.bits // 8 >= _FAR
+    return useful * min(tile.accumulators, _IN_FLIGHT), reuse, tile.packed == far, not tile.apart
+
+
+def _row_tiles(match: Contraction) -> list[tuple[tuple[int, int], ...]]:
+    """Rows of a tile: part of the innermost loop over rows, or all of it and part of the next, and so on."""
+    found = []
+    for rows in _ROWS:
+        factors, rest = [], rows
+        for loop in reversed(match.rows):
+            extent = match.extents[loop] // match.phases.get(loop, 1)
+            if rest <= extent:
+                waste = -(-extent // rest) * rest / extent - 1
+                if match.plain or waste <= _WASTE:
+                    factors.append((loop, rest))
+                    found.append(tuple(factors))
+                break
+            if rest % extent:
+                break
+            factors.append((loop, extent))
+            rest //= extent
+    return found
+
+
+def lanes_of(match: Contraction, target: Target) -> int:
+    """Elements of C in a vector: a register's worth, or a power of two that fits a narrower result."""
+    full = vector_bits(target) // match.bits
+    if match.plain:
+        return min(full, 1 << (match.width.bit_length() - 1))
+    width = match.run or match.width
+    return min(full, width & -width)
+
+
+def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile: Tile) -> set[str]:
+    """Schedule one contraction of ``main`` as the module's header shows, in place, by stock instructions only.
+
+    Returns
+    -------
+    set of str
+        The blocks that it took: its own, and those before and after it that it computes in its nest.
+    """
+    lanes = lanes_of(match, target)
+    stage = _stage(sch, match, tile, lanes)
+    block = stage.block
+    loops = sch.get_loops(block)
+    factors, steps = dict(tile.rows), {}
+    inner: list[LoopRV] = []
+    for n in match.rows:
+        loops[n], steps[n] = _phase(sch, loops[n], match.phases.get(n))
+        if n in factors:
+            loops[n], row = sch.split(loops[n], [None, factors[n]])
+            inner.append(row)
+    for n in match.reductions:
+        loops[n], steps[n] = _phase(sch, loops[n], match.phases.get(n))
+    vectors, j, v = sch.split(loops[match.vector], [None, tile.vectors, lanes])
+    split = _outermost(match, factors)
+    last = match.reductions[-1]
+    cut = _pieces(sch, match, loops[split], vectors, target, columns_first=stage.panel is not None)
+    unroll = max(n for n in range(1, _MAX_UNROLL + 1) if _extent(sch, loops[last]) % n == 0)
+    mo, loops[split] = _cut(sch, loops[split], cut[0], _MAX_TILES)
+    no, nt = _cut(sch, vectors, cut[1], _MAX_TILES)
+    ko, ki = _cut(sch, loops[last], _extent(sch, loops[last]) // unroll, _MAX_UNROLL)
+    batches, columns = [loops[n] for n in match.batches], [loops[n] for n in match.columns]
+    phases = [steps[n] for n in match.rows if steps[n] is not None]
+    rows = [loops[n] for n in match.rows]
+    sums = [loops[n] for n in match.reductions[:-1]] + [steps[n] for n in match.reductions if steps[n] is not None]
+    if stage.operand is None or tile.apart:
+        batches, columns = [*batches, *columns], []  # pieces of work too
+    sch.reorder(*batches, mo, no, *columns, nt, *rows, *phases, *sums, ko, ki, *inner, j, v)
+    outer = sch.fuse(*batches, mo, no)
+    if cores(target) > 1:
+        sch.parallel(outer)
+    if stage.operand is not None:
+        if not tile.apart:
+            sch.compute_at(stage.operand, outer, preserve_unit_loops=True)
+        elif cores(target) > 1:
+            sch.parallel(sch.fuse(*sch.get_loops(stage.operand)[:-1]))
+        _vectorize_last(sch, stage.operand, lanes)
+    sch.reverse_compute_at(stage.store, rows[-1], preserve_unit_loops=True)
+    stored = sch.get_loops(stage.store)[-len(match.extents) + len(match.reductions) :]
+    sj, sv = sch.split(stored[-1], [None, lanes])
+    unrolled, vectors = [*phases, ki, *inner, j, *stored[:-1], sj], [v, sv]
+    unrolled += [steps[n] for n in match.reductions if steps[n] is not None]
+    if stage.panel is not None:
+        sch.compute_at(stage.panel, nt, preserve_unit_loops=True)
+        if match.weights_dim == match.weights_rank - 1:
+            pj, pv = sch.split(sch.get_loops(stage.panel)[-1], [None, lanes])
+            unrolled, vectors = [*unrolled, pj], [*vectors, pv]
+    for loop in unrolled:
+        sch.unroll(loop)
+    for loop in vectors:
+        sch.vectorize(loop)
+    for loop in (nt, *rows):
+        sch.annotate(loop, "pragma_loop_partition_hint", 1)
+    sch.decompose_reduction(block, (sums or [ko])[0])
+    return stage.taken
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The blocks of a nest: the sum, what writes C from registers, W's panel, what computes A; all that are in it."""
+
+    block: SBlockRV
+    store: SBlockRV
+    panel: SBlockRV | None
+    operand: SBlockRV | None
+    taken: set[str]
+
+
+def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _Stage:
+    """Pad to whole tiles, inline what is before and after, and give the blocks that are left."""
+    a, w, c = match.buffers
+    block = sch.get_sblock(match.block)
+    taken = {match.block}
+    step = {**dict(tile.rows), match.vector: tile.vectors * lanes}
+    row_tail, column_tail = (
+        match.plain and any(match.extents[loop] % step[loop] for loop in loops)
+        for loops in ([loop for loop, _ in tile.rows], [match.vector])
+    )
+    after = _epilogue(sch, block)
+    before = {name: producer for name in (a, w) if (producer := _producer(sch, block, name)) is not None}
+    taken |= {query.name_of(sch, b) for b in (*after, *before.values())}
+    if row_tail or column_tail:
+        sch.pad_einsum(block, [step.get(loop, 1) for loop in match.iterators])
+    if row_tail:
+        sch.compute_inline(sch.get_sblock(f"{a}_pad"))
+    panel = None
+    if tile.packed:  # padding is a copy already
+        panel = sch.get_sblock(f"{w}_pad") if column_tail else sch.cache_read(block, match.weights, "global")
+        if match.weights_dim != match.weights_rank - 1:
+            sch.transform_layout(panel, ("write", 0), _moved_last(match))
+    if row_tail or column_tail:
+        sch.set_scope(block, 0, "local")
+        store = sch.get_sblock(f"{c}_pad")
+        if after:
+            sch.compute_inline(store)
+    elif after:
+        sch.set_scope(block, 0, "local")
+    else:
+        store = sch.cache_write(block, 0, "local")
+    for pointwise in after[:-1]:
+        sch.compute_inline(pointwise)
+    if after:
+        store = after[-1]
+    operand = None
+    for name, producer in before.items():
+        if name == a and not is_move(sch.get(producer)):
+            operand = producer
+        else:
+            sch.compute_inline(producer)
+    return _Stage(block, store, panel, operand, taken)
+
+
+def _phase(sch: s_tir.Schedule, loop: LoopRV, step: int | None) -> tuple[LoopRV, LoopRV | None]:
+    """Split off the phases of a loop, if it has any."""
+    if step is None:
+        return loop, None
+    whole, phase = sch.split(loop, [None, step])
+    return whole, phase
+
+
+def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    return int(sch.get(loop).extent)
+
+
+def _cut(sch: s_tir.Schedule, loop: LoopRV, outer: int, bound: int) -> list[LoopRV]:
+    """Split a loop in two by a sample, which starts with `outer`."""
+    decision = [outer, _extent(sch, loop) // outer]
+    return list(sch.split(loop, sch.sample_perfect_tile(loop, 2, bound, decision=decision)))
+
+
+def _pieces(
+    sch: s_tir.Schedule, match: Contraction, rows: LoopRV, columns: LoopRV, target: Target, columns_first: bool
+) -> tuple[int, int]:
+    """Into how many pieces to cut the rows and the columns to begin with: a few for each core, as many for all.
+
+    A panel is packed by every piece of the rows, A padded by every piece of the columns.
+    """
+    extents = _extent(sch, rows), _extent(sch, columns)
+    pieces, cut = prod(match.extents[n] for n in match.batches), [1, 1]
+    for n in (1, 0) if columns_first else (0, 1):
+        if pieces < _PIECES * cores(target):
+            divisors = [d for d in range(1, extents[n] + 1) if extents[n] % d == 0]
+            enough = [d for d in divisors if d * pieces >= _PIECES * cores(target)]
+            even = [d for d in enough or divisors if d * pieces % cores(target) == 0]
+            cut[n] = min(even or enough) if enough else max(even or divisors)
+            pieces *= cut[n]
+    return cut[0], cut[1]
+
+
+def _outermost(match: Contraction, factors: dict[int, int]) -> int:
+    """The loop over rows that is cut into pieces of work: the first that the tile leaves something of."""
+    left = {n: -(-match.extents[n] // match.phases.get(n, 1) // factors.get(n, 1)) for n in match.rows}
+    return next((n for n, extent in left.items() if extent > 1), match.rows[0])
+
+
+def _moved_last(match: Contraction) -> tirx.IndexMap:
+    """The map of W's dimensions that moves j last."""
+
+    def move(*dims: tirx.Var) -> list[tirx.Var]:
+        rest = [dim for n, dim in enumerate(dims) if n != match.weights_dim]
+        return [*rest, dims[match.weights_dim]]
+
+    return tirx.IndexMap.from_func(move, ndim=match.weights_rank)
+
+
+def _vectorize_last(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
+    """Vectorise a block's innermost loop where whole vectors go into it."""
+    loop = sch.get_loops(block)[-1]
+    extent = sch.get(loop).extent
+    if isinstance(extent, tirx.IntImm) and int(extent) % lanes == 0:
+        sch.vectorize(sch.split(loop, [None, lanes])[1])
+
+
+def _epilogue(sch: s_tir.Schedule, block: SBlockRV) -> list[SBlockRV]:
+    """The pointwise blocks that follow one another from a block on, each the only reader of the one before."""
+    found = [block]
+    while len(readers := sch.get_consumers(found[-1])) == 1 and _follows(sch, readers[0], found[-1]):
+        found.append(readers[0])
+    return found[1:]
+
+
+def _follows(sch: s_tir.Schedule, reader: SBlockRV, last: SBlockRV) -> bool:
+    """Whether `reader` can go on with each element as `last` leaves it, and needs no other block for that."""
+    buffer, stmt = sch.get(last).body.buffer, sch.get(reader)
+    if query.is_parameter(sch, buffer) or not is_pointwise(stmt) or len(stmt.body.indices) != len(stmt.iter_vars):
+        return False
+    # `reverse_compute_at` wants all of a block's producers in the nest.
+    return len(sch.get_producers(reader)) == 1 and all(
+        tvm_ffi.structural_equal(list(load.indices), list(stmt.body.indices)) for load in query.loads_of(stmt, buffer)
+    )
+
+
+def _producer(sch: s_tir.Schedule, block: SBlockRV, buffer: str) -> SBlockRV | None:
+    """The pointwise block that makes an operand of parameters alone, which nothing else reads."""
+    for producer in sch.get_producers(block):
+        stmt = sch.get(producer)
+        alone = len(sch.get_consumers(producer)) == 1 and not sch.get_producers(producer)
+        if alone and is_pointwise(stmt) and str(stmt.body.buffer.name) == buffer:
+            return producer
+    return None

@@ -1,0 +1,219 @@
+"""Functions of rows: sums or maxima over the last dimensions and what is pointwise in between (softmax, norms).
+
+    for rows (parallel):
+      for k (vectors): partial[lanes] = max(partial[lanes], x[row, k])      # a reduction, with several partials
+      reduce the partials
+      for j (vectors): y[j] = exp(x[row, j] - top)                          # a pointwise block
+      ..
+
+Everything about a row is computed while it is in the cache. Where there are fewer rows than cores, one reduction's
+terms are shared out among the cores first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from ... import _tvm
+from ...schedule import query
+from ...target import cores, vector_bits
+from .contraction import is_plain_nest, is_pointwise
+
+__all__ = ["Rows", "find_rows", "row_schedules"]
+
+_PARTIALS = (4, 8, 2, 1)  # vectors of partial results: enough to hide the latency of an addition
+_PIECES = (1, 2, 4)  # of work for each thread
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A function of rows.
+
+    Attributes
+    ----------
+    reductions, pointwise
+        Names of its blocks.
+    output
+        Name of the last block, which is pointwise or the one reduction.
+    rows
+        Extents of the rows' loops, which are the first of every block.
+    terms
+        Terms of a reduction.
+    bits
+        Size of an element.
+    """
+
+    reductions: tuple[str, ...]
+    pointwise: tuple[str, ...]
+    output: str
+    rows: tuple[int, ...]
+    terms: int
+    bits: int
+
+
+def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
+    """The function ``main`` as one of rows, or None.
+
+    Every block has a plain nest that starts with the rows' loops; reductions go over as many terms as each other, in
+    whole vectors; and there is work for all cores: several rows, or one reduction that can be shared out.
+    """
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    stmts = [sch.get(block) for block in blocks]
+    nests = [[sch.get(loop) for loop in sch.get_loops(block)] for block in blocks]
+    if not all(is_plain_nest(nest, _tvm.block_realize(sch, block)) for nest, block in zip(nests, blocks)):
+        return None
+    extents = [tuple(int(loop.extent) for loop in nest) for nest in nests]
+    sums = [n for n, stmt in enumerate(stmts) if _is_reduction(stmt)]
+    if not sums or not all(n in sums or is_pointwise(stmt) for n, stmt in enumerate(stmts)):
+        return None
+    depth = len(stmts[sums[0]].body.indices)
+    rows, terms = extents[sums[0]][:depth], prod(extents[sums[0]][depth:])
+    bits = np.dtype(str(stmts[-1].body.buffer.dtype)).itemsize * 8
+    lanes = vector_bits(target) // bits
+    same = all(shape[:depth] == rows for shape in extents) and all(prod(extents[n][depth:]) == terms for n in sums)
+    enough = prod(rows) >= cores(target) or (len(sums) == 1 and extents[-1] in (rows, extents[sums[0]]))
+    if not same or terms % lanes or not enough:
+        return None
+    names = [str(stmt.name_hint) for stmt in stmts]
+    pointwise = tuple(name for n, name in enumerate(names) if n not in sums)
+    return Rows(tuple(names[n] for n in sums), pointwise, names[-1], rows, terms, bits)
+
+
+def row_schedules(match: Rows, target: Target) -> list[Callable[[s_tir.Schedule], None]]:
+    """What makes a design space each of a function of rows: a number of partial results, on all cores or on one.
+
+    Each schedules the function in place, by stock instructions only.
+    """
+    lanes = vector_bits(target) // match.bits
+    few = prod(match.rows) < cores(target)
+    change = _share_out if few else _by_rows
+    return [
+        partial(change, match=match, partials=count * lanes, lanes=lanes, threads=threads)
+        for threads in ((cores(target), 1) if cores(target) > 1 else (1,))
+        for count in _PARTIALS
+        if match.terms % (count * lanes) == 0 and (not few or _choices(match.terms // (count * lanes), threads))
+    ]
+
+
+def _by_rows(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, threads: int) -> None:
+    """Compute everything about a row in one iteration of a loop over the rows."""
+    depth = len(match.rows)
+    output = sch.get_sblock(match.output)
+    row = sch.fuse(*sch.get_loops(output)[:depth])
+    choices = _choices(prod(match.rows), threads)
+    if threads > 1 and choices:
+        # One loop for both would have LLVM see less: the softmax takes half as long again.
+        chunk, row = _cut(sch, row, choices)
+        sch.parallel(chunk)
+    elif threads > 1:
+        sch.parallel(row)
+    outer = 2 if threads > 1 and choices else 1
+    order = [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    if match.output in match.pointwise:
+        _vectorize(sch, sch.get_loops(output)[outer:], lanes)
+    for name in reversed([name for name in order if name != match.output]):
+        block = sch.get_sblock(name)
+        parts = _reduce(sch, block, depth, partials, lanes) if name in match.reductions else []
+        sch.compute_at(block, row, preserve_unit_loops=True)
+        if name in match.pointwise:
+            _vectorize(sch, sch.get_loops(block)[outer + depth :], lanes)
+        for part in parts:
+            _at_row(sch, part, row, lanes)
+    if match.output in match.reductions:
+        for part in _reduce(sch, output, outer, partials, lanes):
+            _at_row(sch, part, row, lanes)
+
+
+def _share_out(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, threads: int) -> None:
+    """Cut the terms of the one reduction into pieces, and reduce each as a row."""
+    depth = len(match.rows)
+    block = sch.get_sblock(match.reductions[0])
+    terms = sch.fuse(*sch.get_loops(block)[depth:])
+    vectors, _ = sch.split(terms, [None, partials])
+    pieces, _ = _cut(sch, vectors, _choices(match.terms // partials, threads))
+    piece = sch.rfactor(pieces, depth)
+    loops = sch.get_loops(piece)
+    sch.reorder(loops[depth], *loops[:depth])
+    row = sch.fuse(*sch.get_loops(piece)[: depth + 1])
+    if threads > 1:
+        sch.parallel(row)
+    for part in _reduce(sch, piece, 1, partials, lanes):
+        _at_row(sch, part, row, lanes)
+
+
+def _choices(extent: int, threads: int) -> list[int]:
+    """Into how many pieces a loop may be cut: as many for each thread, and each of several iterations.
+
+    A loop of one iteration is lost on the way, and with it the trace's way of counting loops.
+    """
+    return [n * threads for n in _PIECES if extent % (n * threads) == 0 and extent > n * threads]
+
+
+def _cut(sch: s_tir.Schedule, loop: LoopRV, choices: list[int]) -> list[LoopRV]:
+    """Cut a loop into a number of pieces that is sampled, to begin with the first choice."""
+    several = len(choices) > 1
+    chances = [1 / len(choices)] * len(choices)
+    pieces = sch.sample_categorical(choices, chances, decision=0) if several else choices[0]
+    return list(sch.split(loop, [pieces, None]))
+
+
+def _reduce(sch: s_tir.Schedule, block: SBlockRV, depth: int, partials: int, lanes: int) -> list[SBlockRV]:
+    """Have a reduction go over vectors of partial results; returns the blocks before it, the last first.
+
+    The partials are reduced to one vector, vectorised too, and only that one lane by lane.
+    """
+    terms = sch.fuse(*sch.get_loops(block)[depth:])
+    _, inner = sch.split(terms, [None, partials])
+    last = len(sch.get(block).body.indices)  # of the partials' dimensions
+    first = sch.rfactor(inner, last)
+    if partials == lanes:
+        return [first]
+    inner = sch.get_loops(block)[depth:][0]
+    _, lane = sch.split(inner, [None, lanes])
+    return [sch.rfactor(lane, last), first]
+
+
+def _at_row(sch: s_tir.Schedule, part: SBlockRV, row: LoopRV, lanes: int) -> None:
+    """Compute partial results in a row's iteration, vectorised over the lanes and unrolled over the vectors."""
+    sch.compute_at(part, row, preserve_unit_loops=True)
+    block = sch.get(part)
+    loops = sch.get_loops(part)
+    inner = loops[len(loops) - len(block.iter_vars) :]
+    # `rfactor` puts the iterator of the partials first.
+    partials, rest = inner[0], [n for n, it in zip(inner, block.iter_vars) if it.iter_type == tirx.IterVar.CommReduce]
+    vectors, lane = sch.split(partials, [None, lanes])
+    sch.reorder(*rest, vectors, lane)
+    sch.unroll(vectors)
+    sch.vectorize(lane)
+    sch.decompose_reduction(part, rest[0])
+
+
+def _vectorize(sch: s_tir.Schedule, loops: list[LoopRV], lanes: int) -> None:
+    """Vectorise a row of a pointwise block where whole vectors go into it."""
+    if loops and prod(int(sch.get(loop).extent) for loop in loops) % lanes == 0:
+        sch.vectorize(sch.split(sch.fuse(*loops), [None, lanes])[1])
+
+
+def _is_reduction(block: s_tir.SBlock) -> bool:
+    """Whether the block reduces into one element for each of its spatial iterators, which come first and in order."""
+    spatial = [it.var for it in block.iter_vars if it.iter_type == tirx.IterVar.DataPar]
+    store = block.body
+    if block.init is None or not isinstance(store, tirx.BufferStore) or len(store.indices) != len(spatial):
+        return False
+    terms = [it.var for it in block.iter_vars if it.iter_type != tirx.IterVar.DataPar]
+    loads: list[ir.TensorLoad] = []
+    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
+    # Vectors of terms are to be vectors in memory.
+    if any(query.uses(index, term) for load in loads for index in load.indices[:-1] for term in terms[-1:]):
+        return False
+    in_order = [it.var for it in block.iter_vars[: len(spatial)]]
+    return all(a.same_as(b) and b.same_as(c) for a, b, c in zip(store.indices, spatial, in_order))
