@@ -22,3 +22,10 @@ def test_stream(capsys):
     assert "off-chip bytes: " in capsys.readouterr().out
     files = (DOCS / "pictures/stream").glob("*.svg")
     assert pictures == {file.stem: file.read_text(encoding="utf-8") for file in files}, "run python docs/stream.py"
+
+
+def test_tuning(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["tuning.py", str(tmp_path)])
+    runpy.run_path(str(DOCS / "tuning.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed.count("relative error") == 2 and printed.count("ms tuned") == 3
