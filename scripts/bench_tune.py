@@ -21,6 +21,7 @@ OPENBLAS_CORETYPE=SkylakeX in the environment makes it take those of 512 bits, t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import multiprocessing
@@ -135,9 +136,10 @@ def tune_stock(func: Any, target: Any, trials: int, folder: Path) -> None:
             rounds.append([time.perf_counter() - start, min(good, default=math.inf)])
 
     callbacks = [*ms.MeasureCallback.create("default"), Clock()]
-    ms.tune_tir(
-        func, target, str(folder), max_trials_global=trials, num_tuning_cores=2, seed=1, measure_callbacks=callbacks
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # its log is long
+        ms.tune_tir(
+            func, target, str(folder), max_trials_global=trials, num_tuning_cores=2, seed=1, measure_callbacks=callbacks
+        )
     (folder / "done.json").write_text(json.dumps({"rounds": rounds}))
 
 
@@ -159,20 +161,28 @@ def prepared(func: Any, arrays: list[Any], want: Any | None) -> tuple[list[Any],
     return tensors, [*arrays[:-1], want]
 
 
+def product(m: int, n: int, k: int) -> Any:
+    """``C = A @ B`` in float32."""
+    from tvm import te
+
+    a, b, r = (
+        te.placeholder((m, k), "float32", "A"),
+        te.placeholder((k, n), "float32", "B"),
+        te.reduce_axis((0, k), "r"),
+    )
+    return te.create_prim_func([a, b, te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), "C")])
+
+
 def matmuls(args: argparse.Namespace, target: Any) -> list[dict[str, Any]]:
     """The suite of products."""
     import numpy as np
-    from tvm import te
 
     rows, rng = [], np.random.default_rng(0)
     for m, n, k in MATMULS:
         name = f"matmul {m}x{n}x{k}"
         if args.only and name not in args.only:
             continue
-        x, y = te.placeholder((m, k), "float32", "A"), te.placeholder((k, n), "float32", "B")
-        r = te.reduce_axis((0, k), "r")
-        product = te.compute((m, n), lambda i, j, x=x, y=y, r=r: te.sum(x[i, r] * y[r, j], axis=r), "C")
-        func = te.create_prim_func([x, y, product])
+        func = product(m, n, k)
         ours, stock = args.work_dir / "ours" / name.replace(" ", "-"), args.work_dir / "stock" / name.replace(" ", "-")
         tune_stock(func, target, args.trials, stock)
         tune_ours(func, target, args.trials, ours)
