@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Container
@@ -100,6 +101,17 @@ def parse_record(line: str, workloads: Container[int], place: str) -> Record | N
     except (ValueError, TypeError, IndexError, RecursionError):
         return None
     known = type(workload) is int and workload in workloads
-    if not known or not shaped or not isinstance(target, dict) or not math.isfinite(seconds):
+    named = isinstance(target, dict) and _is_target(json.dumps(target))
+    if not known or not shaped or not named or not math.isfinite(seconds):
         return None
     return Record(workload, seconds, entry, place)
+
+
+@functools.cache
+def _is_target(config: str) -> bool:
+    """Whether upstream makes a target of this JSON; else it refuses the whole database that has it."""
+    try:
+        Target(json.loads(config))
+    except Exception:  # whatever its C++ side throws
+        return False
+    return True
