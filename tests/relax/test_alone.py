@@ -49,5 +49,6 @@ def test_a_tuned_model_runs_with_its_records(model, tmp_path):
     assert sum(task.trials for task in result.tasks) == 6
     tuned, seconds = apply_best(fuse(model, target), target, tmp_path)
     assert len(seconds) == 2
-    assert "vectorized" in tuned.script()
+    # A tile kernel is an annotation, any other schedule has vectors.
+    assert any(word in tuned.script() for word in ("vectorized", "axe.tile"))
     _check(axe.compile(model, target=target, work_dir=tmp_path))
