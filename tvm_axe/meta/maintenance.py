@@ -307,7 +307,7 @@ def _in_folder(folder: Path) -> list[Tuned]:
 
 
 def _entries(folder: Path, records: list[Record]) -> list[Tuned]:
-    """The records by workload and target; those for a target that this version of upstream cannot make are named."""
+    """The records by workload and target."""
     workloads, runs = read_workloads(folder), read_runs(folder) or []
     groups: dict[tuple[int, str], list[Record]] = {}
     for record in records:
@@ -316,13 +316,8 @@ def _entries(folder: Path, records: list[Record]) -> list[Tuned]:
     for (number, target), members in groups.items():
         workload = workloads[number]
         assert workload is not None  # or its records would not have been read
-        try:
-            made = Target(json.loads(target))
-        except (ValueError, TypeError, RuntimeError) as error:
-            warnings.warn(f"{members[0].place}: skipped records for a target unknown here: {error}", stacklevel=4)
-            continue
         own = [run for run in runs if run["target"] == json.loads(target) and workload[0] in run["tasks"]]
-        entries.append(Tuned(folder, workload, made, members, own))
+        entries.append(Tuned(folder, workload, Target(json.loads(target)), members, own))
     return entries
 
 
