@@ -104,19 +104,23 @@ class Database:
 
         A record whose trace doesn't apply to the workload is left out, with a warning that names its line.
         """
+        records = []
+        for record, its in self.lines(workload, target):
+            try:
+                records.append(record.load(its))
+            except TuneError as error:
+                warnings.warn(f"skipped {error}", stacklevel=2)
+        return records
+
+    def lines(self, workload: ms.database.Workload, target: Target) -> list[tuple[Record, ms.database.Workload]]:
+        """The same records as the file has them, each with the workload by whose names its trace goes."""
         with locked(self.folder):  # or what another process is writing would look like a broken line
             workloads = read_workloads(self.folder)
             found = read_records(self.folder, workloads)
         same = _same(workloads, str(workload.as_json()[0]), workload.mod)
         same = {n: workload if other.mod.script() == workload.mod.script() else other for n, other in same.items()}
-        records = []
-        for record in found:
-            if record.workload in same and record.is_for(target):
-                try:
-                    records.append(record.load(same[record.workload]))
-                except TuneError as error:
-                    warnings.warn(f"skipped {error}", stacklevel=2)
-        return records
+        ours = (record for record in found if record.workload in same and record.is_for(target))
+        return [(record, same[record.workload]) for record in ours]
 
     def _number(self, workload: ms.database.Workload) -> int:
         """The workload's line, appended if it is missing; with the lock held."""
@@ -211,7 +215,7 @@ def scan_records(folder: Path, workloads: list[tuple[str, str] | None]) -> tuple
 
 
 def choose_records(folder: Path, choose: Callable[[list[Record]], list[Record]]) -> tuple[int, int]:
-    """Keep only the records that `choose` returns of all; every other writer waits meanwhile.
+    """Replace all records by what `choose` makes of them; every other writer waits meanwhile.
 
     Returns
     -------
@@ -221,7 +225,7 @@ def choose_records(folder: Path, choose: Callable[[list[Record]], list[Record]])
         _repair(folder)
         records = read_records(folder, read_workloads(folder))
         chosen = choose(records)
-        if len(chosen) < len(records):
+        if chosen != records:
             lines = (json.dumps([record.workload, record.entry]) for record in chosen)
             replace_file(folder / RECORDS, "".join(f"{line}\n" for line in lines))
     return len(chosen), len(records) - len(chosen)

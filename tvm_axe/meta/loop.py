@@ -15,6 +15,7 @@ from pathlib import Path
 from tvm.target import Target
 
 from ..errors import TuneError
+from .finals import Finals, TimesInTurns
 from .progress import Progress
 from .scheduler import expected_gain, stalled
 from .search import ROUND, Search, Tools
@@ -68,7 +69,7 @@ class Job:
         self.seconds = {"search": 0.0, "build": 0.0, "run": 0.0}
 
     def run(self, progress: bool) -> tuple[TaskResult, ...]:
-        """Measure until the tasks have their trials, or no task has anything left to try."""
+        """Measure until the tasks have their trials, or no task has anything left to try; then confirm what is best."""
         budget, done = self._trials * len(self.tasks), sum(len(task.seconds) for task in self.tasks)
         active = [task for task in self.tasks if not self._is_stalled(task)]
         with Progress(budget, done, progress and done < budget) as bar:
@@ -86,7 +87,28 @@ class Job:
                     bar.shorten(lost)
                 if not measured or self._is_stalled(task):
                     active.remove(task)
+            for task in self.tasks:
+                self._confirm(task, bar)
         return tuple(task.result() for task in self.tasks)
+
+    def _confirm(self, task: Task, bar: Progress) -> None:
+        """Time the best candidates again in turns with the default, unless that was done or the measurer can't."""
+        worker, finals = self._tools.worker, Finals(task)
+        if not isinstance(worker, TimesInTurns) or not finals.due:
+            return
+        bar.confirm(task)
+        start = time.monotonic()
+        with task.attention():
+            failure = self._prepare(task)
+            try:
+                if failure is None:
+                    finals.run(worker)
+            except TuneError as error:
+                failure = f"its best could not be timed again: {error}"
+        self.seconds["run"] += time.monotonic() - start
+        if failure is not None:
+            task.failures.append(failure)
+        task.note()
 
     def _is_stalled(self, task: Task) -> bool:
         return self._patience is not None and stalled(task.seconds, self._patience)

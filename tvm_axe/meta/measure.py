@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import tvm
 from tvm.ir import IRModule
@@ -18,7 +19,7 @@ from ..target import cores
 from .batch import START_SECONDS, Batch, Function, Limits, Measurement, Slot
 from .child import Child
 from .exchange import exchange_file
-from .worker import PREPARE, cpus_for
+from .worker import BUILD, PREPARE, TURNS, cpus_for
 
 __all__ = ["Measurement", "Worker"]
 
@@ -99,15 +100,39 @@ class Worker:
         TuneError
             If nothing is prepared, or no process can be.
         """
-        function = self._functions.get(self._digest)
-        if function is None:
-            raise TuneError("measure: no function is prepared, or it could not be; prepare one that runs first")
+        function = self._prepared()
         limits = Limits(self.timeout, self.timeout + _CALLS * function.prepared.longest, self._on_cpu)
         batch = Batch(self._slots, function, limits, mods)
         try:
             yield from batch.results()
         finally:
             batch.abandon()
+
+    def in_turns(self, mods: Sequence[IRModule], turns: int) -> list[list[float]]:
+        """Time candidates that were measured before, one after the other in one process, and all of that `turns` times.
+
+        What the machine does meanwhile, and where the arguments lie, is then the same for all of them.
+
+        Returns
+        -------
+        list of list of float
+            Seconds of each candidate in each turn.
+
+        Raises
+        ------
+        TuneError
+            If nothing is prepared, or one of them can't be built or run.
+        """
+        function, slot = self._prepared(), self._slots[0]
+        once = self.timeout + _CALLS * function.prepared.longest
+        if slot.digest != function.digest:
+            request = (PREPARE, function.mod, function.target, function.exchange, function.prepared)
+            self._ask(slot, request, START_SECONDS)
+            slot.digest = function.digest
+        for number, mod in enumerate(mods):
+            self._ask(slot, (BUILD, number, tvm.ir.save_json(mod)), self.timeout)
+        times: list[list[float]] = self._ask(slot, (TURNS, len(mods), turns), once * len(mods))
+        return times
 
     def close(self) -> None:
         """End the processes."""
@@ -122,6 +147,20 @@ class Worker:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
+
+    def _prepared(self) -> Function:
+        function = self._functions.get(self._digest)
+        if function is None:
+            raise TuneError("measure: no function is prepared, or it could not be; prepare one that runs first")
+        return function
+
+    def _ask(self, slot: Slot, request: tuple[Any, ...], limit: float) -> Any:
+        """The answer of a process that does nothing else; it ends if it has none."""
+        status, answer = slot.child.ask(request, limit)
+        if status != "ok":
+            slot.drop()
+            raise TuneError(f"{request[0]}: {answer}")
+        return answer
 
     def _first(self, mod: IRModule) -> Function | str:
         """Run a function that wasn't prepared before; gives the reason where that fails."""

@@ -46,6 +46,11 @@ class Progress:
         self._bar.set_postfix_str(", ".join(words), refresh=False)
         self._bar.update()
 
+    def confirm(self, task: Task) -> None:
+        """Show that a task's best candidates are being timed again."""
+        self._bar.set_description(f"{task.name}, the best again", refresh=False)
+        self._bar.refresh()
+
     def shorten(self, trials: int) -> None:
         """Take trials out of the total that will not be made."""
         self._bar.total -= trials

@@ -14,11 +14,13 @@ from itertools import accumulate
 
 from .database import FAILED_SECONDS
 
-__all__ = ["expected_gain", "stalled"]
+__all__ = ["BETTER", "expected_gain", "stalled"]
+
+BETTER = 0.99
+"""Of the best so far, or less, counts as faster: what is nearer is noise."""
 
 _ALPHA = 0.2  # as in MetaSchedule
 _WINDOW = 48  # trials: three of its rounds of 16
-_BETTER = 0.99  # of the best so far, or less, counts as progress: less is noise
 
 
 def expected_gain(weight: float, before: float | None, seconds: Sequence[float]) -> float:
@@ -49,4 +51,4 @@ def stalled(seconds: Sequence[float], patience: int) -> bool:
     if len(seconds) <= patience:
         return False
     earlier = min(seconds[:-patience])
-    return min(seconds[-patience:]) > _BETTER * earlier
+    return min(seconds[-patience:]) > BETTER * earlier

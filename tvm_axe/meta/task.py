@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tvm import s_tir
@@ -15,11 +15,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from .. import _tvm
-from .database import FAILED_SECONDS, Database
+from .database import FAILED_SECONDS, Database, Record, choose_records
 from .folders import folder_for
 from .measure import Measurement
 from .provenance import Provenance
-from .trials import Trial, add_missing, key_of, now, read_trials, write_trial
+from .trials import Trial, add_missing, key_of, now, read_trials, revise_trials, write_trial
 
 __all__ = ["Task", "TaskResult", "Workload"]
 
@@ -124,7 +124,8 @@ class Task:
         self.before = float(untuned[0].run_secs[0]) if untuned else None
         self.earlier = [record for record in records if record.trace.insts]
         self.seconds = [float(record.run_secs[0]) for record in self.earlier]
-        add_missing(self.folder, [(key_of(_tvm.record_json(r)), s) for r, s in zip(self.earlier, self.seconds)])
+        self._keys = [key_of(_tvm.record_json(record)) for record in self.earlier]
+        add_missing(self.folder, zip(self._keys, self.seconds))
         self.failures: list[str] = []
         self._elapsed = max((trial.elapsed or 0.0 for trial in read_trials(self.folder)), default=0.0)
         self._since: float | None = None
@@ -169,8 +170,52 @@ class Task:
         if measured.failure is not None:
             self.failures.append(measured.failure)
         key, spent = key_of(_tvm.record_json(record)), round(self.elapsed, 3)
+        self._keys.append(key)
         times = round(measured.build_seconds, 3), round(measured.run_seconds, 3)
         write_trial(self.folder, Trial(key, now(), spent, measured.seconds, measured.failure, *times))
+
+    def records(self) -> dict[str, tuple[Record, IRModule]]:
+        """All the task's records by key, by all jobs so far, each with the workload by whose names its trace goes."""
+        return {
+            key_of(record.entry): (record, its.mod) for record, its in self.database.lines(self._workload, self.target)
+        }
+
+    def confirmed(self) -> set[str]:
+        """Keys of the records whose times were taken again in turns with others."""
+        return {trial.record for trial in read_trials(self.folder) if trial.turns}
+
+    def revise(self, seconds: Mapping[str, float], turns: Mapping[str, int]) -> None:
+        """Give records other times; all at once, so that a process that is killed leaves all or none of them.
+
+        Parameters
+        ----------
+        seconds
+            New times, by key.
+        turns
+            In how many turns those were taken that were taken so, by key.
+
+        Raises
+        ------
+        TuneError
+            If it cannot be written.
+        """
+        new = {}
+        for key, (record, _) in self.records().items():
+            if key in seconds:
+                trace, _, *rest = record.entry
+                new[key] = replace(record, seconds=seconds[key], entry=[trace, [seconds[key]], *rest])
+        keys = {key: key_of(record.entry) for key, record in new.items()}
+        told = {trial.record: trial for trial in read_trials(self.folder) if trial.record in new}
+        lines = {
+            key: replace(trial, record=keys[key], seconds=seconds[key], turns=turns.get(key))
+            for key, trial in told.items()
+        }
+        revise_trials(self.folder, lines, keep=True)
+        choose_records(self.folder, lambda records: [new.get(key_of(record.entry), record) for record in records])
+        revise_trials(self.folder, lines, keep=False)
+        self.seconds = [seconds.get(key, known) for key, known in zip(self._keys, self.seconds)]
+        self._keys = [keys.get(key, key) for key in self._keys]
+        self.before = next((record.seconds for record in new.values() if not record.trace[0]), self.before)
 
     def note(self) -> None:
         """Write this call's state into the provenance, once something was measured in it."""

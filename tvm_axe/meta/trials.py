@@ -9,10 +9,12 @@ MetaSchedule's records have no room for either. A line of this file is an object
     failure   why it failed, in words; null if it didn't
     build     seconds that compiling it took, and
     run       that running it until its time was known took; null where they are not known
+    turns     in how many turns with others its time was taken again (`tvm_axe.meta.finals`); null if that was not done
 
 A line is written right after its record, so that a process that is killed between the two leaves a record without a
-line, never a line without a record; the next call adds what is missing. The file is read by key, and its order is the
-order of the measurements.
+line; the next call adds what is missing. A record whose time is revised gets another key: its line under that is there
+before it, and the one under the old key until after it, so that being killed then leaves lines without a record, which
+mean nothing. The file is read by key, and its order is the order of the measurements.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .database import FAILED_SECONDS
-from .files import append_line, ends_well, locked
+from .files import append_line, ends_well, locked, replace_file
 
-__all__ = ["TRIALS", "Trial", "add_missing", "key_of", "read_trials", "write_trial"]
+__all__ = ["TRIALS", "Trial", "add_missing", "key_of", "read_trials", "revise_trials", "write_trial"]
 
 TRIALS = "trials.jsonl"
 
@@ -44,6 +46,7 @@ class Trial:
     failure: str | None
     build: float | None = None
     run: float | None = None
+    turns: int | None = None
 
 
 def key_of(entry: Any) -> str:
@@ -100,6 +103,24 @@ def add_missing(folder: Path, records: Iterable[tuple[str, float]]) -> None:
             if key not in there
         }
         _append(folder, new.values())
+
+
+def revise_trials(folder: Path, revised: Mapping[str, Trial], keep: bool) -> None:
+    """Put lines in the place of others, given by the keys of their records; behind them where these are to be kept.
+
+    Raises
+    ------
+    TuneError
+        If it cannot be written; the file is as it was then.
+    """
+    with locked(folder):
+        found: dict[str, Trial] = {}
+        for trial in read_trials(folder):
+            if keep or trial.record not in revised:
+                found[trial.record] = trial
+            if trial.record in revised:
+                found[revised[trial.record].record] = revised[trial.record]
+        replace_file(folder / TRIALS, "".join(f"{json.dumps(asdict(trial))}\n" for trial in found.values()))
 
 
 def _append(folder: Path, trials: Iterable[Trial]) -> None:

@@ -8,6 +8,7 @@ fed and replaced by `tvm_axe.meta.measure.Worker`. What it is asked, modules and
     (PREPARE, mod, target, exchange, prepared)  -> the same, in every other process
     (BUILD, number, mod)  -> {"build": seconds}; the candidate is kept under its number
     (RUN, number)         -> {"median": seconds, "run": seconds}; the candidate is dropped
+    (TURNS, count, turns) -> seconds of each of candidates 0 to count - 1 in each turn; they are dropped
 
 A candidate is run by the process that built it, so nothing compiled is ever written to a file and linked.
 """
@@ -40,7 +41,7 @@ from .devices import Device, device_for
 from .exchange import Exchange
 from .reference import reference_for
 
-BUILD, PREPARE, RUN = "build", "prepare", "run"
+BUILD, PREPARE, RUN, TURNS = "build", "prepare", "run", "turns"
 
 _SETS = 2  # of inputs, with contents of their own
 _LARGE = 1 << 26  # bytes of a set of which there is one: a second shows little that so many numbers don't
@@ -153,6 +154,15 @@ class Bench:
         median = self.device.median(module, self.device.call(module, 0))
         return {"median": median, "run": time.perf_counter() - start}
 
+    def turns(self, count: int, turns: int) -> list[list[float]]:
+        """Time candidates that were checked before one after the other, and all of that `turns` times."""
+        modules = [self.built.pop(number) for number in range(count)]
+        self.device.fill()
+        for module in modules:  # what a first call does is no part of a turn
+            self.device.call(module, 0)
+        found = [[self.device.median(module, self.device.call(module, 0)) for module in modules] for _ in range(turns)]
+        return [list(times) for times in zip(*found)]
+
     def _draw(self, positive: bool) -> None:
         rng = np.random.default_rng(0)
         for arrays in self.exchange.inputs:
@@ -180,7 +190,7 @@ class _Process:
             return self.bench.build(number, tvm.ir.load_json(mod))
         if self.pinned:
             os.sched_setaffinity(0, self.pinned)
-        return self.bench.run(*arguments)
+        return self.bench.turns(*arguments) if kind == TURNS else self.bench.run(*arguments)
 
     def _prepare(self, mod: str, target: str, exchange: Path, prepared: Prepared | None) -> Prepared:
         resolved = Target(json.loads(target))
