@@ -1,4 +1,4 @@
-"""Convolutions, and how a schedule is run on them."""
+"""Operators as Relax legalizes them, and how a schedule is run on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+from tvm import relax, tirx
 from tvm.target import Target
+
+from tvm_axe.meta import resolve_target
+from tvm_axe.meta.workloads import workloads_of
 
 
 def _error(mod: tvm.IRModule, target: Target, arrays: list[np.ndarray], want: np.ndarray) -> float:
@@ -22,3 +26,22 @@ def _error(mod: tvm.IRModule, target: Target, arrays: list[np.ndarray], want: np
 def error() -> Callable[..., float]:
     """Run a module whose last argument is its output: ``error(mod, target, arrays, want)``."""
     return _error
+
+
+def _legalized(
+    shapes: list[tuple[int, ...]], build: Callable[..., relax.Expr], dtype: str = "float32"
+) -> tirx.PrimFunc:
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"x{n}", relax.TensorType(shape, dtype)) for n, shape in enumerate(shapes)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(build(builder, *params))
+        builder.emit_func_output(out)
+    (workload,), _ = workloads_of(builder.get(), resolve_target("llvm", threads=2))
+    return workload.mod["main"]
+
+
+@pytest.fixture(scope="session")
+def legalized() -> Callable[..., tirx.PrimFunc]:
+    """The one kernel of a model: ``legalized(shapes, build, dtype)``, `build` having the builder and the parameters."""
+    return _legalized

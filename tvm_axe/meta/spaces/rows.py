@@ -6,8 +6,9 @@
       for j (vectors): y[j] = exp(x[row, j] - top)                          # a pointwise block
       ..
 
-Everything about a row is computed while it is in the cache. Where there are fewer rows than cores, one reduction's
-terms are shared out among the cores first.
+Everything about a row is computed while it is in the cache. Cheap blocks (copies, casts, squares) are inlined first, so
+that a norm as Relax legalizes it reads a row once for each reduction and once for the result. Where there are fewer
+rows than cores, one reduction's terms are shared out among the cores first; several are left to one core.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 import tvm_ffi
@@ -30,7 +31,9 @@ from .contraction import is_plain_nest, is_pointwise
 
 __all__ = ["Rows", "find_rows", "row_schedules"]
 
-_PARTIALS = (4, 8, 2, 1)  # vectors of partial results: enough to hide the latency of an addition
+_PARTIALS = (4, 8, 5, 6, 2, 3, 1)  # vectors of partial results: enough to hide the latency of an addition
+_COUNTS = 4  # of them that are tried
+_NARROW = 128  # bits: the least of a vector that rows of an uneven length are cut into
 _PIECES = (1, 2, 4)  # of work for each thread
 
 
@@ -40,32 +43,41 @@ class Rows:
 
     Attributes
     ----------
+    inlined
+        Names of the blocks that are inlined first.
     reductions, pointwise
-        Names of its blocks.
+        Names of the others.
     output
         Name of the last block, which is pointwise or the one reduction.
     rows
         Extents of the rows' loops, which are the first of every block.
+    scalars
+        Whether the result is one element for each row.
     terms
         Terms of a reduction.
-    bits
-        Size of an element.
+    lanes
+        Elements of a vector: a register's worth of the widest type that is reduced, or less where that doesn't divide
+        the terms.
     """
 
+    inlined: tuple[str, ...]
     reductions: tuple[str, ...]
     pointwise: tuple[str, ...]
     output: str
     rows: tuple[int, ...]
+    scalars: bool
     terms: int
-    bits: int
+    lanes: int
 
 
 def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
     """The function ``main`` as one of rows, or None.
 
-    Every block has a plain nest that starts with the rows' loops; reductions go over as many terms as each other, in
-    whole vectors; and there is work for all cores: several rows, or one reduction that can be shared out.
+    But for those that are inlined, every block has a plain nest that starts with the rows' loops; reductions go over as
+    many terms as each other, in whole vectors.
     """
+    sch = sch.copy()
+    inlined = _inline_cheap(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     stmts = [sch.get(block) for block in blocks]
     nests = [[sch.get(loop) for loop in sch.get_loops(block)] for block in blocks]
@@ -75,17 +87,40 @@ def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
     sums = [n for n, stmt in enumerate(stmts) if _is_reduction(stmt)]
     if not sums or not all(n in sums or is_pointwise(stmt) for n, stmt in enumerate(stmts)):
         return None
-    depth = len(stmts[sums[0]].body.indices)
+    depth = len(_stores(stmts[sums[0]])[0].indices)
     rows, terms = extents[sums[0]][:depth], prod(extents[sums[0]][depth:])
-    bits = np.dtype(str(stmts[-1].body.buffer.dtype)).itemsize * 8
-    lanes = vector_bits(target) // bits
+    reduced = [str(store.buffer.dtype) for n in sums for store in _stores(stmts[n])]
+    bits = 8 * max(np.dtype(dtype).itemsize for dtype in reduced)
+    lanes = gcd(terms, vector_bits(target) // bits)
     same = all(shape[:depth] == rows for shape in extents) and all(prod(extents[n][depth:]) == terms for n in sums)
-    enough = prod(rows) >= cores(target) or (len(sums) == 1 and extents[-1] in (rows, extents[sums[0]]))
-    if not same or terms % lanes or not enough:
+    if not same or lanes * bits < _NARROW:
         return None
     names = [str(stmt.name_hint) for stmt in stmts]
     pointwise = tuple(name for n, name in enumerate(names) if n not in sums)
-    return Rows(tuple(names[n] for n in sums), pointwise, names[-1], rows, terms, bits)
+    scalars = extents[-1] == rows or len(names) - 1 in sums
+    return Rows(inlined, tuple(names[n] for n in sums), pointwise, names[-1], rows, scalars, terms, lanes)
+
+
+def _inline_cheap(sch: s_tir.Schedule) -> tuple[str, ...]:
+    """Inline the pointwise blocks that cost no more than reading what they write; returns their names."""
+    found = []
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        stmt = sch.get(block)
+        if not is_pointwise(stmt) or query.is_parameter(sch, stmt.body.buffer) or not _is_cheap(stmt.body.value):
+            continue
+        try:
+            sch.compute_inline(block)
+        except s_tir.ScheduleError:  # as of one whose reader wants a region of it
+            continue
+        found.append(str(stmt.name_hint))
+    return tuple(found)
+
+
+def _is_cheap(value: tirx.Expr) -> bool:
+    """Whether an expression has neither functions nor divisions."""
+    dear: list[object] = []
+    tvm_ffi.structural_walk(value, ((ir.Call, tirx.Div), dear.append))
+    return not dear
 
 
 def row_schedules(match: Rows, target: Target) -> list[Callable[[s_tir.Schedule], None]]:
@@ -93,19 +128,22 @@ def row_schedules(match: Rows, target: Target) -> list[Callable[[s_tir.Schedule]
 
     Each schedules the function in place, by stock instructions only.
     """
-    lanes = vector_bits(target) // match.bits
+    lanes = match.lanes
     few = prod(match.rows) < cores(target)
-    change = _share_out if few else _by_rows
+    share = few and len(match.reductions) == 1 and match.scalars
+    threads = (cores(target), 1) if cores(target) > 1 and (share or not few) else (1,)
+    counts = [n for n in _PARTIALS if match.terms % (n * lanes) == 0][:_COUNTS]
     return [
-        partial(change, match=match, partials=count * lanes, lanes=lanes, threads=threads)
-        for threads in ((cores(target), 1) if cores(target) > 1 else (1,))
-        for count in _PARTIALS
-        if match.terms % (count * lanes) == 0 and (not few or _choices(match.terms // (count * lanes), threads))
+        partial(_share_out if share else _by_rows, match=match, partials=n * lanes, lanes=lanes, threads=own)
+        for own in threads
+        for n in counts
+        if not share or _choices(match.terms // (n * lanes), own)
     ]
 
 
 def _by_rows(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, threads: int) -> None:
     """Compute everything about a row in one iteration of a loop over the rows."""
+    _inline(sch, match)
     depth = len(match.rows)
     output = sch.get_sblock(match.output)
     row = sch.fuse(*sch.get_loops(output)[:depth])
@@ -135,6 +173,7 @@ def _by_rows(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, thread
 
 def _share_out(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, threads: int) -> None:
     """Cut the terms of the one reduction into pieces, and reduce each as a row."""
+    _inline(sch, match)
     depth = len(match.rows)
     block = sch.get_sblock(match.reductions[0])
     terms = sch.fuse(*sch.get_loops(block)[depth:])
@@ -148,6 +187,11 @@ def _share_out(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, thre
         sch.parallel(row)
     for part in _reduce(sch, piece, 1, partials, lanes):
         _at_row(sch, part, row, lanes)
+
+
+def _inline(sch: s_tir.Schedule, match: Rows) -> None:
+    for name in match.inlined:
+        sch.compute_inline(sch.get_sblock(name))
 
 
 def _choices(extent: int, threads: int) -> list[int]:
@@ -173,7 +217,7 @@ def _reduce(sch: s_tir.Schedule, block: SBlockRV, depth: int, partials: int, lan
     """
     terms = sch.fuse(*sch.get_loops(block)[depth:])
     _, inner = sch.split(terms, [None, partials])
-    last = len(sch.get(block).body.indices)  # of the partials' dimensions
+    last = len(_stores(sch.get(block))[0].indices)  # of the partials' dimensions
     first = sch.rfactor(inner, last)
     if partials == lanes:
         return [first]
@@ -203,17 +247,27 @@ def _vectorize(sch: s_tir.Schedule, loops: list[LoopRV], lanes: int) -> None:
         sch.vectorize(sch.split(sch.fuse(*loops), [None, lanes])[1])
 
 
+def _stores(block: s_tir.SBlock) -> list[tirx.BufferStore]:
+    """What a block's body writes, where it is a store, or several of values that are bound before (a sum and a sum of
+    squares); else none."""
+    if isinstance(block.body, tirx.BufferStore):
+        return [block.body]
+    parts = list(block.body.seq) if isinstance(block.body, tirx.SeqStmt) else []
+    stores = [part for part in parts if isinstance(part, tirx.BufferStore)]
+    return stores if all(isinstance(part, tirx.BufferStore | tirx.Bind) for part in parts) else []
+
+
 def _is_reduction(block: s_tir.SBlock) -> bool:
     """Whether the block reduces into one element for each of its spatial iterators, which come first and in order."""
     spatial = [it.var for it in block.iter_vars if it.iter_type == tirx.IterVar.DataPar]
-    store = block.body
-    if block.init is None or not isinstance(store, tirx.BufferStore) or len(store.indices) != len(spatial):
+    stores = _stores(block)
+    if block.init is None or not stores or any(len(store.indices) != len(spatial) for store in stores):
         return False
     terms = [it.var for it in block.iter_vars if it.iter_type != tirx.IterVar.DataPar]
     loads: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
+    tvm_ffi.structural_walk(block.body, (ir.TensorLoad, loads.append))
     # Vectors of terms are to be vectors in memory.
     if any(query.uses(index, term) for load in loads for index in load.indices[:-1] for term in terms[-1:]):
         return False
     in_order = [it.var for it in block.iter_vars[: len(spatial)]]
-    return all(a.same_as(b) and b.same_as(c) for a, b, c in zip(store.indices, spatial, in_order))
+    return all(a.same_as(b) and b.same_as(c) for store in stores for a, b, c in zip(store.indices, spatial, in_order))
