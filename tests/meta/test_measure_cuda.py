@@ -105,3 +105,12 @@ def test_tile_kernels_are_measured(cuda, matmul, tmp_path):
         found = list(worker.measure_all([sch.mod for sch in made]))
     assert [measured.failure for measured in found] == [None] * len(made)
     assert all(1e-6 < measured.seconds < 1e-3 for measured in found)
+
+
+@pytest.mark.gpu
+def test_candidates_are_timed_in_turns(cuda, tmp_path):
+    with Worker(resolve_target("cuda"), tmp_path / "worker.log", timeout=30.0) as worker:
+        assert worker.prepare(normalize(double)).failure is None
+        times = worker.in_turns([_bound(256).mod, _bound(64).mod], 3)
+    assert [len(turns) for turns in times] == [3, 3]
+    assert all(1e-7 < s < 1e-4 for turns in times for s in turns)
