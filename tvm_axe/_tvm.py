@@ -22,7 +22,7 @@ import numpy as np
 import tvm
 import tvm.tirx.script.builder as _tirx_builder
 import tvm_ffi
-from tvm import ir, runtime, s_tir, tirx
+from tvm import ir, relax, runtime, s_tir, tirx
 from tvm.backend.cuda import op as _cuda_op
 from tvm.backend.cuda.tile_primitive import tma_utils as _tma_utils
 from tvm.error import DiagnosticError
@@ -315,6 +315,23 @@ def flops(mod: IRModule) -> float:
 
 
 # ---- Relax -------------------------------------------------------------------------------------------------------
+
+
+def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
+    """The blocks of a function that upstream's `SplitLayoutRewritePreproc` splits off, and the function without them.
+
+    The pass acts on functions that Relax calls, so one is made that calls this; it takes every parameter there for an
+    argument, as an output need not be the last.
+    """
+    params = [
+        relax.Var(f"p{n}", relax.TensorType(param.ty.shape, param.ty.dtype)) for n, param in enumerate(func.params)
+    ]
+    builder = relax.BlockBuilder()
+    callee = builder.add_func(func.with_attr("global_symbol", "main"), "split")
+    with builder.function("caller", params):
+        builder.emit_func_output(builder.emit(relax.call_tir(callee, params, out_ty=params[-1].ty)))
+    parts = relax.transform.SplitLayoutRewritePreproc()(builder.get())
+    return parts["split_weight_prepack"], parts["split_prepacked"]
 
 
 def relax_lowering(target: Target) -> list[ir.transform.Pass]:

@@ -29,6 +29,7 @@ from tvm.target import Target
 from .. import _tvm
 from ..errors import TuneError
 from .files import append_line, ends_well, locked, replace_file
+from .packing import LAYOUT_FREE, layout_free
 from .record import FAILED_SECONDS, Record, parse_record
 
 __all__ = [
@@ -171,9 +172,19 @@ def normalize(func: tirx.PrimFunc) -> IRModule:
     """The function as a workload: alone in a module, called ``main``, without what its attributes say of its use.
 
     The structural hash already ignores the names of blocks, loops and buffers, so the same computation is the same
-    workload whatever it is called and whatever module it stands in.
+    workload whatever it is called and whatever module it stands in. Which parameters may be stored in another layout
+    does count, as their packing isn't timed; that it is none of them says no more than to leave the attribute out.
+
+    Raises
+    ------
+    TuneError
+        If a parameter that may be stored in another layout is none, or is written.
     """
-    return IRModule({"main": with_only_attrs(func, {"global_symbol": "main", "s_tir": True, "tirx.noalias": True})})
+    attrs: dict[str, Any] = {"global_symbol": "main", "s_tir": True, "tirx.noalias": True}
+    free = layout_free(func)
+    if free:
+        attrs[LAYOUT_FREE] = list(free)
+    return IRModule({"main": with_only_attrs(func, attrs)})
 
 
 def with_only_attrs(func: tirx.PrimFunc, attrs: dict[str, Any]) -> tirx.PrimFunc:

@@ -8,6 +8,10 @@ on them upstream's rules reach half the speed. On a GPU: `tvm_axe.meta.cuda`.
 What changes the shape of a trace (the register tile, packed or in place) makes a design space each, the most promising
 first and with promising decisions. What can be sampled (the pieces of work, the unrolling) is sampled by
 `sample_perfect_tile`, so that upstream's mutators can act on it.
+
+Parameters that the function lets be stored in another layout (`tvm_axe.meta.packing`) are packed ahead of all else, by
+blocks that can be split off: into the panels that a register tile reads, or as upstream's `RewriteLayout` has it behind
+upstream's rules. Tile kernels pack for themselves: what they copy to a core's cache they copy anyway.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from ..target import cores, vector_bits
 from .cuda import cuda_space
 from .kernels import Offer, choose, offers
 from .mutator import MutateChoice
+from .packing import layout_free
+from .postproc import RewriteFreeLayouts
 from .spaces.contraction import Contraction, find_contractions, is_pointwise
 from .spaces.registers import register_tile, tiles
 from .spaces.rows import find_rows, row_schedules
@@ -55,37 +61,39 @@ def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
         # A candidate starts in a space drawn at random: as often in one of the kernels' as of the register tiles'.
         return [*kernels[:1], *registers, *kernels * max(1, len(registers) // max(1, len(kernels))), *by_rows]
 
+    postprocs = _postprocs(func)
     if not generate(sch):
-        return _upstreams()
+        return _upstreams(postprocs)
     if offered:
         mutators = {ms.mutator.MutateTileSize(): 0.5, MutateChoice(): 0.5}
         return ms.space_generator.ScheduleFn(generate, sch_rules=[], postprocs=[], mutator_probs=mutators)
-    return _beside_upstreams(generate)
+    return _beside_upstreams(generate, postprocs)
 
 
-def _upstreams() -> ms.SpaceGenerator:
+def _upstreams(postprocs: list[ms.Postproc]) -> ms.SpaceGenerator:
     # Named, and not left to the target: for a CPU with VNNI upstream's choice needs tensor intrinsics that take 13 s to
-    # import. `RewriteLayout` is left out because a function keeps its signature.
+    # import.
     return ms.space_generator.PostOrderApply(
-        sch_rules=ms.ScheduleRule.create("llvm"), postprocs=_postprocs(), mutator_probs=ms.Mutator.create("llvm")
+        sch_rules=ms.ScheduleRule.create("llvm"), postprocs=postprocs, mutator_probs=ms.Mutator.create("llvm")
     )
 
 
-def _beside_upstreams(generate: _Generate) -> ms.SpaceGenerator:
+def _beside_upstreams(generate: _Generate, postprocs: list[ms.Postproc]) -> ms.SpaceGenerator:
     ours = ms.space_generator.ScheduleFn(generate, sch_rules=[], postprocs=[], mutator_probs={})
     return ms.space_generator.SpaceGeneratorUnion(
-        [ours, _upstreams()],
+        [ours, _upstreams(postprocs)],
         sch_rules=[],
-        postprocs=_postprocs(),
+        postprocs=postprocs,
         mutator_probs={**ms.Mutator.create("llvm"), MutateChoice(): 0.1},
     )
 
 
-def _postprocs() -> list[ms.Postproc]:
+def _postprocs(func: tirx.PrimFunc) -> list[ms.Postproc]:
     return [
         ms.postproc.DisallowDynamicLoop(),
         ms.postproc.RewriteParallelVectorizeUnroll(),
         ms.postproc.RewriteReductionBlock(),
+        *([RewriteFreeLayouts()] if layout_free(func) else []),
     ]
 
 

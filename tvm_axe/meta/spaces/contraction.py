@@ -20,6 +20,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from ... import _tvm
 from ...schedule import query
+from ..packing import layout_free
 
 __all__ = ["Contraction", "find_contractions", "is_move", "is_plain_nest", "is_pointwise"]
 
@@ -65,6 +66,9 @@ class Contraction:
         Whether another block computes A, and doesn't only move it: padding, mostly.
     made
         Whether another block computes W, whose way of storing it is then free.
+    free
+        Whether W may be packed ahead of all calls: it is a parameter that the function lets be stored in another
+        layout (`tvm_axe.meta.packing`), or moved from one, and nothing else reads that.
     """
 
     block: str
@@ -85,6 +89,7 @@ class Contraction:
     bits: int
     computed: bool = False
     made: bool = False
+    free: bool = False
 
     @property
     def width(self) -> int:
@@ -131,8 +136,22 @@ def _match(sch: s_tir.Schedule, rv: SBlockRV) -> Contraction | None:
         if found is not None:
             before = producers.get(found.buffers[0])
             computed = before is not None and is_pointwise(before) and not is_move(before)
-            return replace(found, computed=computed, made=found.buffers[1] in producers)
+            made = producers.get(found.buffers[1])
+            free = _is_free(sch, w.load.source if made is None else made)
+            return replace(found, computed=computed, made=made is not None, free=free)
     return None
+
+
+def _is_free(sch: s_tir.Schedule, made: tirx.Buffer | s_tir.SBlock) -> bool:
+    """Whether a buffer is a parameter that may be packed, or a block moves one, and nothing else reads it."""
+    func = sch.mod["main"]
+    if isinstance(made, s_tir.SBlock):
+        if not is_move(made):
+            return False
+        made = made.body.value.source
+    blocks = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    readers = [block for block in blocks if any(region.source.same_as(made) for region in block.reads)]
+    return len(readers) == 1 and any(func.params[n].same_as(made) for n in layout_free(func))
 
 
 def _parts(

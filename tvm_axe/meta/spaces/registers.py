@@ -18,6 +18,7 @@ and masked elsewhere; loop partitioning confines what either costs to the last t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -28,6 +29,7 @@ from tvm.target import Target
 
 from ...schedule import query
 from ...target import cores, vector_bits, vector_registers
+from ..packing import PREPROC
 from .contraction import Contraction, is_move, is_pointwise
 
 __all__ = ["Tile", "register_tile", "tiles"]
@@ -57,12 +59,15 @@ class Tile:
         Whether each thread copies the panel of W that it is about to use into a buffer of its own.
     apart
         Whether A is padded before all else, and not by each piece of work for itself.
+    ahead
+        Whether all panels of W are packed before all else, by a block that can be split off; instead of `packed`.
     """
 
     rows: tuple[tuple[int, int], ...]
     vectors: int
     packed: bool
     apart: bool = False
+    ahead: bool = False
 
     @property
     def accumulators(self) -> int:
@@ -75,7 +80,7 @@ def tiles(match: Contraction, target: Target) -> list[Tile]:
 
     With W's vectors and one of A they fit the register file; they keep at least half as many multiply-adds in flight
     as the best of them; and they don't exceed the result. The most promising come first; none where the columns of a
-    convolution leave but a little of a vector.
+    convolution leave but a little of a vector. Where W may be packed ahead it is: its panels then cost nothing.
     """
     lanes = lanes_of(match, target)
     width = match.width if match.plain else (match.run or match.width)
@@ -91,11 +96,11 @@ def tiles(match: Contraction, target: Target) -> list[Tile]:
         in_place = divides and not match.made and match.weights_dim == match.weights_rank - 1
         # Rows that can't be cut in pieces would have each piece pad all of A.
         alone = match.computed and not _divisible(match, rows)
+        places = [(False, True)] if match.free else [(False, False)] * in_place + [(True, False)]
         found += [
-            Tile(rows, nv, packed, apart)
+            Tile(rows, nv, packed, apart, before)
             for apart in ((True,) if alone else (False, True) if match.computed else (False,))
-            for packed in (False, True)
-            if packed or in_place
+            for packed, before in places
         ]
     busiest = max((tile.accumulators for tile in found), default=0)
     return sorted(
@@ -182,7 +187,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     vectors, j, v = sch.split(loops[match.vector], [None, tile.vectors, lanes])
     split = _outermost(match, factors)
     last = match.reductions[-1]
-    cut = _pieces(sch, match, loops[split], vectors, target, columns_first=stage.panel is not None)
+    cut = _pieces(sch, match, loops[split], vectors, target, columns_first=tile.packed)
     unroll = max(n for n in range(1, _MAX_UNROLL + 1) if _extent(sch, loops[last]) % n == 0)
     mo, loops[split] = _cut(sch, loops[split], cut[0], _MAX_TILES)
     no, nt = _cut(sch, vectors, cut[1], _MAX_TILES)
@@ -208,7 +213,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     sj, sv = sch.split(stored[-1], [None, lanes])
     unrolled, vectors = [*phases, ki, *inner, j, *stored[:-1], sj], [v, sv]
     unrolled += [steps[n] for n in match.reductions if steps[n] is not None]
-    if stage.panel is not None:
+    if stage.panel is not None and not tile.ahead:
         sch.compute_at(stage.panel, nt, preserve_unit_loops=True)
         if match.weights_dim == match.weights_rank - 1:
             pj, pv = sch.split(sch.get_loops(stage.panel)[-1], [None, lanes])
@@ -252,9 +257,12 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
     if row_tail:
         sch.compute_inline(sch.get_sblock(f"{a}_pad"))
     panel = None
-    if tile.packed:  # padding is a copy already
+    if tile.packed or tile.ahead:  # padding is a copy already
         panel = sch.get_sblock(f"{w}_pad") if column_tail else sch.cache_read(block, match.weights, "global")
-        if match.weights_dim != match.weights_rank - 1:
+        if tile.ahead:
+            sch.transform_layout(panel, ("write", 0), _panels(match, step[match.vector]))
+            sch.annotate(panel, PREPROC, True)
+        elif match.weights_dim != match.weights_rank - 1:
             sch.transform_layout(panel, ("write", 0), _moved_last(match))
     if row_tail or column_tail:
         sch.set_scope(block, 0, "local")
@@ -329,6 +337,17 @@ def _moved_last(match: Contraction) -> tirx.IndexMap:
         return [*rest, dims[match.weights_dim]]
 
     return tirx.IndexMap.from_func(move, ndim=match.weights_rank)
+
+
+def _panels(match: Contraction, width: int) -> Callable[..., list[tirx.Expr]]:
+    """The map of W's dimensions to panels of `width` columns, each in one piece and with j last."""
+
+    def cut(*dims: tirx.Var) -> list[tirx.Expr]:
+        rest = [dim for n, dim in enumerate(dims) if n != match.weights_dim]
+        j = dims[match.weights_dim]
+        return [j // width, *rest, j % width]
+
+    return cut
 
 
 def _vectorize_last(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
