@@ -1,9 +1,11 @@
-"""Layouts: the map they define, its canonical form, and what is refused; every law by enumeration."""
+"""Layouts: sizes, canonical forms, equality, and what is refused.
 
-import itertools
+What the paper states of the map and of canonical forms is in test_paper_examples, test_paper_shard and
+test_paper_copies.
+"""
+
 import math
 import pickle
-from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -19,38 +21,6 @@ layouts = st.builds(Layout, st.lists(iters, max_size=4), st.lists(iters, max_siz
 quick = settings(derandomize=True, max_examples=100, deadline=None)
 
 
-def points(layout, x):
-    """f_L(x) by its definition, independently of the package: a set of {(axis, position), ...} without zeros."""
-    digits = np.unravel_index(x, [it.extent for it in layout.D]) if layout.D else ()
-    found = set()
-    for copies in itertools.product(*(range(it.extent) for it in layout.R)):
-        total = defaultdict(int, layout.O)
-        for step, it in zip((*digits, *copies), (*layout.D, *layout.R)):
-            total[it.axis] += int(step) * it.stride
-        found.add(frozenset((axis, position) for axis, position in total.items() if position))
-    return found
-
-
-def whole_map(layout):
-    return tuple(frozenset(points(layout, x)) for x in range(layout.size()))
-
-
-@quick
-@given(layouts)
-def test_apply_is_the_whole_set_of_the_definition(layout):
-    for x in range(layout.size()):
-        assert {frozenset(c.items()) for c in layout.apply(x)} == points(layout, x)
-
-
-@quick
-@given(st.lists(st.integers(1, 4), max_size=3).map(tuple), st.randoms(use_true_random=False))
-def test_apply_with_a_shape_is_apply_of_the_row_major_position(shape, random):
-    layout = Layout([Iter(e, random.choice([-2, 1, 5]), random.choice(["m", "tp"])) for e in reversed(shape)])
-    assert layout.admits(shape)
-    for x, index in enumerate(np.ndindex(*shape)):
-        assert layout.apply(*index, shape=shape) == layout.apply(x)
-
-
 @quick
 @given(layouts)
 def test_size_and_admits(layout):
@@ -61,46 +31,12 @@ def test_size_and_admits(layout):
 
 @quick
 @given(layouts)
-def test_canonicalize_keeps_the_map_and_is_idempotent(layout):
+def test_canonicalize_keeps_the_map_and_is_idempotent(whole_map, layout):
     canonical = layout.canonicalize()
     assert whole_map(canonical) == whole_map(layout)
     assert canonical.canonicalize() == canonical
     assert len(canonical.D) <= len(layout.D) and len(canonical.R) <= len(layout.R)
     assert all(it.extent > 1 for it in (*canonical.D, *canonical.R)) and all(it.stride > 0 for it in canonical.R)
-
-
-def test_layouts_without_replicas_have_equal_maps_iff_equal_canonical_forms():
-    parts = [Iter(e, s, a) for e in (1, 2, 4) for s in (-1, 1, 2, 4) for a in ("m", "tp")]
-    forms = defaultdict(set)
-    for count in range(4):
-        for shard in itertools.product(parts, repeat=count):
-            layout = Layout(shard)
-            tables = []
-            for it in shard:
-                steps = [(i * it.stride, 0) if it.axis == "m" else (0, i * it.stride) for i in range(it.extent)]
-                tables.append(steps)
-            image = tuple((sum(p[0] for p in d), sum(p[1] for p in d)) for d in itertools.product(*tables))
-            forms[image].add(layout.canonicalize())
-    assert all(len(equal) == 1 for equal in forms.values())
-    assert len(set().union(*forms.values())) == len(forms) > 1000
-
-
-def test_replicas_that_meet_the_gap_condition_have_one_canonical_form():
-    parts = [Iter(e, s, "m") for e in (1, 2, 3, 4) for s in (-2, -1, 1, 2, 3, 4, 5, 6, 8)]
-    forms = defaultdict(set)
-    sources = 0
-    for count in range(4):
-        for replica in itertools.combinations_with_replacement(parts, count):
-            canonical = Layout([], replica).canonicalize()
-            reach = list(itertools.accumulate((it.extent - 1) * it.stride for it in canonical.R))
-            if all(reach[i] < it.stride for i, it in enumerate(canonical.R[1:])):
-                image = frozenset(
-                    map(sum, itertools.product(*(range(0, e.extent * e.stride, e.stride) for e in replica)))
-                )
-                forms[image].add(canonical)
-                sources += 1
-    assert all(len(equal) == 1 for equal in forms.values())
-    assert sources > 5 * len(forms) > 1000
 
 
 @pytest.mark.parametrize(

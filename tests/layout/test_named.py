@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tvm_axe.layout import Layout, LayoutError, Mesh, named
+from tvm_axe.layout import LayoutError, Mesh, named
 
 
 def placed(layout, shape):
@@ -229,14 +229,6 @@ def test_a_matrix_on_a_mesh_of_two_axes(spec, held):
             assert ((y, x) in devices) == inside
             if inside:
                 assert devices[y, x] == rows.index(index[0]) * len(columns) + columns.index(index[1])
-
-
-def test_a_matrix_on_a_mesh_of_two_axes_as_the_paper_writes_it():
-    mesh = Mesh({"gpuid_y": 2, "gpuid_x": 2})
-    both = Layout.parse("S[(2, 4, 2, 4) : (1@gpuid_y, 4, 1@gpuid_x, 1)]")
-    rows = Layout.parse("S[(2, 4, 8) : (1@gpuid_y, 8, 1)] + R[2 : 1@gpuid_x]")
-    assert named.mesh_sharding("S0S1", (8, 8), mesh) == both
-    assert named.mesh_sharding("S0R", (8, 8), mesh) == rows
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
-"""Layouts of real hardware and meshes, by the tables that their makers publish, and what the algebra says of them."""
+"""Layouts of real hardware, by the tables that its makers publish, and what the algebra says of them.
+
+The paper's examples are in test_paper_examples.
+"""
 
 import numpy as np
 import pytest
 
-from tvm_axe.layout import ComposeLayout, Layout, Mesh
+from tvm_axe.layout import ComposeLayout, Layout
 
 
 def one(layout, *index, shape):
@@ -46,39 +49,6 @@ def test_the_accumulator_of_wgmma_over_four_warps():
     assert whole.is_injective() and whole.covers({"wid_in_wg": 4, "laneid": 32, "m": 16})
 
 
-def test_a_fragment_over_two_warps_with_copies_and_an_offset():
-    """The notation's standing example: elements spread over two warps, copied to two others, from warp 5 on."""
-    layout = Layout.parse("S[(8, 2, 4, 2) : (4@laneid, 1@warpid, 1@laneid, 1)] + R[2 : 4@warpid] + 5@warpid")
-    for row, column in np.ndindex(8, 16):
-        places = layout.apply(row, column, shape=(8, 16))
-        assert {p["warpid"] for p in places} == {5 + column // 8, 9 + column // 8}
-        assert {(p["laneid"], p["m"]) for p in places} == {(4 * row + column % 8 // 2, column % 2)}
-    assert layout.bounds("warpid") == (5, 10) and layout.span("warpid") == 6
-    assert layout.is_injective() and not layout.covers({"warpid": 11})
-
-
-def test_half_of_a_mesh_holds_each_half_of_a_matrix():
-    """An 8 by 8 matrix on a 2 by 2 mesh: rows cut over one axis, copies along the other (S0R)."""
-    mesh = Mesh({"gpuid_y": 2, "gpuid_x": 2})
-    layout = Layout.parse("S[(2, 4, 8) : (1@gpuid_y, 8, 1)] + R[2 : 1@gpuid_x]")
-    assert layout == Layout.sharded((8, 8), mesh, {0: "gpuid_y"})
-    for row, column in np.ndindex(8, 8):
-        assert layout.owner(row, column, shape=(8, 8), mesh=mesh) == ((0, 1), (2, 3))[row // 4]
-    assert layout.covers({**mesh.axes, "m": 32})
-    assert layout.slice((8, 8), [(4, 8), (0, 8)]).owner(0, mesh=mesh) == (2, 3)
-
-
-def test_a_fully_sharded_matrix_is_a_tile_of_its_blocks():
-    """Rows over one axis of a mesh and columns over the other (S0S1): blocks, tiled by the mesh."""
-    mesh = Mesh({"x": 2, "y": 4})
-    block, devices = Layout.parse("S[(4, 2) : (2, 1)]"), Layout.parse("S[(2, 4) : (1@x, 1@y)]")
-    layout = block.tile(devices, (2, 4), (4, 2))
-    assert layout.equivalent(Layout.sharded((8, 8), mesh, {0: "x", 1: "y"}))
-    assert block.is_tile_inner(layout, (8, 8), (4, 2)) == devices
-    assert devices.is_tile_outer(layout, (8, 8), (2, 4)).equivalent(block)
-    assert layout.project(["x", "y"]).equivalent(devices) and layout.project(["m"]).equivalent(block)
-
-
 @pytest.mark.parametrize("rows", [64, 128])
 def test_tensor_memory_datapaths(rows):
     """PTX ISA, tcgen05 data path layouts: 128 rows on 128 lanes; or 64, sixteen in each warp's 32 lanes."""
@@ -89,15 +59,6 @@ def test_tensor_memory_datapaths(rows):
         place = one(layout, row, 3, shape=(rows, 32))
         assert (place["TLane"], place["TCol"]) == (lane, 3)
     assert layout.span("TLane") == (128 if rows == 128 else 112)
-
-
-def test_the_partitions_of_a_scratchpad():
-    """Trainium: 512 rows, of which 128 are on the partitions at a time, and the rest along the free dimension."""
-    layout = Layout.parse("S[(4, 128, 16) : (16@F, 1@P, 1@F)]")
-    for row, column in np.ndindex(512, 16):
-        place = one(layout, row, column, shape=(512, 16))
-        assert (place["P"], place["F"]) == (row % 128, row // 128 * 16 + column)
-    assert layout.covers({"P": 128, "F": 64}) and layout.is_injective()
 
 
 def test_a_128_byte_swizzle_is_free_of_conflicts_along_rows_and_columns():
