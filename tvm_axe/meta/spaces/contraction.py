@@ -4,13 +4,15 @@
 
 with the factors in either order. One operand, the weights W, is reused by the rows: matrix products, convolutions with
 any strides, dilation and groups, capsules. A may have j too (depthwise convolutions), and may be zero at some points
-(transposed convolutions: ``if_then_else((h + rh) % 2 == 0, A[..], 0)``).
+(transposed convolutions: ``if_then_else((h + rh) % 2 == 0, A[..], 0)``). Where A has C's last dimension, as in
+convolutions of [N, C, H, W], j is another: the output channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
 
 import numpy as np
@@ -40,7 +42,8 @@ class Contraction:
     iterators
         The loop of each of the block's iterators, in their order.
     vector
-        The loop of j, C's last dimension, which the generated code vectorises.
+        The loop of j, which the generated code vectorises: C's last dimension, or a convolution's output
+        channels where they come before the image's dimensions.
     rows
         Loops of C that A has and W hasn't, as C's dimensions are ordered.
     reductions
@@ -53,6 +56,10 @@ class Contraction:
         Position of W among the block's reads.
     weights_dim, weights_rank
         Which of how many dimensions of W is j; in a panel it is moved last.
+    out_dim
+        Which of C's dimensions is j; in registers it is moved last.
+    windows
+        Reductions that move A's rows: the loops over rows that each shares an index of A with.
     run
         A is the same for `run` values of j that follow each other from a multiple of `run`: a group's columns. 0 where
         A has j as its last dimension.
@@ -68,7 +75,7 @@ class Contraction:
         Whether another block computes W, whose way of storing it is then free.
     free
         Whether W may be packed ahead of all calls: it is a parameter that the function lets be stored in another
-        layout (`tvm_axe.meta.packing`), or moved from one, and nothing else reads that.
+        layout (`tvm_axe.meta.packing`), or transposed from one, and nothing else reads that.
     """
 
     block: str
@@ -83,6 +90,8 @@ class Contraction:
     weights: int
     weights_dim: int
     weights_rank: int
+    out_dim: int
+    windows: dict[int, frozenset[int]]
     run: int
     phases: dict[int, int]
     plain: bool
@@ -95,6 +104,11 @@ class Contraction:
     def width(self) -> int:
         """Extent of j."""
         return self.extents[self.vector]
+
+    @property
+    def transposed(self) -> bool:
+        """Whether j isn't C's last dimension."""
+        return self.out_dim != len(self.extents) - len(self.reductions) - 1
 
 
 def find_contractions(sch: s_tir.Schedule) -> list[Contraction]:
@@ -131,8 +145,9 @@ def _match(sch: s_tir.Schedule, rv: SBlockRV) -> Contraction | None:
     if not out or any(index not in position for index in out):
         return None
     producers = {str(sch.get(b).writes[0].source.name): sch.get(b) for b in sch.get_producers(rv)}
-    for a, w in (factors, factors[::-1]):
-        found = _parts(block, position, tuple(int(loop.extent) for loop in loops), a, w)
+    # C's last dimension is the best for j: what is in registers is then stored as it is.
+    for j, (a, w) in product([out[-1], *out[:-1]], (factors, factors[::-1])):
+        found = _parts(block, position, tuple(int(loop.extent) for loop in loops), a, w, j)
         if found is not None:
             before = producers.get(found.buffers[0])
             computed = before is not None and is_pointwise(before) and not is_move(before)
@@ -143,10 +158,11 @@ def _match(sch: s_tir.Schedule, rv: SBlockRV) -> Contraction | None:
 
 
 def _is_free(sch: s_tir.Schedule, made: tirx.Buffer | s_tir.SBlock) -> bool:
-    """Whether a buffer is a parameter that may be packed, or a block moves one, and nothing else reads it."""
+    """Whether a buffer is a parameter that may be packed, or a block transposes one, and nothing else reads it."""
     func = sch.mod["main"]
     if isinstance(made, s_tir.SBlock):
-        if not is_move(made):
+        variables = {it.var for it in made.iter_vars}
+        if not is_move(made) or any(index not in variables for index in made.body.value.indices):
             return False
         made = made.body.value.source
     blocks = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
@@ -155,27 +171,32 @@ def _is_free(sch: s_tir.Schedule, made: tirx.Buffer | s_tir.SBlock) -> bool:
 
 
 def _parts(
-    block: s_tir.SBlock, position: dict[tirx.Var, int], extents: tuple[int, ...], a: _Factor, w: _Factor
+    block: s_tir.SBlock,
+    position: dict[tirx.Var, int],
+    extents: tuple[int, ...],
+    a: _Factor,
+    w: _Factor,
+    j: tirx.Var,
 ) -> Contraction | None:
-    """The contraction with these operands as A and W, if it is one."""
+    """The contraction with these operands as A and W and this iterator as j, if it is one."""
     store = block.body
     names = (str(a.load.source.name), str(w.load.source.name), str(store.buffer.name))
     reads = [str(region.source.name) for region in block.reads]
     if w.guard is not None or len({*names}) < 3 or not {*names[:2]} <= {*reads}:
         return None
-    j = store.indices[-1]
     in_a, in_w = (_positions(factor.load.indices, position) for factor in (a, w))
     dims = [n for n, index in enumerate(w.load.indices) if index.same_as(j)]
     run = _run(a.load, j, extents[position[j]])
     if len(dims) != 1 or run is None or _occurrences(w.load.indices, j) != 1:
         return None
     out = [position[index] for index in store.indices]
-    rows = tuple(n for n in out[:-1] if n in in_a and n not in in_w)
+    rows = tuple(n for n in out if n != position[j] and n in in_a and n not in in_w)
     reductions = tuple(position[it.var] for it in block.iter_vars if it.iter_type == tirx.IterVar.CommReduce)
     phases = _phases(a.guard, position, extents)
     spatial = {position[it.var] for it in block.iter_vars if it.iter_type == tirx.IterVar.DataPar}
     if (
         not rows
+        or out[-1] not in (position[j], *rows)
         or not reductions
         or {*out} != spatial
         or phases is None
@@ -196,9 +217,12 @@ def _parts(
         weights=reads.index(names[1]),
         weights_dim=dims[0],
         weights_rank=len(w.load.indices),
+        out_dim=out.index(position[j]),
+        windows=_windows(a.load, position, rows, reductions),
         run=run,
         phases=phases,
         plain=run == extents[position[j]]
+        and out[-1] == position[j]
         and all(i in position for f in (a, w) for i in f.load.indices)
         and all(str(f.load.source.dtype) == str(store.buffer.dtype) for f in (a, w)),
         bits=np.dtype(str(store.buffer.dtype)).itemsize * 8,
@@ -236,6 +260,18 @@ def _is_zero(value: tirx.Expr) -> bool:
 
 def _positions(indices: Sequence[tirx.Expr], position: dict[tirx.Var, int]) -> set[int]:
     return {n for var, n in position.items() if any(query.uses(index, var) for index in indices)}
+
+
+def _windows(
+    a: ir.TensorLoad, position: dict[tirx.Var, int], rows: tuple[int, ...], reductions: tuple[int, ...]
+) -> dict[int, frozenset[int]]:
+    """The loops over rows that each reduction shares an index of A with."""
+    found: dict[int, frozenset[int]] = {}
+    for index in a.indices:
+        loops = _positions([index], position)
+        for n in loops & {*reductions}:
+            found[n] = found.get(n, frozenset()) | (loops & {*rows})
+    return found
 
 
 def _run(a: ir.TensorLoad, j: tirx.Var, columns: int) -> int | None:

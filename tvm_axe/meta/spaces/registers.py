@@ -11,6 +11,8 @@ With mr rows times nv vectors of accumulators::
                 C_local[mr, nv, lanes] += A[row, ..] * panel[.., column]
             write the tile, through the pointwise blocks that follow
 
+Where j isn't C's last dimension, a tile is stored transposed: LLVM does that four by four.
+
 Once rows and vectors are unrolled every access to C_local has a constant index, so LLVM keeps the tile in vector
 registers for the whole sum. What a tile doesn't divide is padded (`pad_einsum`) where every index is an iterator alone,
 and masked elsewhere; loop partitioning confines what either costs to the last tiles.
@@ -137,7 +139,7 @@ def _promise(match: Contraction, tile: Tile, lanes: int) -> tuple[float, float, 
 def _row_tiles(match: Contraction) -> list[tuple[tuple[int, int], ...]]:
     """Rows of a tile: part of the innermost loop over rows, or all of it and part of the next, and so on."""
     found = []
-    for rows in _ROWS:
+    for rows in _row_counts(match):
         factors, rest = [], rows
         for loop in reversed(match.rows):
             extent = match.extents[loop] // match.phases.get(loop, 1)
@@ -152,6 +154,12 @@ def _row_tiles(match: Contraction) -> list[tuple[tuple[int, int], ...]]:
             factors.append((loop, extent))
             rest //= extent
     return found
+
+
+def _row_counts(match: Contraction) -> list[int]:
+    """How many rows a tile may have: the usual, and what divides an innermost loop that those don't."""
+    extent = match.extents[match.rows[-1]] // match.phases.get(match.rows[-1], 1)
+    return sorted({*_ROWS} | {n for n in range(1, max(_ROWS) + 1) if extent % n == 0})
 
 
 def lanes_of(match: Contraction, target: Target) -> int:
@@ -186,7 +194,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
         loops[n], steps[n] = _phase(sch, loops[n], match.phases.get(n))
     vectors, j, v = sch.split(loops[match.vector], [None, tile.vectors, lanes])
     split = _outermost(match, factors)
-    last = match.reductions[-1]
+    *others, last = _sums(match, tile)
     cut = _pieces(sch, match, loops[split], vectors, target, columns_first=tile.packed)
     unroll = max(n for n in range(1, _MAX_UNROLL + 1) if _extent(sch, loops[last]) % n == 0)
     mo, loops[split] = _cut(sch, loops[split], cut[0], _MAX_TILES)
@@ -195,7 +203,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     batches, columns = [loops[n] for n in match.batches], [loops[n] for n in match.columns]
     phases = [steps[n] for n in match.rows if steps[n] is not None]
     rows = [loops[n] for n in match.rows]
-    sums = [loops[n] for n in match.reductions[:-1]] + [steps[n] for n in match.reductions if steps[n] is not None]
+    sums = [loops[n] for n in others] + [steps[n] for n in match.reductions if steps[n] is not None]
     if stage.operand is None or tile.apart:
         batches, columns = [*batches, *columns], []  # pieces of work too
     sch.reorder(*batches, mo, no, *columns, nt, *rows, *phases, *sums, ko, ki, *inner, j, v)
@@ -210,8 +218,10 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
         _vectorize_last(sch, stage.operand, lanes)
     sch.reverse_compute_at(stage.store, rows[-1], preserve_unit_loops=True)
     stored = sch.get_loops(stage.store)[-len(match.extents) + len(match.reductions) :]
-    sj, sv = sch.split(stored[-1], [None, lanes])
-    unrolled, vectors = [*phases, ki, *inner, j, *stored[:-1], sj], [v, sv]
+    sj, sv = sch.split(stored.pop(match.out_dim), [None, lanes])
+    if match.transposed:
+        sch.reorder(sj, *stored, sv)
+    unrolled, vectors = [*phases, ki, *inner, j, *stored, sj], [v, sv]
     unrolled += [steps[n] for n in match.reductions if steps[n] is not None]
     if stage.panel is not None and not tile.ahead:
         sch.compute_at(stage.panel, nt, preserve_unit_loops=True)
@@ -252,17 +262,21 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
     after = _epilogue(sch, block)
     before = {name: producer for name in (a, w) if (producer := _producer(sch, block, name)) is not None}
     taken |= {query.name_of(sch, b) for b in (*after, *before.values())}
+    panel = None
+    if tile.ahead:
+        panel = _copy_ahead(sch, match, block, step[match.vector] if column_tail else None)
     if row_tail or column_tail:
         sch.pad_einsum(block, [step.get(loop, 1) for loop in match.iterators])
     if row_tail:
         sch.compute_inline(sch.get_sblock(f"{a}_pad"))
-    panel = None
-    if tile.packed or tile.ahead:  # padding is a copy already
+    if panel is not None:
+        if column_tail:  # a copy from columns that are there to the same ones
+            sch.compute_inline(sch.get_sblock(f"{sch.get(panel).body.buffer.name}_pad"))
+        sch.transform_layout(panel, ("write", 0), _panels(match, step[match.vector]))
+        sch.annotate(panel, PREPROC, True)
+    elif tile.packed:  # padding is a copy already
         panel = sch.get_sblock(f"{w}_pad") if column_tail else sch.cache_read(block, match.weights, "global")
-        if tile.ahead:
-            sch.transform_layout(panel, ("write", 0), _panels(match, step[match.vector]))
-            sch.annotate(panel, PREPROC, True)
-        elif match.weights_dim != match.weights_rank - 1:
+        if match.weights_dim != match.weights_rank - 1:
             sch.transform_layout(panel, ("write", 0), _moved_last(match))
     if row_tail or column_tail:
         sch.set_scope(block, 0, "local")
@@ -273,6 +287,8 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
         sch.set_scope(block, 0, "local")
     else:
         store = sch.cache_write(block, 0, "local")
+    if match.transposed:
+        sch.transform_layout(block, ("write", 0), lambda *dims: _last(dims, match.out_dim))
     for pointwise in after[:-1]:
         sch.compute_inline(pointwise)
     if after:
@@ -284,6 +300,40 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
         else:
             sch.compute_inline(producer)
     return _Stage(block, store, panel, operand, taken)
+
+
+def _sums(match: Contraction, tile: Tile) -> list[int]:
+    """The loops of the sum, outermost first; the innermost is unrolled.
+
+    Where the last moves A's rows, each of its steps reads what the one before did but for a row. Unrolled, LLVM would
+    keep all of that in registers, of which there are none left. So loops that do that come first.
+    """
+    rows = {loop for loop, _ in tile.rows}
+    moving = [n for n in match.reductions if match.windows.get(n, frozenset()) & rows]
+    others = [n for n in match.reductions if n not in moving]
+    if match.reductions[-1] not in moving or not others:
+        return list(match.reductions)
+    return moving + sorted(others, key=lambda n: match.extents[n] > 1)
+
+
+def _copy_ahead(sch: s_tir.Schedule, match: Contraction, block: SBlockRV, width: int | None) -> SBlockRV:
+    """Copy W before all else, into a buffer with room for whole panels of `width` columns.
+
+    Upstream's search takes such a block for granted to copy and do nothing more, so it cannot fill what is beyond W
+    with zeros. That is never written; it is multiplied into columns of C that are never read.
+    """
+    copy = sch.cache_read(block, match.weights, "global")
+    if width is not None:
+        there = _panels(match, width)
+        sch.transform_layout(copy, ("write", 0), there, assume_injective_transform=True)
+
+        def back(panel: tirx.Var, *dims: tirx.Var) -> list[tirx.Expr]:
+            rest = list(dims[:-1])
+            rest.insert(match.weights_dim, panel * width + dims[-1])
+            return rest
+
+        sch.transform_layout(copy, ("write", 0), back)
+    return copy
 
 
 def _phase(sch: s_tir.Schedule, loop: LoopRV, step: int | None) -> tuple[LoopRV, LoopRV | None]:
@@ -332,11 +382,12 @@ def _outermost(match: Contraction, factors: dict[int, int]) -> int:
 def _moved_last(match: Contraction) -> tirx.IndexMap:
     """The map of W's dimensions that moves j last."""
 
-    def move(*dims: tirx.Var) -> list[tirx.Var]:
-        rest = [dim for n, dim in enumerate(dims) if n != match.weights_dim]
-        return [*rest, dims[match.weights_dim]]
+    return tirx.IndexMap.from_func(lambda *dims: _last(dims, match.weights_dim), ndim=match.weights_rank)
 
-    return tirx.IndexMap.from_func(move, ndim=match.weights_rank)
+
+def _last(dims: tuple[tirx.Var, ...], moved: int) -> list[tirx.Var]:
+    """Dimensions with one of them moved last."""
+    return [*(dim for n, dim in enumerate(dims) if n != moved), dims[moved]]
 
 
 def _panels(match: Contraction, width: int) -> Callable[..., list[tirx.Expr]]:

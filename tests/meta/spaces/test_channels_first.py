@@ -1,0 +1,133 @@
+"""Convolutions of data [N, C, H, W] and weights [O, I, kh, kw], as importers bring them and Relax legalizes them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.ir import IRModule
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_axe.meta import resolve_target
+from tvm_axe.meta.space import space_for
+from tvm_axe.meta.spaces.contraction import find_contractions
+from tvm_axe.meta.spaces.registers import register_tile, tiles
+
+
+def _conv(x: np.ndarray, w: np.ndarray, stride: int, padding: int, dilation: int, groups: int) -> np.ndarray:
+    """conv2d in float64, by its definition."""
+    x = np.pad(x.astype("float64"), ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    co, ci, kh, kw = w.shape
+    oh, ow = ((n - dilation * (k - 1) - 1) // stride + 1 for n, k in zip(x.shape[2:], (kh, kw)))
+    out = np.zeros((x.shape[0], co, oh, ow))
+    for g, r, s in itertools.product(range(groups), range(kh), range(kw)):
+        rows = slice(r * dilation, r * dilation + (oh - 1) * stride + 1, stride)
+        columns = slice(s * dilation, s * dilation + (ow - 1) * stride + 1, stride)
+        own = slice(g * co // groups, (g + 1) * co // groups)
+        out[:, own] += np.einsum("nchw,oc->nohw", x[:, g * ci : (g + 1) * ci, rows, columns], w[own, :, r, s])
+    return out
+
+
+# Images, input channels, height, width, output channels, kernel, stride, padding, dilation, groups.
+_DENSE = {
+    "padded": (1, 5, 13, 11, 32, 3, 1, 1, 1, 1),
+    "strided": (2, 3, 17, 15, 16, 3, 2, 1, 1, 1),
+    "dilated": (1, 4, 13, 12, 24, 3, 1, 2, 2, 1),
+    "1x1": (1, 17, 7, 7, 64, 1, 1, 0, 1, 1),
+    "even kernel": (1, 3, 9, 8, 16, 2, 1, 0, 1, 1),
+    "grouped": (1, 6, 9, 8, 32, 3, 1, 1, 1, 2),
+}
+
+
+def _case(legalized, case: tuple[int, ...], bias: bool) -> tuple[tirx.PrimFunc, list[np.ndarray], np.ndarray]:
+    """A convolution, with a bias and relu behind it or not; its arguments and what comes out."""
+    n, ci, h, w, co, kernel, stride, padding, dilation, groups = case
+
+    def build(bb: relax.BlockBuilder, x: relax.Var, weights: relax.Var, *behind: relax.Var) -> relax.Expr:
+        y = relax.op.nn.conv2d(x, weights, stride, padding, dilation, groups)
+        return relax.op.nn.relu(bb.emit(relax.op.add(bb.emit(y), behind[0]))) if behind else y
+
+    shapes = [(n, ci, h, w), (co, ci // groups, kernel, kernel), *[(1, co, 1, 1)] * bias]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
+    want = _conv(arrays[0], arrays[1], stride, padding, dilation, groups)
+    return legalized(shapes, build), arrays, np.maximum(want + arrays[2], 0) if bias else want
+
+
+def _replayed(func: tirx.PrimFunc, sch: s_tir.Schedule) -> None:
+    """Stock makes the same of the trace, as a database stores it."""
+    again = s_tir.Schedule(func)
+    s_tir.schedule.Trace.apply_json_to_schedule(sch.trace.as_json(), again)
+    tvm.ir.assert_structural_equal(again.mod, sch.mod)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias and relu"])
+@pytest.mark.parametrize("case", _DENSE.values(), ids=_DENSE)
+def test_channels_in_registers(error, legalized, case, bias):
+    target = resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"}, threads=2)
+    func, arrays, want = _case(legalized, case, bias)
+    (match,) = find_contractions(s_tir.Schedule(func))
+    assert match.extents[match.vector] == case[4]
+    options = tiles(match, target)
+    kinds = {(tile.packed, tile.apart, tile.rows[1:]): tile for tile in options}
+    for n, tile in enumerate([options[0], *kinds.values()]):
+        sch = s_tir.Schedule(func)
+        register_tile(sch, match, target, tile)
+        _replayed(func, sch)
+        if n > 0:  # with other decisions too
+            again = s_tir.Schedule(func, seed=n)
+            s_tir.schedule.Trace(sch.trace.insts, {}).apply_to_schedule(again, remove_postproc=False)
+            sch = again
+        assert error(sch.mod, target, arrays, want) < 1e-5, tile
+
+
+def test_sums_are_vectors_of_channels_and_no_window_is_unrolled(legalized):
+    target = resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"}, threads=2)
+    func, _, _ = _case(legalized, (1, 8, 28, 28, 32, 3, 1, 1, 1, 1), True)
+    sch = s_tir.Schedule(func)
+    (match,) = find_contractions(sch)
+    taken = register_tile(sch, match, target, next(t for t in tiles(match, target) if t.vectors == 1))
+    assert taken == {"pad_temp", "conv2d_nchw", "T_add", "compute"}
+    update = sch.get_sblock("conv2d_nchw_update")
+    sums = sch.get(update).body.buffer
+    assert sums.scope() == "local"
+    assert [int(extent) for extent in sums.shape] == [1, 28, 28, 32]
+    loops = [sch.get(loop) for loop in sch.get_loops(update)]
+    assert loops[-1].kind == tirx.ForKind.VECTORIZED
+    assert int(loops[-1].extent) == 8
+    unrolled = {str(loop.loop_var.name).split("_")[0] for loop in loops if loop.kind == tirx.ForKind.UNROLLED}
+    assert "rx" not in unrolled  # its steps read the same elements of a row
+    assert "ry" in unrolled
+
+
+def test_tiles_have_as_many_rows_as_divide_an_odd_width(legalized):
+    target = resolve_target({"kind": "llvm", "mcpu": "x86-64-v4"})
+    func, _, _ = _case(legalized, _DENSE["padded"], False)
+    (match,) = find_contractions(s_tir.Schedule(func))
+    assert {tile.rows for tile in tiles(match, target)} == {((match.rows[-1], 11),)}
+
+
+def test_a_convolution_is_searched_in_ours_first(legalized):
+    target = resolve_target("llvm", threads=2)
+    func, _, _ = _case(legalized, _DENSE["padded"], True)
+    assert isinstance(space_for(func, target), ms.space_generator.SpaceGeneratorUnion)
+
+
+def test_a_record_is_read_by_stock_from_its_file(error, legalized, tmp_path):
+    target = resolve_target("llvm", threads=2)
+    func, arrays, want = _case(legalized, _DENSE["strided"], True)
+    sch = s_tir.Schedule(func)
+    (match,) = find_contractions(sch)
+    register_tile(sch, match, target, tiles(match, target)[0])
+    mod = IRModule({"main": func})
+    database = ms.database.JSONDatabase(work_dir=str(tmp_path))
+    workload = database.commit_workload(mod)
+    infos = ms.arg_info.ArgInfo.from_prim_func(func)
+    database.commit_tuning_record(ms.database.TuningRecord(sch.trace, workload, [1.0], target, infos))
+    found = ms.database.JSONDatabase(work_dir=str(tmp_path)).query_schedule(mod, target, "main")
+    assert found is not None
+    tvm.ir.assert_structural_equal(found.mod, sch.mod)
+    assert error(found.mod, target, arrays, want) < 1e-5
