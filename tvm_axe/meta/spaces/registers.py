@@ -20,7 +20,6 @@ and masked elsewhere; loop partitioning confines what either costs to the last t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -31,8 +30,8 @@ from tvm.target import Target
 
 from ...schedule import query
 from ...target import cores, vector_bits, vector_registers
-from ..packing import PREPROC
 from .contraction import Contraction, is_move, is_pointwise
+from .panels import copy_ahead, copy_in_nest, moved_last, pack_ahead
 
 __all__ = ["Tile", "register_tile", "tiles"]
 
@@ -264,20 +263,15 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
     taken |= {query.name_of(sch, b) for b in (*after, *before.values())}
     panel = None
     if tile.ahead:
-        panel = _copy_ahead(sch, match, block, step[match.vector] if column_tail else None)
+        panel = copy_ahead(sch, match, block, step[match.vector] if column_tail else None)
     if row_tail or column_tail:
         sch.pad_einsum(block, [step.get(loop, 1) for loop in match.iterators])
     if row_tail:
         sch.compute_inline(sch.get_sblock(f"{a}_pad"))
     if panel is not None:
-        if column_tail:  # a copy from columns that are there to the same ones
-            sch.compute_inline(sch.get_sblock(f"{sch.get(panel).body.buffer.name}_pad"))
-        sch.transform_layout(panel, ("write", 0), _panels(match, step[match.vector]))
-        sch.annotate(panel, PREPROC, True)
-    elif tile.packed:  # padding is a copy already
-        panel = sch.get_sblock(f"{w}_pad") if column_tail else sch.cache_read(block, match.weights, "global")
-        if match.weights_dim != match.weights_rank - 1:
-            sch.transform_layout(panel, ("write", 0), _moved_last(match))
+        pack_ahead(sch, match, panel, step[match.vector], column_tail)
+    elif tile.packed:
+        panel = copy_in_nest(sch, match, block, column_tail)
     if row_tail or column_tail:
         sch.set_scope(block, 0, "local")
         store = sch.get_sblock(f"{c}_pad")
@@ -288,7 +282,7 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
     else:
         store = sch.cache_write(block, 0, "local")
     if match.transposed:
-        sch.transform_layout(block, ("write", 0), lambda *dims: _last(dims, match.out_dim))
+        sch.transform_layout(block, ("write", 0), lambda *dims: moved_last(dims, match.out_dim))
     for pointwise in after[:-1]:
         sch.compute_inline(pointwise)
     if after:
@@ -314,26 +308,6 @@ def _sums(match: Contraction, tile: Tile) -> list[int]:
     if match.reductions[-1] not in moving or not others:
         return list(match.reductions)
     return moving + sorted(others, key=lambda n: match.extents[n] > 1)
-
-
-def _copy_ahead(sch: s_tir.Schedule, match: Contraction, block: SBlockRV, width: int | None) -> SBlockRV:
-    """Copy W before all else, into a buffer with room for whole panels of `width` columns.
-
-    Upstream's search takes such a block for granted to copy and do nothing more, so it cannot fill what is beyond W
-    with zeros. That is never written; it is multiplied into columns of C that are never read.
-    """
-    copy = sch.cache_read(block, match.weights, "global")
-    if width is not None:
-        there = _panels(match, width)
-        sch.transform_layout(copy, ("write", 0), there, assume_injective_transform=True)
-
-        def back(panel: tirx.Var, *dims: tirx.Var) -> list[tirx.Expr]:
-            rest = list(dims[:-1])
-            rest.insert(match.weights_dim, panel * width + dims[-1])
-            return rest
-
-        sch.transform_layout(copy, ("write", 0), back)
-    return copy
 
 
 def _phase(sch: s_tir.Schedule, loop: LoopRV, step: int | None) -> tuple[LoopRV, LoopRV | None]:
@@ -377,28 +351,6 @@ def _outermost(match: Contraction, factors: dict[int, int]) -> int:
     """The loop over rows that is cut into pieces of work: the first that the tile leaves something of."""
     left = {n: -(-match.extents[n] // match.phases.get(n, 1) // factors.get(n, 1)) for n in match.rows}
     return next((n for n, extent in left.items() if extent > 1), match.rows[0])
-
-
-def _moved_last(match: Contraction) -> tirx.IndexMap:
-    """The map of W's dimensions that moves j last."""
-
-    return tirx.IndexMap.from_func(lambda *dims: _last(dims, match.weights_dim), ndim=match.weights_rank)
-
-
-def _last(dims: tuple[tirx.Var, ...], moved: int) -> list[tirx.Var]:
-    """Dimensions with one of them moved last."""
-    return [*(dim for n, dim in enumerate(dims) if n != moved), dims[moved]]
-
-
-def _panels(match: Contraction, width: int) -> Callable[..., list[tirx.Expr]]:
-    """The map of W's dimensions to panels of `width` columns, each in one piece and with j last."""
-
-    def cut(*dims: tirx.Var) -> list[tirx.Expr]:
-        rest = [dim for n, dim in enumerate(dims) if n != match.weights_dim]
-        j = dims[match.weights_dim]
-        return [j // width, *rest, j % width]
-
-    return cut
 
 
 def _vectorize_last(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
