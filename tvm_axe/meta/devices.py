@@ -11,6 +11,7 @@ while that is measured is part of the result, and `conditions` says it:
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -23,6 +24,7 @@ from tvm.target import Target
 from .. import _tvm
 from .child import Fatal
 from .cuda_graph import Graph
+from .exchange import Params
 from .guarded import Guarded
 
 __all__ = ["Device", "OnCpu", "OnGpu", "device_for"]
@@ -87,6 +89,30 @@ class OnCpu:
     def damage(self) -> str:
         found = {n for own in self.guarded for n, guarded in enumerate(own) if not guarded.intact()}
         return "".join(f"writes beyond argument {n}" for n in sorted(found)[:1])
+
+    def packed(self, pack: Module, places: Sequence[int], params: Params) -> OnCpu:
+        """The same arguments, but for those at `places`: these are what `pack` makes of them as they are now.
+
+        Every input set gets its own, so that they take part in a timing's turns like any other argument.
+
+        Parameters
+        ----------
+        pack
+            Has a function ``main``, which takes the arguments at `places` and then as many outputs.
+        params
+            Shape and type of each of the outputs.
+        """
+        other = copy.copy(self)
+        other.guarded, other.tensors = [list(own) for own in self.guarded], [list(own) for own in self.tensors]
+        for given, guarded, tensors in zip(self.tensors, other.guarded, other.tensors):
+            made = [Guarded(shape, dtype) for shape, dtype in params]
+            for new in made:
+                new.array.view("uint8")[...] = 0xFF  # not a number, for what is not written
+            outputs = [_tvm.as_tensor(new.array) for new in made]
+            pack["main"](*(given[place] for place in places), *outputs)
+            for place, new, output in zip(places, made, outputs):
+                guarded[place], tensors[place] = new, output
+        return other
 
     def median(self, module: Module, once: float) -> float:
         if once > _CANDIDATE_SECONDS:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Exchange", "exchange_file"]
+__all__ = ["Exchange", "Params", "exchange_file"]
 
 Params = Sequence[tuple[tuple[int, ...], np.dtype]]
+"""Shape and type of each argument."""
 
 _ALIGNMENT = 64  # bytes
 

@@ -10,7 +10,8 @@ fed and replaced by `tvm_axe.meta.measure.Worker`. What it is asked, modules and
     (RUN, number)         -> {"median": seconds, "run": seconds}; the candidate is dropped
     (TURNS, count, turns) -> seconds of each of candidates 0 to count - 1 in each turn; they are dropped
 
-A candidate is run by the process that built it, so nothing compiled is ever written to a file and linked.
+A candidate is run by the process that built it, so nothing compiled is ever written to a file and linked. What packs a
+candidate's weights (`tvm_axe.meta.packing`) is built apart, and run once on each input set before that is timed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
+from tvm import tirx
 from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.s_tir import meta_schedule as ms
@@ -37,8 +39,9 @@ from tvm_axe.tile import cache, nvcc
 
 from .check import difference, is_float, random_array, same_bytes, summing_slack
 from .child import serve
-from .devices import Device, device_for
-from .exchange import Exchange
+from .devices import Device, OnCpu, device_for
+from .exchange import Exchange, Params
+from .packing import split_packing
 from .reference import reference_for
 
 BUILD, PREPARE, RUN, TURNS = "build", "prepare", "run", "turns"
@@ -68,6 +71,45 @@ class Prepared(NamedTuple):
     conditions: dict[str, str | int]
 
 
+class Candidate(NamedTuple):
+    """A candidate that was built.
+
+    Attributes
+    ----------
+    module
+        What is called and timed.
+    pack
+        What packs its weights; None where it has none that are packed ahead.
+    places
+        Which arguments these are.
+    params
+        Shape and type of each, packed.
+    """
+
+    module: Module
+    pack: Module | None
+    places: tuple[int, ...]
+    params: Params
+
+
+def build_candidate(mod: IRModule, target: Target) -> Candidate:
+    """Compile a candidate, and apart from it what packs its weights."""
+    parts = split_packing(mod["main"])
+    if parts.pack is None:
+        return Candidate(build(mod, target), None, (), ())
+    params, pack = params_of(parts.main), parts.pack.with_attr("global_symbol", "main")
+    module = build(IRModule({"main": parts.main}), target)
+    return Candidate(
+        module, build(IRModule({"main": pack}), target), parts.places, [params[place] for place in parts.places]
+    )
+
+
+def params_of(func: tirx.PrimFunc) -> Params:
+    """Shape and type of each parameter of a function."""
+    infos = ms.arg_info.ArgInfo.from_prim_func(func)
+    return [(tuple(map(int, info.shape)), np.dtype(str(info.dtype))) for info in infos]
+
+
 def build(mod: IRModule, target: Target) -> Module:
     """Compile a candidate, all of it: nothing is left for its first call but to link."""
     chosen = with_tile_kernels(mod, target)
@@ -88,12 +130,11 @@ class Bench:
 
     def __init__(self, mod: IRModule, target: Target, exchange: Path, prepared: Prepared | None) -> None:
         self.target, self.slack = target, summing_slack(mod["main"])
-        infos = ms.arg_info.ArgInfo.from_prim_func(mod["main"])
-        params = [(tuple(map(int, info.shape)), np.dtype(str(info.dtype))) for info in infos]
+        params = params_of(mod["main"])
         size = sum(prod(shape) * dtype.itemsize for shape, dtype in params)
         sets = _SETS if size <= _LARGE else 1
         self.exchange = Exchange(exchange, params, sets, writable=prepared is None)
-        self.built: dict[int, Module] = {}
+        self.built: dict[int, Candidate] = {}
         if prepared is not None:
             self.prepared = prepared
             return
@@ -124,7 +165,7 @@ class Bench:
     def build(self, number: int, mod: IRModule) -> dict[str, float]:
         """Compile a candidate and keep it."""
         start = time.perf_counter()
-        self.built[number] = build(mod, self.target)
+        self.built[number] = build_candidate(mod, self.target)
         return {"build": time.perf_counter() - start}
 
     def run(self, number: int) -> dict[str, float]:
@@ -138,30 +179,48 @@ class Bench:
         ValueError
             If a result isn't the reference's, by more than a reordered sum explains.
         """
-        start, module = time.perf_counter(), self.built.pop(number)
+        start, candidate = time.perf_counter(), self.built.pop(number)
         self.device.fill()
-        for n in range(len(self.exchange.inputs)):
-            self.device.call(module, n)
-        damage = self.device.damage()
+        device, sets = self._packed(candidate), range(len(self.exchange.inputs))
+        packed = [{place: device.results(n)[place].copy() for place in candidate.places} for n in sets]
+        for n in sets:
+            device.call(candidate.module, n)
+        damage = self.device.damage() or device.damage()
         if damage:
             raise ValueError(f"wrong result: it {damage}")
-        for n, (given, wanted) in enumerate(zip(self.exchange.inputs, self.exchange.wanted)):
-            for place, got in enumerate(self.device.results(n)):
-                output = self.prepared.written[place]
-                wrong = difference(got, (wanted if output else given)[place], self.slack if output else 0.0)
-                if wrong:
-                    raise ValueError(f"wrong result: argument {place} {wrong}")
-        median = self.device.median(module, self.device.call(module, 0))
+        for n in sets:
+            for place, array in packed[n].items():
+                if not same_bytes(device.results(n)[place], array):
+                    raise ValueError(f"wrong result: it changes argument {place} as packed")
+            self._check(n)
+        median = device.median(candidate.module, device.call(candidate.module, 0))
         return {"median": median, "run": time.perf_counter() - start}
+
+    def _check(self, number: int) -> None:
+        """Compare what an input set is now with what is wanted of it."""
+        given, wanted = self.exchange.inputs[number], self.exchange.wanted[number]
+        for place, got in enumerate(self.device.results(number)):
+            output = self.prepared.written[place]
+            wrong = difference(got, (wanted if output else given)[place], self.slack if output else 0.0)
+            if wrong:
+                raise ValueError(f"wrong result: argument {place} {wrong}")
 
     def turns(self, count: int, turns: int) -> list[list[float]]:
         """Time candidates that were checked before one after the other, and all of that `turns` times."""
-        modules = [self.built.pop(number) for number in range(count)]
+        candidates = [self.built.pop(number) for number in range(count)]
         self.device.fill()
-        for module in modules:  # what a first call does is no part of a turn
-            self.device.call(module, 0)
-        found = [[self.device.median(module, self.device.call(module, 0)) for module in modules] for _ in range(turns)]
+        pairs = [(candidate.module, self._packed(candidate)) for candidate in candidates]
+        for module, device in pairs:  # what a first call does is no part of a turn
+            device.call(module, 0)
+        found = [[device.median(module, device.call(module, 0)) for module, device in pairs] for _ in range(turns)]
         return [list(times) for times in zip(*found)]
+
+    def _packed(self, candidate: Candidate) -> Device:
+        """The device with a candidate's packed weights in the places of the others."""
+        if candidate.pack is None:
+            return self.device
+        assert isinstance(self.device, OnCpu)  # no space of a GPU's packs ahead
+        return self.device.packed(candidate.pack, candidate.places, candidate.params)
 
     def _draw(self, positive: bool) -> None:
         rng = np.random.default_rng(0)
