@@ -190,6 +190,18 @@ def test_both_dimensions_at_once_are_refused(compiled, programs):
         compiled(sch)
 
 
+def test_storing_both_dimensions_at_once_is_refused(compiled, programs):
+    """Every device holds all of the result, and computes rows over one axis of columns over the other."""
+    sch = Schedule(programs.block(4, 4, 4).func, mesh=Mesh({"dp": 2, "tp": 2}))
+    epi = sch.get_sblock("epi")
+    copy = sch.cache_write(epi, 0, "global")
+    for block in (epi, copy):
+        sch.shard(sch.get_loops(block)[0], "dp")
+        sch.shard(sch.get_loops(block)[2], "tp")
+    with pytest.raises(axe.LowerError, match="a store to 'out' is of its device's piece of 2 dimensions"):
+        compiled(sch)
+
+
 @pytest.mark.parametrize("tp", [2, 3])
 def test_maximum(launched, compiled, tp):
     @T.prim_func(s_tir=True)

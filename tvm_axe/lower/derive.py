@@ -85,8 +85,13 @@ def remote_axis(access: Access, sharding: Sharding) -> str | None:
 
 def push_axis(access: Access, sharding: Sharding) -> str | None:
     """The mesh axis over whose devices a store must be repeated: each stores a slice of what all of them hold."""
-    axes = [axis for dim, (axis, _) in access.blocked.items() if dim not in sharding.axes]
-    return axes[0] if access.is_write and axes else None
+    axes = [axis for dim, (axis, _) in access.blocked.items() if dim not in sharding.axes] if access.is_write else []
+    if len(axes) > 1:
+        raise LowerError(
+            f"a store to {access.buffer.name!r} is of its device's piece of {len(axes)} dimensions ({', '.join(axes)}) "
+            "of what all devices hold; gather one dimension at a time"
+        )
+    return axes[0] if axes else None
 
 
 def _derive(program: Program, stage: Stage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
