@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.layout import Layout, Link, Mesh
 from tvm_axe.lower import lower
+from tvm_axe.lower.program import parse_program
 from tvm_axe.meta.loop import Job
 from tvm_axe.meta.measure import Measurement
 from tvm_axe.meta.mesh import best_schedule, tune_program
@@ -25,12 +27,14 @@ from tvm_axe.meta.mesh.space import mesh_of, program_space, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
 from tvm_axe.meta.search import Tools, evolution
 from tvm_axe.meta.task import Workload
+from tvm_axe.programs import PROGRAMS
 from tvm_axe.schedule import with_layouts
+from tvm_axe.schedule.query import is_product
 from tvm_axe.searching import sharings
-from tvm_axe.searching.cost import features_of_program
+from tvm_axe.searching.cost import features_of_program, operations
 from tvm_axe.searching.moves import structure
 
-TP = Mesh({"tp": 2})
+TP, TWO_AXES = Mesh({"tp": 2}), Mesh({"dp": 2, "tp": 2})
 TARGET = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1})
 TOKENS, INNER, OUTER = 12, 24, 8
 
@@ -64,8 +68,8 @@ def block_adding(constant):
 BLOCK = block_adding(0.0)
 
 
-def workload(func=BLOCK):
-    return program_workload(func, TP, "threads")
+def workload(func=BLOCK, mesh=TP):
+    return program_workload(func, mesh, "threads")
 
 
 def proposals(mod, space=None):
@@ -77,11 +81,14 @@ def proposals(mod, space=None):
 
 
 class Clock:
-    """A worker that runs nothing: a schedule's seconds are drawn for what it does, by a seed."""
+    """A worker that runs nothing: a schedule's seconds are drawn for what it does, by a seed.
 
-    def __init__(self, seed):
+    A device does `rate` operations a second.
+    """
+
+    def __init__(self, seed, rate=1e12):
         self.conditions = {"clock": "made up"}
-        self.seed, self.measured = seed, []
+        self.seed, self.rate, self.measured = seed, rate, []
 
     def draw(self, name):
         return random.Random(f"{self.seed} {name}").random()
@@ -90,7 +97,7 @@ class Clock:
         """Arithmetic, another machine's link, and what each kernel, fusion and number of chunks does to it."""
         lowered = lower(mod["main"], mesh_of(mod))
         features = features_of_program(lowered, Link(latency=30e-6, bandwidth=3e9))
-        total = 2e-4 + features["link_seconds"]
+        total = 2e-4 + features["link_seconds"] + operations(mod["main"], lowered.mesh)[0] / self.rate
         total += 5e-6 * features["messages"]
         total += sum(2e-5 * self.draw(stage.kind + str(stage.kernel)) for stage in lowered.stages)
         return total * (1 + 0.1 * self.draw(lowered.notation))
@@ -104,18 +111,31 @@ class Clock:
             yield Measurement(self.seconds(mod))
 
 
-@pytest.fixture(scope="module")
-def block():
-    """The program's workload, and its design spaces, made once."""
-    mod = workload()
+def with_spaces(mod):
+    """A workload, and its design spaces, made once."""
     context = _tvm.tune_context(mod, TARGET, program_space(mod), Ranking(ProgramModel(), 4), "program", 1, 1, None)
     spaces = list(context.generate_design_space())
     return mod, ms.space_generator.ScheduleFn(lambda _: spaces, sch_rules=[], postprocs=[], mutator_probs={})
 
 
 @pytest.fixture(scope="module")
+def block():
+    return with_spaces(workload())
+
+
+@pytest.fixture(scope="module")
 def candidates(block):
     return proposals(*block)
+
+
+@pytest.fixture(scope="module")
+def on_two_axes():
+    return with_spaces(workload(mesh=TWO_AXES))
+
+
+@pytest.fixture(scope="module")
+def two_axes_candidates(on_two_axes):
+    return proposals(*on_two_axes)
 
 
 def search_on(clock, block, work_dir, trials=1000):
@@ -135,6 +155,65 @@ def test_the_search_finds_what_measuring_all_finds(tmp_path, block, candidates, 
     assert result.best_ms == pytest.approx(best * 1e3, rel=1e-9)
     assert result.trials == len(clock.measured) == len(set(clock.measured))
     assert result.trials < 0.6 * len(candidates)
+
+
+@pytest.mark.parametrize(("seed", "rate", "axes"), [(0, 1e12, 1), (1, 1e7, 2), (2, 3e6, 2)])
+def test_the_search_finds_what_measuring_all_finds_on_two_axes(
+    tmp_path, on_two_axes, two_axes_candidates, seed, rate, axes
+):
+    """Where arithmetic is nothing, and one axis is best left out; and where it is much."""
+    clock = Clock(seed, rate)
+    best = min(two_axes_candidates, key=lambda candidate: clock.seconds(candidate.sch.mod)).sch.mod
+    result = search_on(clock, on_two_axes, tmp_path)
+    assert result.best_ms == pytest.approx(clock.seconds(best) * 1e3, rel=1e-9)
+    assert result.trials < 0.5 * len(two_axes_candidates)
+    assert len(assignment(best["main"])) == axes
+
+
+def assignment(func):
+    """The loop of the matmul that each axis shares."""
+    products = [b for b in parse_program(func, TWO_AXES).blocks() if is_product(b.realize.block)]
+    (shared,) = [{axis: loop.loop_var.name[0] for axis, loop in block.device.items()} for block in products]
+    return shared
+
+
+def test_each_axis_may_share_any_loop_or_none(two_axes_candidates):
+    found = [assignment(way.mod["main"]) for way in sharings(BLOCK, TWO_AXES)]
+    pairs = set(product(["i", "j", "k", ""], repeat=2)) - {("", ""), ("i", "i"), ("j", "j")}
+    assert sorted((way.get("dp", ""), way.get("tp", "")) for way in found) == sorted(pairs)
+    assert found[0] == {"tp": "k"}, "what is meant if nobody says"
+    searched = [assignment(candidate.sch.mod["main"]) for candidate in two_axes_candidates]
+    assert all(way in searched for way in found if set(way.values()) != {"k"} or len(way) == 1)
+    assert len(searched) < 250
+
+
+def test_schedules_on_two_axes_are_right(two_axes_candidates):
+    x, w, bias, residual = arrays()
+    wide = np.maximum(x.astype("float64") @ w + bias, 0) + residual
+    ways = [way.mod["main"] for way in sharings(BLOCK, TWO_AXES)]
+    with axe.launch(TWO_AXES, engine="threads") as workers:
+        for scheduled in [*ways, *(candidate.sch.mod["main"] for candidate in two_axes_candidates[::16])]:
+            exe = axe.compile(scheduled, TWO_AXES, work_dir=None)
+            out = exe.run(workers, x, w, bias, residual)
+            np.testing.assert_allclose(out, wide, rtol=1e-5, atol=1e-5, err_msg=exe.notation)
+
+
+def test_what_is_bound_stays_and_other_axes_may_share_the_rest():
+    sch = axe.Schedule(BLOCK, mesh=TWO_AXES)
+    mm = sch.get_sblock("mm")
+    sch.shard(sch.get_loops(mm)[0], "dp")
+    sch.cache_write(mm, 0, "global")
+    ways = [assignment(way.mod["main"]) for way in sharings(sch.mod["main"], TWO_AXES)]
+    assert ways == [{"dp": "i"}, {"dp": "i", "tp": "k"}, {"dp": "i", "tp": "j"}]
+    found = proposals(workload(sch.mod["main"], TWO_AXES))
+    searched = [assignment(candidate.sch.mod["main"]) for candidate in found]
+    assert all(way in searched for way in ways) and all(way in ways for way in searched)
+
+
+def test_sums_over_devices_go_on_any_axis():
+    """Two terms, and two devices on either axis."""
+    ways = [lower(way.mod["main"], TWO_AXES) for way in sharings(PROGRAMS["sgd"](Mesh({"dp": 2})).func, TWO_AXES)]
+    assert [[stage.axis for stage in way.stages if stage.axis] for way in ways] == [["dp"], ["tp"]]
 
 
 def test_a_job_goes_on_where_it_was_interrupted(tmp_path, block):

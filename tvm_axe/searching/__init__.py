@@ -9,7 +9,7 @@ for candidate in schedules(seed_schedule(adam, mesh), keep=("m_out", "v_out")):
 all that the link model doesn't rule out.
 """
 
-from .moves import Candidate, schedules, spaces
+from .moves import Candidate, one_after_other, schedules, spaces
 from .seeds import seed_schedule, sharings
 
-__all__ = ["Candidate", "schedules", "seed_schedule", "sharings", "spaces"]
+__all__ = ["Candidate", "one_after_other", "schedules", "seed_schedule", "sharings", "spaces"]

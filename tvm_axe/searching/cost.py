@@ -1,14 +1,21 @@
 """What a schedule is expected to take, well enough to tell which ones are not worth measuring.
 
 Of each stage: the bytes that a device moves to or from its peers, and those of its own that it touches, over the
-bandwidth; and a latency for each time that it must wait for others. Arithmetic is left out: schedules of one program do
-the same amount of it. (The alpha-beta model of `tvm_axe.layout.redistribute`.)
+bandwidth; and a latency for each time that it must wait for others. Arithmetic is left out: schedules that share a
+program over the same axes do the same amount of it, which `operations` counts for those that don't. (The alpha-beta
+model of `tvm_axe.layout.redistribute`.)
 """
 
 from __future__ import annotations
 
-from ..layout import Link
+from math import prod
+
+from tvm import tirx
+
+from ..layout import Link, Mesh
 from ..lower import Lowered
+from ..lower.program import parse_program
+from ..schedule.query import is_product
 
 SHARED_MEMORY = Link(latency=10e-6, bandwidth=10e9)
 """Worker processes of one machine: what waking a sleeper takes, and the memory bandwidth that a core sees."""
@@ -50,3 +57,13 @@ def features_of_program(lowered: Lowered, link: Link = SHARED_MEMORY) -> dict[st
         "collectives": float(sum(stage.axis is not None for stage in stages) - kernels),
         "link_seconds": float(moved + memory) / link.bandwidth + sum(waits) * link.latency,
     }
+
+
+def operations(func: tirx.PrimFunc, mesh: Mesh) -> tuple[float, float]:
+    """Multiplications and additions in the matmuls of a scheduled function: of a device on average, and of all once."""
+    own = whole = 0.0
+    for block in parse_program(func, mesh).blocks():
+        if is_product(block.realize.block):
+            count = 2.0 * prod(int(iv.dom.extent) for iv in block.realize.block.iter_vars)
+            own, whole = own + count / prod(map(mesh.axis_size, block.device)), whole + count
+    return own, whole

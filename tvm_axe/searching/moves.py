@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +29,20 @@ class Candidate:
     steps: tuple[str, ...] = ()
 
     def then(self, text: str, primitive: Callable[[Schedule], Any]) -> Candidate | None:
-        """The candidate one primitive further, or None where its rule refuses."""
+        """The candidate one primitive further, or None where its rule refuses.
+
+        Also where two blocks are of one name then, as blocks go by name: a gather that moved behind another is one that
+        has changed places with it, which is worth nothing.
+        """
         sch = self.sch.copy()
         try:
             with query.on_a_copy():
                 primitive(sch)
         except (ScheduleError, s_tir.ScheduleError):
             return None
-        return Candidate(sch, (*self.steps, text))
+        further = Candidate(sch, (*self.steps, text))
+        names = further.blocks()
+        return further if len(set(names)) == len(names) else None
 
     def blocks(self) -> list[str]:
         """The names of the blocks in program order."""
@@ -59,23 +65,43 @@ class Candidate:
 
 
 def schedules(seed: Schedule, keep: Collection[str] = (), chunks: Sequence[int] = (2, 4)) -> Iterator[Candidate]:
-    """Every schedule that the primitives make of `seed`, itself first: all of `spaces`, with every number of chunks.
+    """Every schedule that the primitives make of `seed`, itself first, with every number of chunks.
 
     Parameters
     ----------
-    seed, keep, chunks
-        As `spaces` takes them.
+    seed, keep
+        As `one_after_other` takes them.
+    chunks
+        As `spaces` takes it.
     """
-    return itertools.chain.from_iterable(spaces(seed, keep, chunks))
+    return itertools.chain.from_iterable(spaces(one_after_other(seed, keep), chunks))
 
 
-def spaces(
-    seed: Schedule, keep: Collection[str] = (), chunks: Sequence[int] = (2, 4)
-) -> Iterator[tuple[Candidate, ...]]:
-    """What the primitives make of `seed`, by the shape of the trace, itself first.
+def spaces(candidates: Iterable[Candidate], chunks: Sequence[int] = (2, 4)) -> Iterator[tuple[Candidate, ...]]:
+    """The candidates, each followed by what overlaps its stages, by the shape of the trace.
 
     Candidates of one space differ in what their trace samples (`sample_categorical`) and in nothing else: the number of
     chunks where stages overlap. Any of them is the space to a search that draws and changes samples.
+
+    Parameters
+    ----------
+    candidates : Iterable[Candidate]
+        Schedules whose stages run one after the other.
+    chunks : Sequence[int]
+        Into how many chunks overlapping stages may cut a device's slice.
+    """
+    seen: set[int] = set()
+    for candidate in candidates:
+        for space in ((candidate,), *_overlaps(candidate, chunks)):
+            new = {structure(candidate.sch): candidate for candidate in space}
+            fresh = tuple(candidate for key, candidate in new.items() if key not in seen)
+            seen.update(new)
+            if fresh:
+                yield fresh
+
+
+def one_after_other(seed: Schedule, keep: Collection[str] = ()) -> Iterator[Candidate]:
+    """What the primitives make of `seed` but for overlaps, itself first, none twice.
 
     Parameters
     ----------
@@ -83,19 +109,15 @@ def spaces(
         The program, shared over the mesh: its collectives are as `shard` and `all_reduce` left them.
     keep : Collection[str]
         Parameters that may stay sharded: the state that one step leaves to the next.
-    chunks : Sequence[int]
-        Into how many chunks overlapping stages may cut a device's slice.
     """
     seen: set[int] = set()
     for split in _each_in_turn(Candidate(seed), _all_reduces, _splits):
         for moved in _each_in_turn(split, _gathers, _reorders):
             for fused in _fusions(_with_slices(moved, keep)):
-                for space in ((fused,), *_overlaps(fused, chunks)):
-                    new = {structure(candidate.sch): candidate for candidate in space}
-                    fresh = tuple(candidate for key, candidate in new.items() if key not in seen)
-                    seen.update(new)
-                    if fresh:
-                        yield fresh
+                key = structure(fused.sch)
+                if key not in seen:
+                    seen.add(key)
+                    yield fused
 
 
 def structure(sch: s_tir.Schedule) -> int:

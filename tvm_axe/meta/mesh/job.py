@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
@@ -19,25 +19,26 @@ from ...errors import LowerError, TuneError
 from ...layout import Mesh
 from ...lower import lower
 from ...schedule import Schedule
+from ...searching.seeds import sharings
 from ...target import cores_per_device, resolve_target
-from ..database import FAILED_SECONDS, Database
+from ..database import Database
 from ..folders import folder_for, target_name
 from ..job import kernel_tools
 from ..loop import Job
 from ..report import write_report
 from ..search import Tools
 from ..task import TaskResult, Workload
+from .finals import chosen, run_finals
 from .kernels import KernelTuner
 from .measure import MeshWorker
 from .model import ProgramModel
-from .space import program_space, program_workload, seeds
+from .space import program_space, program_workload
 from .strategy import Ranking
 
 __all__ = ["ProgramResult", "best_schedule", "tune_program"]
 
 _BATCH = 4  # schedules between two updates of the model
 _TIMEOUT = 60.0  # seconds for one schedule, which every device compiles
-_FINALISTS, _TURNS = 4, 3
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def tune_program(
     The program is one more workload in MetaSchedule's kind of database; its design spaces are what the communication
     primitives make of it, and what is measured is a run on the mesh. Before a schedule is measured, its local kernels
     are tuned as `tvm_axe.tune` tunes any function. The search ends when its model hopes of no other schedule that it
-    beats the best. The call can be interrupted at any moment; the next one goes on.
+    beats the best. The fastest few then run again in turns (`tvm_axe.meta.mesh.finals`). The call can be interrupted at
+    any moment; the next one goes on.
 
     Parameters
     ----------
@@ -131,7 +133,7 @@ def tune_program(
     base = _base(program, mesh)
     mod, resolved = _workload(base, engine, keep), _resolved(base, target)
     lower(mod["main"], base.mesh)  # an error in the program itself is the caller's
-    next(seeds(mod))
+    next(sharings(mod["main"], base.mesh))
     start, work_dir = time.monotonic(), Path(work_dir)
     model = ProgramModel()
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
@@ -144,7 +146,7 @@ def tune_program(
             (result,) = job.run(progress)
             (task,) = job.tasks
             if len(task.seconds) > len(task.earlier):
-                _finals(worker, result.folder, mod, resolved)
+                run_finals(worker, Database(result.folder), mod, resolved)
     best = _best(base, mod, resolved, work_dir)
     if best is None:
         reasons = "; ".join(dict.fromkeys(result.failures)) or "the search found none"
@@ -187,11 +189,10 @@ def best_schedule(
 
 
 def _best(base: Schedule, mod: IRModule, target: Target, work_dir: Path) -> tuple[Schedule, float] | None:
-    """The fastest recorded schedule and its seconds."""
+    """The schedule that its records make the choice, and its seconds."""
     database = Database(folder_for(work_dir, target, _name(base), mod))
-    records = _latest(database.records(database.commit_workload(mod), target))
-    best = min(records, key=_seconds, default=None)
-    if best is None or _seconds(best) >= FAILED_SECONDS:
+    best = chosen(database.records(database.commit_workload(mod), target))
+    if best is None:
         return None
     schedule = base.copy()
     try:
@@ -202,41 +203,11 @@ def _best(base: Schedule, mod: IRModule, target: Target, work_dir: Path) -> tupl
             f"program: the record of {_name(base)} in {database.folder} does not apply to this function, which has "
             f"other names for its blocks, perhaps ({reason}); tune it in another work_dir"
         ) from error
-    return schedule, _seconds(best)
+    return schedule, float(best.run_secs[0])
 
 
 def _space(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
     return program_space(IRModule({"main": func}))
-
-
-def _finals(worker: MeshWorker, folder: Path, mod: IRModule, target: Target) -> None:
-    """Time the fastest few again in turns, so that a slow moment of the machine falls on all of them.
-
-    These times are further records of theirs; the last of a trace is what counts.
-    """
-    database = Database(folder)
-    workload = database.commit_workload(mod)
-    records = sorted(_latest(database.records(workload, target)), key=_seconds)[:_FINALISTS]
-    finalists = [record for record in records if record.trace.insts and _seconds(record) < FAILED_SECONDS]
-    if len(finalists) < 2:
-        return
-    schedules = [s_tir.Schedule(workload.mod) for _ in finalists]
-    for record, schedule in zip(finalists, schedules):
-        record.trace.apply_to_schedule(schedule, remove_postproc=True)
-    turns = [list(worker.measure_all([schedule.mod for schedule in schedules])) for _ in range(_TURNS)]
-    for record, measured in zip(finalists, zip(*turns)):
-        seconds = sorted(m.seconds for m in measured if m.seconds is not None)
-        times = seconds[len(seconds) // 2 : len(seconds) // 2 + 1] or [FAILED_SECONDS]
-        database.commit_tuning_record(ms.database.TuningRecord(record.trace, workload, times, target, record.args_info))
-
-
-def _latest(records: list[ms.database.TuningRecord]) -> list[ms.database.TuningRecord]:
-    """Of each trace, the record that was committed last."""
-    return list({str(record.trace): record for record in records}.values())
-
-
-def _seconds(record: ms.database.TuningRecord) -> float:
-    return float(record.run_secs[0])
 
 
 def _base(program: tirx.PrimFunc | Schedule, mesh: Mesh | None) -> Schedule:

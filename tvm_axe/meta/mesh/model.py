@@ -24,16 +24,17 @@ from ... import _tvm
 from ...layout import Link
 from ...lower import lower
 from ...schedule.query import is_product
-from ...searching.cost import SHARED_MEMORY, features_of_program
+from ...searching.cost import SHARED_MEMORY, features_of_program, operations
 from ...searching.moves import structure
 from ..database import normalize
 from .kernels import local_kernels
-from .space import mesh_of
+from .space import OPERATIONS_PER_SECOND, mesh_of
 
 __all__ = ["ProgramModel"]
 
 # Standard deviations of what the link model doesn't know, in shares of what a schedule takes.
-_COMMON, _KERNEL, _SHAPE, _CHUNKS, _ALONE, _NOISE = 2.0, 0.1, 0.05, 0.03, 0.02, 0.05
+_COMMON, _ARITHMETIC = 1.4, 1.4
+_KERNEL, _SHAPE, _CHUNKS, _ALONE, _NOISE = 0.1, 0.05, 0.03, 0.02, 0.05
 _UNTUNED = 2e9  # operations a second, at best, of a matmul in a kernel that can't be tuned
 _HOPE = 1.5  # standard deviations that a schedule may beat its expectation by
 
@@ -119,10 +120,12 @@ def _terms(mod: IRModule, link: Link) -> tuple[float, dict[str, float]]:
     lowered = lower(mod["main"], mesh_of(mod))
     features = features_of_program(lowered, link)
     kernels = list(local_kernels(lowered).functions.values())
-    expected = features["link_seconds"]
-    if any(_is_untuned_product(func) for func in kernels):
-        expected += _tvm.flops(mod) / lowered.mesh.size / _UNTUNED
-    terms = {"arithmetic": _COMMON, f"schedule {lowered.notation}": _SHAPE}
+    own, whole = operations(mod["main"], lowered.mesh)
+    rate = _UNTUNED if any(_is_untuned_product(func) for func in kernels) else OPERATIONS_PER_SECOND
+    expected = features["link_seconds"] + own / rate
+    # Devices of an axis that shares nothing do the same, each as much as all of them otherwise did together.
+    share = own * lowered.mesh.size / whole if whole else 1.0
+    terms = {"program": _COMMON, "arithmetic": _ARITHMETIC * share, f"schedule {lowered.notation}": _SHAPE}
     terms["chunks"] = _CHUNKS * math.log2(features["chunks"])
     terms |= {f"kernel {_tvm.workload_hash(normalize(func))}": _KERNEL for func in kernels}
     return expected, terms

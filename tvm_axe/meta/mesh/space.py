@@ -8,9 +8,9 @@ instructions only, so that any MetaSchedule reads the records and replays their 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.ir.utils import derived_object
@@ -19,9 +19,9 @@ from tvm.s_tir import meta_schedule as ms
 from ...errors import LowerError
 from ...layout import Mesh
 from ...lower import Lowered, lower
-from ...schedule import BIND, LAYOUTS, Schedule
-from ...searching.cost import estimate
-from ...searching.moves import Candidate, spaces, structure
+from ...schedule import LAYOUTS
+from ...searching.cost import estimate, operations
+from ...searching.moves import Candidate, one_after_other, spaces, structure
 from ...searching.seeds import sharings
 from ..database import with_only_attrs
 from ..folders import MESH
@@ -33,6 +33,8 @@ ENGINE, KEEP = "axe.engine", "axe.keep"
 """A workload's attributes beside its mesh: what its devices are, and the outputs that may stay sharded."""
 
 CHUNKS = (2, 4, 8)  # pieces of a device's slice; which of them divide it is seen for each schedule
+SHARINGS, SCHEDULES = 16, 48  # ways to share, and schedules that go on to be overlapped: those expected to take least
+OPERATIONS_PER_SECOND = 1e11  # of a device in a tuned matmul; where axes are left out, devices do more of them
 
 
 def program_workload(func: tirx.PrimFunc, mesh: Mesh, engine: str, keep: Collection[str] = ()) -> IRModule:
@@ -69,25 +71,38 @@ def program_space(mod: IRModule, chunks: Sequence[int] = CHUNKS) -> ms.SpaceGene
     mesh = mesh_of(mod)
 
     def generate(base: s_tir.Schedule) -> list[s_tir.Schedule]:
-        return [candidate.sch for candidate, _ in first_schedules(base.mod, chunks)]
+        return [candidate.sch for candidate in first_schedules(base.mod, chunks)]
 
     return ms.space_generator.ScheduleFn(
         generate, sch_rules=[], postprocs=[Lowers(mesh)], mutator_probs={MutateChoice(): 1.0}
     )
 
 
-def first_schedules(mod: IRModule, chunks: Sequence[int]) -> list[tuple[Candidate, Lowered]]:
-    """A schedule of each space, what the link model expects least of first."""
-    found, seen = [], set()
-    for seed in seeds(mod):
-        keep = str(mod["main"].attrs[KEEP]).split(",") if KEEP in mod["main"].attrs else ()
-        for space in spaces(seed, keep, chunks):
-            key = structure(space[0].sch)
-            lowered = None if key in seen else lowered_or_none(space[0].sch, seed.mesh)
-            seen.add(key)
-            if lowered is not None:
-                found.append((space[0], lowered))
-    return sorted(found, key=lambda pair: estimate(pair[1]))
+def first_schedules(mod: IRModule, chunks: Sequence[int]) -> list[Candidate]:
+    """A schedule of each space, what is expected to take least first; of many, those that are expected to take least.
+
+    A mesh of several axes has a product's worth of ways to share a program, and so of schedules. Each cut leaves what
+    the next step makes more of: the ways to share it, as they are, and the schedules of these that overlap nothing;
+    overlapping isn't expected to take less than one stage after the other.
+    """
+    attrs, mesh = mod["main"].attrs, mesh_of(mod)
+    keep = str(attrs[KEEP]).split(",") if KEEP in attrs else ()
+    # What can't be lowered yet may be with its gathers elsewhere.
+    ways = sorted(sharings(mod["main"], mesh), key=lambda way: _cost(way, mesh) or math.inf)[:SHARINGS]
+    found = {structure(c.sch): c for way in ways for c in one_after_other(way, keep)}
+    return _cheapest(spaces(_cheapest(((c,) for c in found.values()), mesh)[:SCHEDULES], chunks), mesh)
+
+
+def _cheapest(spaces: Iterable[tuple[Candidate, ...]], mesh: Mesh) -> list[Candidate]:
+    """Of each space the first, if that can be lowered, what is expected to take least first."""
+    costs = [(cost, space[0]) for space in spaces if (cost := _cost(space[0].sch, mesh)) is not None]
+    return [candidate for _, candidate in sorted(costs, key=lambda pair: pair[0])]
+
+
+def _cost(sch: s_tir.Schedule, mesh: Mesh) -> float | None:
+    """Seconds that a schedule is expected to take, None where it can't be lowered."""
+    lowered = lowered_or_none(sch, mesh)
+    return None if lowered is None else estimate(lowered) + operations(sch.mod["main"], mesh)[0] / OPERATIONS_PER_SECOND
 
 
 def lowered_or_none(sch: s_tir.Schedule, mesh: Mesh) -> Lowered | None:
@@ -96,24 +111,6 @@ def lowered_or_none(sch: s_tir.Schedule, mesh: Mesh) -> Lowered | None:
         return lower(sch.mod["main"], mesh)
     except LowerError:
         return None
-
-
-def seeds(mod: IRModule) -> Iterator[Schedule]:
-    """The function as it is, where somebody shared it over the mesh, or else the ways to share it.
-
-    Raises
-    ------
-    ScheduleError
-        If there is none.
-    """
-    bound = False
-
-    def on_loop(loop: tirx.For) -> None:
-        nonlocal bound
-        bound = bound or BIND in loop.annotations
-
-    tvm_ffi.structural_walk(mod["main"].body, (tirx.For, on_loop))
-    return iter([Schedule(mod, mesh=mesh_of(mod))]) if bound else sharings(mod["main"], mesh_of(mod))
 
 
 @derived_object

@@ -28,7 +28,7 @@ from ..check import difference, random_array, summing_slack
 from ..child import serve
 from .space import engine_of, mesh_of
 
-__all__ = ["CONDITIONS", "MEASURE", "PREPARE", "main", "random_inputs"]
+__all__ = ["CONDITIONS", "KEPT", "MEASURE", "PREPARE", "main", "random_inputs"]
 
 PREPARE, MEASURE = "prepare", "measure"
 
@@ -37,7 +37,7 @@ _REPEAT, _SECONDS = 20, 0.5  # timed runs, fewer of a schedule that takes longer
 CONDITIONS: dict[str, str | int] = {"input sets": 1, "cache": "warm: the same arrays in every run", "runs": _REPEAT}
 """How a schedule is timed: median of the runs, of each the slowest device's time."""
 
-_KEPT = 4  # compiled schedules, for those that are timed again in turns
+KEPT = 8  # compiled schedules, for those that are timed again in turns
 
 
 class MeshBench:
@@ -86,7 +86,7 @@ class MeshBench:
             func = tvm.ir.load_json(mod_json)["main"]
             exe = compile(func, self.mesh, target=self.target, work_dir=self.work_dir)
         self._kept[mod_json] = exe
-        while len(self._kept) > _KEPT:
+        while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         return exe
 
