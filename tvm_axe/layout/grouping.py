@@ -1,4 +1,7 @@
-"""Seeing a layout through a shape: its iters cut, so that each dimension has some of its own, and reordered."""
+"""Seeing a layout through a shape: its iters cut, so that each dimension has some of its own, and reordered.
+
+Source: Axe (arXiv:2601.19092), appendix B: the split and fuse rules (Lemma B.1, Corollary B.2) and Algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def group(layout: Layout, shape: Sequence[Number]) -> tuple[Layout, list[int]]:
 
     Law: the result has the same map, and for every dimension d the extents of ``D[seps[d]:seps[d + 1]]`` multiply to
     ``shape[d]``. Iters are cut, never merged or reordered; one of extent 1 is dropped, unless it is all that a
-    dimension of extent 1 has.
+    dimension of extent 1 has. So ``layout.canonicalize().group(shape)`` has the fewest iters there are.
 
     >>> grouped, seps = Layout.parse("S[(4, 32) : (1@tp, 1)]").group((2, 16, 4))
     >>> print(grouped, seps)
@@ -44,7 +47,7 @@ def group(layout: Layout, shape: Sequence[Number]) -> tuple[Layout, list[int]]:
         If the layout doesn't admit the shape, or a boundary between two dimensions falls inside an iter that it
         doesn't cut evenly.
 
-    Source: Axe (arXiv:2601.19092), grouping.
+    Source: Axe (arXiv:2601.19092), appendix B, Algorithm 1.
     """
     shape = check_extents(shape)
     if math.prod(shape) != layout.size():
@@ -113,7 +116,7 @@ def group_many(layout: Layout, shapes: Sequence[Sequence[Number]]) -> tuple[Layo
         If there is no shape, the layout doesn't admit one, or two boundaries have no common refinement: neither of the
         products before them divides the other.
 
-    Source: Axe (arXiv:2601.19092), grouping; by several shapes at once as `tvm.tirx` has it.
+    Source: Axe (arXiv:2601.19092), appendix B; by several shapes at once as `tvm.tirx` has it.
     """
     if isinstance(shapes, str) or not isinstance(shapes, Sequence) or not shapes:
         raise LayoutError(f"shapes must be a sequence of at least one shape, such as [(4, 6), (8, 3)], not {shapes!r}")

@@ -1,4 +1,7 @@
-"""Iters, the parts that layouts are made of, and how runs of them simplify."""
+"""Iters, the parts that layouts are made of, and how runs of them simplify.
+
+Source: Axe (arXiv:2601.19092), Definition 2.1 and the rules of appendix A.1.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,8 @@ def on_axis(amount: Number, axis: str) -> str:
 def merge_shard(shard: tuple[Iter, ...]) -> tuple[Iter, ...]:
     """Return the shortest D with the map of `shard`: no unit iter, no neighbours that are one run.
 
-    An outer iter whose stride is its inner neighbour's stride times extent, on the same axis, continues it.
+    An outer iter whose stride is its inner neighbour's stride times extent, on the same axis, continues it. (Rules D0
+    and D1.)
     """
     merged: list[Iter] = []
     for it in shard:
@@ -83,7 +87,7 @@ def merge_replica(replica: Iterable[Iter]) -> tuple[tuple[Iter, ...], dict[str, 
 
     Unit iters are dropped. A negative stride -t over e steps starts (e - 1) * t lower and goes up by t. A run of
     stride t and extent e that meets one of stride q * t with q <= e fills it without a hole: the two are one run.
-    Symbolic iters are left as they are.
+    Symbolic iters are left as they are. (Rules C0, C1 and C2.)
     """
     offset: dict[str, int] = defaultdict(int)
     runs: dict[str, list[tuple[int, int]]] = defaultdict(list)

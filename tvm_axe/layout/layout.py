@@ -37,7 +37,7 @@ S[(32, 2) : (1@laneid, 1)] + 2@warpid
 >>> print(fragment.is_tile_inner(tiles, (32, 8), (8, 8)))
 S[4 : 1@warpid]
 
-Source: Axe (arXiv:2601.19092), section 2.
+Source: Axe (arXiv:2601.19092), section 2.3, Definitions 2.1 to 2.3; docs/decisions/0021-the-paper.md has what differs.
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ class Layout:
         sum of (e - 1) * t over the replicas before it, so that no two copies can meet. (Every D meets its own: its
         form is unique.) What is symbolic is merged where that was proved valid.
 
-        Source: Axe (arXiv:2601.19092), canonical form.
+        Source: Axe (arXiv:2601.19092), appendix A: rules D0 to C2, with q <= e as the proof of C2 has it, and Theorems
+        A.2, A.8 and A.14. Without the gap condition the rules for R can end in several forms, so that `equivalent`
+        compares the sets.
         """
         canonical = self._canonical
         if canonical is None:

@@ -292,7 +292,7 @@ def trainium(dims: str, shape: Sequence[int]) -> Layout:
     LayoutError
         If `dims` is malformed, or the P dimensions take more than 128 partitions and aren't one multiple of 128.
 
-    Source: Axe (arXiv:2601.19092), layouts of the Trainium scratchpad.
+    Source: Axe (arXiv:2601.19092), section 2.2 (figure 2) and appendix H.
     """
     shape = check_shape(shape)
     if not isinstance(dims, str) or set(dims) - {"P", "F"} or len(dims) != len(shape):
@@ -342,7 +342,7 @@ def mesh_sharding(spec: str, shape: Sequence[int], mesh: Mesh) -> Layout:
     LayoutError
         If `spec` is malformed, names an axis twice or one that the mesh lacks; or as `Placement.layout`.
 
-    Source: Alpa (arXiv:2201.12023), table 1; S0S1 and S0R are examples of Axe (arXiv:2601.19092) as well.
+    Source: Alpa (arXiv:2201.12023), table 1; S0S1 and S0R are examples of Axe (arXiv:2601.19092), section 2.2, too.
     """
     if not isinstance(spec, str) or not re.fullmatch(f"(?:{_MESH_TERM.pattern})*", spec):
         raise LayoutError(f'spec must be terms "R" or "S" with digits, such as "S0R" or "S01R", not {spec!r}')

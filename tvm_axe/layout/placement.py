@@ -19,7 +19,7 @@ S[(4, 2, 8, 6) : (1@tp, 1@dp, 6, 1)]
 >>> Placement.of(partial.layout((16, 6), mesh), (16, 6), mesh) == partial
 True
 
-Source: Axe (arXiv:2601.19092), layouts on a device mesh.
+Source: Axe (arXiv:2601.19092), section 2.2 (figure 2, shards and replicas) and section 3.2 (figure 8, addends).
 """
 
 from __future__ import annotations

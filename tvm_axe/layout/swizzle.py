@@ -9,6 +9,8 @@ every row's is in another place:
 [0, 8, 16, 24]
 >>> print(shared.tile_to((16, 64), (8, 64)))
 ComposeLayout(3, 3, 3, S[1024 : 1])
+
+Source: Axe (arXiv:2601.19092), section 3.4, where a hardware's swizzle is a layout of its own, innermost.
 """
 
 from __future__ import annotations

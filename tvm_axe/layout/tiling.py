@@ -1,4 +1,7 @@
-"""Tiling: a layout repeated by another, as the Kronecker product repeats a matrix; and taking such a product apart."""
+"""Tiling: a layout repeated by another, as the Kronecker product repeats a matrix; and taking such a product apart.
+
+Source: Axe (arXiv:2601.19092), section 3.3 and appendices C and D.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def tile(layout: Layout, outer: Layout, outer_shape: Sequence[Number], inner_sha
         If the shapes' dimensions differ in number, a layout can't be grouped by its shape, or a coordinate of the
         result may exceed 64 bits.
 
-    Source: Axe (arXiv:2601.19092), tiling.
+    Source: Axe (arXiv:2601.19092), appendix C, Algorithm 2 and Theorem C.2.
     """
     outer_extents, inner_extents = check_extents(outer_shape, "outer_shape"), check_extents(inner_shape, "inner_shape")
     check_same_rank(outer_shape=outer_extents, inner_shape=inner_extents)
@@ -116,7 +119,8 @@ def is_tile_inner(
     LayoutError
         If `inner_shape` doesn't divide `tiled_shape`, or this layout can't be grouped by `inner_shape`.
 
-    Source: Axe (arXiv:2601.19092), the tile-of relation.
+    Source: Axe (arXiv:2601.19092), appendix D. Algorithm 3 looks for the inner iters in the canonical ones, where an
+    outer one may have been merged with them; here those are grouped by the interleaved shape first.
     """
     tiled, inner = check_extents(tiled_shape, "tiled_shape"), check_extents(inner_shape, "inner_shape")
     check_same_rank(tiled_shape=tiled, inner_shape=inner)
@@ -169,7 +173,7 @@ def is_tile_outer(
     LayoutError
         If `outer_shape` doesn't divide `tiled_shape`, or this layout can't be grouped by `outer_shape`.
 
-    Source: Axe (arXiv:2601.19092), the tile-of relation.
+    Source: Axe (arXiv:2601.19092), after appendix D, which has the outer factor alone.
     """
     tiled, grid = check_extents(tiled_shape, "tiled_shape"), check_extents(outer_shape, "outer_shape")
     check_same_rank(tiled_shape=tiled, outer_shape=grid)
