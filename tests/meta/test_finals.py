@@ -149,17 +149,25 @@ def test_a_slow_function_as_it_is_takes_no_part(job):
 
 
 def test_more_that_only_look_better_are_timed_too_and_what_is_left_is_not_believed(job, applied):
-    """As on a machine that is slower by the time of the finals: everything looked better before."""
-    clock = Noisy(lambda n: 1e-3, luck={n: 0.6 + n / 100 for n in range(20)})
+    clock = Noisy(lambda n: 1e-3, luck={n: 0.6 + n / 100 for n in range(1, 20)})
     (result,) = job(clock, count=20).run(progress=False)
     assert len(clock.finals) == 3
-    assert {*itertools.chain(*clock.finals)} == {*range(3 * FINALISTS)}
+    assert {*itertools.chain(*clock.finals)} == {*range(1 + 3 * FINALISTS)}
     number, seconds = applied()
     assert (number, seconds) == (0, pytest.approx(1e-3))
-    left = [line.seconds for line in _lines(result.folder)[12:]]
+    left = [line.seconds for line in _lines(result.folder)[13:]]
     assert left == sorted(left)  # they keep their order
     assert left[0] > seconds
-    assert left[-1] / left[0] == pytest.approx((0.6 + 0.19) / (0.6 + 0.12))
+    assert left[-1] / left[0] == pytest.approx((0.6 + 0.19) / (0.6 + 0.13))
+
+
+def test_a_machine_that_is_slower_by_then_changes_nothing(job, applied):
+    clock = Noisy(lambda n: 1e-3 * (1 + n / 100), luck=dict.fromkeys(range(20), 0.7), noise=0.001)
+    (result,) = job(clock, count=20).run(progress=False)
+    assert clock.finals == [[0, 1, 2, 3]]
+    assert applied() == (0, pytest.approx(1e-3, rel=0.001))
+    times = [line.seconds for line in _lines(result.folder)]
+    assert times == pytest.approx([clock.truth(n) for n in range(20)], rel=0.002)
 
 
 def test_a_job_that_goes_on_confirms_what_is_new(job, applied):

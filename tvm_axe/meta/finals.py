@@ -108,7 +108,8 @@ class Finals:
         self._candidates = [key for key, (record, _) in found.items() if record.trace[0]]
         self.records = {key: found[key] for key in [*(found.keys() - {*self._candidates}), *self._candidates]}
         self.confirmed = self.task.confirmed() & self.records.keys()
-        self.seconds = {key: record.seconds for key, (record, _) in self.records.items()}
+        self._recorded = {key: record.seconds for key, (record, _) in self.records.items()}
+        self.seconds = {**self._recorded}
 
     @property
     def due(self) -> bool:
@@ -138,8 +139,12 @@ class Finals:
             self.task.revise(self.seconds, dict.fromkeys(self.confirmed, TURNS))
 
     def _rivals(self) -> list[str]:
-        """The fastest that look faster than what was confirmed, and never were confirmed."""
-        bar = min((self.seconds[key] for key in self._known()), default=math.inf)
+        """The fastest that look faster than what won last, and never were confirmed.
+
+        Turns heat a GPU, for example, so that all times are longer in them: what won is compared as it was recorded.
+        """
+        won = min(self._known(), key=self.seconds.__getitem__, default=None)
+        bar = math.inf if won is None else self._recorded[won]
         rivals = [key for key in self._candidates if key not in self.confirmed and self.seconds[key] < bar]
         return sorted(rivals, key=self.seconds.__getitem__)[:FINALISTS]
 
@@ -165,12 +170,12 @@ class Finals:
     def _settle(self) -> None:
         """Have the chosen one be the best of all.
 
-        What never was confirmed and still looks better was measured when the machine was faster, by that factor at
-        least, so that all of the unconfirmed are that much slower.
+        What never was confirmed keeps its distance from it, where its own time is longer now. What still looked better
+        than it before was measured on a faster machine yet.
         """
         assert self.chosen is not None
         others = self.records.keys() - self.confirmed
-        least = min((self.seconds[key] for key in others), default=math.inf)
+        least = min([self._recorded[self.chosen], *(self.seconds[key] for key in others)])
         factor = self.seconds[self.chosen] / least
         if factor >= 1:
             self.seconds |= {key: factor * self.seconds[key] for key in others}
