@@ -68,7 +68,7 @@ def _space(target: Target, problem: Problem) -> Space:
     block_n = 128 if n >= 128 * processors(target) else 64
     block_k = 16 if dtype == "float32" else 128 if block_n == 128 or m > 32 or k < 1024 else 256
     return {
-        "block_n": choose(block_n, 64, 128, 192),
+        "block_n": choose(block_n, 64, 128, 192, 256),
         "block_k": choose(block_k, 64, 128, 256, 512),
         "stages": choose(0, 3, 4, 5, 6, 8),
         **instructions(target, dtype),

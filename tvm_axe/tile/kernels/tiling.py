@@ -62,6 +62,7 @@ def matmul_space(target: Target, problem: Problem) -> Space:
     block_m, block_n = gpu_block(target, m * problem.get("batch", 1), n, dtype)
     taller = [rows for rows in (64, 128, 192, 256) if rows < m + 64]
     wider = [columns for columns in (32, 64, 96, 128, 160, 192, 224, 256) if columns < n + 32]
+    wider += [columns for columns in _filling(target, problem) if columns not in wider]
     return {
         "block_m": choose(block_m, *taller),
         "block_n": choose(block_n, *wider),
@@ -70,6 +71,23 @@ def matmul_space(target: Target, problem: Problem) -> Space:
         "swizzle": choose(16, 1, 4, 8, 32) if m > 64 else (16,),  # one row of tiles has one order
         **instructions(target, dtype),
     }
+
+
+def _filling(target: Target, problem: Problem) -> list[int]:
+    """The columns of tiles of 64 or 128 rows that make one or two waves of blocks as full as they can be.
+
+    Only for Hopper's tensor cores, which take any multiple of 8.
+    """
+    m, n = problem["m"] * problem.get("batch", 1), problem["n"]
+    if arch(target) != "sm_90a" or problem["dtype"] == "float32":
+        return []
+    found = []
+    for rows, waves in ((64, 1), (128, 1), (64, 2), (128, 2)):
+        across = waves * processors(target) // math.ceil(m / rows)
+        columns = 8 * math.ceil(n / (8 * across)) if across else 0
+        if 32 <= columns <= 256 and columns not in found:
+            found.append(columns)
+    return found
 
 
 def gpu_block(target: Target, m: int, n: int, dtype: str) -> tuple[int, int]:
