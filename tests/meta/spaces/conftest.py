@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -45,3 +46,38 @@ def _legalized(
 def legalized() -> Callable[..., tirx.PrimFunc]:
     """The one kernel of a model: ``legalized(shapes, build, dtype)``, `build` having the builder and the parameters."""
     return _legalized
+
+
+def _conv(x: np.ndarray, w: np.ndarray, stride: int, padding: int, dilation: int, groups: int) -> np.ndarray:
+    """conv2d in float64, by its definition."""
+    x = np.pad(x.astype("float64"), ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    co, ci, kh, kw = w.shape
+    oh, ow = ((n - dilation * (k - 1) - 1) // stride + 1 for n, k in zip(x.shape[2:], (kh, kw)))
+    out = np.zeros((x.shape[0], co, oh, ow))
+    for g, r, s in itertools.product(range(groups), range(kh), range(kw)):
+        rows = slice(r * dilation, r * dilation + (oh - 1) * stride + 1, stride)
+        columns = slice(s * dilation, s * dilation + (ow - 1) * stride + 1, stride)
+        own = slice(g * co // groups, (g + 1) * co // groups)
+        out[:, own] += np.einsum("nchw,oc->nohw", x[:, g * ci : (g + 1) * ci, rows, columns], w[own, :, r, s])
+    return out
+
+
+def _convolution(case: tuple[int, ...], bias: bool) -> tuple[tirx.PrimFunc, list[np.ndarray], np.ndarray]:
+    """A convolution, with a bias and relu behind it or not; its arguments and what comes out."""
+    n, ci, h, w, co, kernel, stride, padding, dilation, groups = case
+
+    def build(bb: relax.BlockBuilder, x: relax.Var, weights: relax.Var, *behind: relax.Var) -> relax.Expr:
+        y = relax.op.nn.conv2d(x, weights, stride, padding, dilation, groups)
+        return relax.op.nn.relu(bb.emit(relax.op.add(bb.emit(y), behind[0]))) if behind else y
+
+    shapes = [(n, ci, h, w), (co, ci // groups, kernel, kernel), *[(1, co, 1, 1)] * bias]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
+    want = _conv(arrays[0], arrays[1], stride, padding, dilation, groups)
+    return _legalized(shapes, build), arrays, np.maximum(want + arrays[2], 0) if bias else want
+
+
+@pytest.fixture(scope="session")
+def convolution() -> Callable[..., tuple[tirx.PrimFunc, list[np.ndarray], np.ndarray]]:
+    """A convolution as Relax legalizes it: ``convolution(case, bias)``, `_convolution`."""
+    return _convolution

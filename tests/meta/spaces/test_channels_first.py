@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
 import pytest
 import tvm
-from tvm import relax, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 
@@ -15,21 +12,6 @@ from tvm_axe.meta import resolve_target
 from tvm_axe.meta.space import space_for
 from tvm_axe.meta.spaces.contraction import find_contractions
 from tvm_axe.meta.spaces.registers import register_tile, tiles
-
-
-def _conv(x: np.ndarray, w: np.ndarray, stride: int, padding: int, dilation: int, groups: int) -> np.ndarray:
-    """conv2d in float64, by its definition."""
-    x = np.pad(x.astype("float64"), ((0, 0), (0, 0), (padding, padding), (padding, padding)))
-    co, ci, kh, kw = w.shape
-    oh, ow = ((n - dilation * (k - 1) - 1) // stride + 1 for n, k in zip(x.shape[2:], (kh, kw)))
-    out = np.zeros((x.shape[0], co, oh, ow))
-    for g, r, s in itertools.product(range(groups), range(kh), range(kw)):
-        rows = slice(r * dilation, r * dilation + (oh - 1) * stride + 1, stride)
-        columns = slice(s * dilation, s * dilation + (ow - 1) * stride + 1, stride)
-        own = slice(g * co // groups, (g + 1) * co // groups)
-        out[:, own] += np.einsum("nchw,oc->nohw", x[:, g * ci : (g + 1) * ci, rows, columns], w[own, :, r, s])
-    return out
-
 
 # Images, input channels, height, width, output channels, kernel, stride, padding, dilation, groups.
 _DENSE = {
@@ -42,21 +24,6 @@ _DENSE = {
 }
 
 
-def _case(legalized, case: tuple[int, ...], bias: bool) -> tuple[tirx.PrimFunc, list[np.ndarray], np.ndarray]:
-    """A convolution, with a bias and relu behind it or not; its arguments and what comes out."""
-    n, ci, h, w, co, kernel, stride, padding, dilation, groups = case
-
-    def build(bb: relax.BlockBuilder, x: relax.Var, weights: relax.Var, *behind: relax.Var) -> relax.Expr:
-        y = relax.op.nn.conv2d(x, weights, stride, padding, dilation, groups)
-        return relax.op.nn.relu(bb.emit(relax.op.add(bb.emit(y), behind[0]))) if behind else y
-
-    shapes = [(n, ci, h, w), (co, ci // groups, kernel, kernel), *[(1, co, 1, 1)] * bias]
-    rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
-    want = _conv(arrays[0], arrays[1], stride, padding, dilation, groups)
-    return legalized(shapes, build), arrays, np.maximum(want + arrays[2], 0) if bias else want
-
-
 def _replayed(func: tirx.PrimFunc, sch: s_tir.Schedule) -> None:
     """Stock makes the same of the trace, as a database stores it."""
     again = s_tir.Schedule(func)
@@ -66,9 +33,9 @@ def _replayed(func: tirx.PrimFunc, sch: s_tir.Schedule) -> None:
 
 @pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias and relu"])
 @pytest.mark.parametrize("case", _DENSE.values(), ids=_DENSE)
-def test_channels_in_registers(error, legalized, case, bias):
+def test_channels_in_registers(error, convolution, case, bias):
     target = resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"}, threads=2)
-    func, arrays, want = _case(legalized, case, bias)
+    func, arrays, want = convolution(case, bias)
     (match,) = find_contractions(s_tir.Schedule(func))
     assert match.extents[match.vector] == case[4]
     options = tiles(match, target)
@@ -84,9 +51,9 @@ def test_channels_in_registers(error, legalized, case, bias):
         assert error(sch.mod, target, arrays, want) < 1e-5, tile
 
 
-def test_sums_are_vectors_of_channels_and_no_window_is_unrolled(legalized):
+def test_sums_are_vectors_of_channels_and_no_window_is_unrolled(convolution):
     target = resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"}, threads=2)
-    func, _, _ = _case(legalized, (1, 8, 28, 28, 32, 3, 1, 1, 1, 1), True)
+    func, _, _ = convolution((1, 8, 28, 28, 32, 3, 1, 1, 1, 1), True)
     sch = s_tir.Schedule(func)
     (match,) = find_contractions(sch)
     taken = register_tile(sch, match, target, next(t for t in tiles(match, target) if t.vectors == 1))
@@ -103,22 +70,22 @@ def test_sums_are_vectors_of_channels_and_no_window_is_unrolled(legalized):
     assert "ry" in unrolled
 
 
-def test_tiles_have_as_many_rows_as_divide_an_odd_width(legalized):
+def test_tiles_have_as_many_rows_as_divide_an_odd_width(convolution):
     target = resolve_target({"kind": "llvm", "mcpu": "x86-64-v4"})
-    func, _, _ = _case(legalized, _DENSE["padded"], False)
+    func, _, _ = convolution(_DENSE["padded"], False)
     (match,) = find_contractions(s_tir.Schedule(func))
     assert {tile.rows for tile in tiles(match, target)} == {((match.rows[-1], 11),)}
 
 
-def test_a_convolution_is_searched_in_ours_first(legalized):
+def test_a_convolution_is_searched_in_ours_first(convolution):
     target = resolve_target("llvm", threads=2)
-    func, _, _ = _case(legalized, _DENSE["padded"], True)
+    func, _, _ = convolution(_DENSE["padded"], True)
     assert isinstance(space_for(func, target), ms.space_generator.SpaceGeneratorUnion)
 
 
-def test_a_record_is_read_by_stock_from_its_file(error, legalized, tmp_path):
+def test_a_record_is_read_by_stock_from_its_file(error, convolution, tmp_path):
     target = resolve_target("llvm", threads=2)
-    func, arrays, want = _case(legalized, _DENSE["strided"], True)
+    func, arrays, want = convolution(_DENSE["strided"], True)
     sch = s_tir.Schedule(func)
     (match,) = find_contractions(sch)
     register_tile(sch, match, target, tiles(match, target)[0])

@@ -24,7 +24,16 @@ from ... import _tvm
 from ...schedule import query
 from ..packing import layout_free
 
-__all__ = ["Contraction", "find_contractions", "is_move", "is_plain_nest", "is_pointwise"]
+__all__ = [
+    "Contraction",
+    "Factor",
+    "factors_of",
+    "find_contractions",
+    "is_move",
+    "is_plain_nest",
+    "is_pointwise",
+    "positions",
+]
 
 _CHOICE = "prim.if_then_else"
 
@@ -122,7 +131,7 @@ def find_contractions(sch: s_tir.Schedule) -> list[Contraction]:
 
 
 @dataclass(frozen=True)
-class _Factor:
+class Factor:
     """An operand where it is read, and where it isn't zero (None: everywhere)."""
 
     load: ir.TensorLoad
@@ -132,7 +141,7 @@ class _Factor:
 def _match(sch: s_tir.Schedule, rv: SBlockRV) -> Contraction | None:
     block, realize = sch.get(rv), _tvm.block_realize(sch, rv)
     loops = [sch.get(loop) for loop in sch.get_loops(rv)]
-    factors = _factors(block)
+    factors = factors_of(block)
     if factors is None or not is_plain_nest(loops, realize):
         return None
     position = {
@@ -174,8 +183,8 @@ def _parts(
     block: s_tir.SBlock,
     position: dict[tirx.Var, int],
     extents: tuple[int, ...],
-    a: _Factor,
-    w: _Factor,
+    a: Factor,
+    w: Factor,
     j: tirx.Var,
 ) -> Contraction | None:
     """The contraction with these operands as A and W and this iterator as j, if it is one."""
@@ -184,7 +193,7 @@ def _parts(
     reads = [str(region.source.name) for region in block.reads]
     if w.guard is not None or len({*names}) < 3 or not {*names[:2]} <= {*reads}:
         return None
-    in_a, in_w = (_positions(factor.load.indices, position) for factor in (a, w))
+    in_a, in_w = (positions(factor.load.indices, position) for factor in (a, w))
     dims = [n for n, index in enumerate(w.load.indices) if index.same_as(j)]
     run = _run(a.load, j, extents[position[j]])
     if len(dims) != 1 or run is None or _occurrences(w.load.indices, j) != 1:
@@ -229,7 +238,7 @@ def _parts(
     )
 
 
-def _factors(block: s_tir.SBlock) -> tuple[_Factor, _Factor] | None:
+def factors_of(block: s_tir.SBlock) -> tuple[Factor, Factor] | None:
     """The operands where the body is ``C[..] = C[..] + A[..] * B[..]`` in a floating-point type, C starting from 0."""
     store, init = block.body, block.init
     if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore) or not _is_zero(init.value):
@@ -245,20 +254,21 @@ def _factors(block: s_tir.SBlock) -> tuple[_Factor, _Factor] | None:
     return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
 
 
-def _factor(term: tirx.Expr) -> _Factor | None:
+def _factor(term: tirx.Expr) -> Factor | None:
     if isinstance(term, tirx.Cast):
         term = term.value
     guard = None
     if isinstance(term, ir.Call) and str(term.op.name) == _CHOICE and _is_zero(term.args[2]):
         guard, term = term.args[0], term.args[1]
-    return _Factor(term, guard) if isinstance(term, ir.TensorLoad) and "float" in str(term.source.dtype) else None
+    return Factor(term, guard) if isinstance(term, ir.TensorLoad) and "float" in str(term.source.dtype) else None
 
 
 def _is_zero(value: tirx.Expr) -> bool:
     return isinstance(value, tirx.FloatImm) and value.value == 0
 
 
-def _positions(indices: Sequence[tirx.Expr], position: dict[tirx.Var, int]) -> set[int]:
+def positions(indices: Sequence[tirx.Expr], position: dict[tirx.Var, int]) -> set[int]:
+    """The loops that occur in an operand's indices."""
     return {n for var, n in position.items() if any(query.uses(index, var) for index in indices)}
 
 
@@ -268,7 +278,7 @@ def _windows(
     """The loops over rows that each reduction shares an index of A with."""
     found: dict[int, frozenset[int]] = {}
     for index in a.indices:
-        loops = _positions([index], position)
+        loops = positions([index], position)
         for n in loops & {*reductions}:
             found[n] = found.get(n, frozenset()) | (loops & {*rows})
     return found

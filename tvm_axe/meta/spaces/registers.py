@@ -23,14 +23,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from ...schedule import query
 from ...target import cores, vector_bits, vector_registers
-from .contraction import Contraction, is_move, is_pointwise
+from .around import epilogue, producer_of
+from .contraction import Contraction, is_move
 from .panels import copy_ahead, copy_in_nest, moved_last, pack_ahead
 
 __all__ = ["Tile", "register_tile", "tiles"]
@@ -258,8 +258,8 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
         match.plain and any(match.extents[loop] % step[loop] for loop in loops)
         for loops in ([loop for loop, _ in tile.rows], [match.vector])
     )
-    after = _epilogue(sch, block)
-    before = {name: producer for name in (a, w) if (producer := _producer(sch, block, name)) is not None}
+    after = epilogue(sch, block)
+    before = {name: producer for name in (a, w) if (producer := producer_of(sch, block, name)) is not None}
     taken |= {query.name_of(sch, b) for b in (*after, *before.values())}
     panel = None
     if tile.ahead:
@@ -359,32 +359,3 @@ def _vectorize_last(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
     extent = sch.get(loop).extent
     if isinstance(extent, tirx.IntImm) and int(extent) % lanes == 0:
         sch.vectorize(sch.split(loop, [None, lanes])[1])
-
-
-def _epilogue(sch: s_tir.Schedule, block: SBlockRV) -> list[SBlockRV]:
-    """The pointwise blocks that follow one another from a block on, each the only reader of the one before."""
-    found = [block]
-    while len(readers := sch.get_consumers(found[-1])) == 1 and _follows(sch, readers[0], found[-1]):
-        found.append(readers[0])
-    return found[1:]
-
-
-def _follows(sch: s_tir.Schedule, reader: SBlockRV, last: SBlockRV) -> bool:
-    """Whether `reader` can go on with each element as `last` leaves it, and needs no other block for that."""
-    buffer, stmt = sch.get(last).body.buffer, sch.get(reader)
-    if query.is_parameter(sch, buffer) or not is_pointwise(stmt) or len(stmt.body.indices) != len(stmt.iter_vars):
-        return False
-    # `reverse_compute_at` wants all of a block's producers in the nest.
-    return len(sch.get_producers(reader)) == 1 and all(
-        tvm_ffi.structural_equal(list(load.indices), list(stmt.body.indices)) for load in query.loads_of(stmt, buffer)
-    )
-
-
-def _producer(sch: s_tir.Schedule, block: SBlockRV, buffer: str) -> SBlockRV | None:
-    """The pointwise block that makes an operand of parameters alone, which nothing else reads."""
-    for producer in sch.get_producers(block):
-        stmt = sch.get(producer)
-        alone = len(sch.get_consumers(producer)) == 1 and not sch.get_producers(producer)
-        if alone and is_pointwise(stmt) and str(stmt.body.buffer.name) == buffer:
-            return producer
-    return None

@@ -263,11 +263,12 @@ def _is_reduction(block: s_tir.SBlock) -> bool:
     stores = _stores(block)
     if block.init is None or not stores or any(len(store.indices) != len(spatial) for store in stores):
         return False
-    terms = [it.var for it in block.iter_vars if it.iter_type != tirx.IterVar.DataPar]
+    terms = [it for it in block.iter_vars if it.iter_type != tirx.IterVar.DataPar]
+    last = next((it.var for it in reversed(terms) if int(it.dom.extent) > 1), terms[-1].var)
     loads: list[ir.TensorLoad] = []
     tvm_ffi.structural_walk(block.body, (ir.TensorLoad, loads.append))
     # Vectors of terms are to be vectors in memory.
-    if any(query.uses(index, term) for load in loads for index in load.indices[:-1] for term in terms[-1:]):
+    if any(query.uses(index, last) for load in loads for index in load.indices[:-1]):
         return False
     in_order = [it.var for it in block.iter_vars[: len(spatial)]]
     return all(a.same_as(b) and b.same_as(c) for store in stores for a, b, c in zip(store.indices, spatial, in_order))

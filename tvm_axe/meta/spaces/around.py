@@ -1,0 +1,41 @@
+"""The pointwise blocks before and behind a contraction, which its schedule takes along."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import s_tir
+from tvm.s_tir.schedule import SBlockRV
+
+from ...schedule import query
+from .contraction import is_pointwise
+
+__all__ = ["epilogue", "producer_of"]
+
+
+def epilogue(sch: s_tir.Schedule, block: SBlockRV) -> list[SBlockRV]:
+    """The pointwise blocks that follow one another from a block on, each the only reader of the one before."""
+    found = [block]
+    while len(readers := sch.get_consumers(found[-1])) == 1 and _follows(sch, readers[0], found[-1]):
+        found.append(readers[0])
+    return found[1:]
+
+
+def _follows(sch: s_tir.Schedule, reader: SBlockRV, last: SBlockRV) -> bool:
+    """Whether `reader` can go on with each element as `last` leaves it, and needs no other block for that."""
+    buffer, stmt = sch.get(last).body.buffer, sch.get(reader)
+    if query.is_parameter(sch, buffer) or not is_pointwise(stmt) or len(stmt.body.indices) != len(stmt.iter_vars):
+        return False
+    # `reverse_compute_at` wants all of a block's producers in the nest.
+    return len(sch.get_producers(reader)) == 1 and all(
+        tvm_ffi.structural_equal(list(load.indices), list(stmt.body.indices)) for load in query.loads_of(stmt, buffer)
+    )
+
+
+def producer_of(sch: s_tir.Schedule, block: SBlockRV, buffer: str) -> SBlockRV | None:
+    """The pointwise block that makes an operand of parameters alone, which nothing else reads."""
+    for producer in sch.get_producers(block):
+        stmt = sch.get(producer)
+        alone = len(sch.get_consumers(producer)) == 1 and not sch.get_producers(producer)
+        if alone and is_pointwise(stmt) and str(stmt.body.buffer.name) == buffer:
+            return producer
+    return None
