@@ -18,6 +18,7 @@ from tvm_axe.meta.finals import FINALISTS, TURNS, Finals, winner
 from tvm_axe.meta.loop import Job
 from tvm_axe.meta.measure import Measurement, Worker
 from tvm_axe.meta.model import CostModel
+from tvm_axe.meta.report import page
 from tvm_axe.meta.search import Tools
 from tvm_axe.meta.task import Task, Workload
 from tvm_axe.meta.trials import key_of, read_trials, revise_trials
@@ -300,3 +301,10 @@ def test_finals_read_records_once_they_are_due(job, tmp_path, matmul, target):
     job(Noisy(lambda n: 1e-3, noise=0.01)).run(progress=False)
     task = Task(Workload("mm", normalize(matmul(64, 64, 64))), target, tmp_path, 1, 8)
     assert not Finals(task).due
+
+
+def test_the_report_says_so(job, target):
+    (result,) = job(Noisy(lambda n: 1e-3 - n * 5e-5)).run(progress=False)
+    assert "The best schedule, 0.65 ms, the median of 7 turns with the next best, is " in page(
+        target, (result,), {}, {}
+    )

@@ -106,7 +106,8 @@ class Finals:
     def __post_init__(self) -> None:
         found = {key: pair for key, pair in self.task.records().items() if pair[0].seconds < FAILED_SECONDS}
         self._candidates = [key for key, (record, _) in found.items() if record.trace[0]]
-        self.records = {key: found[key] for key in [*(found.keys() - {*self._candidates}), *self._candidates]}
+        self._defaults = [*(key for key in found if key not in self._candidates), *self._candidates[:1]]
+        self.records = {key: found[key] for key in dict.fromkeys([*self._defaults, *self._candidates])}
         self.confirmed = self.task.confirmed() & self.records.keys()
         self._recorded = {key: record.seconds for key, (record, _) in self.records.items()}
         self.seconds = {**self._recorded}
@@ -150,10 +151,9 @@ class Finals:
 
     def _group(self) -> list[str]:
         """The keys of those that are timed together, in the order of their right of way."""
-        defaults = [key for key in self.records if key not in self._candidates] + self._candidates[:1]
         least = min((self.seconds[key] for key in self._candidates), default=math.inf)
         won = sorted(self._known(), key=self.seconds.__getitem__)[:1]
-        group = {*won, *self._rivals(), *(key for key in defaults if self.seconds[key] < _CLOSE * least)}
+        group = {*won, *self._rivals(), *(key for key in self._defaults if self.seconds[key] < _CLOSE * least)}
         return [key for key in self.records if key in group]
 
     def _known(self) -> list[str]:

@@ -93,8 +93,8 @@ class Job:
 
     def _confirm(self, task: Task, bar: Progress) -> None:
         """Time the best candidates again in turns with the default, unless that was done or the measurer can't."""
-        worker, finals = self._tools.worker, Finals(task)
-        if not isinstance(worker, TimesInTurns) or not finals.due:
+        worker = self._tools.worker
+        if not isinstance(worker, TimesInTurns) or not (finals := Finals(task)).due:
             return
         bar.confirm(task)
         start = time.monotonic()

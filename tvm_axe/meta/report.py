@@ -133,7 +133,7 @@ def _section(task: TaskResult, target: Target) -> str:
     parts.append(_failures(trials))
     best = min(found, key=lambda record: record.seconds)
     if best.seconds < FAILED_SECONDS:
-        parts.append(_schedule(best, task))
+        parts.append(_schedule(best, task, told.get(key_of(best.entry))))
     return "".join(parts)
 
 
@@ -163,7 +163,7 @@ def _failures(trials: Sequence[Trial | None]) -> str:
     return f"<table><tr><th>why candidates failed</th><th>how many</th></tr>{rows}</table>"
 
 
-def _schedule(best: Record, task: TaskResult) -> str:
+def _schedule(best: Record, task: TaskResult, trial: Trial | None) -> str:
     """The best candidate as the steps that make it, and as the function that it is."""
     line = read_workloads(task.folder)[best.workload]
     assert line is not None
@@ -176,8 +176,9 @@ def _schedule(best: Record, task: TaskResult) -> str:
         reason = html.escape(_tvm.schedule_error_reason(error))
         return f"<p>The best record, {html.escape(best.place)}, no longer applies: {reason}</p>"
     steps = str(sch.trace.simplified(remove_postproc=True))
+    turns = f", the median of {trial.turns} turns with the next best" if trial is not None and trial.turns else ""
     return (
-        f"<p>The best schedule, {best.seconds * 1e3:.4g} ms, is {html.escape(best.place)}:</p>"
+        f"<p>The best schedule, {best.seconds * 1e3:.4g} ms{turns}, is {html.escape(best.place)}:</p>"
         f"<details><summary>its steps</summary><pre>{html.escape(steps)}</pre></details>"
         f"<details><summary>the scheduled function</summary><pre>{html.escape(sch.mod.script())}</pre></details>"
     )
