@@ -31,6 +31,7 @@ from .kernels import Offer, choose, offers
 from .mutator import MutateChoice
 from .packing import layout_free
 from .postproc import RewriteFreeLayouts
+from .spaces.around import inline_made
 from .spaces.contraction import Contraction, find_contractions, is_pointwise
 from .spaces.planes import find_plane, plane_schedules
 from .spaces.registers import lanes_of, register_tile, tiles
@@ -109,7 +110,7 @@ def _register_spaces(
     choices = [tiles(match, target) for match in matches]
 
     def schedule(sch: s_tir.Schedule, n: int) -> None:
-        taken: set[str] = set()
+        taken = inline_made(sch)
         for match, options in zip(matches, choices):
             taken |= register_tile(sch, match, target, options[n % len(options)])
         for name in [name for name in blocks if name not in taken]:

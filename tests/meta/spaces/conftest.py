@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
+from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from tvm_axe import _tvm
 from tvm_axe.meta import resolve_target
+from tvm_axe.meta.space import space_for
 from tvm_axe.meta.workloads import workloads_of
 
 
@@ -81,3 +85,24 @@ def _convolution(case: tuple[int, ...], bias: bool) -> tuple[tirx.PrimFunc, list
 def convolution() -> Callable[..., tuple[tirx.PrimFunc, list[np.ndarray], np.ndarray]]:
     """A convolution as Relax legalizes it: ``convolution(case, bias)``, `_convolution`."""
     return _convolution
+
+
+@pytest.fixture(scope="session")
+def conv() -> Callable[..., np.ndarray]:
+    """conv2d in float64: ``conv(x, w, stride, padding, dilation, groups)``."""
+    return _conv
+
+
+def _designs(func: tirx.PrimFunc, target: Target) -> list[s_tir.Schedule]:
+    mod = tvm.IRModule({"main": func})
+    strategy = ms.search_strategy.EvolutionarySearch()
+    context = _tvm.tune_context(
+        mod, target, space_for(func, target), strategy, "main", 1, 1, logging.getLogger(__name__)
+    )
+    return list(context.generate_design_space())
+
+
+@pytest.fixture(scope="session")
+def designs() -> Callable[..., list[s_tir.Schedule]]:
+    """The design spaces that a function named ``main`` is searched in: ``designs(func, target)``."""
+    return _designs

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tvm
-from tvm import s_tir, tirx
+from tvm import relax, s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 
@@ -98,3 +99,31 @@ def test_a_record_is_read_by_stock_from_its_file(error, convolution, tmp_path):
     assert found is not None
     tvm.ir.assert_structural_equal(found.mod, sch.mod)
     assert error(found.mod, target, arrays, want) < 1e-5
+
+
+@pytest.mark.parametrize("groups", [1, 16], ids=["by channels", "by rows of the image"])
+def test_a_batch_norm_is_in_the_nest(error, legalized, conv, designs, groups):
+    """Decomposed for inference: its factors are made by blocks of their own."""
+
+    def build(bb: relax.BlockBuilder, x: relax.Var, weights: relax.Var, *norm: relax.Var) -> relax.Expr:
+        y = bb.emit(relax.op.nn.conv2d(x, weights, padding=1, groups=groups))
+        mean, variance, scale, offset = (bb.emit(relax.op.expand_dims(v, [0, 2, 3])) for v in norm)
+        root = bb.emit(relax.op.sqrt(bb.emit(relax.op.add(variance, relax.const(1e-5)))))
+        centred = bb.emit(relax.op.divide(bb.emit(relax.op.subtract(y, mean)), root))
+        return relax.op.nn.relu(bb.emit(relax.op.add(bb.emit(relax.op.multiply(centred, scale)), offset)))
+
+    shapes = [(1, 16, 9, 16), (16, 16 // groups, 3, 3), *[(16,)] * 4]
+    func = legalized(shapes, build)
+    rng = np.random.default_rng(0)
+    arrays = [rng.random(shape, "float32") - (n < 2) / 2 for n, shape in enumerate(shapes)]
+    mean, variance, scale, offset = (array.astype("float64").reshape(1, -1, 1, 1) for array in arrays[2:])
+    want = (conv(arrays[0], arrays[1], 1, 1, 1, groups) - mean) / np.sqrt(variance + 1e-5) * scale + offset
+    target = resolve_target("llvm", threads=2)
+    sch = designs(func, target)[0]
+    _replayed(func, sch)
+    assert error(sch.mod, target, arrays, np.maximum(want, 0)) < 1e-5
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    nests = {str(sch.get(sch.get_loops(block)[0]).loop_var.name) for block in blocks}
+    panels = groups == 1
+    assert len(blocks) == 4 + panels  # padding, the sum from 0 and on, the last pointwise one
+    assert len(nests) == 1

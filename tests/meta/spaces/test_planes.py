@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import tvm
 from tvm import s_tir, te, tirx, topi
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from tvm_axe import _tvm
 from tvm_axe.meta import resolve_target
-from tvm_axe.meta.space import space_for
 from tvm_axe.meta.spaces.planes import find_plane, plane_schedules
 
 # Images, input channels, height, width, output channels, kernel, stride, padding, dilation, groups.
@@ -92,15 +88,9 @@ def test_what_is_no_convolution_of_images_is_left_alone(matmul, convolution):
 
 
 @pytest.mark.parametrize("case, ours", [("depthwise", True), ("17 channels", True), ("full", False)])
-def test_it_is_searched_where_register_tiles_have_no_whole_vectors(convolution, case, ours):
+def test_it_is_searched_where_register_tiles_have_no_whole_vectors(convolution, designs, case, ours):
     func, _, _ = convolution(_CASES.get(case, (1, 4, 8, 13, 16, 3, 1, 1, 1, 1)), bias=True)
-    target = _target()
-    mod = tvm.IRModule({"main": func})
-    space = space_for(func, target)
-    context = _tvm.tune_context(
-        mod, target, space, ms.search_strategy.EvolutionarySearch(), "main", 1, 1, logging.getLogger(__name__)
-    )
-    by_rows = [sch for sch in context.generate_design_space() if _vectorised(sch) == _width(func)]
+    by_rows = [sch for sch in designs(func, _target()) if _vectorised(sch) == _width(func)]
     assert bool(by_rows) == ours
 
 

@@ -9,7 +9,23 @@ from tvm.s_tir.schedule import SBlockRV
 from ...schedule import query
 from .contraction import is_pointwise
 
-__all__ = ["epilogue", "producer_of"]
+__all__ = ["epilogue", "inline_made", "producer_of"]
+
+
+def inline_made(sch: s_tir.Schedule) -> set[str]:
+    """Inline what is made of parameters alone for pointwise blocks, such as a batch norm's factors; returns the names.
+
+    A block in a contraction's nest may have no producer outside of it, and what LLVM sees to be the same for a tile it
+    computes once.
+    """
+    taken = set()
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        stmt, readers = sch.get(block), sch.get_consumers(block)
+        small = is_pointwise(stmt) and not sch.get_producers(block)
+        if small and readers and all(is_pointwise(sch.get(reader)) for reader in readers):
+            sch.compute_inline(block)
+            taken.add(str(stmt.name_hint))
+    return taken
 
 
 def epilogue(sch: s_tir.Schedule, block: SBlockRV) -> list[SBlockRV]:

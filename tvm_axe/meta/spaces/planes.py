@@ -33,7 +33,7 @@ from tvm.target import Target
 from ... import _tvm
 from ...schedule import query
 from ...target import cores, vector_bits, vector_registers
-from .around import epilogue, producer_of
+from .around import epilogue, inline_made, producer_of
 from .contraction import Factor, factors_of, is_move, is_plain_nest, is_pointwise, positions
 
 __all__ = ["Plane", "find_plane", "plane_schedules"]
@@ -89,6 +89,8 @@ class Plane:
 
 def find_plane(sch: s_tir.Schedule) -> Plane | None:
     """The function ``main`` as a convolution of images, with what is pointwise before and behind it; else None."""
+    sch = sch.copy()
+    inline_made(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     sums = [block for block in blocks if not is_pointwise(sch.get(block))]
     if len(sums) != 1:
@@ -179,6 +181,7 @@ def plane_schedules(match: Plane, target: Target) -> list[Callable[[s_tir.Schedu
 
 def _schedule(sch: s_tir.Schedule, match: Plane, target: Target, rows: int, part: int) -> None:
     """Schedule the convolution as the module's header shows."""
+    inline_made(sch)
     block = sch.get_sblock(match.block)
     data, store = _before(sch, block, match), _behind(sch, block)
     loops = sch.get_loops(block)
