@@ -45,6 +45,8 @@ def compile(
     mesh: None = None,
     target: str | dict[str, Any] | Target = "llvm",
     work_dir: str | Path | None = TUNING_LOGS,
+    *,
+    pack_weights: bool = False,
 ) -> relax.VMExecutable: ...
 
 
@@ -53,6 +55,8 @@ def compile(
     mesh: Mesh | None = None,
     target: str | dict[str, Any] | Target = "llvm",
     work_dir: str | Path | None = TUNING_LOGS,
+    *,
+    pack_weights: bool = False,
 ) -> Executable | relax.VMExecutable:
     """Compile a program for a mesh, or a Relax model for one device.
 
@@ -69,6 +73,8 @@ def compile(
         devices.
     work_dir : path, optional
         Where tuning results lie; a kernel with a record there is compiled as it was tuned. None leaves all untuned.
+    pack_weights : bool
+        Of a Relax model for one device: see `tvm_axe.relax.compile_model`.
 
     Raises
     ------
@@ -82,7 +88,9 @@ def compile(
             raise LowerError(f"compile: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
         mesh = program.mesh
     if mesh is None and isinstance(program, tvm.IRModule) and is_model(program):
-        return compile_model(program, target, work_dir)
+        return compile_model(program, target, work_dir, pack_weights)
+    if pack_weights:
+        raise LowerError("compile: pack_weights is for a Relax model on one device; leave it out")
     if mesh is None:
         raise LowerError('compile: name the mesh, for example mesh=axe.Mesh({"tp": 2})')
     lowered = lower(_function(program, mesh), mesh)

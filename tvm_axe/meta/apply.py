@@ -15,6 +15,7 @@ from .. import _tvm
 from ..errors import TuneError
 from ..target import resolve_target
 from .database import FAILED_SECONDS, Record, find_databases, normalize, read_records, read_workloads, with_only_attrs
+from .packing import LAYOUT_FREE, split_packing
 from .shipped import shipped_folders, stand_ins
 
 __all__ = ["apply_best"]
@@ -28,6 +29,11 @@ def apply_best(
     A function is recognised by what it computes, not by its name or its module; it keeps its name, its attributes and
     its signature. A record whose trace no longer applies is passed over with a warning that names it. Of a
     Relax model only kernels count: see `tvm_axe.relax.compile_model`.
+
+    A function that lets parameters be stored in another layout (`tvm_axe.meta.packing`) says by that that their packing
+    will be split off. So it takes the fastest record of itself, which may pack, and of itself without the attribute,
+    which doesn't; the time of a record that packs is without the packing. A function without the attribute never packs
+    ahead.
 
     Parameters
     ----------
@@ -54,20 +60,28 @@ def apply_best(
         for variable, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and func.attrs and func.attrs.get("s_tir")
     }
-    wanted = {variable: _tvm.workload_hash(normalize(func)) for variable, func in kernels.items()}
-    found = _records(find_databases(Path(work_dir)), resolved, {*wanted.values()})
+    forms = {variable: _forms(func) for variable, func in kernels.items()}
+    wanted = {digest for own in forms.values() for digest in own}
+    found = _records(find_databases(Path(work_dir)), resolved, wanted)
     for other in stand_ins(resolved):
-        missing = {*wanted.values()} - found.keys()
+        missing = {digest for own in forms.values() if not found.keys() & own for digest in own}
         found |= _records([folder for digest in missing for folder in shipped_folders(other, digest)], other, missing)
     functions, seconds = dict(mod.functions_items()), {}
-    for variable, digest in wanted.items():
-        for record, workload in found.get(digest, []):
-            scheduled = _schedule(record, workload, kernels[variable])
+    for variable, own in forms.items():
+        records = [pair for digest in own for pair in found.get(digest, [])]
+        for record, workload in sorted(records, key=lambda pair: pair[0].seconds):
+            scheduled = _schedule(record, workload, own[workload[0]], kernels[variable])
             if scheduled is not None:
                 functions[variable] = scheduled
                 seconds[str(variable.name_hint)] = record.seconds
                 break
     return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos), seconds
+
+
+def _forms(func: tirx.PrimFunc) -> dict[str, IRModule]:
+    """The workloads whose records serve a function, by hash: itself, and itself with all its weights as they are."""
+    mods = [normalize(func), normalize(func.without_attr(LAYOUT_FREE))]
+    return {_tvm.workload_hash(mod): mod for mod in mods}
 
 
 def _records(folders: list[Path], target: Target, wanted: set[str]) -> dict[str, list[tuple[Record, tuple[str, str]]]]:
@@ -84,19 +98,24 @@ def _records(folders: list[Path], target: Target, wanted: set[str]) -> dict[str,
     return {digest: sorted(records, key=lambda pair: pair[0].seconds) for digest, records in found.items()}
 
 
-def _schedule(record: Record, workload: tuple[str, str], func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+def _schedule(record: Record, workload: tuple[str, str], wanted: IRModule, func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     """The function as the record schedules it, or None, with a warning, if it doesn't apply.
 
-    The trace names blocks and buffers as the recorded workload does, so that one is scheduled; `func` is equal to it up
-    to names and attributes.
+    The trace names blocks and buffers as the recorded workload does, so that one is scheduled; `wanted` is equal to it
+    up to names, and so is `func`, up to attributes too.
     """
     mod = ms.database.Workload.from_json(list(workload)).mod
-    if not _tvm.structural_equal(mod, normalize(func)):
+    if not _tvm.structural_equal(mod, wanted):
         warnings.warn(f"{record.place}: the recorded workload has the same hash but is another one", stacklevel=3)
         return None
     try:
         sch = record.schedule(mod)
     except TuneError as error:
         warnings.warn(f"skipped {error}", stacklevel=3)
+        return None
+    try:
+        split_packing(sch.mod["main"])  # its time is that of a function whose packing is split off
+    except TuneError as error:
+        warnings.warn(f"{record.place}: skipped a record that packs its weights for nobody: {error}", stacklevel=3)
         return None
     return with_only_attrs(sch.mod["main"], dict(func.attrs.items()))

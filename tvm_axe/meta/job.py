@@ -74,6 +74,7 @@ def tune(
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
+    pack_weights: bool = False,
 ) -> TuneResult: ...
 
 
@@ -107,6 +108,7 @@ def tune(
     progress: bool = True,
     engine: str = "processes",
     keep: Collection[str] = (),
+    pack_weights: bool = False,
 ) -> TuneResult | ProgramResult:
     """Search for the fastest schedule of each kernel, and keep every measurement in a database.
 
@@ -145,12 +147,16 @@ def tune(
         Whether to show a bar: trials a minute, the best, its rate, failures, the model's error, time left.
     engine, keep
         For a program on a mesh: see `tvm_axe.meta.mesh.tune_program`.
+    pack_weights
+        For a Relax model on a CPU: whether its weights that are parameters may be stored as the kernels like them best,
+        as `tvm_axe.compile` then packs them if it is told so too. Those that are constants always may.
 
     Raises
     ------
     TuneError
         If `trials` or `patience` is not positive, `work_dir` or `report` cannot be written, there is nothing to tune,
-        or a module is to be tuned on a mesh.
+        or a module is to be tuned on a mesh; if weights cannot be packed, or what a function says of them is wrong
+        (`tvm_axe.meta.packing`).
     """
     for name, value in (("trials", trials), ("patience", patience)):
         if value is not None and value < 1:
@@ -163,6 +169,8 @@ def tune(
                 "mesh: a function or a schedule is tuned on a mesh, not a module; for the kernels that a model has "
                 "there, tune axe.compile(model, mesh=mesh).module"
             )
+        if pack_weights:
+            raise TuneError("pack_weights: it is for a Relax model on one device; leave it out")
         return tune_program(
             program,
             mesh,
@@ -177,7 +185,7 @@ def tune(
             keep=keep,
         )
     resolved = resolve_target(target)
-    workloads, left_out = workloads_of(program, resolved)
+    workloads, left_out = workloads_of(program, resolved, pack_weights)
     if not workloads:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items()) or "the module is empty"
         raise TuneError(f"program: no function can be tuned ({reasons})")

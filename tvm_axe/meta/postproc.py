@@ -6,7 +6,6 @@ from tvm import s_tir
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from ..errors import TuneError
 from .packing import has_packing, split_packing
 
 __all__ = ["RewriteFreeLayouts"]
@@ -16,8 +15,8 @@ __all__ = ["RewriteFreeLayouts"]
 class RewriteFreeLayouts(ms.postproc.PyPostproc):
     """Upstream's `RewriteLayout`, where what it makes can be split off; other schedules stay as they are.
 
-    Upstream's own gives up a schedule whose loops don't divide the weights, and doesn't see that a parameter is read
-    twice or that a schedule packs already.
+    Upstream's own refuses a schedule that it can't rewrite, or ends the search, and doesn't see that a schedule packs
+    already.
     """
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
@@ -35,9 +34,9 @@ class RewriteFreeLayouts(ms.postproc.PyPostproc):
 
     @staticmethod
     def _possible(trial: s_tir.Schedule) -> bool:
-        if not ms.postproc.RewriteLayout().apply(trial):
-            return False
+        # It refuses a schedule, or raises whatever its C++ side throws; and a parameter may be left that is still read.
         try:
-            return split_packing(trial.mod["main"]).pack is not None
-        except TuneError:
+            rewritten = ms.postproc.RewriteLayout().apply(trial)
+            return rewritten and split_packing(trial.mod["main"]).pack is not None
+        except Exception:
             return False

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.ir.utils import derived_object
 from tvm.runtime import Tensor
@@ -28,6 +28,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from ... import _tvm
+from ...errors import TuneError
+from ..packing import has_packing, split_packing
 from .communication import communication_columns
 from .gpu import gpu_columns
 from .locality import hot_nest, locality
@@ -106,6 +108,7 @@ class AxeFeatures(ms.feature_extractor.PyFeatureExtractor):
         candidates
             Schedules of the workload.
         """
+        candidates = [_timed(candidate) for candidate in candidates]
         # A search that is to repeat has one thread; what is extracted doesn't depend on how many there are.
         upstream = self._upstream(context_for(context.mod, context.target), candidates)
         if not self.own:
@@ -130,3 +133,15 @@ class AxeFeatures(ms.feature_extractor.PyFeatureExtractor):
                 return [np.full((1, PER_STORE), np.nan)]
             half = len(candidates) // 2
             return [*self._upstream(context, candidates[:half]), *self._upstream(context, candidates[half:])]
+
+
+def _timed(candidate: ms.MeasureCandidate) -> ms.MeasureCandidate:
+    """A candidate without what packs its weights, which isn't timed."""
+    func = candidate.sch.mod["main"]
+    if not has_packing(func):
+        return candidate
+    try:
+        main = split_packing(func).main
+    except TuneError:  # which it will fail for when it is built
+        return candidate
+    return ms.MeasureCandidate(s_tir.Schedule(IRModule({"main": main})), candidate.args_info)
