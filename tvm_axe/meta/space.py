@@ -1,10 +1,10 @@
 """The design spaces that are searched, for each function and target.
 
 On a CPU: register tiles where the function is made of contractions (`tvm_axe.meta.spaces.registers`), planes where it
-is a convolution with too few channels for these (`tvm_axe.meta.spaces.planes`), rows where it is made of reductions
-along them (`tvm_axe.meta.spaces.rows`), all beside upstream's rules, which are all there is for anything else. Products
-that a tile kernel computes (`tvm_axe.meta.kernels`) have these beside register tiles instead: on them upstream's rules
-reach half the speed. On a GPU: `tvm_axe.meta.cuda`.
+is a convolution with too few channels for these (`tvm_axe.meta.spaces.planes`), rows or columns where it is made of
+reductions along the last axis or another (`tvm_axe.meta.spaces.rows`, `.columns`), all beside upstream's rules, which
+are all there is for anything else. Products that a tile kernel computes (`tvm_axe.meta.kernels`) have these beside
+register tiles instead: on them upstream's rules reach half the speed. On a GPU: `tvm_axe.meta.cuda`.
 
 What changes the shape of a trace (the register tile, packed or in place) makes a design space each, the most promising
 first and with promising decisions. What can be sampled (the pieces of work, the unrolling) is sampled by
@@ -32,6 +32,7 @@ from .mutator import MutateChoice
 from .packing import layout_free
 from .postproc import RewriteFreeLayouts
 from .spaces.around import inline_made
+from .spaces.columns import column_schedules, find_columns
 from .spaces.contraction import Contraction, find_contractions, is_pointwise
 from .spaces.planes import find_plane, plane_schedules
 from .spaces.registers import lanes_of, register_tile, tiles
@@ -55,6 +56,7 @@ def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
     rows = None if contractions else find_rows(sch, target)
     wide = any(lanes_of(match, target) * match.bits == vector_bits(target) for match in contractions)
     plane = None if wide or rows else find_plane(sch)
+    columns = None if contractions or rows or plane else find_columns(sch)
     offered = offers(sch, target) if rows is None else []  # a dot product is a product too, of one row and column
     if not offered or {*blocks} != {offer.block for offer in offered} | pointwise:
         offered = []
@@ -62,8 +64,9 @@ def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
     def generate(base: s_tir.Schedule) -> list[s_tir.Schedule]:
         registers = _register_spaces(base, contractions, blocks, target)
         kernels = _kernel_spaces(base, offered, blocks, target)
-        by_rows = _possible(base, row_schedules(rows, target)) if rows else []
-        others = [*by_rows, *(_possible(base, plane_schedules(plane, target)) if plane else [])]
+        others = _possible(base, row_schedules(rows, target)) if rows else []
+        others += _possible(base, plane_schedules(plane, target)) if plane else []
+        others += _possible(base, column_schedules(columns, target)) if columns else []
         # A candidate starts in a space drawn at random: as often in one of the kernels' as of the register tiles'.
         return [*kernels[:1], *registers, *kernels * max(1, len(registers) // max(1, len(kernels))), *others]
 

@@ -29,7 +29,7 @@ from ...schedule import query
 from ...target import cores, vector_bits
 from .contraction import is_plain_nest, is_pointwise
 
-__all__ = ["Rows", "find_rows", "row_schedules"]
+__all__ = ["Rows", "find_rows", "inline_cheap", "row_schedules", "stores_of"]
 
 _PARTIALS = (4, 8, 5, 6, 2, 3, 1)  # vectors of partial results: enough to hide the latency of an addition
 _COUNTS = 4  # of them that are tried
@@ -77,7 +77,7 @@ def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
     many terms as each other, in whole vectors.
     """
     sch = sch.copy()
-    inlined = _inline_cheap(sch)
+    inlined = inline_cheap(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     stmts = [sch.get(block) for block in blocks]
     nests = [[sch.get(loop) for loop in sch.get_loops(block)] for block in blocks]
@@ -87,9 +87,9 @@ def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
     sums = [n for n, stmt in enumerate(stmts) if _is_reduction(stmt)]
     if not sums or not all(n in sums or is_pointwise(stmt) for n, stmt in enumerate(stmts)):
         return None
-    depth = len(_stores(stmts[sums[0]])[0].indices)
+    depth = len(stores_of(stmts[sums[0]])[0].indices)
     rows, terms = extents[sums[0]][:depth], prod(extents[sums[0]][depth:])
-    reduced = [str(store.buffer.dtype) for n in sums for store in _stores(stmts[n])]
+    reduced = [str(store.buffer.dtype) for n in sums for store in stores_of(stmts[n])]
     bits = 8 * max(np.dtype(dtype).itemsize for dtype in reduced)
     lanes = gcd(terms, vector_bits(target) // bits)
     same = all(shape[:depth] == rows for shape in extents) and all(prod(extents[n][depth:]) == terms for n in sums)
@@ -101,7 +101,7 @@ def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
     return Rows(inlined, tuple(names[n] for n in sums), pointwise, names[-1], rows, scalars, terms, lanes)
 
 
-def _inline_cheap(sch: s_tir.Schedule) -> tuple[str, ...]:
+def inline_cheap(sch: s_tir.Schedule) -> tuple[str, ...]:
     """Inline the pointwise blocks that cost no more than reading what they write; returns their names."""
     found = []
     for block in sch.get_child_blocks(sch.get_sblock("root")):
@@ -217,7 +217,7 @@ def _reduce(sch: s_tir.Schedule, block: SBlockRV, depth: int, partials: int, lan
     """
     terms = sch.fuse(*sch.get_loops(block)[depth:])
     _, inner = sch.split(terms, [None, partials])
-    last = len(_stores(sch.get(block))[0].indices)  # of the partials' dimensions
+    last = len(stores_of(sch.get(block))[0].indices)  # of the partials' dimensions
     first = sch.rfactor(inner, last)
     if partials == lanes:
         return [first]
@@ -247,7 +247,7 @@ def _vectorize(sch: s_tir.Schedule, loops: list[LoopRV], lanes: int) -> None:
         sch.vectorize(sch.split(sch.fuse(*loops), [None, lanes])[1])
 
 
-def _stores(block: s_tir.SBlock) -> list[tirx.BufferStore]:
+def stores_of(block: s_tir.SBlock) -> list[tirx.BufferStore]:
     """What a block's body writes, where it is a store, or several of values that are bound before (a sum and a sum of
     squares); else none."""
     if isinstance(block.body, tirx.BufferStore):
@@ -260,7 +260,7 @@ def _stores(block: s_tir.SBlock) -> list[tirx.BufferStore]:
 def _is_reduction(block: s_tir.SBlock) -> bool:
     """Whether the block reduces into one element for each of its spatial iterators, which come first and in order."""
     spatial = [it.var for it in block.iter_vars if it.iter_type == tirx.IterVar.DataPar]
-    stores = _stores(block)
+    stores = stores_of(block)
     if block.init is None or not stores or any(len(store.indices) != len(spatial) for store in stores):
         return False
     terms = [it for it in block.iter_vars if it.iter_type != tirx.IterVar.DataPar]
