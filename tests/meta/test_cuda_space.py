@@ -166,3 +166,17 @@ def test_schedules_of_a_search_fit_lower_and_replay():
         lowers += 1
         assert overlaps(lowered) and not choices_in(lowered["main"])
     assert lowers >= len(found) - 2
+
+
+@pytest.mark.parametrize(
+    "m, n, rows, waves, columns",
+    [(64, 6144, 64, 1, 48), (128, 5120, 64, 1, 80), (512, 10240, 128, 2, 160), (8, 28672, 64, 2, 112)],
+)
+def test_widths_that_fill_whole_waves_are_candidates(m, n, rows, waves, columns):
+    """Of tiles of so many rows the narrowest that need no more waves of blocks over an H200's 132 multiprocessors."""
+    problem = {"m": m, "n": n, "k": 4096, "dtype": "bfloat16"}
+    assert columns in KERNELS["matmul"].parameters(HOPPER, problem)["block_n"]
+    blocks, narrower = (-(-m // rows) * -(-n // width) for width in (columns, columns - 8))
+    assert blocks <= waves * 132 < narrower
+    ampere = resolve_target({"kind": "cuda", "arch": "sm_80"})
+    assert columns % 32 == 0 or columns not in KERNELS["matmul"].parameters(ampere, problem)["block_n"]
