@@ -83,6 +83,8 @@ def test_what_is_no_convolution_of_images_is_left_alone(matmul, convolution):
     reader = te.compute((4,), lambda c: by_rows[0, c, 0, 0], name="z")
     for func in (matmul(8, 8, 8), pooled, te.create_prim_func([x, w, reader])):
         assert find_plane(s_tir.Schedule(func)) is None
+    first = topi.nn.relu(x)  # written for the caller too, so that it can't be inlined
+    assert find_plane(s_tir.Schedule(te.create_prim_func([x, first, topi.nn.relu(first)]))) is None
     narrow, _, _ = convolution((1, 4, 9, 3, 4, 3, 1, 1, 1, 4), bias=False)
     assert plane_schedules(find_plane(s_tir.Schedule(narrow)), _target()) == []
 

@@ -21,10 +21,14 @@ def inline_made(sch: s_tir.Schedule) -> set[str]:
     taken = set()
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt, readers = sch.get(block), sch.get_consumers(block)
-        small = is_pointwise(stmt) and not sch.get_producers(block)
-        if small and readers and all(is_pointwise(sch.get(reader)) for reader in readers):
+        made = is_pointwise(stmt) and not sch.get_producers(block) and not query.is_parameter(sch, stmt.body.buffer)
+        if not made or not readers or not all(is_pointwise(sch.get(reader)) for reader in readers):
+            continue
+        try:
             sch.compute_inline(block)
-            taken.add(str(stmt.name_hint))
+        except s_tir.ScheduleError:  # as of one that isn't written at its iterators alone
+            continue
+        taken.add(str(stmt.name_hint))
     return taken
 
 
