@@ -69,7 +69,7 @@ def _with_all_reduces(sch: Schedule) -> Iterator[tuple[Schedule, tuple[str, ...]
 
     Beside it the axes that are free then, and whether anything is shared.
     """
-    bound = _bound_axes(sch)
+    bound = bound_axes(sch.mod["main"])
     free = tuple(axis for axis in sch.mesh.names if axis not in bound and sch.mesh.axis_size(axis) > 1)
     seen: set[int] = set()
     for preferred in free or ("",):
@@ -81,7 +81,7 @@ def _with_all_reduces(sch: Schedule) -> Iterator[tuple[Schedule, tuple[str, ...]
             yield way, tuple(axis for axis in free if axis not in used), bool(bound or used)
 
 
-def _bound_axes(sch: Schedule) -> set[str]:
+def bound_axes(func: tirx.PrimFunc) -> set[str]:
     """The axes that some loop is bound to."""
     found: set[str] = set()
 
@@ -89,7 +89,7 @@ def _bound_axes(sch: Schedule) -> set[str]:
         axis = query.bound_axis(loop)
         found.update([] if axis is None else [axis])
 
-    tvm_ffi.structural_walk(sch.mod["main"].body, (tirx.For, on_loop))
+    tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
     return found
 
 

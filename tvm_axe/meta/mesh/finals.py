@@ -20,6 +20,7 @@ from tvm.target import Target
 
 from ...lower import lower
 from ...searching.cost import features_of_program
+from ...searching.seeds import bound_axes
 from ..database import FAILED_SECONDS, Database
 from ..search import Measurer
 from .space import mesh_of
@@ -43,7 +44,10 @@ def run_finals(worker: Measurer, database: Database, mod: IRModule, target: Targ
         Where its records are.
     """
     records = sorted(_latest(database.records(database.commit_workload(mod), target)), key=_seconds)
-    near = [r for r in records if _seconds(r) < min(FAILED_SECONDS, _MARGIN * _seconds(records[0]))][:KEPT]
+    if not bound_axes(mod["main"]):  # as it is, it shares nothing, and is no schedule for a mesh
+        records = [record for record in records if record.trace.insts]
+    limit = min(FAILED_SECONDS, _MARGIN * min(map(_seconds, records), default=0.0))
+    near = [record for record in records if _seconds(record) < limit][:KEPT]
     finalists = near if len(near) > _FEWEST else [r for r in records[:_FEWEST] if _seconds(r) < FAILED_SECONDS]
     if len(finalists) < 2:
         return
