@@ -1,6 +1,6 @@
 """The tuner's choice for a program on a mesh, beside the choice of measuring every schedule of the same space.
 
-    python scripts/bench_tune_mesh.py [--program demo] [--mesh tp=2] [--trials 48] [--rounds 15] [--json]
+    python scripts/bench_tune_mesh.py [--program demo] [--mesh tp=2] [--trials 32] [--rounds 15] [--json]
 
 `axe.tune` measures what its model hopes of; the other side measures all, whatever the model hopes. Each begins with
 nothing, in a work directory of its own, and tunes the local kernels of what it measures there, with as many trials for
@@ -8,7 +8,7 @@ a kernel on average. Both choose in the same way: the fastest few run again in t
 apart the simplest is taken (`tvm_axe.meta.mesh.finals`). Then the two choices, each with its side's kernels, run in
 turns with the next best of both on one set of devices, and every result is compared with the function's on one device.
 A figure is the median over all rounds, with quartiles; ratio = peer_ms / ours_ms, ours being the tuner. A second row
-has the time that each side took for its choice. The demo's block takes about eight minutes on two cores.
+has the time that each side took for its choice. Most of it is tuning kernels: fewer trials take less.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--size", default="test", help="of a program other than the demo's (default: %(default)s)")
     parser.add_argument("--mesh", type=axe.Mesh.parse, default=block.mesh, help="(default: %(default)s)")
     parser.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
-    parser.add_argument("--trials", type=int, default=48, help="schedules for the tuner, and candidates for a kernel")
+    parser.add_argument("--trials", type=int, default=32, help="schedules for the tuner, and candidates for a kernel")
     parser.add_argument("--rounds", type=int, default=15, help="(default: %(default)s)")
     parser.add_argument("--work-dir", type=Path, help="an empty folder to leave the records in (default: a temporary)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
