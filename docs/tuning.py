@@ -19,7 +19,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 import tvm_axe as axe
-from tvm_axe.meta import apply_best, resolve_target
+from tvm_axe.lower.tiles import with_tile_kernels
+from tvm_axe.meta import apply_best, resolve_target, split_packing
 
 rng = np.random.default_rng(0)
 
@@ -29,6 +30,11 @@ def check(found: np.ndarray, expected: np.ndarray) -> None:
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     assert error < 1e-5, error
     print(f"relative error {error:.1e}")
+
+
+def empty(param: tvm.tirx.Var) -> tvm.runtime.Tensor:
+    """A tensor for a parameter of a function."""
+    return tvm.runtime.empty([int(extent) for extent in param.ty.shape], str(param.ty.dtype))
 
 
 def main(work_dir: Path) -> None:
@@ -102,6 +108,32 @@ def main(work_dir: Path) -> None:
     arrays = [rng.standard_normal(shape, dtype="float32") for shape in shapes]
     x, w1, b1, w2, b2 = (array.astype("float64") for array in arrays)
     out = machine["forward"](*map(tvm.runtime.tensor, arrays)).numpy()
+    check(out, np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)
+
+    # ---- 4. Weights that are packed once -----------------------------------------------------------------------------
+    # A function says which of its parameters are the same in every call. Its best schedule may then begin with blocks
+    # that pack them, and their time doesn't count. Whoever calls the function splits these off.
+
+    layer = dense.with_attr("layout_free_buffers", [1])
+    (task,) = axe.tune(layer, target=target, trials=12, work_dir=work_dir, seed=0, progress=False).tasks
+    print(f"weights packed once: {task.best_ms:.3f} ms")
+    module, _ = apply_best(tvm.IRModule({"main": layer}), target, work_dir)
+    pack, main_part, places = split_packing(module["main"])
+    if pack is not None:  # it isn't where the best schedule reads the weights as they are
+        packed = [empty(main_part.params[place]) for place in places]
+        tvm.compile(pack, target=target)(*(tensors[place] for place in places), *packed)
+        for place, tensor in zip(places, packed):
+            tensors[place] = tensor
+    tensors[-1] = empty(dense.params[-1])
+    tvm.compile(with_tile_kernels(tvm.IRModule({"main": main_part}), target), target=target)["main"](*tensors)
+    check(tensors[-1].numpy(), np.maximum(a @ w + bias, 0))
+
+    # Of a model's weights, constants are packed while it is compiled, and parameters by a function beside the model's.
+    axe.tune(model, target=target, trials=4, work_dir=work_dir, seed=0, progress=False, pack_weights=True)
+    packing = axe.compile(model, target=target, work_dir=work_dir, pack_weights=True)
+    machine = relax.VirtualMachine(packing, tvm.cpu())
+    weights = machine["forward_transform_params"]([tvm.runtime.tensor(array) for array in arrays[1:]])
+    out = machine["forward"](tvm.runtime.tensor(arrays[0]), *weights).numpy()
     check(out, np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)
 
     # A program on a mesh is tuned the same way, `axe.tune(func, mesh=mesh)`: how it is shared, communicates and

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, s_tir
 from tvm.relax.frontend import nn
+from tvm.s_tir import meta_schedule as ms
 
 import tvm_axe as axe
 from tvm_axe.meta import apply_best, resolve_target
-from tvm_axe.meta.workloads import fuse
+from tvm_axe.meta.database import Database
+from tvm_axe.meta.spaces.contraction import find_contractions
+from tvm_axe.meta.spaces.registers import register_tile, tiles
+from tvm_axe.meta.workloads import fuse, workloads_of
 
 
 class _Model(nn.Module):
@@ -27,14 +33,21 @@ def model():
     return mod
 
 
-def _check(executable) -> None:
+def _arrays() -> list[np.ndarray]:
     rng = np.random.default_rng(3)
-    x, w1, b1, w2, b2 = (rng.standard_normal(s, "float32") for s in ((12, 24), (40, 24), 40, (24, 40), 24))
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    got = machine["forward"](*map(tvm.runtime.tensor, (x, w1, b1, w2, b2))).numpy()
+    return [rng.standard_normal(s, "float32") for s in ((12, 24), (40, 24), 40, (24, 40), 24)]
+
+
+def _error(got: np.ndarray) -> float:
+    x, w1, b1, w2, b2 = _arrays()
     wide = x.astype("float64")
     want = np.maximum(wide @ w1.T + b1, 0) @ w2.T + b2 + wide
-    assert np.abs(got - want).max() / np.abs(want).max() < 1e-5
+    return np.abs(got - want).max() / np.abs(want).max()
+
+
+def _check(executable) -> None:
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    assert _error(machine["forward"](*map(tvm.runtime.tensor, _arrays())).numpy()) < 1e-5
 
 
 def test_an_untuned_model_runs(model, tmp_path):
@@ -52,3 +65,98 @@ def test_a_tuned_model_runs_with_its_records(model, tmp_path):
     # A tile kernel is an annotation, any other schedule has vectors.
     assert any(word in tuned.script() for word in ("vectorized", "axe.tile"))
     _check(axe.compile(model, target=target, work_dir=tmp_path))
+
+
+# ---- Weights that are packed once ------------------------------------------------------------------------------------
+
+
+def _packing_record(mod: tvm.IRModule, target: tvm.target.Target, folder: Path) -> int:
+    """Give every kernel with weights a record that packs them, faster than any other; how many have such."""
+    found = 0
+    for work in workloads_of(mod, target, pack_weights=not _bound(mod))[0]:
+        database = Database(folder / work.name)
+        workload = database.commit_workload(work.mod)
+        sch = s_tir.Schedule(workload.mod)
+        (match,) = find_contractions(sch)
+        assert match.free
+        register_tile(sch, match, target, tiles(match, target)[0])
+        infos = ms.arg_info.ArgInfo.from_entry_func(workload.mod)
+        database.commit_tuning_record(ms.database.TuningRecord(sch.trace, workload, [1e-9], target, infos))
+        found += 1
+    return found
+
+
+def _bound(mod: tvm.IRModule) -> bool:
+    return len(mod["forward"].params) == 1
+
+
+def _bind(model: tvm.IRModule) -> tvm.IRModule:
+    names = [str(param.name) for param in model["forward"].params[1:]]
+    return relax.transform.BindParams("forward", dict(zip(names, _arrays()[1:])))(model)
+
+
+@pytest.fixture
+def target():
+    return resolve_target("llvm", threads=1)
+
+
+def test_constants_are_packed_while_compiling(model, target, tmp_path):
+    bound = _bind(model)
+    assert _packing_record(bound, target, tmp_path) == 2
+    executable = axe.compile(bound, target=target, work_dir=tmp_path)
+    text = executable.as_text()
+    assert text.count("_prepacked in:") == 2
+    assert "_weight_prepack" not in text
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    assert _error(machine["forward"](tvm.runtime.tensor(_arrays()[0])).numpy()) < 1e-5
+
+
+def test_parameters_are_packed_by_a_function_beside_the_models(model, target, tmp_path):
+    assert _packing_record(model, target, tmp_path) == 2
+    executable = axe.compile(model, target=target, work_dir=tmp_path, pack_weights=True)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    x, *weights = map(tvm.runtime.tensor, _arrays())
+    packed = machine["forward_transform_params"](weights)
+    assert sorted(len(tensor.shape) for tensor in packed) == [1, 1, 3, 3]
+    assert _error(machine["forward"](x, *packed).numpy()) < 1e-5
+    forward, _, transform = executable.as_text().partition("@forward_transform_params:")
+    if "@forward:" in transform:
+        transform, _, forward = transform.partition("@forward:")
+    assert forward.count("_prepacked in:") == transform.count("_weight_prepack in:") == 2
+    assert "_weight_prepack in:" not in forward
+
+
+def test_what_would_be_packed_in_every_call_is_not(model, target, tmp_path):
+    """Weights that are parameters, and stay so: records that pack are for others."""
+    assert _packing_record(model, target, tmp_path) == 2
+    executable = axe.compile(model, target=target, work_dir=tmp_path)
+    assert "prepack" not in executable.as_text()
+    _check(executable)
+    marked = relax.transform.AttachAttrLayoutFreeBuffers()(fuse(model, target))
+    _, seconds = apply_best(fuse(marked, target), target, tmp_path)
+    assert seconds == {}
+
+
+def test_a_model_is_tuned_as_it_will_be_packed(model, target, tmp_path):
+    result = axe.tune(model, target=target, trials=2, work_dir=tmp_path, seed=1, progress=False, pack_weights=True)
+    assert [task.trials for task in result.tasks] == [2, 2]
+    _, seconds = apply_best(fuse(model, target, pack_weights=True), target, tmp_path)
+    assert len(seconds) == 2
+    assert len(apply_best(fuse(_bind(model), target), target, tmp_path)[1]) == 2
+    assert apply_best(fuse(model, target), target, tmp_path)[1] == {}
+
+
+def test_packing_is_refused_where_there_is_nothing_to_pack(model, target, tmp_path):
+    func = next(func for func in fuse(model, target).functions.values() if isinstance(func, tvm.tirx.PrimFunc))
+    for use, message in (
+        (lambda: axe.tune(func, target=target, work_dir=tmp_path, pack_weights=True), "it is for Relax models"),
+        (lambda: fuse(model, resolve_target("cuda"), pack_weights=True), "packed for a CPU, not for cuda"),
+        (lambda: fuse(_without_inputs(model), target, pack_weights=True), "has the attribute num_input"),
+        (lambda: axe.compile(model, axe.Mesh({"tp": 2}), pack_weights=True), "on one device; leave it out"),
+    ):
+        with pytest.raises(axe.errors.AxeError, match=message):
+            use()
+
+
+def _without_inputs(model: tvm.IRModule) -> tvm.IRModule:
+    return tvm.IRModule({"forward": model["forward"].without_attr("num_input")})
