@@ -69,6 +69,8 @@ def test_sums_are_vectors_of_channels_and_no_window_is_unrolled(convolution):
     unrolled = {str(loop.loop_var.name).split("_")[0] for loop in loops if loop.kind == tirx.ForKind.UNROLLED}
     assert "rx" not in unrolled  # its steps read the same elements of a row
     assert "ry" in unrolled
+    panel = [sch.get(loop) for loop in sch.get_loops(sch.get_sblock("x1_global"))]
+    assert (panel[-1].kind, int(panel[-1].extent)) == (tirx.ForKind.VECTORIZED, 8)  # written as it lies
 
 
 def test_tiles_have_as_many_rows_as_divide_an_odd_width(convolution):

@@ -227,6 +227,11 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
         if match.weights_dim == match.weights_rank - 1:
             pj, pv = sch.split(sch.get_loops(stage.panel)[-1], [None, lanes])
             unrolled, vectors = [*unrolled, pj], [*vectors, pv]
+        else:  # innermost too: the lines that are read stay in the cache until all of them is
+            rest = sch.get_loops(stage.panel)[-match.weights_rank :]
+            pj, pv = sch.split(rest.pop(match.weights_dim), [None, lanes])
+            sch.reorder(pj, *rest, pv)
+            vectors.append(pv)
     for loop in unrolled:
         sch.unroll(loop)
     for loop in vectors:
