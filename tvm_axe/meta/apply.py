@@ -27,8 +27,9 @@ def apply_best(
     """Replace every function that was tuned for this target by its fastest schedule.
 
     A function is recognised by what it computes, not by its name or its module; it keeps its name, its attributes and
-    its signature. A record whose trace no longer applies is passed over with a warning that names it. Of a
-    Relax model only kernels count: see `tvm_axe.relax.compile_model`.
+    its signature, and where it is scheduled gets ``tirx.noalias``: its buffers may not overlap then. A record whose
+    trace no longer applies is passed over with a warning that names it. Of a Relax model only kernels count: see
+    `tvm_axe.relax.compile_model`.
 
     A function that lets parameters be stored in another layout (`tvm_axe.meta.packing`) says by that that their packing
     will be split off. So it takes the fastest record of itself, which may pack, and of itself without the attribute,
@@ -118,4 +119,7 @@ def _schedule(record: Record, workload: tuple[str, str], wanted: IRModule, func:
     except TuneError as error:
         warnings.warn(f"{record.place}: skipped a record that packs its weights for nobody: {error}", stacklevel=3)
         return None
-    return with_only_attrs(sch.mod["main"], dict(func.attrs.items()))
+    # A schedule takes for granted that buffers don't overlap, and was measured as code that does. Unless LLVM is told,
+    # a product can take three times as long.
+    attrs = {**dict(func.attrs.items()), **({"tirx.noalias": True} if record.trace[0] else {})}
+    return with_only_attrs(sch.mod["main"], attrs)
