@@ -144,6 +144,34 @@ def test_several_weights_are_packed_in_one_go(target, packed_error):
     assert packed_error(sch.mod["main"], target, lambda a, w, v: a @ w @ v.T) < 1e-5
 
 
+@T.prim_func(s_tir=True)
+def transposes_first(
+    A: T.Buffer((10, 14), "float32"), W: T.Buffer((50, 14), "float32"), C: T.Buffer((10, 50), "float32")
+):
+    T.func_attr({"layout_free_buffers": [1]})
+    W_t = T.sblock_alloc_buffer((14, 50), "float32")
+    for i, j in T.grid(14, 50):
+        with T.sblock("transpose"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            W_t[vi, vj] = W[vj, vi]
+    for i, j, k in T.grid(10, 50, 14):
+        with T.sblock("product"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                C[vi, vj] = T.float32(0)
+            C[vi, vj] = C[vi, vj] + A[vi, vk] * W_t[vk, vj]
+
+
+def test_weights_that_the_function_transposes_are_packed_as_they_come(target, packed_error):
+    sch = s_tir.Schedule(normalize(transposes_first))
+    (match,) = find_contractions(sch)
+    register_tile(sch, match, target, tiles(match, target)[0])
+    assert split_packing(sch.mod["main"]).places == (1,)
+    assert "transpose" not in split_packing(sch.mod["main"]).main.script()
+    ms.arg_info.ArgInfo.from_entry_func(sch.mod, remove_preproc=True)  # which upstream's search does
+    assert packed_error(sch.mod["main"], target, lambda a, w: a @ w.T) < 1e-5
+
+
 def test_weights_that_are_read_twice_stay_as_they_are():
     matches = find_contractions(s_tir.Schedule(normalize(reads_twice)))
     assert [match.free for match in matches] == [False, False]
