@@ -18,6 +18,7 @@ from tvm_axe.meta.finals import FINALISTS, TURNS, Finals, winner
 from tvm_axe.meta.loop import Job
 from tvm_axe.meta.measure import Measurement, Worker
 from tvm_axe.meta.model import CostModel
+from tvm_axe.meta.provenance import read_runs
 from tvm_axe.meta.report import page
 from tvm_axe.meta.search import Tools
 from tvm_axe.meta.task import Task, Workload
@@ -193,6 +194,14 @@ def test_each_record_keeps_its_line_in_the_log(job):
     assert [trial.seconds for trial in trials] == [line.seconds for line in _lines(result.folder)]
     assert [n for n, trial in enumerate(trials) if trial.turns == TURNS] == [0, 1, 2, 6]
     assert all(trial.elapsed is not None for trial in trials)
+
+
+def test_the_provenance_has_the_revised_times(job):
+    (result,) = job(Noisy(lambda n: 1e-3, luck={3: 0.9}, noise=0.01, untuned=1e-3)).run(progress=False)
+    (run,) = read_runs(result.folder)
+    (about,) = run["tasks"].values()
+    assert (about["before_ms"], about["best_ms"]) == (result.before_ms, result.best_ms)
+    assert result.before_ms != 1  # its turns had noise
 
 
 class Killed(BaseException):

@@ -158,8 +158,9 @@ class Task:
         if self.before is None and seconds is not None:
             self.before = seconds
             self._commit(s_tir.Schedule(self.mod).trace, ms.arg_info.ArgInfo.from_entry_func(self.mod), seconds)
-        before = None if self.before is None else self.before * 1e3
-        self._provenance.record(self._digest, name=self.name, before_ms=before, failures=[], conditions={**conditions})
+        self._provenance.record(
+            self._digest, name=self.name, before_ms=_milliseconds(self.before), failures=[], conditions={**conditions}
+        )
 
     def commit(self, candidate: ms.MeasureCandidate, measured: Measurement) -> None:
         """Put a measurement on disk: its record, then its line in the log of trials."""
@@ -219,8 +220,8 @@ class Task:
 
     def note(self) -> None:
         """Write this call's state into the provenance, once something was measured in it."""
-        best = None if self.best is None else self.best * 1e3
-        self._provenance.record(self._digest, failures=self.failures, best_ms=best, trials=len(self.seconds))
+        times = {"before_ms": _milliseconds(self.before), "best_ms": _milliseconds(self.best)}  # finals revise both
+        self._provenance.record(self._digest, failures=self.failures, trials=len(self.seconds), **times)
 
     def result(self) -> TaskResult:
         """The state as `tune` reports it."""
@@ -228,8 +229,8 @@ class Task:
         return TaskResult(
             name=self.name,
             trials=len(self.seconds),
-            before_ms=None if self.before is None else self.before * 1e3,
-            best_ms=None if best is None else best * 1e3,
+            before_ms=_milliseconds(self.before),
+            best_ms=_milliseconds(best),
             gflops=self.operations / best / 1e9 if best is not None and self.operations else None,
             failures=tuple(self.failures),
             weight=self.weight,
@@ -242,3 +243,7 @@ class Task:
         record = ms.database.TuningRecord(trace, self._workload, [seconds], self.target, infos)
         self.database.commit_tuning_record(record)
         return record
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
