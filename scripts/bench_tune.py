@@ -7,7 +7,8 @@ Suites (default: all), each in a process of its own with its number of threads:
 matmul      float32 products on two threads, 64 trials, beside `tune_tir` and numpy, and the time of the search until
             it had what stock's search found in all
 operators   upstream's `te_workload` set, its first size of each, on two threads, 128 trials, beside `tune_tir`
-mlp         an MLP through Relax on one thread, 64 trials a function, beside numpy
+mlp         an MLP through Relax on one thread, 64 trials a function, beside numpy; its weights as they are in every
+            call, and packed once
 
 Tuning comes first; what a work directory holds already is used as it is. Stock is `tune_tir` with its defaults (its
 builder and runner, 64 candidates a round). Then the contestants run in turn in one process on the same data, each
@@ -143,11 +144,11 @@ def tune_stock(func: Any, target: Any, trials: int, folder: Path) -> None:
     (folder / "done.json").write_text(json.dumps({"rounds": rounds}))
 
 
-def tune_ours(func: Any, target: Any, trials: int, folder: Path) -> None:
+def tune_ours(func: Any, target: Any, trials: int, folder: Path, **options: bool) -> None:
     """Tune by this package."""
     import tvm_axe as axe
 
-    axe.tune(func, target=target, trials=trials, work_dir=folder, seed=1, progress=False)
+    axe.tune(func, target=target, trials=trials, work_dir=folder, seed=1, progress=False, **options)
 
 
 def prepared(func: Any, arrays: list[Any], want: Any | None) -> tuple[list[Any], list[Any]]:
@@ -270,10 +271,18 @@ def mlps(args: argparse.Namespace, target: Any) -> list[dict[str, Any]]:
         model, _ = MLP(widths).export_tvm({"forward": {"x": nn.spec.Tensor([BATCH, widths[0]], "float32")}})
         shapes = [[int(extent) for extent in param.ty.shape] for param in model["forward"].params]
         arrays = [rng.standard_normal(s, dtype="float32") / np.float32(math.sqrt(s[-1])) for s in shapes]
-        folder = args.work_dir / "ours" / name.replace(" ", "-")
-        tune_ours(model, target, args.trials, folder)
-        machine = relax.VirtualMachine(axe.compile(model, target=target, work_dir=folder), tvm.cpu())
         tensors = [tvm.runtime.tensor(array) for array in arrays]
+        folder = args.work_dir / "ours" / name.replace(" ", "-")
+        machines = {}
+        for packed in (False, True):
+            tune_ours(model, target, args.trials, folder, pack_weights=packed)
+            executable = axe.compile(model, target=target, work_dir=folder, pack_weights=packed)
+            machines[packed] = relax.VirtualMachine(executable, tvm.cpu())
+        weights = machines[True]["forward_transform_params"](tensors[1:])
+        runs: dict[str, Callable[[], Any]] = {
+            name: lambda vm=machines[False], t=tensors: vm["forward"](*t),
+            f"{name}, weights packed once": lambda vm=machines[True], x=tensors[0], w=weights: vm["forward"](x, *w),
+        }
 
         def numpy_mlp(arrays: list[Any] = arrays) -> Any:
             x, *params = arrays
@@ -284,12 +293,12 @@ def mlps(args: argparse.Namespace, target: Any) -> list[dict[str, Any]]:
             return x
 
         want = numpy_mlp([array.astype("float64") for array in arrays])
-        error = np.abs(machine["forward"](*tensors).numpy() - want).max() / np.abs(want).max()
-        if not error < 1e-5:
-            raise SystemExit(f"{name}: the model is wrong: relative error {error}")
-        calls = {"ours": repeated(lambda m=machine, t=tensors: m["forward"](*t)), "numpy": repeated(numpy_mlp)}
-        seconds = medians(calls, nap=0.0)
-        rows.append(row(name, seconds["ours"], "numpy", seconds["numpy"]))
+        for kind, run in runs.items():
+            error = np.abs(run().numpy() - want).max() / np.abs(want).max()
+            if not error < 1e-5:
+                raise SystemExit(f"{kind}: the model is wrong: relative error {error}")
+        seconds = medians({**{k: repeated(run) for k, run in runs.items()}, "numpy": repeated(numpy_mlp)}, nap=0.0)
+        rows += [row(kind, seconds[kind], "numpy", seconds["numpy"]) for kind in runs]
     return rows
 
 
