@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe import cli
 from tvm_axe.errors import InputError
 from tvm_axe.inputs import Param, load_file, match_arrays, parameters, read_npz
+from tvm_axe.meta.database import find_databases, read_workloads
+from tvm_axe.meta.packing import layout_free
 
 KERNEL = """
 from tvm.script import ir as I
@@ -463,6 +466,21 @@ def test_tune_takes_a_relax_model(tmp_path, monkeypatch, capsys):
     assert report == "report: page.html"
     assert "fused_NT_matmul_add_relu" in (tmp_path / "page.html").read_text()
     refused(capsys, "tune", "model.py:model", "--schedule", "model.py:Model.forward")
+
+
+def test_tune_lets_a_relax_model_have_its_weights_packed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    assert cli.main(["tune", "model.py:model", "--trials", "1", "--pack-weights", "--seed", "1"]) == 0
+    (folder,) = find_databases(tmp_path)
+    (line,) = read_workloads(folder)
+    (func,) = ms.database.Workload.from_json([*line]).mod.functions.values()
+    assert layout_free(func) == (1, 2)  # the weights and the bias
+
+
+def test_tune_packs_weights_of_a_relax_model_alone(in_folder, capsys):
+    assert "Relax model" in refused(capsys, "tune", "kernel.py:block", "--mesh", "tp=1", "--pack-weights")
+    assert "Relax model" in refused(capsys, "tune", "kernel.py:block", "--mesh", "tp=2", "--pack-weights")
 
 
 def test_tune_finds_a_schedule_on_a_mesh(in_folder, tmp_path, capsys):

@@ -126,6 +126,11 @@ def _parser() -> argparse.ArgumentParser:
         "--patience", type=_positive, metavar="N", help="leave a kernel that N measurements in a row didn't make faster"
     )
     tune.add_argument("--seed", type=int, help="of the search; the first candidates are the same for the same seed")
+    tune.add_argument(
+        "--pack-weights",
+        action="store_true",
+        help="of a Relax model: let kernels have their weights packed once, as compile(..., pack_weights=True) does",
+    )
     tune.add_argument("--report", metavar="OUT.html", help="the page on this job (default: in the work directory)")
     tune.add_argument("--engine", default="processes", help="what a mesh's devices are (default: %(default)s)")
     tune.add_argument("--keep", default="", metavar="NAME,...", help="outputs that a mesh's schedule may leave sharded")
@@ -313,9 +318,11 @@ def _tune(args: argparse.Namespace) -> None:
     elif program.mesh.size == 1:
         kernels, target = program.func, args.target
     else:
+        if args.pack_weights:
+            raise InputError("--pack-weights is for a Relax model on one device; leave it out")
         _tune_schedule(args, program, common)
         return
-    result = tune(kernels, target=target, **common)
+    result = tune(kernels, target=target, pack_weights=args.pack_weights, **common)
     _print_tasks(result.tasks)
     for name, why in result.left_out.items():
         print(f"{name}: not tuned: {why}")
