@@ -20,7 +20,8 @@ from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.lower.tiles import with_tile_kernels
-from tvm_axe.meta import apply_best, resolve_target, split_packing
+from tvm_axe.machines import resolve_target
+from tvm_axe.records import apply_best, split_packing
 
 rng = np.random.default_rng(0)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 import tvm_axe as axe
 from tvm_axe.collective import Workers
-from tvm_axe.lower import Executable
+from tvm_axe.executable import Executable
 from tvm_axe.meta import tune
 from tvm_axe.programs import PROGRAMS, Program
 

@@ -34,7 +34,7 @@ from tvm import relax
 
 from tvm_axe.collective import Workers, launch
 from tvm_axe.layout import Mesh
-from tvm_axe.meta import resolve_target
+from tvm_axe.machines import resolve_target
 
 SIZES = {  # name -> elements of float32
     "4 KiB": 1 << 10,

@@ -61,7 +61,7 @@ def bench(name: str, kernel_name: str, problem: dict[str, Any], peer: Callable[.
     import numpy as np
     import tvm
 
-    from tvm_axe.target import resolve_target
+    from tvm_axe.machines.target import resolve_target
     from tvm_axe.tile import compile
     from tvm_axe.tile.kernels import KERNELS
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from tvm.target import Target
 
-from tvm_axe.target import resolve_target
+from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile import compile_all
 from tvm_axe.tile.kernels import KERNELS, Kernel, matmul_for
 

@@ -18,9 +18,9 @@ import tempfile
 import numpy as np
 
 import tvm_axe as axe
-from tvm_axe.lower import Executable
+from tvm_axe.executable import Executable
+from tvm_axe.meta.mesh.exhaustive import SearchResult
 from tvm_axe.programs import PROGRAMS, Program
-from tvm_axe.searching.job import SearchResult
 
 ROUNDS, REPEAT = 5, 4
 

@@ -304,7 +304,7 @@ def mlps(args: argparse.Namespace, target: Any) -> list[dict[str, Any]]:
 
 def run_suite(suite: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """One suite, in a process that has its threads."""
-    from tvm_axe.target import resolve_target
+    from tvm_axe.machines.target import resolve_target
 
     threads, trials = SUITES[suite]
     args.trials = args.trials or trials

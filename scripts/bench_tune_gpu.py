@@ -32,16 +32,16 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.lower.tiles import overlaps, with_tile_kernels
-from tvm_axe.meta import apply_best
-from tvm_axe.meta.database import normalize
-from tvm_axe.meta.job import kernel_tools
-from tvm_axe.meta.kernels import choose, offers
-from tvm_axe.meta.loop import Job
-from tvm_axe.meta.task import Workload
+from tvm_axe.machines import nvcc
+from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.meta.search.job import kernel_tools
+from tvm_axe.meta.search.loop import Job
+from tvm_axe.meta.search.task import Workload
+from tvm_axe.meta.spaces.kernels import choose, offers
+from tvm_axe.records import apply_best
+from tvm_axe.records.database import normalize
 from tvm_axe.schedule.tiles import choices_in
-from tvm_axe.target import resolve_target
-from tvm_axe.tile import nvcc
-from tvm_axe.tile.cache import Cache
 from tvm_axe.tile.kernels import matmul_for
 
 DECODERS = {

@@ -32,23 +32,24 @@ from tvm.target import Target
 import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.demo import block
-from tvm_axe.lower import Executable, lower
+from tvm_axe.executable import Executable
+from tvm_axe.lower import lower
 from tvm_axe.lower.program import parse_program
-from tvm_axe.meta.check import difference
-from tvm_axe.meta.database import FAILED_SECONDS, Database
-from tvm_axe.meta.folders import folder_for, target_name
-from tvm_axe.meta.job import kernel_tools
+from tvm_axe.machines.target import cores_per_device, resolve_target
+from tvm_axe.meta.measure.check import difference
 from tvm_axe.meta.mesh.finals import chosen, run_finals
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.measure import MeshWorker
 from tvm_axe.meta.mesh.model import ProgramModel
+from tvm_axe.meta.mesh.moves import structure
 from tvm_axe.meta.mesh.space import program_space, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
 from tvm_axe.meta.mesh.worker import MeshBench
+from tvm_axe.meta.search.job import kernel_tools
 from tvm_axe.programs import PROGRAMS
+from tvm_axe.records.database import FAILED_SECONDS, Database
+from tvm_axe.records.folders import folder_for, target_name
 from tvm_axe.schedule.query import is_product
-from tvm_axe.searching.moves import structure
-from tvm_axe.target import cores_per_device, resolve_target
 
 TIMEOUT, SEED = 60.0, 0
 NEXT_BEST, REPEAT, NAP = 2, 4, 0.05  # of each side beside its choice; runs of one in a round; seconds before them

@@ -84,8 +84,8 @@ def legalized(shapes: list[tuple[int, ...]], build: Callable[..., Any]) -> Any:
     """The one kernel of a model that is `build` of parameters with these shapes."""
     from tvm import relax
 
-    from tvm_axe.meta.workloads import workloads_of
-    from tvm_axe.target import resolve_target
+    from tvm_axe.machines.target import resolve_target
+    from tvm_axe.meta.search.workloads import workloads_of
 
     bb = relax.BlockBuilder()
     params = [relax.Var(f"x{n}", relax.TensorType(shape, "float32")) for n, shape in enumerate(shapes)]
@@ -132,7 +132,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
     os.environ["TVM_NUM_THREADS"] = str(args.threads)  # read when the library is loaded
-    from tvm_axe.target import resolve_target
+    from tvm_axe.machines.target import resolve_target
 
     target, rows = resolve_target("llvm", threads=args.threads), []
     for suite in args.suites or SUITES:

@@ -23,10 +23,10 @@ from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.demo import block
+from tvm_axe.machines.target import host_cpu, resolve_target
 from tvm_axe.meta import tune
-from tvm_axe.meta.maintenance import merge, prune
-from tvm_axe.meta.shipped import SHIPPED
-from tvm_axe.target import host_cpu, resolve_target
+from tvm_axe.records.maintenance import merge, prune
+from tvm_axe.records.shipped import SHIPPED
 
 MATMULS = ((512, 512, 512), (1024, 1024, 1024), (512, 3072, 768))
 CORES = (1, 2)

@@ -9,12 +9,12 @@ from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
-from tvm_axe import cli
-from tvm_axe.meta import shipped
-from tvm_axe.meta.database import RECORDS, Database, normalize
-from tvm_axe.meta.folders import folder_for
-from tvm_axe.meta.provenance import Provenance
-from tvm_axe.target import resolve_target
+from tvm_axe.cli import entry as cli
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.records import shipped
+from tvm_axe.records.database import RECORDS, Database, normalize
+from tvm_axe.records.folders import folder_for
+from tvm_axe.records.provenance import Provenance
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
 OTHER = {"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2}

@@ -8,9 +8,9 @@ import os
 import pytest
 from tvm.target import Target
 
-from tvm_axe import target as targets
 from tvm_axe.errors import TuneError
-from tvm_axe.target import resolve_target
+from tvm_axe.machines import target as targets
+from tvm_axe.machines.target import resolve_target
 
 
 def test_llvm_gets_the_hosts_cpu_and_cores():

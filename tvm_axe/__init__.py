@@ -7,12 +7,12 @@ without the compiler until they need it. ``import tvm_axe.relax`` registers the 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ._versions import check_versions
+from tvm_axe._versions import check_versions
 
 if TYPE_CHECKING:
-    from .build import compile
-    from .collective import launch
-    from .errors import (
+    from tvm_axe.collective import launch
+    from tvm_axe.compiler import compile
+    from tvm_axe.errors import (
         AxeError,
         InputError,
         LayoutError,
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         TuneError,
         WorkerError,
     )
-    from .layout import ComposeLayout, Layout, Mesh, pack, unpack
-    from .lower import Executable
-    from .meta import tune
-    from .schedule import Schedule, with_layouts
+    from tvm_axe.executable import Executable
+    from tvm_axe.layout import ComposeLayout, Layout, Mesh, pack, unpack
+    from tvm_axe.meta import tune
+    from tvm_axe.schedule import Schedule, with_layouts
 
 check_versions()
 
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "build": ["compile"],
+    "compiler": ["compile"],
     "collective": ["launch"],
     "errors": [
         "AxeError",
@@ -71,10 +71,10 @@ _HOMES = {
         "WorkerError",
     ],
     "layout": ["ComposeLayout", "Layout", "Mesh", "pack", "unpack"],
-    "lower": ["Executable"],
+    "executable": ["Executable"],
     "meta": ["tune"],
     "schedule": ["Schedule", "with_layouts"],
-    "searching.job": ["search"],
+    "meta.mesh.exhaustive": ["search"],
 }
 
 

@@ -9,7 +9,7 @@ import tvm
 from tvm_axe import _tvm
 from tvm_axe.collective import kernels, ops
 from tvm_axe.collective.plan import VIEWS, plan
-from tvm_axe.meta import resolve_target
+from tvm_axe.machines import resolve_target
 
 PAGE = 4096
 PARTS = 3

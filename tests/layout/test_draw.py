@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tvm_axe
+from tvm_axe.cli.layout import add_layout_command
 from tvm_axe.errors import AxeError
 from tvm_axe.layout import ComposeLayout, Iter, Layout, LayoutError, Mesh
-from tvm_axe.layout.command import add_layout_command
 from tvm_axe.layout.draw import show
 from tvm_axe.layout.memory import Access, bank_conflicts, sectors_touched
 from tvm_axe.layout.picture import Cell, Entry, Picture, fills

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import tvm_axe as axe
+from tvm_axe import executable, tracing
 from tvm_axe.collective import Timeline, Workers
 from tvm_axe.collective.timeline import ARRIVAL, EDGE, WAITING
 from tvm_axe.layout import Mesh
-from tvm_axe.lower import executable, tracing
 from tvm_axe.programs.registry import PROGRAMS
 
 Trace = Callable[..., tuple[Timeline, axe.Executable]]

@@ -8,7 +8,7 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 from tvm_axe.lower import vector_math
-from tvm_axe.target import resolve_target
+from tvm_axe.machines.target import resolve_target
 
 _COUNT = 1 << 16
 _SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 88.72283, 88.72284, -87.33655, -103.97, -104.0], "float32")

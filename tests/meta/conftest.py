@@ -15,9 +15,10 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe.lower.tiles import with_tile_kernels
-from tvm_axe.meta import resolve_target, split_packing
-from tvm_axe.meta.database import Database, normalize
-from tvm_axe.meta.packing import LAYOUT_FREE
+from tvm_axe.machines import resolve_target
+from tvm_axe.records import split_packing
+from tvm_axe.records.database import Database, normalize
+from tvm_axe.records.packing import LAYOUT_FREE
 
 
 def _matmul(m: int, n: int, k: int, dtype: str = "float32") -> tirx.PrimFunc:

@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.child import Child
+from tvm_axe.meta.measure.child import Child
 
 _MAIN = """
 import os, signal, subprocess, sys, time
-from tvm_axe.meta.child import Fatal, serve
+from tvm_axe.meta.measure.child import Fatal, serve
 
 def handle(request):
     kind, *rest = request

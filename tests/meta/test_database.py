@@ -14,7 +14,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.meta.database import (
+from tvm_axe.records.database import (
     RECORDS,
     WORKLOADS,
     Database,
@@ -23,7 +23,7 @@ from tvm_axe.meta.database import (
     read_records,
     read_workloads,
 )
-from tvm_axe.meta.maintenance import prune, validate
+from tvm_axe.records.maintenance import prune, validate
 
 
 def repair(folder) -> list[str]:

@@ -17,9 +17,9 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import from_source
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.database import RECORDS, WORKLOADS, Database, normalize, read_records, read_workloads
-from tvm_axe.meta.files import append_line, locked, replace_file
-from tvm_axe.meta.provenance import PROVENANCE
+from tvm_axe.records.database import RECORDS, WORKLOADS, Database, normalize, read_records, read_workloads
+from tvm_axe.records.files import append_line, locked, replace_file
+from tvm_axe.records.provenance import PROVENANCE
 
 # Waits for a line, then commits records of two matmuls in turns, and says each number when it is committed.
 _WRITER = """
@@ -27,8 +27,8 @@ import sys
 from pathlib import Path
 from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
-from tvm_axe.meta.database import Database, normalize
-from tvm_axe.meta.provenance import Provenance
+from tvm_axe.records.database import Database, normalize
+from tvm_axe.records.provenance import Provenance
 from conftest import _matmul, _target
 
 first, count, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -187,8 +187,8 @@ import resource, sys
 from pathlib import Path
 import pytest
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.database import Database, RECORDS, WORKLOADS, normalize
-from tvm_axe.meta.provenance import Provenance
+from tvm_axe.records.database import Database, RECORDS, WORKLOADS, normalize
+from tvm_axe.records.provenance import Provenance
 from conftest import _matmul, _target
 from test_database_writers import _record
 
@@ -251,7 +251,7 @@ def test_an_interrupt_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_the_lock_ends_with_its_holder(tmp_path):
-    script = "import sys, time; from pathlib import Path; from tvm_axe.meta.files import locked\n"
+    script = "import sys, time; from pathlib import Path; from tvm_axe.records.files import locked\n"
     script += "with locked(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:

@@ -10,12 +10,12 @@ import pytest
 from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_axe.cli import main
-from tvm_axe.meta.database import RECORDS, Database, normalize
-from tvm_axe.meta.evaluate import ARMS, LEAST, evaluate, read_samples
-from tvm_axe.meta.features import PER_STORE, own_names
-from tvm_axe.meta.folders import folder_for
-from tvm_axe.meta.ranking import METRICS, grade, kendall, ranks, recall, spearman, yielded
+from tvm_axe.cli.entry import main
+from tvm_axe.meta.model.evaluate import ARMS, LEAST, evaluate, read_samples
+from tvm_axe.meta.model.features import PER_STORE, own_names
+from tvm_axe.meta.model.ranking import METRICS, grade, kendall, ranks, recall, spearman, yielded
+from tvm_axe.records.database import RECORDS, Database, normalize
+from tvm_axe.records.folders import folder_for
 from tvm_axe.schedule import tile_kernel
 
 NAMES = ("block_m", "block_n", "block_k")

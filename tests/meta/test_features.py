@@ -12,20 +12,20 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 from tvm.target import Target
 
+from tvm_axe.analysis.annotations import TILE
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
-from tvm_axe.meta.database import normalize
-from tvm_axe.meta.features import PER_STORE, AxeFeatures, context_for, own_names
-from tvm_axe.meta.features.extractor import columns_of
-from tvm_axe.meta.features.gpu import bank_conflict, transactions
-from tvm_axe.meta.features.locality import CAPACITIES, hot_nest
-from tvm_axe.meta.features.nest import nests, shared_loops
-from tvm_axe.meta.folders import MESH
+from tvm_axe.lower.cost import features_of_program
+from tvm_axe.meta.mesh.seeds import sharings
+from tvm_axe.meta.model.features import PER_STORE, AxeFeatures, context_for, own_names
+from tvm_axe.meta.model.features.extractor import columns_of
+from tvm_axe.meta.model.features.gpu import bank_conflict, transactions
+from tvm_axe.meta.model.features.locality import CAPACITIES, hot_nest
+from tvm_axe.meta.model.features.nest import nests, shared_loops
 from tvm_axe.programs import PROGRAMS
+from tvm_axe.records.database import normalize
+from tvm_axe.records.folders import MESH
 from tvm_axe.schedule import tile_kernel
-from tvm_axe.schedule.annotations import TILE
-from tvm_axe.searching import sharings
-from tvm_axe.searching.cost import features_of_program
 
 CPU = Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 3})
 GPU = Target({"kind": "cuda", "arch": "sm_90a"})

@@ -12,17 +12,17 @@ from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta import apply_best
-from tvm_axe.meta.database import RECORDS, normalize, read_records, read_workloads
-from tvm_axe.meta.finals import FINALISTS, TURNS, Finals, winner
-from tvm_axe.meta.loop import Job
-from tvm_axe.meta.measure import Measurement, Worker
-from tvm_axe.meta.model import CostModel
-from tvm_axe.meta.provenance import read_runs
-from tvm_axe.meta.report import page
-from tvm_axe.meta.search import Tools
-from tvm_axe.meta.task import Task, Workload
-from tvm_axe.meta.trials import key_of, read_trials, revise_trials
+from tvm_axe.meta.measure.measurer import Measurement, Worker
+from tvm_axe.meta.model.model import CostModel
+from tvm_axe.meta.report.page import page
+from tvm_axe.meta.search.finals import FINALISTS, TURNS, Finals, winner
+from tvm_axe.meta.search.loop import Job
+from tvm_axe.meta.search.search import Tools
+from tvm_axe.meta.search.task import Task, Workload
+from tvm_axe.records import apply_best
+from tvm_axe.records.database import RECORDS, normalize, read_records, read_workloads
+from tvm_axe.records.provenance import read_runs
+from tvm_axe.records.trials import key_of, read_trials, revise_trials
 
 
 class Noisy:
@@ -219,9 +219,9 @@ def test_a_kill_in_between_loses_nothing(job, applied, monkeypatch, moment):
             patch.setattr(killed, "in_turns", _raise, raising=False)
         elif moment == "after choose_records":
             calls = iter([revise_trials, _raise])
-            patch.setattr("tvm_axe.meta.task.revise_trials", lambda *a, **k: next(calls)(*a, **k))
+            patch.setattr("tvm_axe.meta.search.task.revise_trials", lambda *a, **k: next(calls)(*a, **k))
         else:
-            patch.setattr(f"tvm_axe.meta.task.{moment}", _raise)
+            patch.setattr(f"tvm_axe.meta.search.task.{moment}", _raise)
         with pytest.raises(Killed):
             job(killed).run(progress=False)
     second = clock()

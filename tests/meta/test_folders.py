@@ -8,9 +8,9 @@ import pytest
 from tvm.target import Target
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.database import normalize
-from tvm_axe.meta.folders import MESH, folder_for, target_name, workload_name
-from tvm_axe.target import resolve_target
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.records.database import normalize
+from tvm_axe.records.folders import MESH, folder_for, target_name, workload_name
 
 
 @pytest.mark.parametrize(

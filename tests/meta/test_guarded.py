@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from tvm_axe.meta.guarded import Guarded
+from tvm_axe.meta.measure.guarded import Guarded
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (16,), (1000,), (1024,), (1025,), (3, 5, 7), (1 << 20,), (0, 4)])
@@ -39,7 +39,7 @@ def test_a_byte_beside_an_array_is_seen(place):
 def test_a_byte_beyond_the_pages_is_not_there(place):
     code = f"""
 import ctypes, numpy
-from tvm_axe.meta.guarded import Guarded
+from tvm_axe.meta.measure.guarded import Guarded
 guarded = Guarded((4096,), numpy.dtype("uint8"))
 ctypes.c_uint8.from_address(guarded.array.ctypes.data + {place}).value
 """

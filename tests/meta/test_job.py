@@ -19,10 +19,12 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta import apply_best, resolve_target, tune
-from tvm_axe.meta.database import RECORDS, WORKLOADS, find_databases, read_records, read_workloads
-from tvm_axe.meta.measure import Measurement, Worker
-from tvm_axe.meta.trials import TRIALS, key_of, read_trials
+from tvm_axe.machines import resolve_target
+from tvm_axe.meta import tune
+from tvm_axe.meta.measure.measurer import Measurement, Worker
+from tvm_axe.records import apply_best
+from tvm_axe.records.database import RECORDS, WORKLOADS, find_databases, read_records, read_workloads
+from tvm_axe.records.trials import TRIALS, key_of, read_trials
 
 
 def _check(mod: IRModule, name: str, target, m: int, n: int, k: int) -> None:

@@ -8,14 +8,14 @@ import re
 import pytest
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_axe.meta.database import normalize
-from tvm_axe.meta.loop import Job
-from tvm_axe.meta.measure import Measurement
-from tvm_axe.meta.model import CostModel
-from tvm_axe.meta.search import Tools, evolution
-from tvm_axe.meta.space import space_for
-from tvm_axe.meta.task import Workload
-from tvm_axe.meta.trials import read_trials
+from tvm_axe.meta.measure.measurer import Measurement
+from tvm_axe.meta.model.model import CostModel
+from tvm_axe.meta.search.loop import Job
+from tvm_axe.meta.search.search import Tools, evolution
+from tvm_axe.meta.search.task import Workload
+from tvm_axe.meta.spaces.space import space_for
+from tvm_axe.records.database import normalize
+from tvm_axe.records.trials import read_trials
 
 
 class Clock:

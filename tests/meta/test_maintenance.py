@@ -11,13 +11,13 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import from_source
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta import apply_best
-from tvm_axe.meta.database import RECORDS, WORKLOADS, Database, find_databases, normalize
-from tvm_axe.meta.folders import folder_for, target_name
-from tvm_axe.meta.maintenance import find, merge, prune, tuned, validate
-from tvm_axe.meta.provenance import PROVENANCE, Provenance
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.records import apply_best
+from tvm_axe.records.database import RECORDS, WORKLOADS, Database, find_databases, normalize
+from tvm_axe.records.folders import folder_for, target_name
+from tvm_axe.records.maintenance import find, merge, prune, tuned, validate
+from tvm_axe.records.provenance import PROVENANCE, Provenance
 from tvm_axe.schedule.tiles import tile_kernel
-from tvm_axe.target import resolve_target
 
 OTHER = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 3}
 

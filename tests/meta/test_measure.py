@@ -15,9 +15,9 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta import batch
-from tvm_axe.meta.database import normalize
-from tvm_axe.meta.measure import Worker
+from tvm_axe.meta.measure import batch
+from tvm_axe.meta.measure.measurer import Worker
+from tvm_axe.records.database import normalize
 
 
 @T.prim_func(s_tir=True)
@@ -207,7 +207,7 @@ def test_a_function_that_was_prepared_is_known(worker, matmul):
 
 
 def test_functions_that_were_not_used_for_long_are_forgotten(worker, matmul, monkeypatch):
-    monkeypatch.setattr("tvm_axe.meta.measure._KEPT", 2)
+    monkeypatch.setattr("tvm_axe.meta.measure.measurer._KEPT", 2)
     count = len(os.listdir("/proc/self/fd"))
     for size in (4, 5, 6, 7):
         assert worker.prepare(normalize(matmul(size, 4, 4))).failure is None
@@ -294,8 +294,8 @@ _TUNER = """
 import sys
 from pathlib import Path
 import tvm
-from tvm_axe.meta.measure import Worker
-from tvm_axe.meta.database import normalize
+from tvm_axe.meta.measure.measurer import Worker
+from tvm_axe.records.database import normalize
 from test_measure import double, loops
 worker = Worker(tvm.target.Target({"kind": "llvm", "num-cores": 1}), Path(sys.argv[1]), timeout=60.0)
 worker.prepare(normalize(double))

@@ -6,12 +6,12 @@ import pytest
 from tvm import s_tir
 from tvm.script import tirx as T
 
-from tvm_axe.meta import resolve_target
-from tvm_axe.meta.database import normalize
-from tvm_axe.meta.kernels import choose, offers
-from tvm_axe.meta.measure import Worker
-from tvm_axe.meta.reference import reference_for
-from tvm_axe.meta.worker import build
+from tvm_axe.machines import resolve_target
+from tvm_axe.meta.measure.measurer import Worker
+from tvm_axe.meta.measure.reference import reference_for
+from tvm_axe.meta.measure.worker import build
+from tvm_axe.meta.spaces.kernels import choose, offers
+from tvm_axe.records.database import normalize
 
 N = 4096
 

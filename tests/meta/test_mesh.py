@@ -17,22 +17,22 @@ import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.layout import Layout, Link, Mesh
 from tvm_axe.lower import lower
+from tvm_axe.lower.cost import features_of_program, operations
 from tvm_axe.lower.program import parse_program
-from tvm_axe.meta.loop import Job
-from tvm_axe.meta.measure import Measurement
+from tvm_axe.meta.measure.measurer import Measurement
 from tvm_axe.meta.mesh import best_schedule, tune_program
 from tvm_axe.meta.mesh.measure import MeshWorker
 from tvm_axe.meta.mesh.model import ProgramModel
+from tvm_axe.meta.mesh.moves import structure
+from tvm_axe.meta.mesh.seeds import sharings
 from tvm_axe.meta.mesh.space import mesh_of, program_space, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
-from tvm_axe.meta.search import Tools, evolution
-from tvm_axe.meta.task import Workload
+from tvm_axe.meta.search.loop import Job
+from tvm_axe.meta.search.search import Tools, evolution
+from tvm_axe.meta.search.task import Workload
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.schedule import with_layouts
 from tvm_axe.schedule.query import is_product
-from tvm_axe.searching import sharings
-from tvm_axe.searching.cost import features_of_program, operations
-from tvm_axe.searching.moves import structure
 
 TP, TWO_AXES = Mesh({"tp": 2}), Mesh({"dp": 2, "tp": 2})
 TARGET = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1})

@@ -7,12 +7,13 @@ from tvm.target import Target
 
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
-from tvm_axe.meta.database import FAILED_SECONDS, Database
-from tvm_axe.meta.measure import Measurement
+from tvm_axe.meta.measure.measurer import Measurement
 from tvm_axe.meta.mesh.finals import TURNS, chosen, run_finals
+from tvm_axe.meta.mesh.moves import schedules
+from tvm_axe.meta.mesh.seeds import seed_schedule
 from tvm_axe.meta.mesh.space import program_workload
 from tvm_axe.programs import PROGRAMS
-from tvm_axe.searching import schedules, seed_schedule
+from tvm_axe.records.database import FAILED_SECONDS, Database
 
 TP = Mesh({"tp": 2})
 TARGET = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1})

@@ -13,12 +13,12 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
-from tvm_axe.meta import resolve_target
-from tvm_axe.meta.database import FAILED_SECONDS, normalize
-from tvm_axe.meta.features import context_for
-from tvm_axe.meta.model import MODEL, CostModel
-from tvm_axe.meta.ranking import spearman
-from tvm_axe.meta.space import space_for
+from tvm_axe.machines import resolve_target
+from tvm_axe.meta.model.features import context_for
+from tvm_axe.meta.model.model import MODEL, CostModel
+from tvm_axe.meta.model.ranking import spearman
+from tvm_axe.meta.spaces.space import space_for
+from tvm_axe.records.database import FAILED_SECONDS, normalize
 
 TILES = [(a, b, c) for a in (1, 2, 4, 8) for b in (1, 4, 16) for c in (1, 2, 8)]
 
@@ -148,7 +148,7 @@ def test_two_jobs_that_store_lose_nothing(task, other, target, tmp_path):
 
 
 def test_the_oldest_workload_makes_room(task, other, target, tmp_path, monkeypatch):
-    monkeypatch.setattr("tvm_axe.meta.model._KNOWN", len(TILES))
+    monkeypatch.setattr("tvm_axe.meta.model.model._KNOWN", len(TILES))
     path = tmp_path / MODEL
     for lessons in (task, other):
         model = CostModel(target)

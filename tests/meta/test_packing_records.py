@@ -9,14 +9,15 @@ from tvm import relax, s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_axe.meta import apply_best, split_packing, tune
-from tvm_axe.meta.database import Database, normalize
-from tvm_axe.meta.features.extractor import AxeFeatures, context_for
-from tvm_axe.meta.measure import Worker
-from tvm_axe.meta.packing import PREPROC, has_packing
+from tvm_axe.meta import tune
+from tvm_axe.meta.measure.measurer import Worker
+from tvm_axe.meta.measure.worker import build_candidate
+from tvm_axe.meta.model.features.extractor import AxeFeatures, context_for
 from tvm_axe.meta.spaces.contraction import find_contractions
 from tvm_axe.meta.spaces.registers import register_tile, tiles
-from tvm_axe.meta.worker import build_candidate
+from tvm_axe.records import apply_best, split_packing
+from tvm_axe.records.database import Database, normalize
+from tvm_axe.records.packing import PREPROC, has_packing
 
 
 def _arrays(func: tirx.PrimFunc) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tvm_axe.meta.provenance import PROVENANCE, Provenance, add_runs, read_runs
+from tvm_axe.records.provenance import PROVENANCE, Provenance, add_runs, read_runs
 
 
 def test_a_run_says_with_what_and_how_it_was_made(tmp_path, target):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T
 
-from tvm_axe.meta import reference
-from tvm_axe.meta.check import random_array
-from tvm_axe.meta.database import normalize
-from tvm_axe.meta.devices import OnCpu
-from tvm_axe.meta.reference import Compiled, Products, reference_for
-from tvm_axe.meta.worker import build
+from tvm_axe.meta.measure import reference
+from tvm_axe.meta.measure.check import random_array
+from tvm_axe.meta.measure.devices import OnCpu
+from tvm_axe.meta.measure.reference import Compiled, Products, reference_for
+from tvm_axe.meta.measure.worker import build
+from tvm_axe.records.database import normalize
 
 
 @T.prim_func(s_tir=True)

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 
 from tvm_axe.meta import tune
-from tvm_axe.meta.curves import curve
-from tvm_axe.meta.measure import Measurement, Worker
-from tvm_axe.meta.report import page
+from tvm_axe.meta.measure.measurer import Measurement, Worker
+from tvm_axe.meta.report.curves import curve
+from tvm_axe.meta.report.page import page
 
 
 def _drawing(xs, seconds, before=None):

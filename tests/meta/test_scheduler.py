@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from tvm_axe.meta.database import FAILED_SECONDS
-from tvm_axe.meta.scheduler import expected_gain, stalled
+from tvm_axe.meta.search.scheduler import expected_gain, stalled
+from tvm_axe.records.database import FAILED_SECONDS
 
 
 def test_a_task_without_trials_comes_first():

@@ -6,11 +6,11 @@ import pytest
 from tvm.ir import IRModule
 
 import tvm_axe as axe
-from tvm_axe.meta import apply_best, shipped
-from tvm_axe.meta.database import normalize
-from tvm_axe.meta.folders import folder_for
-from tvm_axe.meta.maintenance import tuned, validate
-from tvm_axe.target import cores_per_device, resolve_target
+from tvm_axe.machines.target import cores_per_device, resolve_target
+from tvm_axe.records import apply_best, shipped
+from tvm_axe.records.database import normalize
+from tvm_axe.records.folders import folder_for
+from tvm_axe.records.maintenance import tuned, validate
 
 
 def _target(mcpu: str, cores: int = 2, **more):

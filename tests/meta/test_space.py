@@ -14,8 +14,8 @@ from tvm.s_tir.meta_schedule.testing import te_workload
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.meta import resolve_target
-from tvm_axe.meta.space import space_for
+from tvm_axe.machines import resolve_target
+from tvm_axe.meta.spaces.space import space_for
 
 
 def _spaces(func, target) -> list[s_tir.Schedule]:

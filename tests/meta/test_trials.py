@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm_axe.meta.database import FAILED_SECONDS
-from tvm_axe.meta.trials import TRIALS, Trial, add_missing, key_of, read_trials, write_trial
+from tvm_axe.records.database import FAILED_SECONDS
+from tvm_axe.records.trials import TRIALS, Trial, add_missing, key_of, read_trials, write_trial
 
 _TRIAL = Trial("00", "2025-01-01T00:00:00.000+00:00", 1.5, 2e-3, None, 0.1, 0.2)
 

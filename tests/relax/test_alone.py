@@ -12,11 +12,12 @@ from tvm.relax.frontend import nn
 from tvm.s_tir import meta_schedule as ms
 
 import tvm_axe as axe
-from tvm_axe.meta import apply_best, resolve_target
-from tvm_axe.meta.database import Database
+from tvm_axe.machines import resolve_target
+from tvm_axe.meta.search.workloads import fuse, workloads_of
 from tvm_axe.meta.spaces.contraction import find_contractions
 from tvm_axe.meta.spaces.registers import register_tile, tiles
-from tvm_axe.meta.workloads import fuse, workloads_of
+from tvm_axe.records import apply_best
+from tvm_axe.records.database import Database
 
 
 class _Model(nn.Module):

@@ -7,9 +7,9 @@ import pytest
 
 import tvm_axe as axe
 from tvm_axe.layout import Mesh
-from tvm_axe.meta.folders import MESH
+from tvm_axe.meta.mesh import exhaustive as job
 from tvm_axe.programs import PROGRAMS
-from tvm_axe.searching import job
+from tvm_axe.records.folders import MESH
 
 MESH_OF_TWO = Mesh({"dp": 2})
 
@@ -120,7 +120,7 @@ def test_mesh_is_needed_and_must_agree(sgd, tmp_path):
 
 
 def test_command_line(tmp_path, capsys):
-    from tvm_axe.cli import main
+    from tvm_axe.cli.entry import main
 
     (tmp_path / "sgd.py").write_text(
         'import tvm_axe as axe\nfrom tvm_axe.programs import PROGRAMS\nmesh = axe.Mesh({"dp": 2})\n'

@@ -9,8 +9,9 @@ from tvm import s_tir
 import tvm_axe as axe
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
+from tvm_axe.meta.mesh.moves import schedules
+from tvm_axe.meta.mesh.seeds import seed_schedule
 from tvm_axe.programs import PROGRAMS
-from tvm_axe.searching import schedules, seed_schedule
 
 DP, TP = Mesh({"dp": 2}), Mesh({"tp": 2})
 

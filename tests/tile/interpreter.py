@@ -18,7 +18,7 @@ from expressions import Evaluator, wrapped
 from tvm import ir, tirx
 
 from tvm_axe.tile.program import (
-    Assign,
+    Assign,  # fmt: skip
     Branch,
     Copy,
     Fill,
@@ -32,7 +32,7 @@ from tvm_axe.tile.program import (
     Region,
     Tile,
     read,
-)  # fmt: skip
+)
 
 POISON = 0x5A5A5A5A5A5A5A5A
 NOBODY, MANY = -1, -2

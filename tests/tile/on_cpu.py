@@ -4,8 +4,9 @@ import numpy as np
 import tvm
 from interpreter import interpret
 
-from tvm_axe.target import resolve_target
-from tvm_axe.tile import cpu, read
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.tile import read
+from tvm_axe.tile.targets import llvm as cpu
 
 EPSILONS = {
     "float64": 1e-13,

@@ -280,7 +280,7 @@ def unlike(m: int, n: int) -> tirx.PrimFunc:
 
 
 def coalesced(shape: tuple[int, ...], vector: int, threads: int):
-    from tvm_axe.tile.cuda.infer import coalesced as layout
+    from tvm_axe.tile.targets.cuda.fragments.infer import coalesced as layout
 
     return layout(shape, vector, threads)
 

@@ -7,9 +7,9 @@ from tvm.script import tirx as T
 
 from tvm_axe import _tvm, tile
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.target import resolve_target
-from tvm_axe.tile import nvcc
-from tvm_axe.tile.cache import Cache
+from tvm_axe.machines import nvcc
+from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile.kernels import KERNELS
 
 M, N, K = 70, 50, 33

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from tvm_axe.cli import main
+from tvm_axe.cli.entry import main
 from tvm_axe.errors import InputError
-from tvm_axe.tile import cache
-from tvm_axe.tile.cache import Cache, key
+from tvm_axe.machines import cache
+from tvm_axe.machines.cache import Cache, key
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_processes_at_once(store):
     script = """
 import sys
 from pathlib import Path
-from tvm_axe.tile.cache import Cache
+from tvm_axe.machines.cache import Cache
 store, number = Cache(Path(sys.argv[1]), limit=600_000), int(sys.argv[2])
 for turn in range(150):
     name = str(turn % 5)

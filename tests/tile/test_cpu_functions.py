@@ -10,7 +10,8 @@ from on_cpu import aligned, poison, run, target
 from tvm.script import tirx as T
 
 from tvm_axe import tile
-from tvm_axe.tile import cpu, read
+from tvm_axe.tile import read
+from tvm_axe.tile.targets import llvm as cpu
 
 EXACT = {
     "exp": np.exp,

@@ -9,8 +9,9 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.layout import Layout
-from tvm_axe.tile import cpu, read
-from tvm_axe.tile.cpu.plan import register_tile
+from tvm_axe.tile import read
+from tvm_axe.tile.targets import llvm as cpu
+from tvm_axe.tile.targets.llvm.plan import register_tile
 
 
 def matmul(m, n, k, block, dtype="float32", out="float32", transpose_a=False, transpose_b=False, accumulate=True):

@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
-from tvm_axe.target import resolve_target
+from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe
 

@@ -11,7 +11,7 @@ from interpreter import TooLarge, interpret
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
-from tvm_axe.tile.cache import Cache
+from tvm_axe.machines.cache import Cache
 
 TILED = {"sizes": (64, 128), "depths": (32, 64, 100, 128), "blocks": (32, 64)}
 """Tiles that tensor cores' instructions are made for."""

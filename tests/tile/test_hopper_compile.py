@@ -9,7 +9,7 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe import tile
-from tvm_axe.tile import nvcc
+from tvm_axe.machines import nvcc
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 

@@ -4,8 +4,8 @@ import programs_hopper as programs
 from tvm.script import tirx as T
 
 from tvm_axe import tile
-from tvm_axe.tile.cuda import rings, waiting
-from tvm_axe.tile.cuda.steps import Await, Choose, Given, Issue, Release, Repeat, Turn
+from tvm_axe.tile.targets.cuda import rings, waiting
+from tvm_axe.tile.targets.cuda.specialized.steps import Await, Choose, Given, Issue, Release, Repeat, Turn
 
 
 def scheduled(func, slots=2, turns=True):

@@ -12,9 +12,21 @@ import pytest
 from tvm import sym, tirx
 
 from tvm_axe import tile
-from tvm_axe.tile.cuda import rings, waiting
-from tvm_axe.tile.cuda.steps import Acquire, Await, Choose, Define, Do, Given, Issue, Release, Repeat, Sync, Turn
 from tvm_axe.tile.program import Branch, Fill, Gemm, Loop, substitute_in
+from tvm_axe.tile.targets.cuda import rings, waiting
+from tvm_axe.tile.targets.cuda.specialized.steps import (
+    Acquire,
+    Await,
+    Choose,
+    Define,
+    Do,
+    Given,
+    Issue,
+    Release,
+    Repeat,
+    Sync,
+    Turn,
+)
 
 ZERO = "zero"
 

@@ -12,11 +12,12 @@ import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.tiles import overlaps, with_tile_kernels
-from tvm_axe.meta import apply_best, tune
+from tvm_axe.machines import nvcc
+from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.meta import tune
+from tvm_axe.records import apply_best
 from tvm_axe.schedule import tile_kernel
-from tvm_axe.target import resolve_target
-from tvm_axe.tile import nvcc
-from tvm_axe.tile.cache import Cache
 
 LLVM = resolve_target("llvm", threads=2)
 

@@ -19,7 +19,7 @@ import numpy as np
 import tvm_axe as axe
 from tvm_axe.collective import Workers
 from tvm_axe.demo import baseline, block
-from tvm_axe.lower import Executable
+from tvm_axe.executable import Executable
 from tvm_axe.meta import tune
 
 __all__ = ["Report", "Row", "main", "run"]

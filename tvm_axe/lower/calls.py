@@ -15,11 +15,11 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 from tvm.sym import Analyzer
 
-from .. import _tvm
-from ..collective.plan import VIEWS, plan
-from ..schedule.query import substitute
-from .localize import CHUNK, OWN, STEP
-from .lowered import Lowered
+from tvm_axe import _tvm
+from tvm_axe.collective.plan import VIEWS, plan
+from tvm_axe.lower.localize import CHUNK, OWN, STEP
+from tvm_axe.lower.lowered import Lowered
+from tvm_axe.schedule.query import substitute
 
 
 @dataclass(frozen=True)

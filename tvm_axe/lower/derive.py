@@ -26,10 +26,10 @@ from math import prod
 
 from tvm import DataType, tirx
 
-from ..errors import LowerError
-from ..schedule.query import covers, is_copy, is_sum, shift_of, substitute, summed, uses
-from .infer import Sharding
-from .program import Access, Block, Program, Stage
+from tvm_axe.errors import LowerError
+from tvm_axe.lower.infer import Sharding
+from tvm_axe.lower.program import Access, Block, Program, Stage
+from tvm_axe.schedule.query import covers, is_copy, is_sum, shift_of, substitute, summed, uses
 
 LOCAL, MESH_KERNEL = "local", "mesh kernel"
 ALL_REDUCE, REDUCE_SCATTER, REDUCE = "all-reduce", "reduce-scatter", "reduce"

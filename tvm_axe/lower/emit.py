@@ -14,11 +14,11 @@ from types import MappingProxyType
 import tvm
 from tvm import relax, tirx
 
-from .derive import ALL_GATHER, ALL_REDUCE, LOCAL, MESH_KERNEL, Step
-from .infer import Sharding
-from .localize import CHUNK, OWN, STEP, Kernel, localize
-from .order import barriers_before, pipeline, regions
-from .program import Program
+from tvm_axe.lower.derive import ALL_GATHER, ALL_REDUCE, LOCAL, MESH_KERNEL, Step
+from tvm_axe.lower.infer import Sharding
+from tvm_axe.lower.localize import CHUNK, OWN, STEP, Kernel, localize
+from tvm_axe.lower.order import barriers_before, pipeline, regions
+from tvm_axe.lower.program import Program
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from math import prod
 
 from tvm import DataType, tirx
 
-from ..errors import LowerError
-from ..layout import Iter, Layout, Mesh, memory_size
-from ..layout.axes import LINEAR_MEMORY
-from ..layout.symbolic import Number
-from ..schedule.query import is_copy, root_of
-from .program import Access, Program
+from tvm_axe.errors import LowerError
+from tvm_axe.layout import Iter, Layout, Mesh, memory_size
+from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.layout.symbolic import Number
+from tvm_axe.lower.program import Access, Program
+from tvm_axe.schedule.query import is_copy, root_of
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from ..collective import slab_stride
-from ..errors import LowerError
-from ..schedule import BIND, TILE, set_layout
-from ..schedule.query import substitute, uses
-from .derive import Step, push_axis
-from .infer import Sharding
-from .program import Block, LocalIterator, Program, linear, own_piece, within
-from .window import Window, calling
+from tvm_axe.collective import slab_stride
+from tvm_axe.errors import LowerError
+from tvm_axe.lower.derive import Step, push_axis
+from tvm_axe.lower.infer import Sharding
+from tvm_axe.lower.program import Block, LocalIterator, Program, linear, own_piece, within
+from tvm_axe.lower.window import Window, calling
+from tvm_axe.schedule import BIND, TILE, set_layout
+from tvm_axe.schedule.query import substitute, uses
 
 OWN = "slab"
 STEP, CHUNK = "step", "chunk"

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import tvm
 from tvm import tirx
 
-from ..errors import LowerError
-from ..layout import Layout, Mesh
-from ..schedule import layouts_of
-from .derive import derive_steps
-from .emit import emit_module
-from .infer import Sharding, infer_shardings
-from .localize import OWN
-from .notation import notation
-from .program import Program, parse_program
+from tvm_axe.errors import LowerError
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower.derive import derive_steps
+from tvm_axe.lower.emit import emit_module
+from tvm_axe.lower.infer import Sharding, infer_shardings
+from tvm_axe.lower.localize import OWN
+from tvm_axe.lower.notation import notation
+from tvm_axe.lower.program import Program, parse_program
+from tvm_axe.schedule import layouts_of
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tvm import ir, tirx
 
-from ..schedule.query import is_copy, is_product
-from .derive import (
+from tvm_axe.lower.derive import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -23,9 +22,10 @@ from .derive import (
     push_axis,
     remote_axis,
 )
-from .infer import Sharding
-from .order import regions
-from .program import Block
+from tvm_axe.lower.infer import Sharding
+from tvm_axe.lower.order import regions
+from tvm_axe.lower.program import Block
+from tvm_axe.schedule.query import is_copy, is_product
 
 _LETTERS = {
     ALL_REDUCE: "AR",

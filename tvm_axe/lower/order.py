@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from ..errors import LowerError
-from .derive import ALL_GATHER, Step, push_axis, remote_axis
-from .infer import Sharding
+from tvm_axe.errors import LowerError
+from tvm_axe.lower.derive import ALL_GATHER, Step, push_axis, remote_axis
+from tvm_axe.lower.infer import Sharding
 
 
 @dataclass(frozen=True)

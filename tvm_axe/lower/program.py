@@ -18,10 +18,10 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
-from ..errors import LowerError
-from ..layout import Mesh
-from ..schedule import OVERLAP, RING
-from ..schedule.query import REDUCE, bound_axis, substitute, uses
+from tvm_axe.errors import LowerError
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import OVERLAP, RING
+from tvm_axe.schedule.query import REDUCE, bound_axis, substitute, uses
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from math import prod
 
 from tvm import DataType, tirx
 
-from .. import _tvm
+from tvm_axe import _tvm
 
 _ALIGNMENT = 64  # bytes; what compiled code takes for granted of a tensor's first element
 

@@ -1,9 +1,6 @@
-"""Tuning: find the fastest schedules of local kernels, keep them in a database, compile with them."""
+"""Tuning: find the fastest schedules of kernels and of programs on a mesh, and keep every measurement in a database."""
 
-from ..target import resolve_target
-from .apply import apply_best
-from .job import TuneResult, tune
-from .packing import Packing, split_packing
-from .task import TaskResult
+from tvm_axe.meta.search.job import TuneResult, tune
+from tvm_axe.meta.search.task import TaskResult
 
-__all__ = ["Packing", "TaskResult", "TuneResult", "apply_best", "resolve_target", "split_packing", "tune"]
+__all__ = ["TaskResult", "TuneResult", "tune"]

@@ -10,10 +10,10 @@
 workloads", ASPLOS 2022.)
 """
 
-from .bucket import Bucket
-from .dropout import dropout, dropped, philox
-from .moe import route
-from .program import SIZES, Builder, Program
-from .registry import PROGRAMS
+from tvm_axe.programs.bucket import Bucket
+from tvm_axe.programs.dropout import dropout, dropped, philox
+from tvm_axe.programs.moe import route
+from tvm_axe.programs.program import SIZES, Builder, Program
+from tvm_axe.programs.registry import PROGRAMS
 
 __all__ = ["PROGRAMS", "SIZES", "Bucket", "Builder", "Program", "dropout", "dropped", "philox", "route"]

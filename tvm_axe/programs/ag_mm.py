@@ -6,10 +6,10 @@ import numpy as np
 from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
-from ..layout import Layout, Mesh
-from ..schedule import Schedule, with_layouts
-from .program import Builder, Program, exchanged, normal
-from .recipes import Recipe, chunks_of
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.recipes import Recipe, chunks_of
+from tvm_axe.schedule import Schedule, with_layouts
 
 __all__ = ["AG_MM"]
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..errors import InputError
+from tvm_axe.errors import InputError
 
 __all__ = ["Bucket"]
 

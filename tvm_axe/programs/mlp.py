@@ -9,11 +9,11 @@ import numpy as np
 from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
-from ..layout import Mesh
-from ..schedule import Schedule
-from .dropout import dropout, dropped
-from .program import Builder, Program, exchanged, normal
-from .recipes import matmul_then
+from tvm_axe.layout import Mesh
+from tvm_axe.programs.dropout import dropout, dropped
+from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.recipes import matmul_then
+from tvm_axe.schedule import Schedule
 
 __all__ = ["MLP"]
 

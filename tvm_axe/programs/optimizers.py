@@ -14,10 +14,10 @@ from fractions import Fraction
 import numpy as np
 from tvm.script import tirx as T
 
-from ..layout import Mesh
-from .program import Builder, Program, exchanged, normal
-from .recipes import data_parallel
-from .updates import BETA1, BETA2, EPSILON, bucket_of, mean_block, mean_of, moment_blocks, moments_of
+from tvm_axe.layout import Mesh
+from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.recipes import data_parallel
+from tvm_axe.programs.updates import BETA1, BETA2, EPSILON, bucket_of, mean_block, mean_of, moment_blocks, moments_of
 
 __all__ = ["ADAM", "ADAM_F16", "SGD"]
 

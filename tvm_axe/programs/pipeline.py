@@ -12,11 +12,11 @@ import numpy as np
 from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
-from ..layout import Layout, Mesh
-from ..schedule import Schedule, with_layouts
-from .dropout import dropout, dropped
-from .program import Builder, Program, exchanged, normal
-from .recipes import Recipe, chunks_of, on_slices
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.programs.dropout import dropout, dropped
+from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.recipes import Recipe, chunks_of, on_slices
+from tvm_axe.schedule import Schedule, with_layouts
 
 __all__ = ["PIPELINE"]
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 from tvm import tirx
 
-from ..errors import InputError
-from ..layout import Mesh
-from ..schedule import Schedule
+from tvm_axe.errors import InputError
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import Schedule
 
 __all__ = ["SIZES", "Builder", "Program", "exchanged", "normal"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tvm.s_tir.schedule import SBlockRV
 
-from ..schedule import Schedule
+from tvm_axe.schedule import Schedule
 
 __all__ = ["Recipe", "chunks_of", "data_parallel", "matmul_then", "on_slices"]
 

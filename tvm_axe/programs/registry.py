@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .ag_mm import AG_MM
-from .attention import ATTENTION
-from .lamb import LAMB
-from .mlp import MLP
-from .moe import MOE
-from .norm import NORM
-from .optimizers import ADAM, ADAM_F16, SGD
-from .pipeline import PIPELINE
-from .program import Builder
+from tvm_axe.programs.ag_mm import AG_MM
+from tvm_axe.programs.attention import ATTENTION
+from tvm_axe.programs.lamb import LAMB
+from tvm_axe.programs.mlp import MLP
+from tvm_axe.programs.moe import MOE
+from tvm_axe.programs.norm import NORM
+from tvm_axe.programs.optimizers import ADAM, ADAM_F16, SGD
+from tvm_axe.programs.pipeline import PIPELINE
+from tvm_axe.programs.program import Builder
 
 __all__ = ["PROGRAMS"]
 

@@ -15,14 +15,14 @@ from fractions import Fraction
 import numpy as np
 from tvm.script import tirx as T
 
-from ..build import compile
-from ..collective import Workers, launch
-from ..errors import InputError
-from ..layout import Mesh
-from ..lower import Executable
-from ..schedule import Schedule
-from .program import Program
-from .registry import PROGRAMS
+from tvm_axe.collective import Workers, launch
+from tvm_axe.compiler import compile
+from tvm_axe.errors import InputError
+from tvm_axe.executable import Executable
+from tvm_axe.layout import Mesh
+from tvm_axe.programs.program import Program
+from tvm_axe.programs.registry import PROGRAMS
+from tvm_axe.schedule import Schedule
 
 __all__ = ["Report", "Row", "main", "run"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm.script import tirx as T
 
-from .bucket import Bucket
+from tvm_axe.programs.bucket import Bucket
 
 __all__ = ["BETA1", "BETA2", "EPSILON", "bucket_of", "mean_block", "mean_of", "moment_blocks", "moments_of"]
 

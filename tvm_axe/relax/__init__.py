@@ -27,10 +27,10 @@ matmul1_rf           local, 0 bytes
 matmul1_gv_gv_global mesh kernel, 128 bytes
 """
 
-from .alone import compile_model
-from .merge import merge
-from .model import schedule_model
-from .pairs import Pair, find_pairs
-from .pipeline import axe_pipeline
+from tvm_axe.relax.alone import compile_model
+from tvm_axe.relax.merge import merge
+from tvm_axe.relax.model import schedule_model
+from tvm_axe.relax.pairs import Pair, find_pairs
+from tvm_axe.relax.pipeline import axe_pipeline
 
 __all__ = ["Pair", "axe_pipeline", "compile_model", "find_pairs", "merge", "schedule_model"]

@@ -9,11 +9,11 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
-from .. import _tvm
-from ..lower.tiles import with_tile_kernels
-from ..meta import apply_best
-from ..meta.workloads import fuse
-from ..target import resolve_target
+from tvm_axe import _tvm
+from tvm_axe.lower.tiles import with_tile_kernels
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.meta.search.workloads import fuse
+from tvm_axe.records import apply_best
 
 __all__ = ["compile_model"]
 
@@ -54,7 +54,7 @@ def compile_model(
     Raises
     ------
     TuneError
-        If `target` is none, or weights cannot be packed (`tvm_axe.meta.workloads.fuse`).
+        If `target` is none, or weights cannot be packed (`tvm_axe.meta.search.workloads.fuse`).
     LowerError
         If a tile kernel that a record chose can't be compiled.
     """

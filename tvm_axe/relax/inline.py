@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ..schedule import query
+from tvm_axe.schedule import query
 
 # x * f(x) reads x twice; in a chain of such nests the reads, and the inlined expression, would double each time.
 _MAX_READS = 32

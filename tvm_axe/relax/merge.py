@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
-from ..errors import LowerError
+from tvm_axe.errors import LowerError
 
 _INT32_MAX = 2**31 - 1
 

@@ -16,12 +16,12 @@ import tvm
 from tvm import tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from ..errors import LayoutError, ScheduleError
-from ..layout import Mesh
-from ..schedule import Schedule, query
-from .inline import inline_pointwise, is_pointwise
-from .merge import merge
-from .pairs import Pair, find_pairs
+from tvm_axe.errors import LayoutError, ScheduleError
+from tvm_axe.layout import Mesh
+from tvm_axe.relax.inline import inline_pointwise, is_pointwise
+from tvm_axe.relax.merge import merge
+from tvm_axe.relax.pairs import Pair, find_pairs
+from tvm_axe.schedule import Schedule, query
 
 
 def schedule_model(mod: tvm.IRModule, mesh: Mesh, axis: str | None = None) -> tirx.PrimFunc:

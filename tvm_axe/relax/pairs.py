@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ..schedule import query
-from .inline import is_pointwise
+from tvm_axe.relax.inline import is_pointwise
+from tvm_axe.schedule import query
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import tvm_ffi
 from tvm import relax
 from tvm.target import Target
 
-from ..errors import LayoutError, LowerError
-from ..layout import Mesh
-from ..lower import lower
-from ..lower.tiles import with_tile_kernels
-from ..meta import apply_best
-from ..target import cores_per_device, resolve_target
-from .model import mesh_axis, schedule_model
+from tvm_axe.errors import LayoutError, LowerError
+from tvm_axe.layout import Mesh
+from tvm_axe.lower import lower
+from tvm_axe.lower.tiles import with_tile_kernels
+from tvm_axe.machines.target import cores_per_device, resolve_target
+from tvm_axe.records import apply_best
+from tvm_axe.relax.model import mesh_axis, schedule_model
 
 # A pass is called through C++, which would make a RuntimeError of an error that it doesn't know.
 for _error in (LayoutError, LowerError):

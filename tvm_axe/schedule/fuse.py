@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .. import _tvm
-from ..errors import ScheduleError
-from . import query
-from .annotations import BIND
+from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import BIND
+from tvm_axe.errors import ScheduleError
+from tvm_axe.schedule import query
 
 
 @query.all_or_nothing

@@ -8,11 +8,11 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ..errors import LayoutError, ScheduleError
-from ..layout import ComposeLayout, Layout, memory_size
-from ..layout.axes import LINEAR_MEMORY
-from ..layout.symbolic import Symbolic
-from . import query
+from tvm_axe.errors import LayoutError, ScheduleError
+from tvm_axe.layout import ComposeLayout, Layout, memory_size
+from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.layout.symbolic import Symbolic
+from tvm_axe.schedule import query
 
 
 def set_layout(

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from ..errors import ScheduleError
-from ..layout import Mesh
-from . import query
-from .annotations import OVERLAP, RING
-from .redistribute import sharded_over
-from .shard import axis_size
+from tvm_axe.analysis.annotations import OVERLAP, RING
+from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import query
+from tvm_axe.schedule.redistribute import sharded_over
+from tvm_axe.schedule.shard import axis_size
 
 
 @query.all_or_nothing

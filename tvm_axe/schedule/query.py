@@ -13,9 +13,9 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer, detect_iter_map
 
-from .. import _tvm
-from ..errors import ScheduleError
-from .annotations import BIND, ROOT
+from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import BIND, ROOT
+from tvm_axe.errors import ScheduleError
 
 P = ParamSpec("P")
 T = TypeVar("T")

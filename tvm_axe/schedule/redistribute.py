@@ -5,11 +5,11 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ..errors import ScheduleError
-from ..layout import Mesh
-from . import query
-from .annotations import layouts_of
-from .shard import axis_size, shard_dims
+from tvm_axe.analysis.annotations import layouts_of
+from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import query
+from tvm_axe.schedule.shard import axis_size, shard_dims
 
 
 @query.all_or_nothing

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ..errors import ScheduleError
-from ..layout import Mesh
-from . import query
-from .shard import shard, shard_dims
+from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import query
+from tvm_axe.schedule.shard import shard, shard_dims
 
 
 @query.all_or_nothing

@@ -10,17 +10,17 @@ from tvm.ir import IRModule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
-from ..layout import ComposeLayout, Layout, Mesh
-from .fuse import fuse_collective
-from .memory import set_layout
-from .overlap import overlap
-from .redistribute import redistribute
-from .reorder import reorder_collective
-from .send import send
-from .shard import all_reduce, shard
-from .slice import as_slice
-from .split import split_collective
-from .tiles import tile_kernel
+from tvm_axe.layout import ComposeLayout, Layout, Mesh
+from tvm_axe.schedule.fuse import fuse_collective
+from tvm_axe.schedule.memory import set_layout
+from tvm_axe.schedule.overlap import overlap
+from tvm_axe.schedule.redistribute import redistribute
+from tvm_axe.schedule.reorder import reorder_collective
+from tvm_axe.schedule.send import send
+from tvm_axe.schedule.shard import all_reduce, shard
+from tvm_axe.schedule.slice import as_slice
+from tvm_axe.schedule.split import split_collective
+from tvm_axe.schedule.tiles import tile_kernel
 
 
 class Schedule(s_tir.Schedule):

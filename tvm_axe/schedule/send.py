@@ -5,10 +5,10 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from ..errors import ScheduleError
-from ..layout import Mesh
-from . import query
-from .shard import axis_size, shard
+from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import query
+from tvm_axe.schedule.shard import axis_size, shard
 
 
 @query.all_or_nothing

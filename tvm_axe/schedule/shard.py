@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from ..errors import ScheduleError
-from ..layout import Mesh
-from . import query
-from .annotations import BIND
+from tvm_axe.analysis.annotations import BIND
+from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import query
 
 
 @query.all_or_nothing

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from ..errors import ScheduleError
-from ..layout import Layout, Mesh
-from . import query
-from .annotations import LAYOUTS
-from .shard import shard_dims
+from tvm_axe.analysis.annotations import LAYOUTS
+from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.schedule import query
+from tvm_axe.schedule.shard import shard_dims
 
 
 @query.all_or_nothing

@@ -12,9 +12,9 @@ from tvm.s_tir.schedule import ExprRV, SBlockRV
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import TILE
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
-from tvm_axe.schedule.annotations import TILE
 from tvm_axe.schedule.product import Product, product_of
 from tvm_axe.tile.kernels import KERNELS, Kernel
 from tvm_axe.tile.kernels.kernel import Problem

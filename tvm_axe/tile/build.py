@@ -1,7 +1,7 @@
 """Tile programs compiled: `compile` gives something that is called with arrays or tensors.
 
 Compiling needs no GPU. For one, the device code is compiled at once, by nvcc or nvrtc, and kept on disk with all other
-compiled kernels (`tvm_axe.tile.cache`); of a kernel for a CPU the optimised LLVM code is kept, which needs no linker.
+compiled kernels (`tvm_axe.machines.cache`); of a kernel for a CPU the optimised LLVM code is kept, which needs no linker.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.target import resolve_target
-from tvm_axe.tile import cache, lowering, nvcc
+from tvm_axe.machines import cache, nvcc
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.plan import Plan
 
@@ -101,7 +102,7 @@ def compile(
     func : PrimFunc
         A tile program (`tvm_axe.tile.kernel`).
     target : str | dict | Target
-        As `tvm_axe.target.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or for
+        As `tvm_axe.machines.target.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or for
         Hopper where there is none.
     store : Cache, optional
         Where compiled code is kept, instead of the user's cache folder.

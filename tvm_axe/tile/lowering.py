@@ -8,11 +8,11 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
-from tvm_axe.target import resolve_target
+from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile.plan import Plan
 from tvm_axe.tile.program import read
 
-_HOMES = {"llvm": "tvm_axe.tile.cpu", "cuda": "tvm_axe.tile.cuda"}
+_HOMES = {"llvm": "tvm_axe.tile.targets.llvm", "cuda": "tvm_axe.tile.targets.cuda"}
 
 
 def plan(func: tirx.PrimFunc, target: str | Target) -> Plan:
@@ -23,7 +23,7 @@ def plan(func: tirx.PrimFunc, target: str | Target) -> Plan:
     func : PrimFunc
         A tile program.
     target : str or Target
-        As `tvm_axe.target.resolve_target` takes it, such as ``"llvm"`` or ``"cuda:sm_80"``.
+        As `tvm_axe.machines.target.resolve_target` takes it, such as ``"llvm"`` or ``"cuda:sm_80"``.
 
     Raises
     ------

@@ -14,9 +14,9 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.meta import resolve_target
-from tvm_axe.meta.space import space_for
-from tvm_axe.meta.workloads import workloads_of
+from tvm_axe.machines import resolve_target
+from tvm_axe.meta.search.workloads import workloads_of
+from tvm_axe.meta.spaces.space import space_for
 
 
 def _error(mod: tvm.IRModule, target: Target, arrays: list[np.ndarray], want: np.ndarray) -> float:

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, s_tir, te, tirx, topi
 from tvm.s_tir.meta_schedule.testing import te_workload
 
-from tvm_axe.meta import resolve_target
+from tvm_axe.machines import resolve_target
 from tvm_axe.meta.spaces.columns import column_schedules, find_columns
 
 

@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.meta import resolve_target
+from tvm_axe.machines import resolve_target
 from tvm_axe.meta.spaces.contraction import find_contractions
 from tvm_axe.meta.spaces.registers import register_tile, tiles
 

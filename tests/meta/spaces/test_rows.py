@@ -11,7 +11,7 @@ from tvm import relax, s_tir, te, tirx, topi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing import te_workload
 
-from tvm_axe.meta import resolve_target
+from tvm_axe.machines import resolve_target
 from tvm_axe.meta.spaces.rows import find_rows, row_schedules
 
 

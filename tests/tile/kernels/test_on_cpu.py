@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tvm_axe.target import resolve_target
+from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile.kernels import KERNELS
 from tvm_axe.tile.kernels.check import checked
 

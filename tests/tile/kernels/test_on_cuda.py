@@ -5,8 +5,9 @@ import pytest
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
-from tvm_axe.target import resolve_target
-from tvm_axe.tile import compile_all, nvcc
+from tvm_axe.machines import nvcc
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.tile import compile_all
 from tvm_axe.tile.kernels import KERNELS
 from tvm_axe.tile.kernels.check import checked, supported
 

@@ -17,12 +17,7 @@ package in the function that makes them.
 from tvm_axe.layout.convert.cute import from_cute, to_cute
 from tvm_axe.layout.convert.index_map import from_index_map, to_index_map
 from tvm_axe.layout.convert.jax import from_jax_mesh, from_partition_spec, to_jax_mesh, to_partition_spec
-from tvm_axe.layout.convert.pytorch import (
-    from_torch_mesh,
-    from_torch_placements,
-    to_torch_mesh,
-    to_torch_placements,
-)
+from tvm_axe.layout.convert.pytorch import from_torch_mesh, from_torch_placements, to_torch_mesh, to_torch_placements
 from tvm_axe.layout.convert.relax import from_relax_mesh, from_relax_placement, to_relax_mesh, to_relax_placement
 from tvm_axe.layout.convert.tile_layout import from_tile_layout, to_tile_layout
 from tvm_axe.layout.convert.triton import from_triton, to_triton

@@ -18,13 +18,13 @@ from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from ...lower import lower
-from ...searching.cost import features_of_program
-from ...searching.seeds import bound_axes
-from ..database import FAILED_SECONDS, Database
-from ..search import Measurer
-from .space import mesh_of
-from .worker import KEPT
+from tvm_axe.lower import lower
+from tvm_axe.lower.cost import features_of_program
+from tvm_axe.meta.mesh.seeds import bound_axes
+from tvm_axe.meta.mesh.space import mesh_of
+from tvm_axe.meta.mesh.worker import KEPT
+from tvm_axe.meta.search.search import Measurer
+from tvm_axe.records.database import FAILED_SECONDS, Database
 
 __all__ = ["chosen", "run_finals"]
 

@@ -14,26 +14,26 @@ from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from ... import _tvm
-from ...errors import LowerError, TuneError
-from ...layout import Mesh
-from ...lower import lower
-from ...schedule import Schedule
-from ...searching.seeds import sharings
-from ...target import cores_per_device, resolve_target
-from ..database import Database
-from ..folders import folder_for, target_name
-from ..job import kernel_tools
-from ..loop import Job
-from ..report import write_report
-from ..search import Tools
-from ..task import TaskResult, Workload
-from .finals import chosen, run_finals
-from .kernels import KernelTuner
-from .measure import MeshWorker
-from .model import ProgramModel
-from .space import program_space, program_workload
-from .strategy import Ranking
+from tvm_axe import _tvm
+from tvm_axe.errors import LowerError, TuneError
+from tvm_axe.layout import Mesh
+from tvm_axe.lower import lower
+from tvm_axe.machines.target import cores_per_device, resolve_target
+from tvm_axe.meta.mesh.finals import chosen, run_finals
+from tvm_axe.meta.mesh.kernels import KernelTuner
+from tvm_axe.meta.mesh.measure import MeshWorker
+from tvm_axe.meta.mesh.model import ProgramModel
+from tvm_axe.meta.mesh.seeds import sharings
+from tvm_axe.meta.mesh.space import program_space, program_workload
+from tvm_axe.meta.mesh.strategy import Ranking
+from tvm_axe.meta.report.page import write_report
+from tvm_axe.meta.search.job import kernel_tools
+from tvm_axe.meta.search.loop import Job
+from tvm_axe.meta.search.search import Tools
+from tvm_axe.meta.search.task import TaskResult, Workload
+from tvm_axe.records.database import Database
+from tvm_axe.records.folders import folder_for, target_name
+from tvm_axe.schedule import Schedule
 
 __all__ = ["ProgramResult", "best_schedule", "tune_program"]
 
@@ -59,7 +59,7 @@ class ProgramResult:
         Where this call's time went: ``search``, ``build`` and ``run`` of the program's schedules, ``kernels`` for
         tuning these, and ``total``.
     report
-        A page on the program's schedules; see `tvm_axe.meta.report`.
+        A page on the program's schedules; see `tvm_axe.meta.report.page`.
     """
 
     target: Target
@@ -96,7 +96,7 @@ def tune_program(
     ----------
     program
         A function over whole tensors; or a schedule of one, or a function so scheduled. What is shared over the mesh
-        already stays so; else which loop goes on which axis is searched too (`tvm_axe.searching.seeds.sharings`).
+        already stays so; else which loop goes on which axis is searched too (`tvm_axe.meta.mesh.seeds.sharings`).
     mesh
         The devices; taken from the schedule where one is given.
     target

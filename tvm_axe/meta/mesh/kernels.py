@@ -10,13 +10,13 @@ from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from ... import _tvm
-from ...lower import Lowered, lower
-from ..loop import Job
-from ..search import Tools
-from ..task import TaskResult, Workload
-from ..workloads import workloads_of
-from .space import mesh_of
+from tvm_axe import _tvm
+from tvm_axe.lower import Lowered, lower
+from tvm_axe.meta.mesh.space import mesh_of
+from tvm_axe.meta.search.loop import Job
+from tvm_axe.meta.search.search import Tools
+from tvm_axe.meta.search.task import TaskResult, Workload
+from tvm_axe.meta.search.workloads import workloads_of
 
 __all__ = ["KernelTuner", "local_kernels"]
 
@@ -33,7 +33,7 @@ class KernelTuner:
     Parameters
     ----------
     tools, target, work_dir, trials, seed
-        As `tvm_axe.meta.loop.Job` takes them, `trials` for each kernel on average.
+        As `tvm_axe.meta.search.loop.Job` takes them, `trials` for each kernel on average.
     progress
         Whether to show a bar.
 
@@ -42,7 +42,7 @@ class KernelTuner:
     results
         What tuning each kernel came to, by the workload's hash.
     seconds
-        Where the time went, as `tvm_axe.meta.loop.Job` says it.
+        Where the time went, as `tvm_axe.meta.search.loop.Job` says it.
     """
 
     def __init__(self, tools: Tools, target: Target, work_dir: Path, trials: int, seed: int, progress: bool) -> None:

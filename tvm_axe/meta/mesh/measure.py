@@ -12,12 +12,12 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from ...errors import TuneError
-from ..child import Child
-from ..measure import Measurement
-from .kernels import KernelTuner
-from .space import engine_of
-from .worker import CONDITIONS, MEASURE, PREPARE
+from tvm_axe.errors import TuneError
+from tvm_axe.meta.measure.child import Child
+from tvm_axe.meta.measure.measurer import Measurement
+from tvm_axe.meta.mesh.kernels import KernelTuner
+from tvm_axe.meta.mesh.space import engine_of
+from tvm_axe.meta.mesh.worker import CONDITIONS, MEASURE, PREPARE
 
 __all__ = ["MeshWorker"]
 

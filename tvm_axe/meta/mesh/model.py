@@ -20,15 +20,15 @@ from tvm.ir import IRModule
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from ... import _tvm
-from ...layout import Link
-from ...lower import lower
-from ...schedule.query import is_product
-from ...searching.cost import SHARED_MEMORY, features_of_program, operations
-from ...searching.moves import structure
-from ..database import normalize
-from .kernels import local_kernels
-from .space import OPERATIONS_PER_SECOND, mesh_of
+from tvm_axe import _tvm
+from tvm_axe.layout import Link
+from tvm_axe.lower import lower
+from tvm_axe.lower.cost import SHARED_MEMORY, features_of_program, operations
+from tvm_axe.meta.mesh.kernels import local_kernels
+from tvm_axe.meta.mesh.moves import structure
+from tvm_axe.meta.mesh.space import OPERATIONS_PER_SECOND, mesh_of
+from tvm_axe.records.database import normalize
+from tvm_axe.schedule.query import is_product
 
 __all__ = ["ProgramModel"]
 

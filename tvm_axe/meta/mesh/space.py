@@ -16,16 +16,16 @@ from tvm.ir import IRModule
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from ...errors import LowerError
-from ...layout import Mesh
-from ...lower import Lowered, lower
-from ...schedule import LAYOUTS
-from ...searching.cost import estimate, operations
-from ...searching.moves import Candidate, one_after_other, spaces, structure
-from ...searching.seeds import sharings
-from ..database import with_only_attrs
-from ..folders import MESH
-from ..mutator import MutateChoice
+from tvm_axe.errors import LowerError
+from tvm_axe.layout import Mesh
+from tvm_axe.lower import Lowered, lower
+from tvm_axe.lower.cost import estimate, operations
+from tvm_axe.meta.mesh.moves import Candidate, one_after_other, spaces, structure
+from tvm_axe.meta.mesh.seeds import sharings
+from tvm_axe.meta.spaces.mutator import MutateChoice
+from tvm_axe.records.database import with_only_attrs
+from tvm_axe.records.folders import MESH
+from tvm_axe.schedule import LAYOUTS
 
 __all__ = ["CHUNKS", "Lowers", "engine_of", "mesh_of", "program_space", "program_workload"]
 

@@ -8,7 +8,7 @@ from tvm import s_tir
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from .model import ProgramModel
+from tvm_axe.meta.mesh.model import ProgramModel
 
 __all__ = ["Ranking"]
 
@@ -24,7 +24,7 @@ class Ranking(ms.search_strategy.PySearchStrategy):
     Parameters
     ----------
     model
-        What `tvm_axe.meta.search.Search` has measurements learnt by.
+        What `tvm_axe.meta.search.search.Search` has measurements learnt by.
     batch
         Schedules between two updates of the model.
     """

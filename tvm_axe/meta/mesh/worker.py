@@ -1,6 +1,6 @@
 """The process that runs schedules of a program on a mesh of workers, which it launches and which end with it.
 
-It is a `tvm_axe.meta.child.Child` of `tvm_axe.meta.mesh.measure.MeshWorker`; its requests are:
+It is a `tvm_axe.meta.measure.child.Child` of `tvm_axe.meta.mesh.measure.MeshWorker`; its requests are:
 
     (PREPARE, mod, target, work_dir, None)       -> {"reference": arrays, "median": seconds}
     (PREPARE, mod, target, work_dir, reference)  -> {}, in a process that replaces one
@@ -20,13 +20,14 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from ...build import compile
-from ...collective import Workers, launch
-from ...inputs import parameters
-from ...lower import Executable, Lowered, lower
-from ..check import difference, random_array, summing_slack
-from ..child import serve
-from .space import engine_of, mesh_of
+from tvm_axe.collective import Workers, launch
+from tvm_axe.compiler import compile
+from tvm_axe.executable import Executable
+from tvm_axe.inputs import parameters
+from tvm_axe.lower import Lowered, lower
+from tvm_axe.meta.measure.check import difference, random_array, summing_slack
+from tvm_axe.meta.measure.child import serve
+from tvm_axe.meta.mesh.space import engine_of, mesh_of
 
 __all__ = ["CONDITIONS", "KEPT", "MEASURE", "PREPARE", "main", "random_inputs"]
 

@@ -21,11 +21,11 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from ... import _tvm
-from ...schedule import query
-from ...target import cores, vector_bits
-from .contraction import is_plain_nest, is_pointwise
-from .rows import inline_cheap, stores_of
+from tvm_axe import _tvm
+from tvm_axe.machines.target import cores, vector_bits
+from tvm_axe.meta.spaces.contraction import is_plain_nest, is_pointwise
+from tvm_axe.meta.spaces.rows import inline_cheap, stores_of
+from tvm_axe.schedule import query
 
 __all__ = ["Columns", "column_schedules", "find_columns"]
 

@@ -20,9 +20,9 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ... import _tvm
-from ...schedule import query
-from ..packing import layout_free
+from tvm_axe import _tvm
+from tvm_axe.records.packing import layout_free
+from tvm_axe.schedule import query
 
 __all__ = [
     "Contraction",
@@ -84,7 +84,7 @@ class Contraction:
         Whether another block computes W, whose way of storing it is then free.
     free
         Whether W may be packed ahead of all calls: it is a parameter that the function lets be stored in another
-        layout (`tvm_axe.meta.packing`), or transposed from one, and nothing else reads that.
+        layout (`tvm_axe.records.packing`), or transposed from one, and nothing else reads that.
     """
 
     block: str

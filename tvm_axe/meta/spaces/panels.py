@@ -1,7 +1,7 @@
 """W in panels: the columns that a register tile has, for all terms of their sums, in one piece of memory.
 
 A panel is packed by each thread that is about to use it, into a buffer of its own, or all panels are packed ahead, by a
-block that can be split off (`tvm_axe.meta.packing`) and packs a model's weights once::
+block that can be split off (`tvm_axe.records.packing`) and packs a model's weights once::
 
     for dims of W:                                        # annotated: meta_schedule.layout_rewrite_preproc
       W_global[column // width, .., column % width] = W[.., column, ..]
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ..packing import PREPROC
-from .contraction import Contraction
+from tvm_axe.meta.spaces.contraction import Contraction
+from tvm_axe.records.packing import PREPROC
 
 __all__ = ["copy_ahead", "copy_in_nest", "moved_last", "pack_ahead"]
 

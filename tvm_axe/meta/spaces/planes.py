@@ -30,11 +30,11 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import detect_linear_equation
 from tvm.target import Target
 
-from ... import _tvm
-from ...schedule import query
-from ...target import cores, vector_bits, vector_registers
-from .around import epilogue, inline_made, producer_of
-from .contraction import Factor, factors_of, is_move, is_plain_nest, is_pointwise, positions
+from tvm_axe import _tvm
+from tvm_axe.machines.target import cores, vector_bits, vector_registers
+from tvm_axe.meta.spaces.around import epilogue, inline_made, producer_of
+from tvm_axe.meta.spaces.contraction import Factor, factors_of, is_move, is_plain_nest, is_pointwise, positions
+from tvm_axe.schedule import query
 
 __all__ = ["Plane", "find_plane", "plane_schedules"]
 

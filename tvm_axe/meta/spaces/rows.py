@@ -24,10 +24,10 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from ... import _tvm
-from ...schedule import query
-from ...target import cores, vector_bits
-from .contraction import is_plain_nest, is_pointwise
+from tvm_axe import _tvm
+from tvm_axe.machines.target import cores, vector_bits
+from tvm_axe.meta.spaces.contraction import is_plain_nest, is_pointwise
+from tvm_axe.schedule import query
 
 __all__ = ["Rows", "find_rows", "inline_cheap", "row_schedules", "stores_of"]
 

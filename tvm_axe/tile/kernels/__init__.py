@@ -10,7 +10,7 @@
 (('A', 'B'), ('C',), 1)
 """
 
-from .kernel import Expected, Kernel, Recipe
-from .registry import KERNELS, matmul_for
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Recipe
+from tvm_axe.tile.kernels.registry import KERNELS, matmul_for
 
 __all__ = ["KERNELS", "Expected", "Kernel", "Recipe", "matmul_for"]

@@ -15,11 +15,20 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
-
-from .data import normal, offsets
-from .epilogue import LOG2E
-from .kernel import ROUNDING, Expected, Kernel, Problem, Recipe, Space, choose, only_used, rounding_slack
-from .tiling import arch, is_cuda
+from tvm_axe.tile.kernels.data import normal, offsets
+from tvm_axe.tile.kernels.epilogue import LOG2E
+from tvm_axe.tile.kernels.kernel import (
+    ROUNDING,
+    Expected,
+    Kernel,
+    Problem,
+    Recipe,
+    Space,
+    choose,
+    only_used,
+    rounding_slack,
+)
+from tvm_axe.tile.kernels.tiling import arch, is_cuda
 
 MASKED = -(2.0**100)
 """The score of a key that a query doesn't see: its weight is 0 as soon as the query has seen one. (With an infinity,

@@ -13,12 +13,11 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe.errors import AxeError, InputError
-from tvm_axe.target import resolve_target
+from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile.build import compile_all
-
-from .kernel import TOLERANCE, Expected, Kernel, Problem, Recipe, described
-from .registry import KERNELS
-from .tiling import arch, is_cuda
+from tvm_axe.tile.kernels.kernel import TOLERANCE, Expected, Kernel, Problem, Recipe, described
+from tvm_axe.tile.kernels.registry import KERNELS
+from tvm_axe.tile.kernels.tiling import arch, is_cuda
 
 TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 """What ``--target`` takes, and the targets' kinds."""

@@ -11,12 +11,11 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
-
-from .attention import MASKED, attend, mask, soften
-from .data import normal
-from .epilogue import LOG2E
-from .kernel import Expected, Kernel, Problem, Recipe, Space, choose
-from .tiling import is_cuda, processors
+from tvm_axe.tile.kernels.attention import MASKED, attend, mask, soften
+from tvm_axe.tile.kernels.data import normal
+from tvm_axe.tile.kernels.epilogue import LOG2E
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, Space, choose
+from tvm_axe.tile.kernels.tiling import is_cuda, processors
 
 ROWS = 16
 """Rows of the smallest tile of queries that tensor cores take."""

@@ -9,11 +9,10 @@ import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe import tile
-
-from .data import normal
-from .epilogue import Epilogue
-from .kernel import Expected, Kernel, Problem, Recipe, only_used, product_slack, stored
-from .tiling import matmul_space
+from tvm_axe.tile.kernels.data import normal
+from tvm_axe.tile.kernels.epilogue import Epilogue
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, only_used, product_slack, stored
+from tvm_axe.tile.kernels.tiling import matmul_space
 
 EPILOGUE = ("bias", "activation", "residual", "scaled")
 

@@ -9,10 +9,9 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
-
-from .data import normal, offsets
-from .kernel import Expected, Kernel, Problem, Recipe, Space, product_slack, stored
-from .tiling import matmul_space
+from tvm_axe.tile.kernels.data import normal, offsets
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, Space, product_slack, stored
+from tvm_axe.tile.kernels.tiling import matmul_space
 
 
 def grouped_matmul(

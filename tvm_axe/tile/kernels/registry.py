@@ -7,16 +7,16 @@ from types import MappingProxyType
 
 from tvm.target import Target
 
-from .attention import ATTENTION, PACKED_ATTENTION
-from .decode import DECODE_ATTENTION
-from .gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
-from .grouped import GROUPED_MATMUL
-from .kernel import Kernel, Problem
-from .rows import RMS_NORM, SOFTMAX
-from .skinny import SKINNY_MATMUL
-from .splitting import SPLIT_K_MATMUL, STREAM_K_MATMUL
-from .tiling import gpu_block, is_cuda, processors
-from .transpose import TRANSPOSE
+from tvm_axe.tile.kernels.attention import ATTENTION, PACKED_ATTENTION
+from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
+from tvm_axe.tile.kernels.gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
+from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
+from tvm_axe.tile.kernels.kernel import Kernel, Problem
+from tvm_axe.tile.kernels.rows import RMS_NORM, SOFTMAX
+from tvm_axe.tile.kernels.skinny import SKINNY_MATMUL
+from tvm_axe.tile.kernels.splitting import SPLIT_K_MATMUL, STREAM_K_MATMUL
+from tvm_axe.tile.kernels.tiling import gpu_block, is_cuda, processors
+from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, FP8_MATMUL,

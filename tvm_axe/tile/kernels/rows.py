@@ -12,11 +12,20 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
-
-from .data import normal
-from .epilogue import LOG2E
-from .kernel import ROUNDING, Expected, Kernel, Problem, Recipe, Space, choose, power_of_two, rounding_slack
-from .tiling import is_cuda
+from tvm_axe.tile.kernels.data import normal
+from tvm_axe.tile.kernels.epilogue import LOG2E
+from tvm_axe.tile.kernels.kernel import (
+    ROUNDING,
+    Expected,
+    Kernel,
+    Problem,
+    Recipe,
+    Space,
+    choose,
+    power_of_two,
+    rounding_slack,
+)
+from tvm_axe.tile.kernels.tiling import is_cuda
 
 _HELD = 4096
 """Elements that a block holds at least, where there are rows enough: 16 a thread of 256."""

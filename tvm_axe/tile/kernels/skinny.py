@@ -8,11 +8,10 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
-
-from .epilogue import Epilogue
-from .gemm import inputs, reference
-from .kernel import Kernel, Problem, Recipe, Space, choose, only_used, stored
-from .tiling import instructions, is_cuda, processors
+from tvm_axe.tile.kernels.epilogue import Epilogue
+from tvm_axe.tile.kernels.gemm import inputs, reference
+from tvm_axe.tile.kernels.kernel import Kernel, Problem, Recipe, Space, choose, only_used, stored
+from tvm_axe.tile.kernels.tiling import instructions, is_cuda, processors
 
 
 def skinny_matmul(

@@ -6,7 +6,7 @@ import math
 
 from tvm.target import Target
 
-from .kernel import Problem, Space, choose
+from tvm_axe.tile.kernels.kernel import Problem, Space, choose
 
 SMS = {"sm_80": 108, "sm_90a": 132}
 """Multiprocessors of the largest GPU of an architecture; the next older one's where it isn't listed."""

@@ -9,10 +9,9 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
-
-from .data import normal
-from .kernel import Expected, Kernel, Problem, Recipe, Space, choose
-from .tiling import is_cuda
+from tvm_axe.tile.kernels.data import normal
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, Space, choose
+from tvm_axe.tile.kernels.tiling import is_cuda
 
 
 def transpose(rows: int, columns: int, dtype: str, *, block_m: int, block_n: int) -> Recipe:

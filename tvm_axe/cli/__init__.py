@@ -1,0 +1,1 @@
+"""The command line, `tvm-axe COMMAND`: a module for each command."""

@@ -1,0 +1,69 @@
+"""What a schedule is expected to take, well enough to tell which ones are not worth measuring.
+
+Of each stage: the bytes that a device moves to or from its peers, and those of its own that it touches, over the
+bandwidth; and a latency for each time that it must wait for others. Arithmetic is left out: schedules that share a
+program over the same axes do the same amount of it, which `operations` counts for those that don't. (The alpha-beta
+model of `tvm_axe.layout.redistribute`.)
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import tirx
+
+from tvm_axe.layout import Link, Mesh
+from tvm_axe.lower import Lowered
+from tvm_axe.lower.program import parse_program
+from tvm_axe.schedule.query import is_product
+
+SHARED_MEMORY = Link(latency=10e-6, bandwidth=10e9)
+"""Worker processes of one machine: what waking a sleeper takes, and the memory bandwidth that a core sees."""
+
+_WAITS = {"local": 0, "all-reduce": 2}  # of any other kind: 1
+
+
+def estimate(lowered: Lowered, link: Link = SHARED_MEMORY) -> float:
+    """Seconds of one run, arithmetic left out."""
+    return features_of_program(lowered, link)["link_seconds"]
+
+
+def features_of_program(lowered: Lowered, link: Link = SHARED_MEMORY) -> dict[str, float]:
+    """What a lowered program communicates, in numbers for a cost model.
+
+    Returns
+    -------
+    dict
+        ``bytes`` that a device moves to or from its peers and ``memory``, bytes of its own that it touches; ``waits``
+        for others if nothing is cut into chunks, and ``messages``, which has one for each chunk; ``peers``, the most
+        that a stage has; ``chunks``, the most that a stage is cut into; ``stages``, and how many of them overlap
+        (``overlapping``), are kernels that index their peers' slabs (``mesh_kernels``) or plain collectives
+        (``collectives``); and ``link_seconds``, what `estimate` gives.
+    """
+    stages = lowered.stages
+    waits = [_WAITS.get(stage.kind, 1) for stage in stages]
+    moved, memory = sum(stage.bytes for stage in stages), sum(stage.memory for stage in stages)
+    kernels = sum(stage.kind == "mesh kernel" for stage in stages)
+    return {
+        "bytes": float(moved),
+        "memory": float(memory),
+        "waits": float(sum(waits)),
+        "messages": float(sum(count * stage.chunks for count, stage in zip(waits, stages))),
+        "peers": float(max((lowered.mesh.axis_size(s.axis) - 1 for s in stages if s.axis is not None), default=0)),
+        "chunks": float(max((stage.chunks for stage in stages), default=1)),
+        "stages": float(len(stages)),
+        "overlapping": float(sum(stage.chunks > 1 for stage in stages)),
+        "mesh_kernels": float(kernels),
+        "collectives": float(sum(stage.axis is not None for stage in stages) - kernels),
+        "link_seconds": float(moved + memory) / link.bandwidth + sum(waits) * link.latency,
+    }
+
+
+def operations(func: tirx.PrimFunc, mesh: Mesh) -> tuple[float, float]:
+    """Multiplications and additions in the matmuls of a scheduled function: of a device on average, and of all once."""
+    own = whole = 0.0
+    for block in parse_program(func, mesh).blocks():
+        if is_product(block.realize.block):
+            count = 2.0 * prod(int(iv.dom.extent) for iv in block.realize.block.iter_vars)
+            own, whole = own + count / prod(map(mesh.axis_size, block.device)), whole + count
+    return own, whole

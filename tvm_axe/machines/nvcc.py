@@ -1,0 +1,105 @@
+"""CUDA source to cubin, by nvcc or nvrtc, whichever is there; needs no GPU.
+
+The flags are upstream's, so that a kernel runs as fast as one that upstream compiles when it is first launched.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.errors import TileError
+from tvm_axe.machines import cache
+
+_HOMES = ("CUDA_HOME", "CUDA_PATH")
+_USUAL_HOME = "/usr/local/cuda"
+_FLAGS = (
+    "-cubin",
+    "-O3",
+    *(f"-U__CUDA_NO_{name}__" for name in ("HALF_OPERATORS", "HALF_CONVERSIONS")),
+    *(f"-U__CUDA_NO_BFLOAT16{two}_{what}__" for two in ("", "2") for what in ("OPERATORS", "CONVERSIONS")),
+    "--expt-relaxed-constexpr",
+    "--expt-extended-lambda",
+    "--use_fast_math",
+    "--ptxas-options=--register-usage-level=10",
+)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """nvcc, with the program's path, or nvrtc, without; and all that it says of its version."""
+
+    path: str | None
+    version: str
+
+
+def cubin(source: str, target: Target, store: cache.Cache) -> bytes:
+    """The binary of CUDA source for a target's architecture; from `store` if it was compiled before.
+
+    Raises
+    ------
+    TileError
+        There is neither nvcc nor nvrtc, or nvrtc without the toolkit's headers.
+    """
+    compiler = find_compiler()
+    arch = str(target.attrs["arch"])
+
+    def compile_it() -> bytes:
+        return _nvrtc(source, arch) if compiler.path is None else _nvcc(compiler.path, source, arch)
+
+    name = cache.key("cubin", source, arch, "nvrtc" if compiler.path is None else "nvcc", compiler.version, *_FLAGS)
+    return store.get_or_make(name, compile_it)
+
+
+@functools.cache
+def find_compiler() -> Compiler:
+    """The compiler for CUDA source that this machine has, nvcc before nvrtc.
+
+    Raises
+    ------
+    TileError
+        It has none.
+    """
+    homes = [*(os.environ[name] for name in _HOMES if os.environ.get(name)), _USUAL_HOME]
+    path = shutil.which("nvcc") or shutil.which("nvcc", path=os.pathsep.join(f"{home}/bin" for home in homes))
+    if path is not None:
+        return Compiler(path, subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout)
+    version = _tvm.nvrtc_version()
+    if version is not None:
+        return Compiler(None, version)
+    raise TileError(
+        "CUDA kernels are compiled by nvcc or nvrtc, and this machine has neither: there is no nvcc on PATH or in "
+        f"{', '.join(homes)}, and no cuda-bindings that finds its library; install the CUDA toolkit, or tvm-axe[cuda] "
+        "and the toolkit's headers"
+    )
+
+
+def _nvrtc(source: str, arch: str) -> bytes:
+    try:
+        return _tvm.nvrtc_cubin(source, arch)
+    except RuntimeError as error:
+        if not str(error).startswith("Cannot find CUDA"):
+            raise
+        raise TileError(
+            f"nvrtc needs the CUDA toolkit's headers: {error}; set CUDA_PATH to the folder whose include/ has "
+            "cuda_runtime.h"
+        ) from error
+
+
+def _nvcc(path: str, source: str, arch: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        code, binary = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+        code.write_text(source, encoding="utf-8")
+        generate = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
+        done = subprocess.run([path, *_FLAGS, generate, "-o", binary, code], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"nvcc refuses generated code for {arch}:\n{done.stderr}")
+        return binary.read_bytes()

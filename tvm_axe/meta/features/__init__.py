@@ -1,5 +1,0 @@
-"""What the cost model is told of a candidate."""
-
-from .extractor import PER_STORE, AxeFeatures, context_for, own_names
-
-__all__ = ["PER_STORE", "AxeFeatures", "context_for", "own_names"]

@@ -1,0 +1,174 @@
+"""Processes that work for a tuner and may die of it: what one of them does to itself is an answer like any other.
+
+The tuner's side is `Child`, the process's own is `serve`. Over a pipe goes, always from the tuner first::
+
+    request (any tuple)  ->  ("ok", answer)
+                         ->  ("error", one line)    the request failed, and the process is as good as before
+                         ->  ("fatal", one line)    it failed, and the process ends: its GPU context is broken, say
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tvm_axe.errors import TuneError
+
+__all__ = ["Child", "Fatal", "serve"]
+
+_MESSAGE = 300  # characters of an error, from its end: the compiler's can hold whole modules, and ends with the reason
+_PR_SET_PDEATHSIG = 1
+_FIRST_TO_GO = "1000"  # the highest score there is
+
+
+class Fatal(Exception):
+    """Raised by a handler after which the process is of no more use; the message is the reason, in words."""
+
+
+class Child:
+    """A process that answers requests; started when it is first asked, and again after it died.
+
+    Parameters
+    ----------
+    main
+        Python code that calls `serve`, such as ``"from package.module import main; main()"``.
+    log
+        File that collects what the process and all that it runs print.
+    environment
+        Environment variables to set.
+    """
+
+    def __init__(self, main: str, log: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.main, self.log, self.environment = main, log, environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None while there is no process."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def connection(self) -> Connection | None:
+        """What an answer, or the end of the process, makes readable; for `multiprocessing.connection.wait`."""
+        return self._pipe
+
+    def ask(self, request: tuple[Any, ...], timeout: float) -> tuple[str, Any]:
+        """Send a request and wait for what became of it.
+
+        Returns
+        -------
+        status, answer
+            ``"ok"`` and the answer; ``"error"`` and why there is none; or ``"died"`` and how, where the process ended
+            without an answer. A process that doesn't answer within `timeout` seconds is killed, which is an error. If
+            there is no process afterwards, the next request goes to a new one.
+
+        Raises
+        ------
+        TuneError
+            If no process can be started.
+        """
+        self.send(request)
+        return self.receive(timeout)
+
+    def start(self) -> None:
+        """Start the process if there is none, so that it is up by the time that something is sent."""
+        if self._process is None:
+            self._start()
+
+    def send(self, request: tuple[Any, ...]) -> None:
+        """Send a request; `receive` says what became of it, also if the process is gone."""
+        self.start()
+        assert self._pipe is not None
+        try:
+            self._pipe.send(request)
+        except OSError:
+            return  # the pipe's other end is closed, which `receive` finds too
+
+    def receive(self, timeout: float) -> tuple[str, Any]:
+        """What became of the request that was sent; see `ask`."""
+        assert self._pipe is not None
+        try:
+            if self._pipe.poll(timeout):
+                status, answer = self._pipe.recv()
+                if status == "fatal":
+                    self.close()
+                return "ok" if status == "ok" else "error", answer
+            found = "error", f"no result within {timeout:g} s"
+        except (EOFError, OSError):
+            found = "died", self._how_it_ended()
+        self.close()
+        return found
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session, and so a group
+            self._process.wait()
+        self._process = self._pipe = None
+
+    def _start(self) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        try:
+            with theirs, open(self.log, "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", self.main, str(theirs.fileno()), str(os.getpid())],
+                    env={**os.environ, **self.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl-C is for the tuner, which then ends its processes
+                )
+        except OSError as error:
+            ours.close()
+            raise TuneError(f"no tuning worker can be started: {error}") from error
+        self._pipe = ours
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe without an answer"
+        if code == -signal.SIGKILL:
+            return "killed (SIGKILL): by the system for want of memory, or from outside"
+        return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"exited ({code})"
+
+
+def serve(handle: Callable[[tuple[Any, ...]], Any]) -> None:
+    """Be a `Child`: answer requests by what `handle` gives or raises, until the tuner closes the pipe or dies."""
+    # A tuner that is killed can't stop its child, which may be in a kernel that never returns.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    if os.getppid() != parent:  # it was killed before that call
+        return
+    # Where memory runs out it is the candidate's doing, so it isn't the tuner that the system is to kill.
+    Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
+    pipe = Connection(descriptor)
+    while True:
+        try:
+            request = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = "ok", handle(request)
+        except Fatal as error:
+            pipe.send(("fatal", str(error)))
+            return
+        # Whatever a candidate makes the compiler raise is that candidate's result, not this process's end.
+        except Exception as error:
+            answer = "error", f"{type(error).__name__}: {' '.join(str(error).split())[-_MESSAGE:]}"
+        pipe.send(answer)

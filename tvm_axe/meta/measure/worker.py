@@ -1,0 +1,270 @@
+"""The process in which candidates are built and run.
+
+It imports the compiler once and stays up, so that a candidate costs its own compilation and timing and nothing else
+(upstream's builder starts new processes for every round and imports every tensor intrinsic in each). It is started,
+fed and replaced by `tvm_axe.meta.measure.measurer.Worker`. What it is asked, modules and targets being JSON:
+
+    (PREPARE, mod, target, exchange, None)      -> `Prepared`; what is wanted of candidates is in the exchange now
+    (PREPARE, mod, target, exchange, prepared)  -> the same, in every other process
+    (BUILD, number, mod)  -> {"build": seconds}; the candidate is kept under its number
+    (RUN, number)         -> {"median": seconds, "run": seconds}; the candidate is dropped
+    (TURNS, count, turns) -> seconds of each of candidates 0 to count - 1 in each turn; they are dropped
+
+A candidate is run by the process that built it, so nothing compiled is ever written to a file and linked. What packs a
+candidate's weights (`tvm_axe.records.packing`) is built apart, and run once on each input set before that is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.ir import IRModule
+from tvm.runtime import Module
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.lower.tiles import overlaps, with_tile_kernels
+from tvm_axe.machines import cache, nvcc
+from tvm_axe.machines.target import cores
+from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
+from tvm_axe.meta.measure.child import serve
+from tvm_axe.meta.measure.devices import Device, OnCpu, device_for
+from tvm_axe.meta.measure.exchange import Exchange, Params
+from tvm_axe.meta.measure.reference import reference_for
+from tvm_axe.records.packing import split_packing
+
+BUILD, PREPARE, RUN, TURNS = "build", "prepare", "run", "turns"
+
+_SETS = 2  # of inputs, with contents of their own
+_LARGE = 1 << 26  # bytes of a set of which there is one: a second shows little that so many numbers don't
+
+
+class Prepared(NamedTuple):
+    """What is known of a function whose candidates are to be measured.
+
+    Attributes
+    ----------
+    median
+        Seconds of a call of the function as it stands; None where it wasn't run as it stands.
+    longest
+        Seconds that a call of the function's reference took.
+    written
+        Whether each argument is an output.
+    conditions
+        Under what conditions times are measured.
+    """
+
+    median: float | None
+    longest: float
+    written: tuple[bool, ...]
+    conditions: dict[str, str | int]
+
+
+class Candidate(NamedTuple):
+    """A candidate that was built.
+
+    Attributes
+    ----------
+    module
+        What is called and timed.
+    pack
+        What packs its weights; None where it has none that are packed ahead.
+    places
+        Which arguments these are.
+    params
+        Shape and type of each, packed.
+    """
+
+    module: Module
+    pack: Module | None
+    places: tuple[int, ...]
+    params: Params
+
+
+def build_candidate(mod: IRModule, target: Target) -> Candidate:
+    """Compile a candidate, and apart from it what packs its weights."""
+    parts = split_packing(mod["main"])
+    if parts.pack is None:
+        return Candidate(build(mod, target), None, (), ())
+    params, pack = params_of(parts.main), parts.pack.with_attr("global_symbol", "main")
+    module = build(IRModule({"main": parts.main}), target)
+    return Candidate(
+        module, build(IRModule({"main": pack}), target), parts.places, [params[place] for place in parts.places]
+    )
+
+
+def params_of(func: tirx.PrimFunc) -> Params:
+    """Shape and type of each parameter of a function."""
+    infos = ms.arg_info.ArgInfo.from_prim_func(func)
+    return [(tuple(map(int, info.shape)), np.dtype(str(info.dtype))) for info in infos]
+
+
+def build(mod: IRModule, target: Target) -> Module:
+    """Compile a candidate, all of it: nothing is left for its first call but to link."""
+    chosen = with_tile_kernels(mod, target)
+    if str(target.kind.name) != "cuda":
+        module = tvm.compile(chosen, target=target).jit()
+        module.get_function("main")  # generates the code
+        return module
+    # A tile kernel leaves a function of TIRx, which upstream's other pipeline takes for something else.
+    pipeline = "s_tir" if "s_tir" in chosen["main"].attrs else "tirx"
+    store = cache.Cache()
+    return _tvm.build_cuda(
+        chosen, target, lambda source: nvcc.cubin(source, target, store), overlaps(chosen), pipeline
+    )[0]
+
+
+class Bench:
+    """Builds and runs the candidates of one function."""
+
+    def __init__(self, mod: IRModule, target: Target, exchange: Path, prepared: Prepared | None) -> None:
+        self.target, self.slack = target, summing_slack(mod["main"])
+        params = params_of(mod["main"])
+        size = sum(prod(shape) * dtype.itemsize for shape, dtype in params)
+        sets = _SETS if size <= _LARGE else 1
+        self.exchange = Exchange(exchange, params, sets, writable=prepared is None)
+        self.built: dict[int, Candidate] = {}
+        if prepared is not None:
+            self.prepared = prepared
+            return
+        reference = reference_for(mod, target, build)
+        for positive in (False, True):
+            self._draw(positive)
+            self.device.fill()
+            results = [reference.compute(self.device, number) for number in range(sets)]
+            # The root of a negative number, say, isn't finite, and agrees with that of any other negative number.
+            if all(np.isfinite(array).all() for arrays in results for array in arrays if is_float(array.dtype)):
+                break
+        changed = [
+            [not same_bytes(after, before) for before, after in zip(given, got)]
+            for given, got in zip(self.exchange.inputs, results)
+        ]
+        written = tuple(map(any, zip(*changed)))
+        for wanted, got in zip(self.exchange.wanted, results):
+            for output, array, after in zip(written, wanted, got):
+                if output:
+                    array[...] = after
+        self.prepared = Prepared(*reference.seconds(self.device), written, self.device.conditions())
+
+    @cached_property
+    def device(self) -> Device:
+        """Made at the first run, when nothing else runs: to open a GPU disturbs what is timed on it."""
+        return device_for(self.target, self.exchange.inputs)
+
+    def build(self, number: int, mod: IRModule) -> dict[str, float]:
+        """Compile a candidate and keep it."""
+        start = time.perf_counter()
+        self.built[number] = build_candidate(mod, self.target)
+        return {"build": time.perf_counter() - start}
+
+    def run(self, number: int) -> dict[str, float]:
+        """Run a candidate on every input set, check what it leaves, and time it.
+
+        An output starts as random numbers like everything else, so what a kernel forgets to write doesn't agree with
+        the reference, and a kernel that updates a buffer starts from the same one as the reference.
+
+        Raises
+        ------
+        ValueError
+            If a result isn't the reference's, by more than a reordered sum explains.
+        """
+        start, candidate = time.perf_counter(), self.built.pop(number)
+        self.device.fill()
+        device, sets = self._packed(candidate), range(len(self.exchange.inputs))
+        packed = [{place: device.results(n)[place].copy() for place in candidate.places} for n in sets]
+        for n in sets:
+            device.call(candidate.module, n)
+        damage = self.device.damage() or device.damage()
+        if damage:
+            raise ValueError(f"wrong result: it {damage}")
+        for n in sets:
+            for place, array in packed[n].items():
+                if not same_bytes(device.results(n)[place], array):
+                    raise ValueError(f"wrong result: it changes argument {place} as packed")
+            self._check(n)
+        median = device.median(candidate.module, device.call(candidate.module, 0))
+        return {"median": median, "run": time.perf_counter() - start}
+
+    def _check(self, number: int) -> None:
+        """Compare what an input set is now with what is wanted of it."""
+        given, wanted = self.exchange.inputs[number], self.exchange.wanted[number]
+        for place, got in enumerate(self.device.results(number)):
+            output = self.prepared.written[place]
+            wrong = difference(got, (wanted if output else given)[place], self.slack if output else 0.0)
+            if wrong:
+                raise ValueError(f"wrong result: argument {place} {wrong}")
+
+    def turns(self, count: int, turns: int) -> list[list[float]]:
+        """Time candidates that were checked before one after the other, and all of that `turns` times."""
+        candidates = [self.built.pop(number) for number in range(count)]
+        self.device.fill()
+        pairs = [(candidate.module, self._packed(candidate)) for candidate in candidates]
+        for module, device in pairs:  # what a first call does is no part of a turn
+            device.call(module, 0)
+        found = [[device.median(module, device.call(module, 0)) for module, device in pairs] for _ in range(turns)]
+        return [list(times) for times in zip(*found)]
+
+    def _packed(self, candidate: Candidate) -> Device:
+        """The device with a candidate's packed weights in the places of the others."""
+        if candidate.pack is None:
+            return self.device
+        assert isinstance(self.device, OnCpu)  # no space of a GPU's packs ahead
+        return self.device.packed(candidate.pack, candidate.places, candidate.params)
+
+    def _draw(self, positive: bool) -> None:
+        rng = np.random.default_rng(0)
+        for arrays in self.exchange.inputs:
+            for array in arrays:
+                array[...] = random_array(rng, array.shape, array.dtype, positive)
+
+
+class _Process:
+    """What answers the requests: the bench of the function that was prepared last, and where it runs."""
+
+    def __init__(self) -> None:
+        self.bench: Bench | None = None
+        self.everywhere = os.sched_getaffinity(0)
+        self.pinned: list[int] = []
+
+    def handle(self, request: tuple[Any, ...]) -> Any:
+        kind, *arguments = request
+        if kind == PREPARE:
+            return self._prepare(*arguments)
+        if self.bench is None:
+            raise ValueError("nothing was prepared")
+        if kind == BUILD:
+            os.sched_setaffinity(0, self.everywhere)
+            number, mod = arguments
+            return self.bench.build(number, tvm.ir.load_json(mod))
+        if self.pinned:
+            os.sched_setaffinity(0, self.pinned)
+        return self.bench.turns(*arguments) if kind == TURNS else self.bench.run(*arguments)
+
+    def _prepare(self, mod: str, target: str, exchange: Path, prepared: Prepared | None) -> Prepared:
+        resolved = Target(json.loads(target))
+        if str(resolved.kind.name) == "llvm" and not self.pinned:
+            self.pinned = cpus_for(resolved)
+            _tvm.use_threads(cores(resolved), self.pinned)
+        self.bench = None  # lets go of what the last one held before there is another
+        self.bench = Bench(tvm.ir.load_json(mod), resolved, exchange, prepared)
+        return self.bench.prepared
+
+
+def cpus_for(target: Target) -> list[int]:
+    """The CPUs that kernels for a (resolved) CPU target run on: as many as its cores, the first of this process's."""
+    return sorted(os.sched_getaffinity(0))[: cores(target)]
+
+
+def main() -> None:
+    """Be a child of a tuner."""
+    serve(_Process().handle)

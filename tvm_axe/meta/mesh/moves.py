@@ -1,0 +1,362 @@
+"""The schedules of a program: what its collectives can be split into, moved behind, fused with and overlapped with.
+
+Primitives are tried in the order split, reorder, as_slice, fuse, overlap, in which each makes room for the next; what a
+validity rule refuses is no schedule. Two ways to the same function count once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir
+from tvm.s_tir.schedule import SBlockRV
+
+from tvm_axe.errors import ScheduleError
+from tvm_axe.schedule import Schedule, query
+from tvm_axe.schedule.redistribute import sharded_over
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A schedule and, in words, the primitives that led to it."""
+
+    sch: Schedule
+    steps: tuple[str, ...] = ()
+
+    def then(self, text: str, primitive: Callable[[Schedule], Any]) -> Candidate | None:
+        """The candidate one primitive further, or None where its rule refuses.
+
+        Also where two blocks are of one name then, as blocks go by name: a gather that moved behind another is one that
+        has changed places with it, which is worth nothing.
+        """
+        sch = self.sch.copy()
+        try:
+            with query.on_a_copy():
+                primitive(sch)
+        except (ScheduleError, s_tir.ScheduleError):
+            return None
+        further = Candidate(sch, (*self.steps, text))
+        names = further.blocks()
+        return further if len(set(names)) == len(names) else None
+
+    def blocks(self) -> list[str]:
+        """The names of the blocks in program order."""
+        return [name for nest in self.nests() for name in nest]
+
+    def nests(self) -> list[list[str]]:
+        """The names of the blocks of each stage."""
+        sch = self.sch.copy()  # asking is recorded in a trace too
+        found: list[list[str]] = []
+        last = None
+        for block in sch.get_child_blocks(sch.get_sblock("root")):
+            loops = sch.get_loops(block)
+            outermost = sch.get(loops[0]) if loops else None
+            if outermost is not None and last is not None and outermost.same_as(last):
+                found[-1].append(query.name_of(sch, block))
+            else:
+                found.append([query.name_of(sch, block)])
+            last = outermost
+        return found
+
+
+def schedules(seed: Schedule, keep: Collection[str] = (), chunks: Sequence[int] = (2, 4)) -> Iterator[Candidate]:
+    """Every schedule that the primitives make of `seed`, itself first, with every number of chunks.
+
+    Parameters
+    ----------
+    seed, keep
+        As `one_after_other` takes them.
+    chunks
+        As `spaces` takes it.
+    """
+    return itertools.chain.from_iterable(spaces(one_after_other(seed, keep), chunks))
+
+
+def spaces(candidates: Iterable[Candidate], chunks: Sequence[int] = (2, 4)) -> Iterator[tuple[Candidate, ...]]:
+    """The candidates, each followed by what overlaps its stages, by the shape of the trace.
+
+    Candidates of one space differ in what their trace samples (`sample_categorical`) and in nothing else: the number of
+    chunks where stages overlap. Any of them is the space to a search that draws and changes samples.
+
+    Parameters
+    ----------
+    candidates : Iterable[Candidate]
+        Schedules whose stages run one after the other.
+    chunks : Sequence[int]
+        Into how many chunks overlapping stages may cut a device's slice.
+    """
+    seen: set[int] = set()
+    for candidate in candidates:
+        for space in ((candidate,), *_overlaps(candidate, chunks)):
+            new = {structure(candidate.sch): candidate for candidate in space}
+            fresh = tuple(candidate for key, candidate in new.items() if key not in seen)
+            seen.update(new)
+            if fresh:
+                yield fresh
+
+
+def one_after_other(seed: Schedule, keep: Collection[str] = ()) -> Iterator[Candidate]:
+    """What the primitives make of `seed` but for overlaps, itself first, none twice.
+
+    Parameters
+    ----------
+    seed : Schedule
+        The program, shared over the mesh: its collectives are as `shard` and `all_reduce` left them.
+    keep : Collection[str]
+        Parameters that may stay sharded: the state that one step leaves to the next.
+    """
+    seen: set[int] = set()
+    for split in _each_in_turn(Candidate(seed), _all_reduces, _splits):
+        for moved in _each_in_turn(split, _gathers, _reorders):
+            for fused in _fusions(_with_slices(moved, keep)):
+                key = structure(fused.sch)
+                if key not in seen:
+                    seen.add(key)
+                    yield fused
+
+
+def structure(sch: s_tir.Schedule) -> int:
+    """A hash of the scheduled function, whatever it is called: equal for two ways to one function."""
+    return tvm_ffi.structural_hash(sch.mod["main"].without_attr("global_symbol"))
+
+
+def _each_in_turn(
+    candidate: Candidate,
+    find: Callable[[Candidate], list[str]],
+    options: Callable[[Candidate, str], Iterator[Candidate]],
+    passed: frozenset[str] = frozenset(),
+) -> Iterator[Candidate]:
+    """Every choice for every block that `find` finds: to leave it, or one of its options, which may bring new ones."""
+    name = next((name for name in find(candidate) if name not in passed), None)
+    if name is None:
+        yield candidate
+        return
+    yield from _each_in_turn(candidate, find, options, passed | {name})
+    for option in options(candidate, name):
+        yield from _each_in_turn(option, find, options, passed | {name})
+
+
+def _all_reduces(candidate: Candidate) -> list[str]:
+    """The all-reduces of more elements than there are devices: a smaller one only gets slower in two steps."""
+    sch, found = candidate.sch.copy(), []
+    for name in candidate.blocks():
+        block = sch.get_sblock(name)
+        peers = query.bound_loops(sch, block, query.REDUCE)
+        stmt = sch.get(block)
+        scattered = set(peers) & set(query.bound_loops(sch, block, query.SPATIAL))
+        if peers and not scattered and query.root_of(stmt) is None:
+            size = math.prod(int(extent) for extent in stmt.body.buffer.shape)
+            found += [name] if size > sch.mesh.size else []
+    return found
+
+
+def _splits(candidate: Candidate, name: str) -> Iterator[Candidate]:
+    sch = candidate.sch.copy()
+    block = sch.get_sblock(name)
+    shape = [int(extent) for extent in sch.get(block).body.buffer.shape]
+    (axis,) = query.bound_loops(sch, block, query.REDUCE)
+    devices = sch.mesh.axis_size(axis)
+    dims = [("dim", dim) for dim, extent in enumerate(shape) if extent >= devices]
+    for which, number in [*dims, ("root", 0)]:
+
+        def split(sch: Schedule, which: str = which, number: int = number) -> None:
+            sch.split_collective(sch.get_sblock(name), **{which: number})
+
+        found = candidate.then(f"split_collective({name}, {which}={number})", split)
+        if found is not None:
+            yield found
+
+
+def _gathers(candidate: Candidate) -> list[str]:
+    """The all-gathers that something reads."""
+    sch, found = candidate.sch.copy(), []
+    for name in candidate.blocks():
+        block = sch.get_sblock(name)
+        if sch.get_consumers(block) and _is_gather(sch, block):
+            found.append(name)
+    return found
+
+
+def _is_gather(sch: Schedule, block: SBlockRV) -> bool:
+    try:
+        query.gathered(sch, block, "search")
+    except ScheduleError:
+        return False
+    return True
+
+
+def _reorders(candidate: Candidate, gather: str) -> Iterator[Candidate]:
+    """The gather behind its readers, behind theirs too, and so on as far as it goes."""
+    sch, order = candidate.sch.copy(), candidate.blocks()
+    consumers: list[str] = []
+    frontier = _readers(sch, gather)
+    while frontier:
+        further = sorted({*consumers, *frontier}, key=order.index)
+        found = _reordered(candidate, gather, further)
+        if found is None:
+            # What can't compute on slices is left behind, unless it reads the gathered buffer itself.
+            along = [name for name in frontier if consumers and _reordered(candidate, gather, [*consumers, name])]
+            if not along or len(along) == len(frontier):
+                return
+            frontier = along
+            continue
+        yield found
+        consumers = further
+        behind = {reader for name in consumers for reader in _readers(sch, name)}
+        frontier = sorted(behind - set(consumers), key=order.index)
+
+
+def _reordered(candidate: Candidate, gather: str, consumers: Sequence[str]) -> Candidate | None:
+    def reorder(sch: Schedule) -> None:
+        sch.reorder_collective(sch.get_sblock(gather), [sch.get_sblock(name) for name in consumers])
+
+    return candidate.then(f"reorder_collective({gather}, [{', '.join(consumers)}])", reorder)
+
+
+def _readers(sch: Schedule, name: str) -> list[str]:
+    return [query.name_of(sch, block) for block in sch.get_consumers(sch.get_sblock(name))]
+
+
+def _with_slices(candidate: Candidate, keep: Collection[str]) -> Candidate:
+    """The candidate with what may stay sharded left so: it saves a gather and costs nothing."""
+    sch = candidate.sch.copy()
+    for name in candidate.blocks():
+        block = sch.get_sblock(name)
+        if sch.get(block).body.buffer.name in keep and _is_gather(sch, block):
+
+            def as_slice(sch: Schedule, name: str = name) -> None:
+                sch.as_slice(sch.get_sblock(name))
+
+            further = candidate.then(f"as_slice({name})", as_slice)
+            candidate = candidate if further is None else further
+    return candidate
+
+
+def _fusions(candidate: Candidate, start: int = 0) -> Iterator[Candidate]:
+    """Every way to fuse: from the first nest on, each alone, with as many as go without communicating, or with all."""
+    nests = _chains(candidate)
+    if start >= len(nests):
+        yield candidate
+        return
+    tried: set[int] = set()
+    for length in _lengths(candidate, nests, start):
+        if length in tried:
+            continue
+        tried.add(length)
+        fused = candidate if length == 1 else _fused(candidate, nests[start : start + length])
+        if fused is not None:
+            yield from _fusions(fused, start + 1)
+
+
+def _chains(candidate: Candidate) -> list[list[str]]:
+    """The nests in program order, but for copies that leave slices to the caller: each behind what it copies.
+
+    `as_slice` leaves them where their gathers were, at the end, between others that could be one kernel.
+    """
+    sch, nests = candidate.sch.copy(), candidate.nests()
+    order = list(nests)
+    for nest in nests:
+        block = sch.get_sblock(nest[0])
+        stmt = sch.get(block)
+        if len(nest) == 1 and query.is_copy(stmt) and not _communicates(candidate.sch, nest[0]):
+            sources = {query.name_of(sch, producer) for producer in sch.get_producers(block)}
+            behind = next((other for other in order if sources & set(other) and other is not nest), None)
+            if behind is not None and query.is_parameter(sch, stmt.body.buffer):
+                order.remove(nest)
+                order.insert(order.index(behind) + 1, nest)
+    return order
+
+
+def _lengths(candidate: Candidate, nests: Sequence[Sequence[str]], start: int) -> list[int]:
+    """How many nests from `start` on may become one: 1, the most that compute only, the most of all.
+
+    A matmul stays alone, as it is tuned.
+    """
+    most = start + 1
+    while (
+        most < len(nests)
+        and not any(_is_product(candidate.sch, name) for nest in (nests[start], nests[most]) for name in nest)
+        and _fused(candidate, nests[start : most + 1]) is not None
+    ):
+        most += 1
+    communicates = [any(_communicates(candidate.sch, name) for name in nest) for nest in nests]
+    computing = next((i for i in range(start, most) if communicates[i]), most)
+    # Computing of one kernel is never worse than of several.
+    return [computing - start if computing > start + 1 else 1, most - start]
+
+
+def _communicates(sch: Schedule, name: str) -> bool:
+    """Whether a block reads its peers, or is a copy that gathers or broadcasts."""
+    sch = sch.copy()
+    block = sch.get_sblock(name)
+    stmt, own = sch.get(block), query.sharded_dims(sch, block)
+    gathers = query.is_copy(stmt) and set(sharded_over(sch, block, stmt.body.value.source, sch.mesh)) - set(own)
+    broadcasts = any(query.root_of(sch.get(producer)) is not None for producer in sch.get_producers(block))
+    return bool(gathers) or broadcasts or bool(query.bound_loops(sch, block, query.REDUCE))
+
+
+def _is_product(sch: Schedule, name: str) -> bool:
+    sch = sch.copy()
+    return query.is_product(sch.get(sch.get_sblock(name)))
+
+
+def _fused(candidate: Candidate, nests: Sequence[Sequence[str]]) -> Candidate | None:
+    """The candidate with neighbouring nests in one: a mesh kernel, or a loop over the rows of what is not shared."""
+    if any(len(nest) > 1 for nest in nests):
+        return None
+    names = [nest[0] for nest in nests]
+    sch = candidate.sch.copy()
+    first = sch.get_sblock(names[0])
+    if query.bound_loops(sch, first, query.SPATIAL):
+
+        def fuse(sch: Schedule) -> None:
+            sch.fuse_collective([sch.get_sblock(name) for name in names])
+
+        return candidate.then(f"fuse_collective([{', '.join(names)}])", fuse)
+    elementwise = all(sch.get(sch.get_sblock(name)).init is None for name in names)
+    if (
+        not elementwise
+        or any(_communicates(sch, name) for name in names)
+        or any(query.bound_loops(sch, sch.get_sblock(name), query.SPATIAL) for name in names)
+    ):
+        return None
+
+    def fuse_rows(sch: Schedule) -> None:
+        row = sch.get_loops(sch.get_sblock(names[0]))[0]
+        for name in names[1:]:
+            sch.reverse_compute_at(sch.get_sblock(name), row)
+
+    return candidate.then(f"reverse_compute_at([{', '.join(names[1:])}], {names[0]})", fuse_rows)
+
+
+def _overlaps(candidate: Candidate, chunks: Sequence[int]) -> Iterator[tuple[Candidate, ...]]:
+    """Two or three neighbouring stages that communicate, chunk by chunk; with each number of chunks that divides."""
+    nests = candidate.nests()
+    for start in range(len(nests)):
+        for length in (2, 3):
+            window = nests[start : start + length]
+            if len(window) < length or not any(_communicates(candidate.sch, name) for nest in window for name in nest):
+                continue
+            stages = [nest[0] for nest in window]
+            for axis in candidate.sch.mesh.names:
+                valid = [count for count in chunks if _overlapped(candidate, stages, axis, [count], 0) is not None]
+                found = [_overlapped(candidate, stages, axis, valid, n) for n in range(len(valid))]
+                if found:
+                    yield tuple(overlap for overlap in found if overlap is not None)
+
+
+def _overlapped(
+    candidate: Candidate, stages: Sequence[str], axis: str, chunks: Sequence[int], decision: int
+) -> Candidate | None:
+    """The stages overlapped in a sampled number of chunks, here the one of that position in `chunks`."""
+
+    def overlap(sch: Schedule) -> None:
+        count = sch.sample_categorical(list(chunks), [1 / len(chunks)] * len(chunks), decision)
+        sch.overlap([sch.get_sblock(name) for name in stages], axis, count)
+
+    return candidate.then(f"overlap([{', '.join(stages)}], {axis}, {chunks[decision]})", overlap)

@@ -1,0 +1,1 @@
+"""What a tuning job shows: its progress, and the page on it."""

@@ -1,0 +1,63 @@
+"""What a job shows while it runs: one line with trials, the current task's best, throughput, model error, time left."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+from tvm_axe.meta.search.task import Task
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """A bar over all the trials of a job. ::
+
+        matmul:  41%|####      | 26/64 [00:09<00:13, 171 trials a minute, best 0.512 ms, 524.3 GFLOP/s, 0 failed]
+
+    Parameters
+    ----------
+    total, done
+        Trials, of which some were done before.
+    shown
+        Whether there is a bar at all.
+    """
+
+    def __init__(self, total: int, done: int, shown: bool) -> None:
+        form = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+        self._bar = tqdm(total=total, initial=done, unit="trial", bar_format=form, disable=not shown)
+        self._start, self._done = time.monotonic(), 0
+
+    def advance(self, task: Task, model_error: float | None) -> None:
+        """Count a trial of this task and show how it stands."""
+        self._done += 1
+        minutes = (time.monotonic() - self._start) / 60
+        words = [f"{self._done / minutes:.0f} trials a minute"]
+        best = task.best
+        words.append("none good" if best is None else f"best {best * 1e3:.3f} ms")
+        if best is not None and task.operations:
+            words.append(f"{task.operations / best / 1e9:.1f} GFLOP/s")
+        if model_error is not None:
+            words.append(f"model error {model_error:.2f}")
+        words.append(f"{len(task.failures)} failed")
+        self._bar.set_description(task.name, refresh=False)
+        self._bar.set_postfix_str(", ".join(words), refresh=False)
+        self._bar.update()
+
+    def confirm(self, task: Task) -> None:
+        """Show that a task's best candidates are being timed again."""
+        self._bar.set_description(f"{task.name}, the best again", refresh=False)
+        self._bar.refresh()
+
+    def shorten(self, trials: int) -> None:
+        """Take trials out of the total that will not be made."""
+        self._bar.total -= trials
+        self._bar.refresh()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._bar.close()

@@ -1,0 +1,46 @@
+"""The records that come with the package: ``tuning_logs/<target>/<workload>/`` inside of it.
+
+Records in a user's own folder hold for exactly the target that they were measured for. Those that ship would then serve
+only who has the same CPU as the packager, so they are also measured for the generic levels x86-64-v3 (AVX2) and
+x86-64-v4 (AVX-512), compiled without what a newer CPU adds, and stand in for every CPU with the same vector registers
+and number of cores. Any trace gives a right program on any CPU; that a stranger's is the fastest is a guess, which is
+why a record of the user's own always goes first, and tuning never counts the shipped ones as its trials.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvm.target import Target
+
+from tvm_axe.machines.target import cores, resolve_target, vector_bits
+from tvm_axe.records.folders import target_name, workload_suffix
+
+__all__ = ["SHIPPED", "shipped_folders", "stand_ins"]
+
+SHIPPED = Path(__file__).parent.parent / "tuning_logs"
+
+_LEVELS = {512: ("x86-64-v4", "x86-64-v3"), 256: ("x86-64-v3",)}  # by bits of a vector register
+
+
+def stand_ins(target: Target) -> list[Target]:
+    """The targets whose shipped records serve a resolved target, the best first: itself, then generic CPUs that it is.
+
+    Examples
+    --------
+    >>> target = resolve_target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+    >>> [str(other.attrs["mcpu"]) for other in stand_ins(target)]
+    ['haswell', 'x86-64-v3']
+    """
+    if target.kind.name != "llvm":
+        return [target]
+    levels = [
+        resolve_target({"kind": "llvm", "mcpu": level, "num-cores": cores(target)})
+        for level in _LEVELS.get(vector_bits(target), ())
+    ]
+    return [target, *(level for level in levels if str(level) != str(target))]
+
+
+def shipped_folders(target: Target, digest: str) -> list[Path]:
+    """The shipped databases of a workload, by its hash, for exactly this target."""
+    return sorted((SHIPPED / target_name(target)).glob(f"*{workload_suffix(digest)}"))

@@ -1,0 +1,1 @@
+"""Targets of tile programs, a folder each."""

@@ -1,0 +1,1 @@
+"""Tiles in registers: their layouts, and the code of what threads do with them by themselves."""

@@ -1,0 +1,323 @@
+"""Parallel: its body once for every point that a thread meets.
+
+Threads go along the fragment that the body stores to, else one that it reads, else row-major. Neighbouring points of a
+thread that access neighbouring addresses do so at once: their loads come before their bodies, their stores after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.script import tirx as T
+
+from tvm_axe.errors import TileError
+from tvm_axe.tile.program import Parallel, Tile, substitute_in
+from tvm_axe.tile.targets.cuda.fragments.copies import keeps_together
+from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers
+from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
+from tvm_axe.tile.targets.cuda.fragments.walk import HeldWalk, StridedWalk, Walk, covers, find_registers, vector_lengths
+from tvm_axe.tile.targets.cuda.plan import variables_in
+
+_CONDITIONAL = ("tirx.if_then_else",)
+
+
+def parallel(emitter: Emitter, node: Parallel) -> None:
+    """Emit a Parallel.
+
+    Raises
+    ------
+    TileError
+        A thread would need an element of a fragment that another holds.
+    """
+    anchor = anchor_of(emitter, node)
+    place: list[int | None] = list(range(len(node.vars))) if anchor is None else anchor.place
+    lane = _lane(emitter, node, anchor)
+    accesses, length = ([], 1) if lane is None else _together(emitter, node, lane)
+    if anchor is None:
+        walk: Walk = StridedWalk(node.extents, emitter.threads.count, length, lanes=True)
+    else:
+        walk = HeldWalk(emitter.registers(anchor.tile).holding, anchor.start, anchor.extents)
+    outer = len(walk.digits) - (length.bit_length() - 1)
+    zero = np.zeros_like(walk.inside, dtype=np.int64)
+    known = {var: zero if d is None else walk.points[d] for var, d in zip(node.vars, place)}
+    thread, none = emitter.threads.index, tirx.const(0, "int32")
+    with walk.steps(0, outer) as steps:
+        first = [*steps, *[none] * (len(walk.digits) - outer)]
+        with emitter.guarded(walk.conditions(thread, first)):
+            start = walk.index(thread, first)
+            body = _Body(emitter, node, walk, known, accesses)
+            body.values = {var: none if d is None else start[d] for var, d in zip(node.vars, place)}
+            body.steps = first
+            body.load(length)
+            with walk.steps(outer) as lanes:
+                index = walk.index(thread, [*steps, *lanes])
+                body.values = {var: none if d is None else index[d] for var, d in zip(node.vars, place)}
+                body.steps = [*steps, *lanes]
+                body.lane = sum((step << at for at, step in enumerate(reversed(lanes))), none)
+                body.emit(node.body)
+            body.values = {var: none if d is None else start[d] for var, d in zip(node.vars, place)}
+            body.steps = first
+            body.store(length)
+
+
+# ---- What threads go along ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A box of a fragment, and which of its dimensions each variable is."""
+
+    tile: Tile
+    start: list[int]
+    extents: list[int]
+    place: list[int | None]
+
+
+def anchor_of(emitter: Emitter, node: Parallel) -> Anchor | None:
+    """The first fragment stored to by plain coordinates, else the first so read; None if there is neither."""
+    for stores in (True, False):
+        for tile, indices, is_store in node.accesses:
+            if is_store == stores and isinstance(emitter.storages[tile], Registers):
+                box = _box(node, indices)
+                if box is not None:
+                    return Anchor(tile, *box)
+    return None
+
+
+def _box(node: Parallel, indices: Sequence[Any]) -> tuple[list[int], list[int], list[int | None]] | None:
+    """The box of a tile that `indices` go over, and the dimension of each variable; None if they are no plain ones."""
+    start, extents = [], []
+    place: dict[tirx.Var, int] = {}
+    for dimension, index in enumerate(indices):
+        var, offset = _plain(index, node.vars)
+        if offset is None or var in place:
+            return None
+        if var is not None:
+            place[var] = dimension
+        start.append(offset)
+        extents.append(1 if var is None else dict(zip(node.vars, node.extents))[var])
+    if any(extent != 1 and var not in place for var, extent in zip(node.vars, node.extents)):
+        return None
+    return start, extents, [place.get(var) for var in node.vars]
+
+
+def _plain(index: Any, own: Sequence[tirx.Var]) -> tuple[tirx.Var | None, int | None]:
+    """The variable and the constant that an index is the sum of; the constant is None if it is no such sum."""
+    if isinstance(index, (int, tirx.IntImm)):
+        return None, int(index)
+    if any(index.same_as(var) for var in own):
+        return index, 0
+    if isinstance(index, ir.prim.Add):
+        (va, ca), (vb, cb) = _plain(index.a, own), _plain(index.b, own)
+        if ca is not None and cb is not None and (va is None or vb is None):
+            return (va if vb is None else vb), ca + cb
+    return None, None
+
+
+# ---- What is accessed at once ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """The variable that runs over a thread's neighbouring points, and how many there are at most."""
+
+    var: tirx.Var
+    most: int
+
+
+@dataclass
+class _Access:
+    """A load or store by neighbouring points of neighbouring elements; `held` is where they are meanwhile."""
+
+    tile: Tile
+    indices: tuple[Any, ...]
+    stores: bool
+    held: Any = None
+
+
+def _lane(emitter: Emitter, node: Parallel, anchor: Anchor | None) -> _Lane | None:
+    if anchor is None:
+        return _Lane(node.vars[-1], node.extents[-1] & -node.extents[-1])
+    digits = emitter.registers(anchor.tile).holding.register_digits
+    if not digits or (digits[-1].stride, digits[-1].weight) != (1, 1) or digits[-1].dimension not in anchor.place:
+        return None
+    dimension = digits[-1].dimension
+    sizes = digits[-1].extent | anchor.start[dimension] | anchor.extents[dimension]
+    return _Lane(node.vars[anchor.place.index(dimension)], sizes & -sizes)
+
+
+def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> tuple[list[_Access], int]:
+    """The accesses to memory that neighbouring points make at once, and by how many points."""
+    sure = _Unconditional(node.body)
+    stored = [tile for tile, _, stores in node.accesses if stores]
+    accesses = [
+        _Access(tile, indices, stores)
+        for tile, indices, stores in sure.accesses(node)
+        if isinstance(emitter.storages[tile], Memory) and stored.count(tile) == int(stores)
+    ]
+    best: tuple[list[_Access], int] = ([], 1)
+    least = float(len(accesses))
+    for length in vector_lengths(8):
+        if lane.most % length or length == 1:
+            continue
+        fitting = [
+            access
+            for access in accesses
+            if length * int(tvm_ffi.dtype(access.tile.dtype).bits) <= 128
+            if not sure.names & variables_in(access.indices) and _is_vector(emitter, access, lane.var, length)
+        ]
+        instructions = len(accesses) - len(fitting) * (1 - 1 / length)  # a point
+        if instructions < least:
+            best, least = (fitting, length), instructions
+    return best
+
+
+class _Unconditional:
+    """What every point of a body does: its accesses, and the names that the body gives."""
+
+    def __init__(self, body: tirx.Stmt) -> None:
+        self.names: set[tirx.Var] = set()
+        self.branches = False
+        tvm_ffi.structural_walk(body, (tirx.Bind, lambda bind: self.names.add(bind.var)))
+        tvm_ffi.structural_walk(body, ((tirx.IfThenElse, tirx.Select, ir.Call), self._meet))
+
+    def _meet(self, found: Any) -> None:
+        if not isinstance(found, ir.Call) or str(getattr(found.op, "name", "")) in _CONDITIONAL:
+            self.branches = True
+
+    def accesses(self, node: Parallel) -> list[tuple[Tile, tuple[Any, ...], bool]]:
+        """All accesses, if none is under a condition; else none."""
+        return [] if self.branches else list(node.accesses)
+
+
+def _is_vector(emitter: Emitter, access: _Access, var: tirx.Var, length: int) -> bool:
+    """Whether `length` points from a multiple of it on access as many neighbours, aligned."""
+    *outer, last = access.indices
+    if var in variables_in(outer) or isinstance(last, int):
+        return False
+    first, analyzer = substitute_in(last, {var: tirx.const(0, "int32")}), emitter.analyzer
+    if not (analyzer.can_prove_equal(last, first + var) and analyzer.can_prove(first % length == 0)):
+        return False
+    layout, shape = emitter.memory(access.tile).layout, access.tile.shape
+    if layout is not None:
+        return keeps_together(layout, shape, length)
+    return len(shape) == 1 or bool(analyzer.can_prove(shape[-1] % length == 0))
+
+
+# ---- The body ----------------------------------------------------------------------------------------------------
+
+
+class _Body:
+    """The body at one step of the walk."""
+
+    def __init__(
+        self, emitter: Emitter, node: Parallel, walk: Walk, known: dict[tirx.Var, np.ndarray], accesses: list[_Access]
+    ) -> None:
+        self.emitter, self.node, self.walk, self.known, self.accesses = emitter, node, walk, known, accesses
+        self.values: dict[tirx.Var, Any] = {}
+        self.steps: Sequence[Any] = ()
+        self.lane: Any = 0
+
+    def load(self, length: int) -> None:
+        """Load what neighbouring points read at once, and make room for what they write."""
+        for access in self.accesses:
+            held = T.alloc_buffer((length,), access.tile.dtype, scope="local")
+            if not access.stores:
+                buffer, address = self._address(access)
+                with T.vectorized(length) as lane:
+                    place = (*address[:-1], address[-1] + lane)
+                    T.buffer_store(held, buffer[place], [lane])
+            access.held = held
+
+    def store(self, length: int) -> None:
+        """Store what neighbouring points wrote."""
+        for access in self.accesses:
+            if access.stores:
+                buffer, address = self._address(access)
+                with (
+                    self.emitter.guarded(self.walk.first_copy(self.emitter.threads.index)),
+                    T.vectorized(length) as lane,
+                ):
+                    T.buffer_store(buffer, access.held[lane], [*address[:-1], address[-1] + lane])
+
+    def _address(self, access: _Access) -> tuple[Any, list[Any]]:
+        stored = self.emitter.memory(access.tile)
+        return stored.buffer, stored.address([self._expression(i) for i in access.indices], access.tile.shape)
+
+    def emit(self, stmt: tirx.Stmt) -> None:
+        """Emit a statement for one point."""
+        if isinstance(stmt, tirx.SeqStmt):
+            for inner in stmt.seq:
+                self.emit(inner)
+        elif isinstance(stmt, tirx.IfThenElse):
+            with T.If(self._expression(stmt.condition)):
+                with T.Then():
+                    self.emit(stmt.then_case)
+                if stmt.else_case is not None:
+                    with T.Else():
+                        self.emit(stmt.else_case)
+        elif isinstance(stmt, tirx.Bind):
+            value = evaluate(stmt.value, self.known)
+            if value is not None:
+                self.known[stmt.var] = value
+            self.values[stmt.var] = T.bind(self._expression(stmt.value))
+        else:
+            self._store(stmt)
+
+    def _expression(self, expr: Any) -> Any:
+        return self.emitter.rewritten(expr, self.values, self._loaded)
+
+    def _loaded(self, tile: Tile, load: Any) -> Any:
+        if tile.scope == "fragment":
+            return self.emitter.registers(tile).buffer[self._register(tile, load.indices, stores=False)]
+        held = self._held(tile, load.indices, stores=False)
+        return None if held is None else held[self.lane]
+
+    def _held(self, tile: Tile, indices: Sequence[Any], stores: bool) -> Any:
+        for access in self.accesses:
+            same = (access.tile, access.stores) == (tile, stores) and access.held is not None
+            if same and tvm_ffi.structural_equal(list(access.indices), list(indices)):
+                return access.held
+        return None
+
+    def _store(self, stmt: tirx.BufferStore) -> None:
+        emitter, value = self.emitter, self._expression(stmt.value)
+        tile = emitter.tiles[stmt.buffer]
+        stored = emitter.storages[tile]
+        if isinstance(stored, Registers):
+            T.buffer_store(stored.buffer, value, [self._register(tile, stmt.indices, stores=True)])
+            return
+        held = self._held(tile, stmt.indices, stores=True)
+        if held is not None:
+            T.buffer_store(held, value, [self.lane])
+            return
+        indices = [self._expression(index) for index in stmt.indices]
+        with emitter.guarded(self.walk.first_copy(emitter.threads.index)):
+            T.buffer_store(stored.buffer, value, stored.address(indices, tile.shape))
+
+    def _register(self, tile: Tile, indices: Sequence[Any], stores: bool) -> tirx.Expr:
+        held = self.emitter.registers(tile)
+        element = f"{tile.name}[{', '.join(map(str, indices))}]"
+        index = [evaluate(part, self.known) for part in indices]
+        if any(part is None for part in index):
+            raise TileError(
+                f"{self.node}: {element}: a fragment's register is known at compile time; valid indices are the "
+                "point's coordinates, constants, and sums, products and quotients of them"
+            )
+        known: list[np.ndarray] = [part for part in index if part is not None]
+        found = find_registers(self.walk, held.holding, known)
+        if found is None or (stores and not covers(self.walk, held.holding, known)):
+            walked = self.walk.holding.layout if isinstance(self.walk, HeldWalk) else "row-major order over the threads"
+            anchor = anchor_of(self.emitter, self.node)
+            by = f", that of {anchor.tile.name}, from {self.emitter.registers(anchor.tile).origin}" if anchor else ""
+            raise TileError(
+                f"{self.node}: threads go along {walked}{by}; they don't hold what they need of {element}, "
+                f"since its layout is {held.holding.layout}, from {held.origin}"
+            )
+        base, coefficients = found
+        return sum((step * c for step, c in zip(self.steps, coefficients) if c), tirx.const(base, "int32"))

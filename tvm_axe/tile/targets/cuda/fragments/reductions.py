@@ -1,0 +1,208 @@
+"""Reduce: first over a thread's registers, then by shuffles over the lanes of its warp, then over warps.
+
+The result has the source's layout without the reduced axis: its steps over threads become replicas, so that every
+thread that held a part of a row holds the row's result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvm_axe.errors import TileError
+from tvm_axe.layout import Layout
+from tvm_axe.tile.program import Copy, Reduce, Region, Tile
+from tvm_axe.tile.targets.cuda.fragments.copies import copy
+from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers
+from tvm_axe.tile.targets.cuda.fragments.infer import reduced_layout
+from tvm_axe.tile.targets.cuda.fragments.layout import Digit, Holding, linear, projected
+from tvm_axe.tile.targets.cuda.fragments.walk import HeldWalk, covers, find_registers
+
+LANES = 32
+_ALL_LANES = 0xFFFFFFFF
+_SIXTEEN_BITS = ("float16", "bfloat16")
+
+
+def accumulation_type(dtype: str) -> str:
+    """In what a reduction to `dtype` is computed."""
+    return "float32" if dtype in _SIXTEEN_BITS else dtype
+
+
+def over_warps(holding: Holding, axis: int) -> list[Digit]:
+    """The steps along `axis` from warp to warp."""
+    across = [digit for digit in holding.thread_digits if digit.dimension == axis]
+    outer = [digit.split(_lanes(digit))[0] for digit in across]
+    return [digit for digit in outer if digit.extent > 1]
+
+
+def _lanes(digit: Digit) -> int:
+    """How many steps of a digit stay within a warp."""
+    return min(digit.extent, max(1, LANES // digit.stride))
+
+
+def reduce(emitter: Emitter, node: Reduce) -> None:
+    """Emit a reduction; what is in memory goes through registers.
+
+    Raises
+    ------
+    TileError
+        A fragment is reduced in part, or into a part; or `dst` has another layout than the source's reduced one.
+    """
+    for region in (node.src, node.dst):
+        if isinstance(emitter.storages[region.tile], Registers) and not region.whole:
+            raise TileError(f"{node}: {region} is a part of a fragment; valid is all of it")
+    target = node.dst
+    if isinstance(emitter.storages[node.src.tile], Memory):
+        layout = reduced_layout(node.src, {}, emitter.threads.count)
+        assert layout is not None
+        emitter, held = _in_registers(emitter, node.src, layout, node.src.extents)
+        copy(emitter, Copy(held, node.src, False))
+        node = replace(node, src=held)
+    if isinstance(emitter.storages[target.tile], Memory):
+        kept = [d for d in range(len(node.src.extents)) if d != node.axis]
+        layout = projected(emitter.registers(node.src.tile).holding.layout, node.src.extents, kept)
+        emitter, held = _in_registers(emitter, target, layout, tuple(node.src.extents[d] for d in kept) or (1,))
+        if node.accumulate:
+            copy(emitter, Copy(held, target, False))
+        node = replace(node, dst=held)
+    src, dst = (emitter.registers(region.tile) for region in (node.src, node.dst))
+    _Reduction(emitter, node, src, dst).emit()
+    if node.dst is not target:
+        copy(emitter, Copy(target, node.dst, False))
+
+
+def _in_registers(emitter: Emitter, region: Region, layout: Layout, shape: tuple[int, ...]) -> tuple[Emitter, Region]:
+    """Registers for a region's elements, and an emitter that knows them."""
+    tile = Tile(region.tile.buffer, "fragment", shape, region.tile.dtype)
+    holding = Holding(layout, shape, emitter.threads.count)
+    buffer = T.alloc_buffer((holding.registers,), tile.dtype, scope="local")
+    zero = tirx.const(0, "int32")
+    stored = Registers(buffer, holding, f"{region}, loaded")
+    return emitter.with_tile(tile, stored), Region(tile, (zero,) * len(shape), shape)
+
+
+class _Reduction:
+    def __init__(self, emitter: Emitter, node: Reduce, src: Registers, dst: Registers) -> None:
+        self.emitter, self.node, self.src, self.dst = emitter, node, src, dst
+        self.axis, shape = node.axis, src.holding.shape
+        self.kept = tuple(extent for d, extent in enumerate(shape) if d != self.axis)
+        self.walk = HeldWalk(src.holding, (0,) * len(shape), shape)
+        self.dtype = accumulation_type(str(dst.buffer.dtype))
+        self.across = [digit for digit in src.holding.thread_digits if digit.dimension == self.axis]
+        self.first = self._first_registers()
+
+    def _first_registers(self) -> tuple[int, list[int]]:
+        """Where, at each step of the walk, the result of its row is in `dst`."""
+        points = [p for d, p in enumerate(self.walk.points) if d != self.axis]
+        position = linear(points, self.kept) if points else np.zeros_like(self.walk.inside, dtype=np.int64)
+        index = list(np.unravel_index(position, self.dst.holding.shape))
+        found = find_registers(self.walk, self.dst.holding, index)
+        if found is None or not covers(self.walk, self.dst.holding, index):
+            raise TileError(
+                f"{self.node}: {self.node.src.tile.name} has layout {self.src.holding.layout}, from {self.src.origin}; "
+                f"{self.node.dst.tile.name}'s would be {self._natural()}, and is {self.dst.holding.layout}, from "
+                f"{self.dst.origin}"
+            )
+        return found
+
+    def _natural(self) -> Layout:
+        holding = self.src.holding
+        return projected(holding.layout, holding.shape, [d for d in range(len(holding.shape)) if d != self.axis])
+
+    def emit(self) -> None:
+        """Emit all of it."""
+        held = T.alloc_buffer((self.dst.holding.registers,), self.dtype, scope="local")
+        self._over_registers(held)
+        for digit in self.across:
+            lanes = _lanes(digit)
+            if digit.stride < LANES and (lanes & (lanes - 1) or digit.stride & (digit.stride - 1)):
+                raise TileError(
+                    f"{self.node}: the reduced axis is spread over {digit.extent} threads {digit.stride} apart; valid "
+                    "are powers of two, which shuffles reduce"
+                )
+            self._over_lanes(held, digit.split(lanes)[1])
+        warps = over_warps(self.src.holding, self.axis)
+        if warps:
+            self._over_warps(held, warps)
+        with T.unroll(self.dst.holding.registers) as register:
+            value = held[register]
+            if self.node.accumulate:
+                value = self._combine(T.cast(self.dst.buffer[register], self.dtype), value)
+            T.buffer_store(self.dst.buffer, T.cast(value, self.dst.buffer.dtype), [register])
+
+    def _combine(self, a: Any, b: Any) -> Any:
+        return a + b if self.node.kind == "sum" else tirx.max(a, b) if self.node.kind == "max" else tirx.min(a, b)
+
+    def _neutral(self) -> tirx.Expr:
+        """What changes no result."""
+        if self.node.kind == "sum":
+            return tirx.const(0, self.dtype)
+        largest = self.node.kind == "max"
+        if self.dtype.startswith("float"):
+            return tirx.const(-math.inf if largest else math.inf, self.dtype)
+        return tirx.min_value(self.dtype) if largest else tirx.max_value(self.dtype)
+
+    def _over_registers(self, held: tirx.Buffer) -> None:
+        neutral = self._neutral()
+        with T.unroll(self.dst.holding.registers) as register:
+            T.buffer_store(held, neutral, [register])
+        base, coefficients = self.first
+        with self.walk.steps() as steps:
+            register = sum((step * c for step, c in zip(steps, coefficients) if c), tirx.const(base, "int32"))
+            value = T.cast(self.src.buffer[self.walk.register(steps)], self.dtype)
+            T.buffer_store(held, self._combine(held[register], value), [register])
+
+    def _over_lanes(self, held: tirx.Buffer, digit: Digit) -> None:
+        apart = digit.extent // 2
+        while apart:
+            with T.unroll(self.dst.holding.registers) as register:
+                other = T.tvm_warp_shuffle_xor(
+                    tirx.const(_ALL_LANES, "uint32"), held[register], apart * digit.stride, LANES, LANES
+                )
+                T.buffer_store(held, self._combine(held[register], other), [register])
+            apart //= 2
+
+    def _over_warps(self, held: tirx.Buffer, warps: Sequence[Digit]) -> None:
+        """Each warp leaves its part of every row in shared memory, one after the other, and reads all."""
+        threads, parts = self.emitter.threads, math.prod(digit.extent for digit in warps)
+        rows = math.prod(self.kept)
+        scratch = self.emitter.scratch(self.dtype, parts * rows)
+        part: Any = 0
+        for digit in warps:
+            part = part * digit.extent + threads.index // digit.stride % digit.extent
+        ours = _Rows(self.dst.holding)
+        copy = self._first_copy(threads.index)
+        threads.sync()
+        with T.unroll(self.dst.holding.registers) as register, self.emitter.guarded(copy):
+            T.buffer_store(scratch, held[register], [part * rows + ours.row(threads.index, register)])
+        threads.sync()
+        with T.unroll(self.dst.holding.registers) as register:
+            T.buffer_store(held, scratch[ours.row(threads.index, register)], [register])
+            with T.unroll(parts - 1) as other:
+                value = scratch[(other + 1) * rows + ours.row(threads.index, register)]
+                T.buffer_store(held, self._combine(held[register], value), [register])
+
+    def _first_copy(self, thread: tirx.Expr) -> list[tirx.Expr]:
+        """Whether a thread is the first of those in whose warps' part of a row the same is."""
+        inner = [(digit.stride, _lanes(digit)) for digit in self.across]
+        copies = inner + [(it.stride, it.extent) for it in self.src.holding.replicas]
+        return [thread // stride % extent == 0 for stride, extent in copies if extent != 1]
+
+
+class _Rows:
+    """The row-major position of the element in a thread's register."""
+
+    def __init__(self, holding: Holding) -> None:
+        self.holding = holding
+
+    def row(self, thread: tirx.Expr, register: Any) -> Any:
+        index = self.holding.start(thread)
+        for digit in self.holding.register_digits:
+            index[digit.dimension] = index[digit.dimension] + register // digit.stride % digit.extent * digit.weight
+        return linear(index, self.holding.shape)

@@ -1,0 +1,1 @@
+"""The instructions that tile operations become, a module each."""

@@ -1,0 +1,194 @@
+"""Hopper's warpgroup matrix instruction: what it multiplies, how its registers lie, and the dispatch that issues it.
+
+A warpgroup, 128 threads, multiplies 64 x k by k x n into registers, asynchronously. Operands come from swizzled shared
+memory, through matrix descriptors; the left one, of 16 bits, also from registers. Upstream has no dispatch of its
+``gemm_async`` for it; importing this module registers one.
+
+>>> from tvm_axe.tile.targets.cuda.instructions.wgmma import accumulator
+>>> print(accumulator(128, 16, 2))
+S[(2, 1, 4, 2, 8, 2, 4, 2) : (128@tx, 8, 32@tx, 2, 4@tx, 4, 1@tx, 1)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm.script import tirx as T
+
+from tvm_axe import _tvm
+from tvm_axe.layout import Layout
+from tvm_axe.tile.program import Gemm
+
+WARPGROUP = 128
+"""Threads of a warpgroup."""
+
+ROWS = 64
+"""Rows of one instruction."""
+
+COLUMNS = 256
+"""Most columns of one instruction."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What the instruction takes of a type: its name there, elements along k a step, and the type it sums in."""
+
+    ptx: str
+    depth: int
+    total: str
+    ptx_total: str = "f32"
+
+    @property
+    def transposes(self) -> bool:
+        """Whether operands may lie along m and n; those of 16 bits."""
+        return self.depth == 16
+
+    @property
+    def scales(self) -> bool:
+        """Whether it can negate its operands, for which it then takes two more numbers."""
+        return self.ptx_total == "f32"
+
+
+OPERANDS = {
+    "float16": Operands("f16", 16, "float32"),
+    "bfloat16": Operands("bf16", 16, "float32"),
+    "float32": Operands("tf32", 8, "float32"),
+    "float8_e4m3fn": Operands("e4m3", 32, "float32"),
+    "float8_e5m2": Operands("e5m2", 32, "float32"),
+    "int8": Operands("s8", 32, "int32", "s32"),
+}
+
+
+def obstacle(gemm: Gemm) -> str | None:
+    """Why the instruction can't do a product, as the end of a sentence; None if it can."""
+    (m, n, k), dtype, other = gemm.shape, gemm.a.tile.dtype, gemm.b.tile.dtype
+    if dtype not in OPERANDS or (other != dtype and not {dtype, other} <= {"float8_e4m3fn", "float8_e5m2"}):
+        return f"operands are {dtype} and {other}; valid are two of one type among {', '.join(OPERANDS)}"
+    takes = OPERANDS[dtype]
+    if gemm.c.tile.dtype != takes.total or gemm.c.tile.scope != "fragment":
+        return f"products of {dtype} are summed in a fragment of {takes.total}, c is {gemm.c.tile}"
+    if gemm.b.tile.scope != "shared" or gemm.a.tile.scope not in ("shared", "fragment"):
+        return f"a is in shared memory or a fragment and b in shared memory, they are {gemm.a.tile} and {gemm.b.tile}"
+    if m % ROWS or n % 8 or k % takes.depth or (dtype == "int8" and n > 32 and n % 16):
+        return f"m x n x k = {m} x {n} x {k}; m is a multiple of {ROWS}, n of 8, k of {takes.depth} for {dtype}"
+    if (gemm.transpose_a or not gemm.transpose_b) and not takes.transposes:
+        return f"operands of {dtype} lie along k: transpose_b, and not transpose_a"
+    if gemm.a.tile.scope == "fragment" and (gemm.transpose_a or takes.depth != 16 or not gemm.a.whole):
+        return f"a in a fragment is of 16 bits, whole and not transposed, it is {gemm.a} of {dtype}"
+    if not gemm.c.whole:
+        return f"c is a whole fragment, it is {gemm.c}"
+    if not gemm.transpose_b and n > COLUMNS and n % COLUMNS:
+        return f"n = {n} with b lying along n; more than {COLUMNS} is a multiple of {COLUMNS}"
+    return None
+
+
+def accumulator(rows: int, columns: int, warpgroups: int) -> Layout:
+    """Where an accumulator's elements are, over threads ``tx`` and registers ``m``; also a 16-bit left operand's.
+
+    Each warpgroup holds ``rows / warpgroups`` consecutive rows.
+    """
+    blocks = rows // warpgroups // ROWS
+    text = (
+        f"S[({warpgroups}, {blocks}, 4, 2, 8, {columns // 8}, 4, 2) : "
+        f"({WARPGROUP}@tx, {columns // 2}, 32@tx, 2, 4@tx, 4, 1@tx, 1)]"
+    )
+    layout = Layout.parse(text)
+    assert isinstance(layout, Layout)
+    return layout
+
+
+def warpgroup_fragment(rows: int, columns: int) -> Any:
+    """The part of `accumulator` that one warpgroup holds, `rows` of it, as upstream's layout."""
+    extents = [rows // ROWS, 4, 2, 8, columns // 8, 4, 2]
+    strides = [(columns // 2, False), (32, True), (2, False), (4, True), (4, False), (1, True), (1, False)]
+    first = 0 if rows > ROWS else 1
+    return _tvm.warpgroup_layout(extents[first:], strides[first:])
+
+
+def _columns_at_once(columns: int, along_k: bool) -> int:
+    """How many columns one instruction does of more than `COLUMNS`: equal shares, in whole panels unless along k."""
+    if not along_k:
+        return min(columns, COLUMNS)
+    shares = -(-columns // COLUMNS)
+    while columns % shares or columns // shares % 8:
+        shares += 1
+    return columns // shares
+
+
+def _shared_operand(region: Any, transposed: bool) -> Callable[[int, int], list[Any]]:
+    """(row, k) -> [matrix descriptor] of an operand in shared memory. Called while a function is traced."""
+    buffer, start = region.source, [r.min for r in region.region]
+    swizzle = _tvm.swizzle_of(buffer.layout)
+    if swizzle == 0 or not tvm_ffi.structural_equal(
+        buffer.layout, _tvm.swizzled_layout(str(buffer.dtype), swizzle, buffer.shape)
+    ):
+        raise ValueError(f"wgmma: operand {buffer.name} lies as {buffer.layout}, which is not swizzled for it")
+    width = 16 << swizzle  # bytes of a swizzled row; eight rows make an atom, a column of atoms a panel
+    stride, leading = 8 * width // 16, int(buffer.shape[-2]) * width // 16 if transposed else 1  # in 16 bytes
+
+    def operand(row: Any, k: Any) -> list[Any]:
+        y, x = (k, row) if transposed else (row, k)
+        pointer = buffer.ptr_to([*start[:-2], start[-2] + y, start[-1] + x])
+        descriptor = T.alloc_local([1], "uint64")
+        encode = T.cuda.wgmma.encode_matrix_descriptor
+        T.evaluate(encode(T.address_of(descriptor[0]), pointer, leading, stride, swizzle))
+        return [descriptor[0]]
+
+    return operand
+
+
+def _register_operand(region: Any, rows: int, depth: int) -> Callable[[int, int], list[Any]]:
+    """(row, k) -> the four 32-bit registers of a 64 x 16 left operand held as `warpgroup_fragment`."""
+    if not tvm_ffi.structural_equal(region.source.layout, warpgroup_fragment(rows, depth)):
+        raise ValueError(f"wgmma: operand {region.source.name} lies as {region.source.layout}, not as its registers")
+    words = region.source.local(rows * depth // WARPGROUP).view("uint32")
+    return lambda row, k: [words[row // ROWS * (depth // 4) + k // 4 + i] for i in range(4)]
+
+
+_APPLIES = [
+    _tvm.dispatch_predicate("sm_90a", lambda call, at: (at.target.arch == "sm_90a", f"arch {at.target.arch}")),
+    _tvm.dispatch_predicate("warpgroup", lambda call, at: (at.scope_kind == "warpgroup", at.scope_kind)),
+]
+
+
+@_tvm.register_dispatch("gemm_async", "cuda", variant="wgmma", priority=20, when=_APPLIES)
+def _wgmma(call: Any, _context: Any) -> Any:
+    """One committed group of instructions; whoever reads the accumulator waits for it."""
+    c, a, b = call.args[:3]
+    trans_a, trans_b = (int(bool(x)) for x in call.args[3:5])
+    accumulate = T.cast(call.args[5], "bool")
+    takes, other = OPERANDS[str(a.source.dtype)], OPERANDS[str(b.source.dtype)]
+    rows, columns = (int(r.extent) for r in c.region)
+    depth = int(b.region[-2 if trans_b else -1].extent)
+    in_registers = a.source.scope() == "local"
+    share = _columns_at_once(columns, along_k=not trans_b)
+    name = f"wgmma.mma_async.sync.aligned.m64n{share}k{takes.depth}.{takes.ptx_total}.{takes.ptx}.{other.ptx}"
+    trans = () if not takes.transposes else (trans_b,) if in_registers else (trans_a, trans_b)
+    flags, registers, step = ((1, 1) if takes.scales else ()) + trans, share // 2, takes.depth
+
+    def left() -> Callable[[int, int], list[Any]]:
+        return _register_operand(a, rows, depth) if in_registers else _shared_operand(a, bool(trans_a))
+
+    def total() -> Any:
+        held = c.source.local(rows * columns // WARPGROUP)
+        return held.view("uint32") if takes.ptx_total == "s32" else held  # upstream's name of an integer register
+
+    @T.prim_func(check_well_formed=False)
+    def impl():  # type: ignore[no-untyped-def]
+        acc = T.meta_var(total())
+        A = T.meta_var(left())
+        B = T.meta_var(_shared_operand(b, bool(trans_b)))
+        T.ptx.wgmma.fence.sync.aligned()
+        for k in T.unroll(depth // step):
+            for m in T.unroll(rows // 64):
+                for n in T.unroll(columns // share):
+                    T.ptx[name](
+                        *[acc[m * (columns // 2) + n * registers + i] for i in range(registers)],
+                        *A(m * 64, k * step), *B(n * share, k * step), T.Or(k != 0, accumulate), *flags
+                    )  # fmt: skip
+        T.ptx.wgmma.commit_group.sync.aligned()
+
+    return impl

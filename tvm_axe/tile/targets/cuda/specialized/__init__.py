@@ -1,0 +1,1 @@
+"""The specialized model: a producer warp that loads, warpgroups that multiply and compute."""

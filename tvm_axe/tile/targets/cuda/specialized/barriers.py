@@ -1,0 +1,145 @@
+"""The ground that both roles of the specialized model stand on: shared memory, barriers, and places in rings."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvm_axe import _tvm
+from tvm_axe.tile.program import Copy, Tile
+from tvm_axe.tile.targets.cuda import tma
+from tvm_axe.tile.targets.cuda.specialized.plan import BARRIERS, SpecializedPlan, Staging
+
+Values = dict[tirx.Var, Any]
+"""What the program's variables are where code is written."""
+
+_WARPS = 4  # of a warpgroup
+
+
+class Kernel:
+    """What both roles know: where they are, and the shared memory."""
+
+    def __init__(self, plan: SpecializedPlan) -> None:
+        self.plan = plan
+        self.block = T.cta_id([plan.blocks])
+        self.group = T.warpgroup_id([plan.warpgroups + 1])
+        self.warp = T.warp_id_in_wg([_WARPS])
+        self.lane = T.lane_id([32])
+        pool = T.SMEMPool()
+        self.full = {ring: Barriers(pool, slots, 1) for ring, slots in plan.rings.items()}
+        self.empty = {ring: Barriers(pool, slots, plan.warpgroups) for ring, slots in plan.rings.items()}
+        pool.move_base_to(BARRIERS)
+        slots = {tile: count for ring, count in plan.rings.items() for tile in ring.tiles}
+        slots |= dict.fromkeys(plan.own_tiles, 1)
+        self.tiles: dict[Tile, Any] = {}  # (slot, row, column), as the primitives of upstream take them
+        self.flat: dict[Tile, Any] = {}  # the same memory, as what threads do by themselves takes it
+        for tile, count in slots.items():
+            shape = (count, *tma.matrix(tile))
+            made = pool.alloc(shape, tile.dtype, align=BARRIERS, layout=tma.shared_layout(tile, count))
+            self.tiles[tile], self.flat[tile] = made, flat(made, tile.dtype, math.prod(shape))
+        self.staged = {copy: self._stage(pool, copy, staging) for copy, staging in plan.staging.items()}
+        self.exchange = pool.alloc((plan.scratch,), "uint8", align=BARRIERS) if plan.scratch else None
+        pool.commit()
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        T.evaluate(T.cuda.cta_sync())
+        plan.await_previous()
+
+    def _stage(self, pool: Any, copy: Copy, staging: Staging) -> Any:
+        rows = copy.src.tile.shape[0] // self.plan.warpgroups
+        shape = (self.plan.warpgroups, staging.slots, rows, staging.columns)
+        dtype = copy.dst.tile.dtype
+        mode = tma.swizzle(Tile(copy.src.tile.buffer, "shared", (rows, staging.columns), dtype))
+        return pool.alloc(shape, dtype, align=BARRIERS, layout=_tvm.swizzled_layout(dtype, mode, shape))
+
+
+class Barriers:
+    """A barrier for each slot of a ring."""
+
+    def __init__(self, pool: Any, slots: int, arrivals: int) -> None:
+        self.buffer = pool.alloc((slots,), "uint64", align=8)
+        with when(T.cuda.thread_rank() == 0):
+            for slot in range(slots):
+                T.evaluate(T.ptx.mbarrier.init.shared.b64(self.at(slot), T.uint32(arrivals)))
+
+    def at(self, slot: Any) -> Any:
+        return self.buffer.ptr_to([slot])
+
+    def wait(self, slot: Any, phase: Any) -> None:
+        T.evaluate(T.cuda.mbarrier_wait(self.at(slot), phase))
+
+    def arrive(self, slot: Any) -> None:
+        T.evaluate(T.ptx.mbarrier.arrive.shared.b64(self.at(slot), T.uint32(1)))
+
+    def expect(self, slot: Any, size: int) -> None:
+        T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self.at(slot), T.uint32(size)))
+
+
+class Cursor:
+    """A role's place in a ring: the slot to take next with the parity of its phase, and the slots taken last.
+
+    Where it goes next is computed as soon as a slot is taken, so that the next wait doesn't wait for it too.
+
+    Parameters
+    ----------
+    slots : of the ring
+    phase : that the first wait is for
+    lag : how many slots before the last one are still asked for
+    """
+
+    def __init__(self, slots: int, phase: int, lag: int = 0) -> None:
+        self.slots = slots
+        self._phase = scalar(phase)
+        self._next = scalar(0) if slots > 1 else None
+        self._taken = [scalar(0) for _ in range(lag + 1)] if slots > 1 else []
+
+    @property
+    def slot(self) -> Any:
+        """The slot taken last."""
+        return self.behind(0)
+
+    def behind(self, lag: int) -> Any:
+        """The slot taken `lag` before the last."""
+        return self._taken[lag][0] if self._taken else 0
+
+    def take(self, barriers: Barriers) -> None:
+        """Wait for the next slot and take it."""
+        if self._next is None:
+            barriers.wait(0, self._phase[0])
+            T.buffer_store(self._phase, self._phase[0] ^ 1, [0])
+            return
+        barriers.wait(self._next[0], self._phase[0])
+        for lag in range(len(self._taken) - 1, 0, -1):
+            T.buffer_store(self._taken[lag], self._taken[lag - 1][0], [0])
+        T.buffer_store(self._taken[0], self._next[0], [0])
+        T.buffer_store(self._next, self._next[0] + 1, [0])
+        with when(self._next[0] == self.slots):
+            T.buffer_store(self._next, 0, [0])
+            T.buffer_store(self._phase, self._phase[0] ^ 1, [0])
+
+
+def flat(buffer: Any, dtype: str, size: int) -> Any:
+    """The memory of a buffer in shared memory as `size` elements in a row."""
+    first = buffer.elem_offset * tma.item_bytes(str(buffer.dtype)) // tma.item_bytes(dtype)
+    return T.decl_buffer((size,), dtype, data=buffer.data, elem_offset=first, scope=buffer.scope())
+
+
+def scalar(value: int) -> Any:
+    """A new integer of each thread."""
+    made = T.alloc_local([1], "int32")
+    T.buffer_store(made, value, [0])
+    return made
+
+
+@contextlib.contextmanager
+def when(condition: Any) -> Iterator[None]:
+    """Code under a condition; under none if it is None."""
+    if condition is None:
+        yield
+        return
+    with T.If(condition), T.Then():
+        yield

@@ -1,0 +1,248 @@
+"""The consumers' code: warpgroups that multiply and compute, as `waiting.schedule` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, sym, tirx
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as primitives
+
+from tvm_axe.tile.program import Copy, Node, Region, Tile, substitute, substitute_in
+from tvm_axe.tile.targets.cuda import tma, wgmma
+from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers, Threads
+from tvm_axe.tile.targets.cuda.fragments.layout import Holding
+from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values, flat, when
+from tvm_axe.tile.targets.cuda.specialized.steps import (
+    Acquire,
+    Await,
+    Choose,
+    Define,
+    Do,
+    Given,
+    Issue,
+    Release,
+    Repeat,
+    Step,
+    Sync,
+    Turn,
+    walk,
+)
+
+_CONSUMERS, _TURNS = 8, 9  # named barriers: of all the consumers; of turns, one a warpgroup. 1 to 3: of a warpgroup
+
+
+class Consumer:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.plan = kernel, kernel.plan
+        plan = self.plan
+        assert plan.schedule is not None
+        lags = dict.fromkeys(plan.rings, 0)
+        for step in walk(plan.schedule.steps):
+            if isinstance(step, Release):
+                lags[step.ring] = max(lags[step.ring], step.lag)
+        self.cursors = {ring: Cursor(slots, 0, lags[ring]) for ring, slots in plan.rings.items()}
+        self.registers: dict[Tile, Any] = {}  # as upstream's primitives take them
+        storages: dict[Tile, Registers | Memory] = {tile: Memory(tile.buffer) for tile in plan.program.params}
+        for tile, inferred in plan.fragments.items():
+            holding = Holding(inferred.layout, tile.shape, plan.threads)
+            if len(tile.shape) == 2 and self.is_accumulator(tile):
+                rows, columns = tile.shape[0] // plan.warpgroups, tile.shape[1]
+                held = wgmma.warpgroup_fragment(rows, columns)
+                self.registers[tile] = T.alloc_buffer((rows, columns), tile.dtype, scope="local", layout=held)
+                flat = self.registers[tile].local(holding.registers)
+            else:
+                flat = T.alloc_local([holding.registers], tile.dtype)
+            storages[tile] = Registers(flat, holding, inferred.origin)
+        self.index = kernel.group * wgmma.WARPGROUP + kernel.warp * 32 + kernel.lane
+        for ring in plan.rings:
+            size = {tile: tile.bytes // tma.item_bytes(tile.dtype) for tile in ring.tiles}
+            for tile in ring.tiles:
+                offset = self.cursors[ring].slot * size[tile]
+                storages[tile] = Memory(kernel.flat[tile], tma.axe_layout(tile), offset)
+        storages |= {tile: Memory(kernel.flat[tile], tma.axe_layout(tile)) for tile in plan.own_tiles}
+        self.staged = {
+            copy: T.alloc_buffer(
+                (copy.src.tile.shape[0] // plan.warpgroups, staging.columns),
+                copy.dst.tile.dtype,
+                scope="local",
+                layout=wgmma.warpgroup_fragment(copy.src.tile.shape[0] // plan.warpgroups, staging.columns),
+            )
+            for copy, staging in plan.staging.items()
+        }
+        threads = Threads(plan.threads, self.index, self.sync)
+        self.analyzer = sym.Analyzer()
+        self.emitter = Emitter(threads, storages, self.analyzer, self.scratch)
+
+    def is_accumulator(self, tile: Tile) -> bool:
+        rows, columns = tma.matrix(tile)
+        if rows % (self.plan.warpgroups * wgmma.ROWS) or columns % 8:
+            return False
+        return self.plan.fragments[tile].layout == wgmma.accumulator(rows, columns, self.plan.warpgroups)
+
+    def is_cast(self, node: Node) -> bool:
+        """Whether a copy between accumulators only rounds, which is done two registers at a time."""
+        if not isinstance(node, Copy) or not (node.src.whole and node.dst.whole):
+            return False
+        src, dst = node.src.tile, node.dst.tile
+        return src in self.registers and dst in self.registers and src.dtype != dst.dtype
+
+    def scratch(self, dtype: str, size: int) -> Any:
+        """Shared memory for an exchange between consumers."""
+        assert self.kernel.exchange is not None
+        return flat(self.kernel.exchange, dtype, size)
+
+    def sync(self) -> None:
+        """A barrier among the consumers."""
+        T.evaluate(T.ptx["bar.sync"](T.uint32(_CONSUMERS), T.uint32(self.plan.threads)))
+
+    def begin(self) -> None:
+        if self.takes_turns:
+            with when(self.kernel.group == self.plan.warpgroups - 1):
+                T.evaluate(T.ptx["bar.arrive"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
+
+    def end(self) -> None:
+        if self.takes_turns:
+            with when(self.kernel.group == 0):
+                T.evaluate(T.ptx["bar.sync"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
+        if self.staged:
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+
+    @property
+    def takes_turns(self) -> bool:
+        schedule = self.plan.schedule
+        return schedule is not None and bool(schedule.deferred) and self.plan.warpgroups > 1
+
+    def tile(self, values: Values) -> None:
+        assert self.plan.schedule is not None
+        for var, extent in self.plan.program.grid:
+            self.analyzer.bind(values[var], ir.Range.from_min_extent(0, extent))
+        self.steps(self.plan.schedule.steps, values)
+
+    def steps(self, steps: tuple[Step, ...], values: Values) -> None:
+        for step in steps:
+            if isinstance(step, Acquire):
+                self.cursors[step.ring].take(self.kernel.full[step.ring])
+            elif isinstance(step, Release):
+                self.release(step, values)
+            elif isinstance(step, Issue):
+                self.issue(step, values)
+            elif isinstance(step, Await):
+                T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(step.pending))
+            elif isinstance(step, Sync):
+                if step.proxy:
+                    T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+                self.sync()
+            elif isinstance(step, Turn):
+                self.turn(step.begins)
+            elif isinstance(step, Define):
+                (let,) = substitute((step.node,), values)
+                values = values | {step.node.var: T.bind(self.emitter.expression(let.value))}  # type: ignore[union-attr]
+            elif isinstance(step, Given):
+                self.steps(step.body, values | {step.var: substitute_in(step.value, values)})
+            elif isinstance(step, Repeat):
+                start, extent = (self.expression(value, values) for value in (step.start, step.extent))
+                with T.serial(start, start + extent) as var:
+                    self.analyzer.bind(var, ir.Range.from_min_extent(start, extent))
+                    self.steps(step.body, values | {step.var: var})
+            elif isinstance(step, Choose):
+                self.choose(step, values)
+            else:
+                self.do(step, values)
+
+    def choose(self, step: Choose, values: Values) -> None:
+        condition = self.expression(step.condition, values)
+        if self.analyzer.can_prove(condition):
+            self.steps(step.then, values)
+        elif self.analyzer.can_prove(tirx.Not(condition)):
+            self.steps(step.otherwise, values)
+        else:
+            with T.If(condition):
+                with T.Then():
+                    T.evaluate(0)  # an arm may be empty
+                    self.steps(step.then, values)
+                if step.otherwise:
+                    with T.Else():
+                        self.steps(step.otherwise, values)
+
+    def moved(self, region: Region, values: Values) -> Region:
+        """A region whose start is as threads compute it."""
+        return Region(region.tile, tuple(self.expression(start, values) for start in region.start), region.extents)
+
+    def expression(self, value: Any, values: Values) -> Any:
+        return self.emitter.expression(substitute_in(value, values))
+
+    def release(self, step: Release, values: Values) -> None:
+        ring = step.ring
+        if ring.threads:
+            self.warpgroup_sync()
+        first = tirx.all(self.kernel.warp == 0, self.kernel.lane == 0)
+        with when(self.expression(step.when, values) if step.when is not None else None), when(first):
+            self.kernel.empty[ring].arrive(self.cursors[ring].behind(step.lag))
+
+    def warpgroup_sync(self) -> None:
+        T.evaluate(T.cuda.warpgroup_sync(self.kernel.group + 1))
+
+    def turn(self, begins: bool) -> None:
+        group, count = self.kernel.group, self.plan.warpgroups
+        whose = group if begins else (group + 1) % count
+        operation = T.ptx["bar.sync" if begins else "bar.arrive"]
+        T.evaluate(operation(T.cast(whose + _TURNS, "uint32"), T.uint32(2 * wgmma.WARPGROUP)))
+
+    def issue(self, step: Issue, values: Values) -> None:
+        gemm = step.gemm
+        rows = gemm.shape[0] // self.plan.warpgroups
+        at = self.kernel.group * rows
+        if gemm.a.tile.scope == "fragment":
+            a = self.registers[gemm.a.tile]
+        else:
+            a = self.operand(gemm.a, values, 1 if gemm.transpose_a else 0, at, rows)
+        accumulate = step.accumulate if isinstance(step.accumulate, bool) else self.expression(step.accumulate, values)
+        primitives.wg.gemm_async(
+            self.registers[gemm.c.tile],
+            a,
+            self.operand(gemm.b, values, 0, 0, gemm.b.extents[-2]),
+            transA=gemm.transpose_a,
+            transB=not gemm.transpose_b,
+            accum=accumulate,
+        )
+
+    def operand(self, region: Region, values: Values, dimension: int, at: Any, extent: int) -> Any:
+        """`extent` of a shared region from `at` on, along a dimension, in the slot acquired last."""
+        buffer = self.kernel.tiles[region.tile]
+        slot = next((self.cursors[ring].slot for ring in self.plan.rings if region.tile in ring.tiles), 0)
+        starts = list(self.moved(region, values).start[-2:])
+        extents = list(region.extents[-2:])
+        starts[dimension], extents[dimension] = starts[dimension] + at, extent
+        return buffer[slot, starts[0] : starts[0] + extents[0], starts[1] : starts[1] + extents[1]]
+
+    def do(self, step: Do, values: Values) -> None:
+        if step.node in self.plan.staging:
+            assert isinstance(step.node, Copy)
+            self.store(step.node, values)
+            return
+        if self.is_cast(step.node):
+            assert isinstance(step.node, Copy)
+            primitives.wg.cast(self.registers[step.node.dst.tile], self.registers[step.node.src.tile])
+            return
+        (node,) = substitute((step.node,), values)
+        self.emitter.emit(node)
+
+    def store(self, copy: Copy, values: Values) -> None:
+        """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup."""
+        kernel, staging = self.kernel, self.plan.staging[copy]
+        group = kernel.group if self.plan.warpgroups > 1 else 0  # upstream can't prove that the index of one is aligned
+        target, tile = self.moved(copy.dst, values), copy.src.tile
+        source, cast, staged = self.registers[tile], self.staged[copy], kernel.staged[copy]
+        rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
+        with T.unroll(staging.pieces) as piece:
+            slot, first = piece % staging.slots, piece * columns
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(staging.slots - 1))
+            self.warpgroup_sync()
+            primitives.wg.cast(cast, source[:, first : first + columns])
+            primitives.wg.copy(staged[group, slot], cast)
+            T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+            self.warpgroup_sync()
+            with when(tirx.all(kernel.warp == 0, kernel.lane == 0)):
+                tma.store(staged, (group, slot), target, group * rows, first)
+                T.evaluate(T.ptx.cp.async_.bulk.commit_group())

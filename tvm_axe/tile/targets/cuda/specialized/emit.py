@@ -1,0 +1,62 @@
+"""Code of the specialized model: a producer warp that loads, warpgroups that multiply and compute.
+
+The producer and the consumers run the same loops and branches. The producer, one thread of the last warpgroup, has the
+copies from global memory into rings: it waits for a slot to be empty, and TMA makes it full. The consumers have the
+steps that `waiting.schedule` made of everything else. What one knows of the other is the barriers of the rings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvm_axe import _tvm
+from tvm_axe.tile.targets.cuda.specialized.barriers import Kernel, Values, when
+from tvm_axe.tile.targets.cuda.specialized.consumer import Consumer
+from tvm_axe.tile.targets.cuda.specialized.plan import REGISTERS, SpecializedPlan
+from tvm_axe.tile.targets.cuda.specialized.producer import Producer
+
+
+def lower(plan: SpecializedPlan) -> tirx.PrimFunc:
+    """The function that upstream's ``tirx`` pipeline compiles."""
+    with _tvm.builder() as made:
+        with _tvm.function_frame():
+            T.func_name(plan.program.name)
+            T.device_entry()
+            with T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # or the assembler ignores setmaxnreg
+                _emit(Kernel(plan))
+        body = made.get().body
+    func = plan.program.func
+    return tirx.PrimFunc(func.params, body, func.ret_type).with_attrs({"global_symbol": plan.program.name})
+
+
+def _emit(kernel: Kernel) -> None:
+    """Both roles, each a branch of its own: what setmaxnreg needs."""
+    plan = kernel.plan
+    registers = REGISTERS[plan.warpgroups]
+    with T.If(kernel.group == plan.warpgroups):
+        with T.Then():
+            if registers:
+                T.evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(registers[0]))
+            with when(kernel.warp == 0), when(T.cuda.elect_sync()):
+                _over_tiles(kernel, Producer(kernel).tile)
+        with T.Else():
+            if registers:
+                T.evaluate(T.ptx.setmaxnreg.inc.sync.aligned.u32(registers[1]))
+            consumer = Consumer(kernel)
+            consumer.begin()
+            _over_tiles(kernel, consumer.tile)
+            consumer.end()
+
+
+def _over_tiles(kernel: Kernel, tile: Callable[[Values], None]) -> None:
+    """A role's tiles of the grid."""
+    plan, blocks = kernel.plan, kernel.plan.blocks
+    if not plan.persistent:
+        tile({var: T.bind(value) for var, value in plan.point(kernel.block).items()})
+        return
+    with T.serial(0, (plan.tiles - kernel.block + blocks - 1) // blocks) as turn:
+        index = T.bind(kernel.block + turn * blocks)
+        tile({var: T.bind(value) for var, value in plan.point(index).items()})

@@ -1,0 +1,305 @@
+"""When a consumer waits: from a program's statements to `steps`.
+
+`gemm` is asynchronous, so nothing waits for one but what needs it: a statement that touches its accumulator (other
+than another product into it), one that overwrites what it reads, and the release of the slots that it reads. A loop
+that ends with products in flight carries them into its next iteration, where the slots are released a product later.
+
+Two rewrites make more of that. An accumulator that is cleared right before its first product isn't cleared: that
+product sets it. And a pipelined loop that ends in a product whose left operand is in registers defers it: the next
+iteration's first product is issued before it, so that what threads compute in between runs beside it (the order of
+FlashAttention-3, arXiv:2407.08608, section 3.2); with several warpgroups, they take turns at issuing (section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tvm import tirx
+
+from tvm_axe.tile.program import Branch, Fill, Gemm, Let, Loop, Node, Program, Tile, walk
+from tvm_axe.tile.targets.cuda.specialized.rings import Ring
+from tvm_axe.tile.targets.cuda.specialized.steps import (
+    Acquire,
+    Await,
+    Choose,
+    Define,
+    Do,
+    Given,
+    Issue,
+    Release,
+    Repeat,
+    Step,
+    Sync,
+    Turn,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A consumer's steps and what was done to make them.
+
+    Attributes
+    ----------
+    steps : of one tile of the grid
+    folded : fills that a product makes up for, with it
+    deferred : products issued an iteration later, with their loops
+    """
+
+    steps: tuple[Step, ...]
+    folded: tuple[tuple[Fill, Gemm], ...]
+    deferred: tuple[tuple[Gemm, Loop], ...]
+
+
+def schedule(program: Program, rings: Mapping[Ring, int], turns: bool) -> Schedule:
+    """The steps of a consumer; `rings` gives the slots of each.
+
+    `turns` says whether deferring loops' products are issued in turns.
+    """
+    maker = _Maker(program, dict(rings), turns)
+    maker.body(program.body)
+    maker.settle(len(maker.flights))
+    return Schedule(tuple(maker.steps), tuple(maker.folded), tuple(maker.deferred))
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A product in flight, and the slots to release once it is waited for: ring and number of its acquisition."""
+
+    gemm: Gemm
+    held: list[tuple[Ring, int]] = field(default_factory=list)
+    when: tirx.Expr | None = None
+
+    def conflicts(self, node: Node) -> bool:
+        """Whether a statement can't be begun before the product is done."""
+        reads, writes, c = set(node.reads), set(node.writes), self.gemm.c.tile
+        if isinstance(node, Gemm) and node.c.tile is c:
+            return c in (node.a.tile, node.b.tile)
+        return c in reads | writes or bool(writes & {self.gemm.a.tile, self.gemm.b.tile})
+
+
+class _Maker:
+    def __init__(self, program: Program, slots: dict[Ring, int], turns: bool) -> None:
+        self.slots, self.turns = slots, turns
+        self.analyzer = program.analyzer()
+        self.steps: list[Step] = []
+        self.flights: list[_Flight] = []
+        self.acquired = dict.fromkeys(slots, 0)
+        self.sets: dict[Gemm, tirx.Expr | bool] = {}
+        self.folded: list[tuple[Fill, Gemm]] = []
+        self.deferred: list[tuple[Gemm, Loop]] = []
+        self.turn: tuple[Gemm, Gemm] | None = None
+        self.loads = {copy for ring in slots for copy in ring.copies}
+        in_rings = {tile for ring in slots for tile in ring.tiles}
+        leaves = [node for node in program.nodes() if not isinstance(node, Loop | Branch) and node not in self.loads]
+        written = {tile for node in leaves for tile in node.writes}
+        read = {tile for node in leaves for tile in node.reads}
+        self.common = {tile for tile in written & read if tile.scope in ("shared", "global")} - in_rings
+        self.touched: set[tuple[Tile, bool]] = set()  # common tiles since the last barrier, and whether written
+
+    # -- waiting --
+
+    def settle(self, count: int) -> None:
+        """Wait for the oldest `count` products in flight and release what only they held."""
+        if not count:
+            return
+        self.steps.append(Await(len(self.flights) - count))
+        for flight in self.flights[:count]:
+            for ring, number in flight.held:
+                self.steps.append(Release(ring, self.acquired[ring] - number, flight.when))
+        del self.flights[:count]
+
+    def settle_for(self, node: Node) -> None:
+        found = [i for i, flight in enumerate(self.flights) if flight.conflicts(node)]
+        self.settle(found[-1] + 1 if found else 0)
+
+    def synchronize_for(self, node: Node) -> None:
+        """A barrier where a statement touches what another thread may have touched since the last."""
+        reads, writes = self.common & set(node.reads), self.common & set(node.writes)
+        clash = {(tile, True) for tile in reads | writes} | {(tile, False) for tile in writes}
+        if clash & self.touched:
+            self.barrier()
+        self.touched |= {(tile, False) for tile in reads} | {(tile, True) for tile in writes}
+
+    def barrier(self) -> None:
+        self.steps.append(Sync(any(tile.scope == "shared" and written for tile, written in self.touched)))
+        self.touched.clear()
+
+    # -- statements --
+
+    def body(self, nodes: tuple[Node, ...]) -> None:
+        for index, node in enumerate(nodes):
+            if node in self.loads or (isinstance(node, Fill) and self.folds(node, nodes[index + 1 :])):
+                continue
+            self.statement(node)
+
+    def statement(self, node: Node) -> None:
+        for ring in self.slots:
+            if ring.first is node:
+                self.acquire(ring)
+        if isinstance(node, Loop):
+            self.settle(len(self.flights))
+            self.loop(node)
+        elif isinstance(node, Branch):
+            self.settle_for(node)
+            self.branch(node)
+        else:
+            self.settle_for(node)
+            self.synchronize_for(node)
+            if isinstance(node, Gemm):
+                self.issue(node)
+            else:
+                self.steps.append(Define(node) if isinstance(node, Let) else Do(node))
+        for ring in self.slots:
+            if ring.last is node:
+                self.release(ring, node)
+
+    def acquire(self, ring: Ring) -> None:
+        held = [i for i, flight in enumerate(self.flights) if any(other is ring for other, _ in flight.held)]
+        if len(held) >= self.slots[ring]:
+            self.settle(held[len(held) - self.slots[ring]] + 1)
+        self.steps.append(Acquire(ring))
+        self.acquired[ring] += 1
+
+    def release(self, ring: Ring, node: Node) -> None:
+        if isinstance(node, Gemm):
+            self.flights[-1].held.append((ring, self.acquired[ring]))
+            return
+        reading = [i for i, flight in enumerate(self.flights) if set(flight.gemm.reads) & set(ring.tiles)]
+        self.settle(reading[-1] + 1 if reading else 0)
+        self.steps.append(Release(ring, 0, None))
+
+    def issue(self, gemm: Gemm) -> None:
+        if self.turn and gemm is self.turn[0]:
+            self.steps.append(Turn(True))
+        self.steps.append(Issue(gemm, self.sets.get(gemm, gemm.accumulate)))
+        self.flights.append(_Flight(gemm))
+        if self.turn and gemm is self.turn[1]:
+            self.steps.append(Turn(False))
+
+    def branch(self, node: Branch) -> None:
+        """Both arms leave as many products in flight: none of their own."""
+        if any(isinstance(inner, Gemm) for inner in walk((node,))):
+            self.settle(len(self.flights))
+        outer, arms, before = self.steps, [], set(self.touched)
+        touched: set[tuple[Tile, bool]] = set()
+        for nodes in (node.then, node.otherwise):
+            self.steps, self.touched = [], set(before)
+            flying = len(self.flights)
+            self.body(nodes)
+            self.settle(len(self.flights) if len(self.flights) > flying else 0)
+            arms.append(tuple(self.steps))
+            touched |= self.touched
+        self.steps, self.touched = outer, touched
+        self.steps.append(Choose(node.condition, *arms))
+
+    # -- loops --
+
+    def loop(self, node: Loop) -> None:
+        if self.common & set(node.reads + node.writes):
+            self.barrier()
+        if any(child not in self.loads for child in node.body):
+            deferral = self.deferral(node)
+            if deferral is None:
+                self.repeat(node.var, node.start, node.extent, node.body)
+            else:
+                self.defer(node, deferral)
+
+    def repeat(self, var: tirx.Var, start: tirx.Expr, extent: tirx.Expr, nodes: tuple[Node, ...]) -> None:
+        """A loop, with products in flight over its end if its body leaves any."""
+        outer, marks = self.steps, (len(self.folded), len(self.deferred), dict(self.acquired))
+        self.steps = []
+        self.iteration(nodes, {})
+        if self.flights:  # again, with those of the iteration before in flight
+            before = self.acquired
+            del self.folded[marks[0] :], self.deferred[marks[1] :]
+            self.acquired = dict(marks[2])
+            self.flights = [
+                _Flight(
+                    flight.gemm,
+                    [(ring, self.acquired[ring] - (before[ring] - number)) for ring, number in flight.held],
+                    _after_first(var, start),
+                )
+                for flight in self.flights
+            ]
+            self.steps = []
+            self.iteration(nodes, set(self.flights))
+        if not self.analyzer.can_prove(extent >= 1):
+            for flight in self.flights:
+                flight.when = extent > 0
+        self.steps, steps = outer, self.steps
+        self.steps.append(Repeat(var, start, extent, tuple(steps)))
+
+    def iteration(self, nodes: tuple[Node, ...], carried: set[_Flight] | dict) -> None:
+        self.body(nodes)
+        self.settle(sum(1 for flight in self.flights if flight in carried))
+        if any(self.common & set(node.reads + node.writes) for node in nodes):
+            self.barrier()
+
+    def deferral(self, loop: Loop) -> tuple[int, Gemm] | None:
+        """Where in a loop's body its last product may be issued for the iteration before: after which statement."""
+        nodes = [node for node in loop.body if node not in self.loads]
+        last = nodes[-1]
+        if loop.stages is None or not isinstance(last, Gemm) or last.a.tile.scope != "fragment" or not last.accumulate:
+            return None
+        firsts = [i for i, node in enumerate(nodes[:-1]) if isinstance(node, Gemm)]
+        ring = next((ring for ring in self.slots if ring.first is last), None)
+        if not firsts or ring is None or ring.last is not last or ring.loop is not loop or self.slots[ring] < 2:
+            return None
+        c, a = last.c.tile, last.a.tile
+        before = nodes[: firsts[0] + 1]
+        if any({c, a} & set(node.reads + node.writes) for node in before):
+            return None
+        if not all(region.whole for region in (last.a, last.b, last.c)) or c in nodes[firsts[0]].reads:
+            return None
+        return (firsts[0], last) if self.analyzer.can_prove(loop.extent >= 1) else None
+
+    def defer(self, loop: Loop, deferral: tuple[int, Gemm]) -> None:
+        """first without its last product; then for the others: first product, last one of before, the rest; last."""
+        at, last = deferral
+        nodes = tuple(node for node in loop.body if node not in self.loads)
+        self.deferred.append((last, loop))
+        outer, self.steps = self.steps, []
+        self.body(nodes[:-1])
+        self.settle(len(self.flights))
+        self.steps, first = outer, self.steps
+        self.steps.append(Given(loop.var, loop.start, tuple(first)))
+        if self.turns:
+            self.turn = (nodes[at], last)  # type: ignore[assignment]
+        sets = last in self.sets  # its first time: in the loop's first iteration, or after it
+        if sets:
+            self.sets[last] = _after_first(loop.var, loop.start + 1)
+        rotated = (*nodes[: at + 1], last, *nodes[at + 1 : -1])
+        self.repeat(loop.var, loop.start + 1, loop.extent - 1, rotated)
+        self.settle(len(self.flights))
+        self.turn = None
+        if sets:
+            self.sets[last] = loop.extent > 1
+        self.statement(last)
+
+    def folds(self, fill: Fill, following: tuple[Node, ...]) -> bool:
+        """Whether clearing an accumulator is left to its first product, which then sets it."""
+        tile = fill.dst.tile
+        if not (fill.dst.whole and isinstance(fill.value, tirx.FloatImm | tirx.IntImm) and fill.value.value == 0):
+            return False
+        node = next((node for node in following if tile in node.reads + node.writes), None)
+        if isinstance(node, Gemm) and tile not in (node.a.tile, node.b.tile):
+            return self.fold(fill, node, False)
+        if not isinstance(node, Loop) or not self.analyzer.can_prove(node.extent >= 1):
+            return False
+        users = [child for child in walk(node.body) if tile in child.reads + child.writes]
+        (user, *others) = users
+        if others or not isinstance(user, Gemm) or user not in node.body or tile in (user.a.tile, user.b.tile):
+            return False
+        return self.fold(fill, user, _after_first(node.var, node.start))
+
+    def fold(self, fill: Fill, gemm: Gemm, accumulate: tirx.Expr | bool) -> bool:
+        if gemm.accumulate:
+            self.sets[gemm] = accumulate
+        self.folded.append((fill, gemm))
+        return True
+
+
+def _after_first(var: tirx.Var, start: int | tirx.Expr) -> tirx.Expr:
+    """Whether an iteration isn't the first of its loop."""
+    return tirx.NE(var, tirx.const(start, "int32") if isinstance(start, int) else start)

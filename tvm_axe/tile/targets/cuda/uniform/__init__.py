@@ -1,0 +1,1 @@
+"""The uniform model: every warp of a block loads and computes."""

@@ -1,0 +1,103 @@
+"""From a plan to a function that upstream compiles for a CPU."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvm_axe.tile.program import Assign, Branch, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce
+from tvm_axe.tile.targets.llvm import atomics, guards
+from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
+from tvm_axe.tile.targets.llvm.copies import write_copy, write_fill
+from tvm_axe.tile.targets.llvm.elements import write_parallel
+from tvm_axe.tile.targets.llvm.gemm import write_gemm
+from tvm_axe.tile.targets.llvm.plan import CpuPlan
+from tvm_axe.tile.targets.llvm.reduces import write_reduce
+from tvm_axe.tile.targets.llvm.writer import Writer
+
+
+def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
+    """Write the function: the blocks in a parallel loop, each a sequence of loops over its tiles.
+
+    Parameters
+    ----------
+    plan : CpuPlan
+        What was decided.
+    check_bounds : bool
+        Check every index of every load and store. The function then raises TileError after its last block if one was
+        out of bounds; what was to be loaded or stored there was element 0 instead. Slow.
+    """
+    program = plan.program
+    checks = guards.Guards() if check_bounds else None
+    writer = Writer(plan, checks)
+    imported = [guards.SOURCE] if check_bounds else []
+    added = {node.dst.tile.dtype: None for node in program.nodes() if isinstance(node, Copy) and node.atomic}
+    imported += [atomics.source(dtype) for dtype in added]
+    extents = [extent for _, extent in program.grid]
+    with IRBuilder() as builder, T.prim_func(s_tir=True), ExitStack() as scope:
+        if imported:
+            scope.enter_context(T.attr(0, "pragma_import_llvm", "".join(imported)))
+        with T.parallel(functools.reduce(operator.mul, extents)) as block:
+            for var, extent in reversed(program.grid):
+                writer.scalars[var] = T.Bind(block % extent)
+                block = block // extent
+            writer.allocate()
+            _write(writer, program.body)
+        if checks is not None:
+            checks.raise_first()
+    body = builder.get().body
+    return program.func.with_body(body).with_attr({"global_symbol": program.name, "tirx.noalias": True})
+
+
+def _write(writer: Writer, body: Sequence[Node]) -> None:
+    for node in body:
+        _WRITERS[type(node)](writer, node)
+
+
+def _loop(writer: Writer, node: Loop) -> None:
+    with T.serial(writer.expr(node.extent)) as i:
+        writer.scalars[node.var] = writer.expr(node.start) + i
+        _write(writer, node.body)
+
+
+def _branch(writer: Writer, node: Branch) -> None:
+    with T.If(writer.expr(node.condition)):
+        with T.Then():
+            _write(writer, node.then)
+        if node.otherwise:
+            with T.Else():
+                _write(writer, node.otherwise)
+
+
+def _let(writer: Writer, node: Let) -> None:
+    writer.scalars[node.var] = T.Bind(writer.expr(node.value))
+
+
+def _assign(writer: Writer, node: Assign) -> None:
+    value = convert(writer.expr(node.value), compute_dtype(node.tile.dtype))
+    writer.store(node.tile, writer.exprs(node.indices), value)
+
+
+def _copy(writer: Writer, node: Copy) -> None:
+    if writer.plan.in_place.get(node.dst.tile) is not node:
+        write_copy(writer, node)
+
+
+_WRITERS: dict[type, Callable[[Writer, Any], None]] = {
+    Assign: _assign,
+    Branch: _branch,
+    Copy: _copy,
+    Fill: write_fill,
+    Gemm: write_gemm,
+    Let: _let,
+    Loop: _loop,
+    Parallel: write_parallel,
+    Reduce: write_reduce,
+}

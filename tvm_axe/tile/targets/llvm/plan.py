@@ -1,0 +1,250 @@
+"""What is decided before a tile program becomes CPU code: where each tile lives and how each product is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+from tvm.target import Target
+
+from tvm_axe.errors import TileError
+from tvm_axe.layout import ComposeLayout
+from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.program import Copy, Gemm, Loop, Program, Region, Tile
+from tvm_axe.tile.targets.llvm import atomics
+from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype
+from tvm_axe.tile.targets.llvm.elision import read_in_place
+from tvm_axe.tile.targets.llvm.machine import TILE_BYTES, Machine
+from tvm_axe.tile.targets.llvm.storage import Storage, as_annotated, in_panels, in_rows
+
+DTYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64"),
+    *NARROW,
+)
+"""The element types that CPU code is made for."""
+
+MOST_ROWS = 8
+"""Rows of a register tile. 14 x 2 vectors are slower than 6 x 4 where the rows of `a` are 4096 bytes apart: 224 and 250
+GFLOP/s of 1024 x 1024 x 1024."""
+
+
+@dataclass(frozen=True)
+class Micro:
+    """The register tile of a product: `rows` times `vectors` of `lanes` are accumulated in registers.
+
+    `filled` says that the columns that fill up a row's last vector may be computed and written with the others; without
+    it, columns beyond the last whole vector are computed one by one.
+    """
+
+    rows: int
+    vectors: int
+    lanes: int
+    filled: bool
+
+
+@dataclass
+class CpuPlan(Plan):
+    """A plan for one CPU.
+
+    Attributes
+    ----------
+    machine : the CPU
+    in_place : the copies left out, by tile
+    storage : of every other tile on chip
+    packed : a tile more for each product whose b doesn't lie in panels: what it is packed into first
+    micro : of every product
+    """
+
+    machine: Machine = field(kw_only=True)
+    in_place: dict[Tile, Copy] = field(default_factory=dict)
+    storage: dict[Tile, Storage] = field(default_factory=dict)
+    packed: dict[Gemm, Tile] = field(default_factory=dict)
+    micro: dict[Gemm, Micro] = field(default_factory=dict)
+
+
+def plan(program: Program, target: Target) -> CpuPlan:
+    """Decide everything about a program for an llvm target.
+
+    Raises
+    ------
+    TileError
+        A type that CPU code isn't made for; an annotated layout that isn't one of memory; tiles of a block that take
+        more than `TILE_BYTES`.
+    """
+    made = CpuPlan(program, target, machine=Machine.of(target))
+    _check_dtypes(program)
+    made.decide(
+        "kernel",
+        "its blocks in a parallel loop",
+        f"a thread takes a block at a time; the CPU has {made.machine.registers} vectors of {made.machine.bits} bits",
+    )
+    if program.options:
+        made.decide("kernel", f"{', '.join(program.options)} unused", "they say how a GPU runs blocks")
+    made.in_place = read_in_place(program)
+    for tile, copy in made.in_place.items():
+        made.decide(tile, f"no buffer, read in {copy.src.tile.name}", "only products read it, as rows of a")
+    gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
+    for tile in program.tiles:
+        if tile not in made.in_place:
+            made.storage[tile] = _storage(made, tile, gemms)
+    for node in gemms:
+        if not made.storage[node.b.tile].contiguous(_across(node)):
+            tile = _panels_for(made, node)
+            made.packed[node] = tile
+            made.decide(node, f"b packed into {made.storage[tile].layout} first", "its columns don't lie side by side")
+        made.micro[node] = _micro(made, node)
+        m = made.micro[node]
+        made.decide(
+            node,
+            f"{m.rows} x {m.vectors * m.lanes} in {m.rows * m.vectors} registers",
+            f"fewest cycles of those that fit {made.machine.registers} registers",
+        )
+    for loop in program.nodes():
+        if isinstance(loop, Loop) and loop.stages is not None:
+            made.decide(loop, "no stages", "a CPU's own prefetching runs ahead")
+    _check_bytes(made)
+    return made
+
+
+def register_tile(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
+    """Rows and vectors of the register tile with which an m x n product takes the fewest cycles.
+
+    Two multiply-adds and two loads start in a cycle, a multiply-add takes four: a step of the sum, by a tile of r x v,
+    takes the most of r * v, r + v and 8 half-cycles, and one more for the loop. Registers hold r * v sums, v vectors of
+    b and one of a. Rows of `a` may be a power of two apart, and of such lines a first-level cache keeps 8 to 12.
+    """
+    columns = ceil(n / lanes)
+
+    def cycles(rows: int, vectors: int) -> int:
+        def tiles(size: int, part: int) -> list[tuple[int, int]]:
+            return [(size // part, part)] + ([(1, size % part)] if size % part else [])
+
+        return sum(
+            a * b * (max(r * v, r + v, 8) + 1) for a, r in tiles(m, min(rows, m)) for b, v in tiles(columns, vectors)
+        )
+
+    candidates = [
+        (rows, vectors)
+        for vectors in range(1, min(columns, 4) + 1)
+        for rows in range(1, MOST_ROWS + 1)
+        if rows * vectors + vectors + 1 <= registers
+    ]
+    rows, vectors = min(candidates, key=lambda c: (cycles(*c), (c[0] + c[1]) / (c[0] * c[1])))
+    return min(rows, m), vectors
+
+
+def _storage(made: CpuPlan, tile: Tile, gemms: list[Gemm]) -> Storage:
+    as_a = [node for node in gemms if node.a.tile is tile]
+    as_b = [node for node in gemms if node.b.tile is tile]
+    as_c = [node for node in gemms if node.c.tile is tile]
+    dtype = tile.dtype
+    if tile.dtype in NARROW:
+        dtype = "float32"
+        made.decide(tile, "held as float32", f"rounded to {tile.dtype}, and computed with as it is")
+    elif (as_a or as_b) and tile.dtype in ("int8", "uint8", "int16", "uint16"):
+        dtype = "int32"
+        made.decide(tile, "held as int32", f"every {tile.dtype} is one, and products are computed so")
+    if tile.layout is not None:
+        if _of_memory(tile):
+            made.decide(tile, str(tile.layout), "annotated")
+            return as_annotated(tile, dtype)
+        made.decide(tile, "not as annotated", f"{tile.layout} is over threads, of which a CPU's block has one")
+    lanes = made.machine.lanes(dtype)
+    across = {_across(node) for node in as_b}
+    if len(across) == 1 and all(_spans(node.b, *across) for node in as_b):
+        (dimension,) = across
+        width = lanes * min(_register_tile(made, node, lanes)[1] for node in as_b)
+        rows = in_rows(tile, dtype, lanes)
+        if dimension == len(tile.shape) - 1 and rows.shape[-1] <= width:
+            made.decide(tile, rows.layout, "its rows are as long as a panel of products")
+            return rows
+        storage = in_panels(tile, dtype, dimension, width)
+        made.decide(tile, storage.layout, f"panels of {width} columns, which products read in order")
+        return storage
+    rows = in_rows(tile, dtype, lanes if as_b or as_c else 1)
+    made.decide(tile, rows.layout, "row by row, as loops take it")
+    return rows
+
+
+def _panels_for(made: CpuPlan, node: Gemm) -> Tile:
+    """A tile for the region of b that a product reads, in panels; it joins the storage."""
+    held, region = made.storage[node.b.tile], node.b
+    rank = len(region.extents)
+    tile = Tile(
+        tirx.decl_buffer(region.extents, held.dtype, f"{region.tile.name}_panels"), "shared", region.extents, held.dtype
+    )
+    lanes = made.machine.lanes(held.dtype)
+    width = lanes * _register_tile(made, node, lanes)[1]
+    made.storage[tile] = in_panels(tile, held.dtype, rank - 2 if node.transpose_b else rank - 1, width)
+    return tile
+
+
+def _micro(made: CpuPlan, node: Gemm) -> Micro:
+    n, c = node.shape[1], made.storage[node.c.tile]
+    region = packed_b(made, node)
+    b = made.storage[region.tile]
+    lanes = 1 if c.annotated else made.machine.lanes(compute_dtype(node.c.tile.dtype))
+    rows, vectors = _register_tile(made, node, lanes)
+    if b.panel is not None:
+        vectors = min(vectors, b.panel[1] // lanes)
+    reach = ceil(n / lanes) * lanes
+    filled = n % lanes == 0 or (
+        _spans(node.c, len(node.c.tile.shape) - 1)
+        and _spans(region, _across(node))
+        and b.filled[_across(node)] >= reach
+        and c.filled[-1] >= reach
+    )
+    return Micro(rows, vectors, lanes, filled)
+
+
+def packed_b(made: CpuPlan, node: Gemm) -> Region:
+    """The region that a product reads as b: its own, or all of the panels that it is packed into first."""
+    tile = made.packed.get(node)
+    return node.b if tile is None else Region(tile, tuple(T.int32(0) for _ in tile.shape), tile.shape)
+
+
+def _register_tile(made: CpuPlan, node: Gemm, lanes: int) -> tuple[int, int]:
+    return register_tile(*node.shape[:2], lanes, made.machine.registers)
+
+
+def _across(node: Gemm) -> int:
+    """The dimension of b's tile that the product's columns lie along."""
+    return _last_two(node.b)[0 if node.transpose_b else 1]
+
+
+def _last_two(region: Region) -> tuple[int, int]:
+    rank = len(region.extents)
+    return rank - 2, rank - 1
+
+
+def _spans(region: Region, dimension: int) -> bool:
+    """Whether a region is all of its tile in a dimension."""
+    return region.extents[dimension] == region.tile.shape[dimension]
+
+
+def _of_memory(tile: Tile) -> bool:
+    layout = tile.layout.tile_layout if isinstance(tile.layout, ComposeLayout) else tile.layout
+    assert layout is not None
+    return {it.axis for it in (*layout.D, *layout.R)} | set(layout.O) <= {LINEAR_MEMORY}
+
+
+def _check_dtypes(program: Program) -> None:
+    for tile in (*program.params, *program.tiles):
+        if tile.dtype not in DTYPES:
+            raise TileError(f"{tile}: CPU code is made for {', '.join(DTYPES)}, not {tile.dtype}")
+    for node in program.nodes():
+        if isinstance(node, Copy) and node.atomic and node.dst.tile.dtype not in atomics.DTYPES:
+            raise TileError(f"{node}: on a CPU, {', '.join(atomics.DTYPES)} add atomically, {node.dst.tile.dtype} not")
+
+
+def _check_bytes(made: CpuPlan) -> None:
+    taken = {tile.name: storage.bytes for tile, storage in made.storage.items()}
+    if sum(taken.values()) > TILE_BYTES:
+        sizes = ", ".join(f"{name} {size}" for name, size in taken.items())
+        raise TileError(
+            f"{made.program.name}: the tiles of a block take {sum(taken.values())} bytes ({sizes}); "
+            f"on a CPU they may take {TILE_BYTES}"
+        )

@@ -1,0 +1,135 @@
+"""The timeline of a run: what workers recorded, by stage, with an arrow wherever data crosses from one to another."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from tvm_axe.collective import Arrow, Event, Recording, Timeline
+from tvm_axe.collective.timeline import ARRIVAL, EDGE, WAITING
+from tvm_axe.lower.calls import Box, Call, Calls, Touch
+from tvm_axe.lower.lowered import Lowered
+
+_KINDS = {"axe.barrier": WAITING, "axe.wait": WAITING, "axe.arrive": ARRIVAL}
+
+
+def timeline_of(lowered: Lowered, calls: Calls, recordings: Sequence[Recording]) -> Timeline:
+    """What the workers did in a run of `lowered`, whose ``main`` makes these `calls`.
+
+    What is in place from the beginning comes from an event before the first call on any device, and what is left in
+    the end goes to one after the last, until which the others wait; it stops when the worker has noticed.
+    """
+    mesh = lowered.mesh
+    touched = [[calls.touches(call, device) for call in calls.calls] for device in range(mesh.size)]
+    moved = _bytes(lowered, calls.calls, touched)
+    begun = min(recording.calls[0].start for recording in recordings)
+    finished = max(recording.stop for recording in recordings)
+    done: list[list[Event]] = []
+    waits = []
+    for device, recording in enumerate(recordings):
+        done.append([Event(device, "inputs", EDGE, 0, begun)])
+        for number, (call, called) in enumerate(zip(calls.calls, recording.calls, strict=True)):
+            name, kind, details = _described(lowered, call)
+            if number in moved[device]:
+                details["bytes"] = moved[device][number]
+            done[device].append(Event(device, name, kind, called.start, called.stop, details))
+        if recording.stop < finished:
+            waits.append(Event(device, "wait for the end", WAITING, recording.stop, finished))
+        done[device].append(Event(device, "outputs", EDGE, finished, max(recording.left, finished + 1)))
+    arrows = [
+        Arrow(buffer, done[writer][first], done[reader][second])
+        for buffer, writer, first, reader, second in _crossings(lowered, calls.calls, touched)
+    ]
+    workers = []
+    for device in range(mesh.size):
+        coords = ", ".join(f"{axis}={at}" for axis, at in mesh.coords(device).items())
+        workers.append(f"worker {device} ({coords})")
+    events = [event for of_device in done for event in of_device] + waits
+    title = f"{lowered.name}: {lowered.notation} on {mesh}"
+    return Timeline(title, tuple(workers), tuple(events), tuple(arrows))
+
+
+def _described(lowered: Lowered, call: Call) -> tuple[str, str, dict[str, Any]]:
+    """The name and the kind of a call's event, and what there is to say about it."""
+    if call.stage is None:
+        return call.function.removeprefix("axe."), _KINDS[call.function], {}
+    stage = lowered.stages[call.stage]
+    details = {"axis": stage.axis, "kernel": stage.kernel, "step": call.step, "chunk": call.chunk}
+    return stage.name, stage.kind, {name: value for name, value in details.items() if value is not None}
+
+
+Touched = Sequence[Sequence[frozenset[Touch]]]  # by device and call
+
+
+def _bytes(lowered: Lowered, calls: Sequence[Call], touched: Touched) -> list[dict[int, int | float]]:
+    """By device and call, the bytes moved to or from peers.
+
+    Those of a stage are the average of the devices; its calls share them by the peers' slabs that they touch.
+    """
+    slabs = [
+        [len({(touch.buffer, touch.device) for touch in touches if touch.device != device}) for touches in of_device]
+        for device, of_device in enumerate(touched)
+    ]
+    found: list[dict[int, int | float]] = [{} for _ in slabs]
+    for index, stage in enumerate(lowered.stages):
+        if stage.axis is None:
+            continue
+        mine = [number for number, call in enumerate(calls) if call.stage == index]
+        whole = sum(of_device[number] for of_device in slabs for number in mine)
+        for device, of_device in enumerate(slabs):
+            for number in mine:
+                share = Fraction(stage.bytes) * len(slabs) * of_device[number] / whole if whole else Fraction(0)
+                found[device][number] = int(share) if share.denominator == 1 else float(share)
+    return found
+
+
+@dataclass(frozen=True)
+class _Write:
+    """A box of a slab, written by a device in an event, numbered as the calls are with the inputs before them."""
+
+    stage: int
+    device: int
+    event: int
+    box: Box
+
+
+Crossing = tuple[str, int, int, int, int]  # a buffer; the device that wrote it, in which event; who reads it, in which
+
+
+def _crossings(lowered: Lowered, calls: Sequence[Call], touched: Touched) -> list[Crossing]:
+    """What one device wrote and another reads.
+
+    What a call reads was written by the last stage before its own that wrote any of it.
+    """
+    writes: dict[tuple[str, int], list[_Write]] = defaultdict(list)
+    reads: list[tuple[Touch, int, int, int]] = []  # with stage, device and event
+    for device, of_device in enumerate(touched):
+        for buffer in lowered.buffers.values():
+            stored = buffer.sharding.stored
+            whole = Box(stored, (0,) * len(stored), stored)
+            if buffer.is_input:
+                writes[buffer.name, device].append(_Write(-1, device, 0, whole))
+            if buffer.is_output:
+                reads.append((Touch(buffer.name, device, whole, False), len(lowered.stages), device, len(calls) + 1))
+        for event, (call, touches) in enumerate(zip(calls, of_device), 1):
+            for touch in touches:
+                assert call.stage is not None  # else it touches nothing
+                if touch.is_write:
+                    writes[touch.buffer, touch.device].append(_Write(call.stage, device, event, touch.box))
+                else:
+                    reads.append((touch, call.stage, device, event))
+    found: dict[Crossing, None] = {}
+    for touch, stage, reader, event in reads:
+        before = [
+            write
+            for write in writes[touch.buffer, touch.device]
+            if write.stage < stage and write.event < event and write.box.meets(touch.box)
+        ]
+        last = max((write.stage for write in before), default=None)
+        for write in before:
+            if write.stage == last and write.device != reader:
+                found[touch.buffer, write.device, write.event, reader, event] = None
+    return list(found)
