@@ -9,11 +9,12 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Layout, bank_conflicts
-from tvm_axe.tile.targets.cuda import fma, mma, swizzles, uniform
+from tvm_axe.tile.targets.cuda import swizzles, uniform
 from tvm_axe.tile.targets.cuda.fragments.emit import Memory
 from tvm_axe.tile.targets.cuda.fragments.infer import coalesced, infer
 from tvm_axe.tile.targets.cuda.fragments.layout import Holding, evaluate, everywhere, fit, linear, projected
 from tvm_axe.tile.targets.cuda.fragments.walk import HeldWalk, StridedWalk, covers, find_registers
+from tvm_axe.tile.targets.cuda.instructions import fma, mma
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 

@@ -13,7 +13,8 @@ from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
 from tvm_axe.tile.program import Gemm, substitute_in
-from tvm_axe.tile.targets.cuda import raster, tma, wgmma
+from tvm_axe.tile.targets.cuda import raster
+from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})

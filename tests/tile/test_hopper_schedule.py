@@ -4,7 +4,8 @@ import programs_hopper as programs
 from tvm.script import tirx as T
 
 from tvm_axe import tile
-from tvm_axe.tile.targets.cuda import rings, waiting
+from tvm_axe.tile.targets.cuda.specialized import rings
+from tvm_axe.tile.targets.cuda.specialized import schedule as waiting
 from tvm_axe.tile.targets.cuda.specialized.steps import Await, Choose, Given, Issue, Release, Repeat, Turn
 
 

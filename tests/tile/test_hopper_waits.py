@@ -13,7 +13,8 @@ from tvm import sym, tirx
 
 from tvm_axe import tile
 from tvm_axe.tile.program import Branch, Fill, Gemm, Loop, substitute_in
-from tvm_axe.tile.targets.cuda import rings, waiting
+from tvm_axe.tile.targets.cuda.specialized import rings
+from tvm_axe.tile.targets.cuda.specialized import schedule as waiting
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,

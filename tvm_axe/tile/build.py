@@ -1,7 +1,8 @@
 """Tile programs compiled: `compile` gives something that is called with arrays or tensors.
 
 Compiling needs no GPU. For one, the device code is compiled at once, by nvcc or nvrtc, and kept on disk with all other
-compiled kernels (`tvm_axe.machines.cache`); of a kernel for a CPU the optimised LLVM code is kept, which needs no linker.
+compiled kernels (`tvm_axe.machines.cache`); of a kernel for a CPU the optimised LLVM code is kept, which needs no
+linker.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def compile(
     func : PrimFunc
         A tile program (`tvm_axe.tile.kernel`).
     target : str | dict | Target
-        As `tvm_axe.machines.target.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or for
-        Hopper where there is none.
+        As `tvm_axe.machines.target.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or
+        for Hopper where there is none.
     store : Cache, optional
         Where compiled code is kept, instead of the user's cache folder.
 

@@ -114,9 +114,9 @@ def tune(
 
     Candidates are built and run in processes of their own; one that crashes, hangs or computes something else than the
     untuned function is recorded as failed, with the reason. In the end the best few and the default are timed again in
-    turns, and what isn't faster than the default beyond noise isn't chosen (`tvm_axe.meta.search.finals`). The call can be
-    interrupted at any moment: the next one with the same `work_dir` counts what is there towards `trials`, learns from
-    it, and goes on. `tvm_axe.compile` and `apply_best` find the results.
+    turns, and what isn't faster than the default beyond noise isn't chosen (`tvm_axe.meta.search.finals`). The call can
+    be interrupted at any moment: the next one with the same `work_dir` counts what is there towards `trials`, learns
+    from it, and goes on. `tvm_axe.compile` and `apply_best` find the results.
 
     Parameters
     ----------

@@ -3,15 +3,15 @@
 On a CPU: register tiles where the function is made of contractions (`tvm_axe.meta.spaces.registers`), planes where it
 is a convolution with too few channels for these (`tvm_axe.meta.spaces.planes`), rows or columns where it is made of
 reductions along the last axis or another (`tvm_axe.meta.spaces.rows`, `.columns`), all beside upstream's rules, which
-are all there is for anything else. Products that a tile kernel computes (`tvm_axe.meta.spaces.kernels`) have these beside
-register tiles instead: on them upstream's rules reach half the speed. On a GPU: `tvm_axe.meta.spaces.cuda`.
+are all there is for anything else. Products that a tile kernel computes (`tvm_axe.meta.spaces.kernels`) have these
+beside register tiles instead: on them upstream's rules reach half the speed. On a GPU: `tvm_axe.meta.spaces.cuda`.
 
 What changes the shape of a trace (the register tile, packed or in place) makes a design space each, the most promising
 first and with promising decisions. What can be sampled (the pieces of work, the unrolling) is sampled by
 `sample_perfect_tile`, so that upstream's mutators can act on it.
 
-Parameters that the function lets be stored in another layout (`tvm_axe.records.packing`) are packed ahead of all else, by
-blocks that can be split off: into the panels that a register tile reads, or as upstream's `RewriteLayout` has it behind
+Parameters that the function lets be stored in another layout (`tvm_axe.records.packing`) are packed ahead of all else,
+by blocks that can be split off: into the panels that a register tile reads, or as upstream's `RewriteLayout` has it behind
 upstream's rules. Tile kernels pack for themselves: what they copy to a core's cache they copy anyway.
 """
 

@@ -128,7 +128,7 @@ class Emitter:
         TileError
             A thread would need what another holds.
         """
-        from tvm_axe.tile.targets.cuda import copies, points, reductions  # which use this module's names
+        from tvm_axe.tile.targets.cuda.fragments import copies, points, reductions  # which use this module's names
 
         if isinstance(node, Let):
             return {node.var: T.bind(self.expression(node.value))}

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 from tvm_axe import _tvm
 from tvm_axe.tile.program import Copy, Tile
-from tvm_axe.tile.targets.cuda import tma
+from tvm_axe.tile.targets.cuda.instructions import tma
 from tvm_axe.tile.targets.cuda.specialized.plan import BARRIERS, SpecializedPlan, Staging
 
 Values = dict[tirx.Var, Any]

@@ -9,9 +9,9 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as primitives
 
 from tvm_axe.tile.program import Copy, Node, Region, Tile, substitute, substitute_in
-from tvm_axe.tile.targets.cuda import tma, wgmma
 from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers, Threads
 from tvm_axe.tile.targets.cuda.fragments.layout import Holding
+from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values, flat, when
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,

@@ -17,10 +17,12 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Layout, bank_conflicts
 from tvm_axe.layout.swizzle import as_composed
 from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Program, Tile
-from tvm_axe.tile.targets.cuda import rings, tma, waiting, wgmma
 from tvm_axe.tile.targets.cuda.fragments.infer import Held, infer
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
+from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.plan import SHARED_BYTES, CudaPlan, architecture, decide_grid, variables_in
+from tvm_axe.tile.targets.cuda.specialized import rings
+from tvm_axe.tile.targets.cuda.specialized import schedule as waiting
 from tvm_axe.tile.targets.cuda.specialized.rings import Ring
 
 REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}

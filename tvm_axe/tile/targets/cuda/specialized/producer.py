@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Node, Region, substitute_in
-from tvm_axe.tile.targets.cuda import tma
+from tvm_axe.tile.targets.cuda.instructions import tma
 from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values
 
 

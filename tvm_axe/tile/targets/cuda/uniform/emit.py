@@ -17,9 +17,9 @@ from tvm.script import tirx as T
 
 from tvm_axe import _tvm
 from tvm_axe.tile.program import Branch, Gemm, Loop, Node, Region, Tile, substitute, substitute_in, tiles_of
-from tvm_axe.tile.targets.cuda import cp_async, fma, mma
 from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers, Threads
 from tvm_axe.tile.targets.cuda.fragments.layout import Holding
+from tvm_axe.tile.targets.cuda.instructions import cp_async, fma, mma
 from tvm_axe.tile.targets.cuda.uniform.plan import ALIGNMENT, Ahead, UniformPlan
 
 Values = dict[tirx.Var, Any]

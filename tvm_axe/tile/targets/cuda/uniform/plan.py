@@ -1,6 +1,6 @@
 """The uniform model: every warp of a block loads and computes.
 
-`plan` decides threads, instructions, layouts and how far loads run ahead; `tvm_axe.tile.targets.cuda.uniform.emit` makes the code.
+`plan` decides threads, instructions, layouts and how far loads run ahead; `uniform.emit` makes the code.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Iter, Layout
 from tvm_axe.tile.program import Copy, Gemm, Let, Loop, Node, Parallel, Program, Tile, walk
-from tvm_axe.tile.targets.cuda import cp_async, fma, mma, swizzles
+from tvm_axe.tile.targets.cuda import swizzles
 from tvm_axe.tile.targets.cuda.fragments.infer import Held, infer
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD, Holding
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
+from tvm_axe.tile.targets.cuda.instructions import cp_async, fma, mma
 from tvm_axe.tile.targets.cuda.plan import SHARED_BYTES, CudaPlan, architecture, decide_grid, variables_in
 
 ALIGNMENT = 128
