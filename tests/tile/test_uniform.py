@@ -13,8 +13,8 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
-from tvm_axe.tile.targets.cuda import uniform
 from tvm_axe.tile.targets.cuda.instructions import mma
+from tvm_axe.tile.targets.cuda.uniform import plan as uniform
 
 AMPERE, HOPPER = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a"))
 

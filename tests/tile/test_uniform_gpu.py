@@ -10,7 +10,7 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.machines.target import resolve_target
-from tvm_axe.tile.targets.cuda import uniform
+from tvm_axe.tile.targets.cuda.uniform import plan as uniform
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-2, "int32": 0, "tf32": 1e-3}
 

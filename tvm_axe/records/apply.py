@@ -40,9 +40,9 @@ def apply_best(
     `tvm_axe.relax.compile_model`.
 
     A function that lets parameters be stored in another layout (`tvm_axe.records.packing`) says by that that their
-    packing will be split off. So it takes the fastest record of itself, which may pack, and of itself without the attribute,
-    which doesn't; the time of a record that packs is without the packing. A function without the attribute never packs
-    ahead.
+    packing will be split off. So it takes the fastest record of itself, which may pack, and of itself without the
+    attribute, which doesn't; the time of a record that packs is without the packing. A function without the attribute
+    never packs ahead.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ MetaSchedule's records have no room for either. A line of this file is an object
     failure   why it failed, in words; null if it didn't
     build     seconds that compiling it took, and
     run       that running it until its time was known took; null where they are not known
-    turns     in how many turns with others its time was taken again (the finals of `tvm_axe.meta`); null if that was not done
+    turns     in how many turns with others its time was taken again (the finals of a job); null if that wasn't done
 
 A line is written right after its record, so that a process that is killed between the two leaves a record without a
 line; the next call adds what is missing. A record whose time is revised gets another key: its line under that is there

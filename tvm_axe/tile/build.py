@@ -103,7 +103,7 @@ def compile(
     func : PrimFunc
         A tile program (`tvm_axe.tile.kernel`).
     target : str | dict | Target
-        As `tvm_axe.machines.target.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or
+        As `tvm_axe.machines.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or
         for Hopper where there is none.
     store : Cache, optional
         Where compiled code is kept, instead of the user's cache folder.

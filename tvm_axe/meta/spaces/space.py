@@ -11,8 +11,8 @@ first and with promising decisions. What can be sampled (the pieces of work, the
 `sample_perfect_tile`, so that upstream's mutators can act on it.
 
 Parameters that the function lets be stored in another layout (`tvm_axe.records.packing`) are packed ahead of all else,
-by blocks that can be split off: into the panels that a register tile reads, or as upstream's `RewriteLayout` has it behind
-upstream's rules. Tile kernels pack for themselves: what they copy to a core's cache they copy anyway.
+by blocks that can be split off: into the panels that a register tile reads, or as upstream's `RewriteLayout` has it
+behind upstream's rules. Tile kernels pack for themselves: what they copy to a core's cache they copy anyway.
 """
 
 from __future__ import annotations
