@@ -13,6 +13,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.machines import cache
 from tvm_axe.tile.targets.cuda.instructions import mma
 from tvm_axe.tile.targets.cuda.uniform import plan as uniform
 
@@ -47,7 +48,7 @@ def test_every_program_becomes_a_cubin(target, tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc on PATH")
     named = [func.with_attr("global_symbol", f"program_{at}") for at, func in enumerate(PROGRAMS)]
-    compiled = tile.compile_all(named, target, tile.cache.Cache(tmp_path))
+    compiled = tile.compile_all(named, target, cache.Cache(tmp_path))
     assert [exe.name for exe in compiled] == [f"program_{at}" for at in range(len(PROGRAMS))]
 
 
