@@ -12,12 +12,13 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
+from tvm_axe.machines.machine import Gpu
 
 if TYPE_CHECKING:
     from tvm_axe.layout import Mesh
 
 __all__ = [
-    "HOPPER",
+    "architecture",
     "cores",
     "cores_per_device",
     "gpu_arch",
@@ -30,10 +31,14 @@ __all__ = [
 # LLVM's names of the features that the kernels are written for, and the kernel's names in /proc/cpuinfo. A CPU model
 # implies them, but a hypervisor may have taken them away, and code that uses them then dies with SIGILL.
 _FLAGS = {"avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512vl": "avx512vl"}
-HOPPER = "sm_90a"
+_NO_GPU = "sm_90a"  # what "cuda" is for on a machine without a GPU
 # What upstream's design spaces ask a GPU's target for: threads, static shared memory and registers of a block, the same
 # for every architecture.
-_CUDA_LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 48 << 10, "registers_per_block": 64 << 10}
+_CUDA_LIMITS = {
+    "max_threads_per_block": Gpu.block_threads,
+    "max_shared_memory_per_block": 48 << 10,
+    "registers_per_block": Gpu.registers,
+}
 _GENERIC = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 
 
@@ -71,7 +76,7 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
         elif isinstance(target, str) and target.startswith("cuda:"):
             target = {"kind": "cuda", "arch": target.removeprefix("cuda:")}
         if target in ("cuda", {"kind": "cuda"}):  # upstream would say sm_50 where it sees no GPU
-            target = {"kind": "cuda", "arch": gpu_arch() or HOPPER}
+            target = {"kind": "cuda", "arch": gpu_arch() or _NO_GPU}
         # The Target constructor takes a tag or a kind as text, a dict, but no Target.
         resolved = target if isinstance(target, Target) else Target(target)
     except (ValueError, TypeError) as error:  # JSON's errors are ValueErrors too
@@ -115,6 +120,11 @@ def gpu_arch() -> str | None:
         return None
     major, minor = str(device.compute_version).split(".")
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
+
+
+def architecture(target: Target) -> str:
+    """The architecture that a GPU's target says to compile for, such as ``"sm_90a"``."""
+    return str(target.attrs["arch"])
 
 
 def _cpuinfo_flags() -> frozenset[str] | None:
