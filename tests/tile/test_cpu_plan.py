@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from on_cpu import normal, poison, run, target
 from tvm.script import tirx as T
-from tvm_axe.tile.targets.llvm.plan import TILE_BYTES
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
 from tvm_axe.tile import read
 from tvm_axe.tile.targets import llvm as cpu
+from tvm_axe.tile.targets.llvm.plan import TILE_BYTES
 
 
 def plan(func):

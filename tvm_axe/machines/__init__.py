@@ -1,4 +1,4 @@
-"""What a target is: its whole description, its machine and back end, its compilers, the cache of what these made.
+"""What a target is: its complete form, its machine and back end, its compilers, the cache of what these made.
 
 `resolve_target` makes a complete `Target` of what a user wrote; `backend_of` and `machine_of` say everything that is
 particular to it, so that nobody asks for its name.

@@ -13,7 +13,7 @@ from tvm_axe.layout.dtypes import dtype_bits
 __all__ = ["Cpu", "Gpu", "Machine"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """What every machine has.
 
@@ -21,28 +21,33 @@ class Machine:
     ----------
     processors : int
         How many work at once: the cores that a kernel may use, or the multiprocessors of a GPU.
+    vector_bits : int
+        The most bits that an instruction loads: the width of a vector register, or what a thread of a GPU takes.
+
+    Raises
+    ------
+    ValueError
+        One of them is not positive.
     """
 
     processors: int
+    vector_bits: int
 
     def __post_init__(self) -> None:
-        if self.processors < 1:
-            raise ValueError(f"processors: a machine has at least one, not {self.processors}")
+        if min(self.processors, self.vector_bits) < 1:
+            raise ValueError(f"machine: processors and vector_bits are positive, got {self}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cpu(Machine):
     """Cores with vector units.
 
     Attributes
     ----------
-    vector_bits : int
-        Width of a vector register, in bits.
     vector_registers : int
-        Number of vector registers.
+        Number of architectural vector registers.
     """
 
-    vector_bits: int
     vector_registers: int
 
     def lanes(self, dtype: str) -> int:
@@ -50,7 +55,7 @@ class Cpu(Machine):
         return max(1, self.vector_bits // max(dtype_bits(dtype), 8))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Gpu(Machine):
     """Multiprocessors that run blocks of threads. What has a default is the same for all that CUDA still supports.
 
@@ -73,12 +78,18 @@ class Gpu(Machine):
         The most threads and blocks that a multiprocessor runs at once.
     registers : int
         Registers of a multiprocessor, of 32 bits.
+
+    Raises
+    ------
+    ValueError
+        There are no such `tensor_cores`.
     """
 
     shared_bytes: int
     tensor_cores: str
     float8: bool
     dependent_launch: bool
+    vector_bits: int = 128
     block_threads: int = 1024
     resident_threads: int = 2048
     resident_blocks: int = 32

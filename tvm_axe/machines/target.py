@@ -12,7 +12,8 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
-from tvm_axe.machines.machine import Gpu
+from tvm_axe.machines.machine import Cpu, Gpu
+from tvm_axe.machines.registry import machine_of
 
 if TYPE_CHECKING:
     from tvm_axe.layout import Mesh
@@ -138,8 +139,9 @@ def _cpuinfo_flags() -> frozenset[str] | None:
 
 
 def cores(target: Target) -> int:
-    """Number of threads that a kernel of this (resolved) target may use."""
-    return int(target.attrs.get("num-cores", 1))
+    """Number of threads of the host that a kernel of this (resolved) target may use."""
+    machine = machine_of(target)
+    return machine.processors if isinstance(machine, Cpu) else 1
 
 
 def cores_per_device(mesh: Mesh) -> int:
@@ -148,12 +150,12 @@ def cores_per_device(mesh: Mesh) -> int:
 
 
 def vector_bits(target: Target) -> int:
-    """Width of the widest vector registers, in bits; `llvm_get_vector_width` says 512 whatever the CPU."""
-    features = _tvm.cpu_features(target)
-    return 512 if "avx512f" in features else 256 if "avx2" in features else 128
+    """The most bits that an instruction loads: the width of a CPU's vector registers."""
+    return machine_of(target).vector_bits
 
 
 def vector_registers(target: Target) -> int:
-    """Number of architectural vector registers: 32 with AVX-512 and on AArch64, else 16."""
-    features = _tvm.cpu_features(target)
-    return 32 if "avx512f" in features or "neon" in features else 16
+    """Number of architectural vector registers of a CPU."""
+    machine = machine_of(target)
+    assert isinstance(machine, Cpu), machine
+    return machine.vector_registers

@@ -10,9 +10,8 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.machines import Built, Cpu
+from tvm_axe.machines import Built, Cpu, resolve_target
 from tvm_axe.machines.cache import Cache, key
-from tvm_axe.machines.target import cores, resolve_target, vector_bits, vector_registers
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.plan import Plan
 from tvm_axe.tile.program import Program
@@ -28,7 +27,16 @@ class LlvmBackend(TileBackend):
     """How functions are compiled, run and tuned on a CPU."""
 
     def machine(self, target: Target) -> Cpu:
-        return Cpu(cores(target), vector_bits(target), vector_registers(target))
+        """The CPU by LLVM's features of it: AVX-512 and AArch64 have 32 registers.
+
+        `llvm_get_vector_width` says 512 bits whatever the CPU.
+        """
+        features = _tvm.cpu_features(target)
+        return Cpu(
+            processors=int(target.attrs.get("num-cores", 1)),
+            vector_bits=512 if "avx512f" in features else 256 if "avx2" in features else 128,
+            vector_registers=32 if "avx512f" in features or "neon" in features else 16,
+        )
 
     def plan(self, program: Program, target: Target) -> Plan:
         return plan(program, target)
@@ -50,8 +58,9 @@ class LlvmBackend(TileBackend):
 
     def stand_ins(self, target: Target) -> list[Target]:
         """The generic levels of x86-64 with the vectors that the target has."""
-        levels = _LEVELS.get(vector_bits(target), ())
-        return [resolve_target({"kind": "llvm", "mcpu": level, "num-cores": cores(target)}) for level in levels]
+        cpu = self.machine(target)
+        levels = _LEVELS.get(cpu.vector_bits, ())
+        return [resolve_target({"kind": "llvm", "mcpu": level, "num-cores": cpu.processors}) for level in levels]
 
 
 BACKEND = LlvmBackend(
