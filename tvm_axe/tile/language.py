@@ -55,7 +55,7 @@ STAGES = "axe.stages"
 LAYOUT = "axe.layout"
 """Annotation of a tile's allocation: its layout's canonical text, instead of the inferred one."""
 
-OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles")
+OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "sends")
 """What `kernel` takes beside the grid; each becomes the annotation ``axe.<name>`` of the outermost grid loop."""
 
 
@@ -67,6 +67,8 @@ def kernel(
     swizzle: int | None = None,
     cluster: Sequence[int] | None = None,
     roles: str | None = None,
+    order: str | None = None,
+    sends: Sequence[int] | None = None,
 ) -> Iterator[Any]:
     """Open the kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
 
@@ -86,6 +88,10 @@ def kernel(
         target takes up yet: blocks load for themselves (docs/decisions/0013 says why).
     roles : str, optional
         ``"specialized"``: a producer warp loads, the others compute. ``"uniform"``: every warp does both.
+    order : str, optional
+        ``"given"``: points are taken in the order of the grid, also where later ones are longer.
+    sends : sequence of int, optional
+        Rows and columns of the pieces in which a warp of its own stores staged tiles, one after the other.
 
     Raises
     ------
@@ -96,11 +102,13 @@ def kernel(
         raise TileError(f"kernel: takes 1 to 3 extents, got {len(grid)}")
     if roles not in (None, "specialized", "uniform"):
         raise TileError(f"kernel: roles is 'specialized' or 'uniform', got {roles!r}")
-    values = (threads, persistent, swizzle, cluster, roles)
+    values = (threads, persistent, swizzle, cluster, roles, order)
     options: dict[str, Any] = {f"axe.{name}": value for name, value in zip(OPTIONS, values) if value is not None}
     for name in ("threads", "swizzle"):
         if options.get(f"axe.{name}", 1) < 1:
             raise TileError(f"kernel: {name} must be positive, got {options[f'axe.{name}']}")
+    if sends is not None:
+        options["axe.sends"] = [int(extent) for extent in sends]
     if persistent is not None:
         options["axe.persistent"] = int(persistent)
     if cluster is not None:
@@ -235,6 +243,35 @@ def max(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
 def min(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
     """The smallest element along `axis`; with `accumulate`, of what `dst` holds too."""
     return primitives.min(dst, src, axis, accumulate)
+
+
+WAIT, SIGNAL = "axe.wait", "axe.signal"
+"""The calls that `wait` and `signal` become: of a flag, a value, whether it is reset, and the extents of the flags."""
+
+
+def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
+    """Go on only when every one of `flags`, int32 in global memory, is at least `value`; what was written before the
+    `signal`, on any device, is seen from here on. `reset`: they are 0 then, for flags that one block alone waits for.
+    """
+    return _flags(WAIT, flags, value, reset)
+
+
+def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = False) -> Any:
+    """Set every one of `flags`, on any device, once all that the block has written so far is there. Without `ordered`
+    at once: it says only that the kernels before have ended. With `add` the value is added, for flags that count.
+    """
+    return _flags(SIGNAL, flags, value, int(ordered) + 2 * int(add))
+
+
+def _flags(word: str, flags: Any, value: Any, mode: int) -> Any:
+    if isinstance(flags, ir.TensorLoad):
+        start, extents = list(flags.indices), [1] * len(flags.indices)
+        buffer = flags.source
+    else:
+        start, extents = [r.min for r in flags.region], [int(r.extent) for r in flags.region]
+        buffer = flags.source
+    first = buffer[tuple(start)] if not isinstance(flags, ir.TensorLoad) else flags
+    return T.evaluate(T.call_extern("int32", word, first, value, int(mode), *extents))
 
 
 def cdiv(a: Any, b: int) -> Any:

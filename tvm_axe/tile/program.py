@@ -271,7 +271,42 @@ class Assign:
         return f"{self.tile.name}[{', '.join(map(str, self.indices))}] = {self.value}"
 
 
-Node = Copy | Fill | Gemm | Reduce | Parallel | Loop | Branch | Let | Assign
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """Until every flag is at least `value`; then what their signals' blocks had written is seen."""
+
+    flags: Region
+    value: tirx.Expr
+    reset: bool
+    writes = ()
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,)
+
+    def __str__(self) -> str:
+        return f"wait until {self.flags} >= {self.value}" + (", reset" if self.reset else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """Set flags when everything that the block has written is seen by all devices."""
+
+    flags: Region
+    value: tirx.Expr
+    ordered: bool
+    add: bool
+    reads = ()
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,)
+
+    def __str__(self) -> str:
+        return f"signal {self.flags} = {self.value}"
+
+
+Node = Copy | Fill | Gemm | Reduce | Parallel | Loop | Branch | Let | Assign | Wait | Signal
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,7 +411,7 @@ def substitute(nodes: tuple[Node, ...], values: Mapping[tirx.Var, tirx.Expr]) ->
     """The nodes with variables replaced by expressions; tiles stay, and nodes in which nothing changes do too."""
 
     def replaced(value: Any) -> Any:
-        if isinstance(value, Tile | str | int | None):
+        if isinstance(value, Tile | str | int | bool | None):
             return value
         if isinstance(value, tuple):
             mapped = tuple(replaced(item) for item in value)

@@ -10,7 +10,7 @@ from tvm import ir, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
-from tvm_axe.tile.language import FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.language import FRAGMENT, GRID, LAYOUT, OPTIONS, SIGNAL, STAGES, WAIT
 from tvm_axe.tile.program import (
     Assign,
     Branch,
@@ -24,7 +24,9 @@ from tvm_axe.tile.program import (
     Program,
     Reduce,
     Region,
+    Signal,
     Tile,
+    Wait,
     constant,
     tiles_of,
 )
@@ -45,7 +47,7 @@ class Reader:
         params = []
         for param in self.func.params:
             if not tirx.is_buffer_var(param):
-                raise TileError(f"parameter {param.name}: a tile program takes tensors, not scalars")
+                continue  # a scalar: the same for all blocks
             tile = Tile(param, "global", tuple(constant(e) for e in param.shape), str(param.dtype))
             self.known[param] = tile
             params.append(tile)
@@ -103,6 +105,14 @@ class Reader:
         if isinstance(stmt, tirx.IfThenElse):
             otherwise = () if stmt.else_case is None else self._nodes(stmt.else_case)
             return Branch(stmt.condition, self._nodes(stmt.then_case), otherwise)
+        if isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, ir.Call):
+            word, *args = stmt.value.args
+            if str(getattr(word, "value", "")) in (WAIT, SIGNAL):
+                flag, value, reset, *extents = args
+                flags = Region(self.known[flag.source], tuple(flag.indices), tuple(int(e) for e in extents))
+                if str(word.value) == WAIT:
+                    return Wait(flags, value, bool(int(reset)))
+                return Signal(flags, value, int(reset) % 2 == 1, int(reset) > 1)
         if isinstance(stmt, tirx.Bind):
             return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
         if isinstance(stmt, tirx.BufferStore):

@@ -21,7 +21,7 @@ from tvm_axe.tile.cuda.infer import Held, infer
 from tvm_axe.tile.cuda.plan import SHARED_BYTES, CudaPlan, architecture, decide_grid, variables_in
 from tvm_axe.tile.cuda.rings import Ring
 from tvm_axe.tile.cuda.scratch import scratch_bytes
-from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Program, Tile
+from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Program, Signal, Tile, Wait
 
 REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
 """Of a thread of the producer and of the consumers, by the number of consumer warpgroups; one needs no reallocation."""
@@ -69,6 +69,11 @@ class SpecializedPlan(CudaPlan):
     scratch: int = 0
     schedule: waiting.Schedule | None = None
 
+    @cached_property
+    def signals(self) -> bool:
+        """Whether a warp of its own stores what is staged."""
+        return "sends" in self.program.options or any(isinstance(node, Signal) for node in self.program.nodes())
+
     @property
     def threads(self) -> int:
         """That consume."""
@@ -109,7 +114,7 @@ def obstacle(program: Program, target: Target) -> str | None:
         return "nothing is loaded from global memory into shared memory"
     written = {tile for node in program.nodes() if not isinstance(node, Loop | Branch) for tile in node.writes}
     for ring in found:
-        for copy in ring.copies:
+        for copy in ring.copies + ring.others:
             why = tma.obstacle(copy.src, copy.dst.tile)
             why = why or ("it is written in the same kernel" if copy.src.tile in written else None)
             if why:

@@ -16,11 +16,11 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.tile.cuda import cp_async, fma, mma
+from tvm_axe.tile.cuda import cp_async, flags, fma, mma
 from tvm_axe.tile.cuda.fragments import Emitter, Memory, Registers, Threads
 from tvm_axe.tile.cuda.holding import Holding
 from tvm_axe.tile.cuda.uniform import ALIGNMENT, Ahead, UniformPlan
-from tvm_axe.tile.program import Branch, Gemm, Loop, Node, Region, Tile, substitute, substitute_in, tiles_of
+from tvm_axe.tile.program import Branch, Gemm, Loop, Node, Region, Signal, Tile, Wait, substitute, substitute_in, tiles_of
 
 Values = dict[tirx.Var, Any]
 
@@ -114,6 +114,8 @@ class _Block:
                 self._loop(node, values, emitter)
             elif isinstance(node, Branch):
                 self._branch(node, values, emitter)
+            elif isinstance(node, Wait | Signal):
+                self._flags(node, values)
             else:
                 reads = self._reads(node)
                 self._separate(reads, node.writes)
@@ -123,6 +125,25 @@ class _Block:
                 else:
                     values = values | emitter.emit(changed)
                 self.touched = self.touched.after(reads, node.writes)
+
+    def _flags(self, node: Wait | Signal, values: Values) -> None:
+        """A thread a flag. A signal comes behind what the block wrote, a wait before what it reads from then on."""
+        if isinstance(node, Signal) and node.ordered and self.touched.written:
+            _sync()
+            self.touched = _Touched()
+        region, rest, index = node.flags, self.thread, []
+        for start, extent in reversed(list(zip(region.start, region.extents))):
+            index.insert(0, substitute_in(start, values) + (rest % extent if extent > 1 else 0))
+            rest = rest // extent if extent > 1 else rest
+        with T.If(self.thread < len(flags.each(region))), T.Then():
+            flag, value = region.tile.buffer.ptr_to(index), substitute_in(node.value, values)
+            if isinstance(node, Signal):
+                flags.signal(flag, node, value)
+            else:
+                flags.wait(flag, value, node.reset)
+        if isinstance(node, Wait):
+            _sync()
+            self.touched = _Touched()
 
     def _gemm(self, emitter: Emitter, gemm: Gemm, warps: mma.Warps | None) -> None:
         if warps is None:

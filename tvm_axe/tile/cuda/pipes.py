@@ -33,6 +33,9 @@ class Kernel:
         pool = T.SMEMPool()
         self.full = {ring: Barriers(pool, slots, 1) for ring, slots in plan.rings.items()}
         self.empty = {ring: Barriers(pool, slots, plan.warpgroups) for ring, slots in plan.rings.items()}
+        if plan.signals:
+            self.staged_full = {copy: Barriers(pool, 1, plan.warpgroups) for copy in plan.staging}
+            self.staged_empty = {copy: Barriers(pool, 1, 1) for copy in plan.staging}
         pool.move_base_to(BARRIERS)
         slots = {tile: count for ring, count in plan.rings.items() for tile in ring.tiles}
         slots |= dict.fromkeys(plan.own_tiles, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from tvm_axe.tile.cuda import tma
+from tvm_axe.tile.cuda import flags, tma
 from tvm_axe.tile.cuda.pipes import Cursor, Kernel, Values
-from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Node, Region, substitute_in
+from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Node, Region, Wait, substitute_in
 
 
 class Producer:
@@ -16,7 +16,8 @@ class Producer:
         self.cursors = {ring: Cursor(slots, 1) for ring, slots in self.plan.rings.items()}
         scalars = {tile for node in self.plan.program.nodes() if isinstance(node, Assign) for tile in node.writes}
         self.locals = {tile.buffer: T.alloc_local(tile.shape, tile.dtype) for tile in scalars}
-        self.owner = {copy: ring for ring in self.plan.rings for copy in ring.copies}
+        self.owner = {copy: ring for ring in self.plan.rings for copy in ring.copies + ring.others}
+        self.opens = {copies[0] for ring in self.plan.rings for copies in (ring.copies, ring.others) if copies}
         gemms = [node for node in self.plan.program.nodes() if isinstance(node, Gemm)]
         operands = {region.tile for gemm in gemms for region in (gemm.a, gemm.b)}
         self.rounded = {tile for tile in operands if tile.dtype == "float32"}  # the tensor cores would cut them off
@@ -40,6 +41,11 @@ class Producer:
                     if self.loads(node.otherwise):
                         with T.Else():
                             self.body(node.otherwise, values)
+            elif isinstance(node, Wait):
+                for offset in flags.each(node.flags):
+                    index = [substitute_in(s, values) + o for s, o in zip(node.flags.start, offset)]
+                    flags.wait(node.flags.tile.buffer.ptr_to(index), substitute_in(node.value, values), node.reset)
+                flags.proxy()
             elif isinstance(node, Let):
                 values = values | {node.var: T.bind(substitute_in(node.value, values))}
             elif isinstance(node, Assign):
@@ -50,7 +56,7 @@ class Producer:
         """Whether a body has anything for this role."""
         return any(
             node in self.owner
-            or isinstance(node, Assign)
+            or isinstance(node, Assign | Wait)
             or (isinstance(node, Loop) and self.loads(node.body))
             or (isinstance(node, Branch) and self.loads(node.then + node.otherwise))
             for node in nodes
@@ -59,7 +65,7 @@ class Producer:
     def load(self, copy: Copy, values: Values) -> None:
         ring = self.owner[copy]
         cursor, full = self.cursors[ring], self.kernel.full[ring]
-        if copy is ring.copies[0]:
+        if copy in self.opens:
             cursor.take(self.kernel.empty[ring])
             full.expect(cursor.slot, ring.bytes)
         tile, start = copy.dst.tile, tuple(substitute_in(start, values) for start in copy.src.start)

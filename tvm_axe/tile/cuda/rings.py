@@ -19,6 +19,7 @@ class Ring:
     Attributes
     ----------
     copies : what fills a slot, in order
+    others : what fills it instead, in the other arm of a branch
     loop : the loop in whose body they are, or None
     first, last : the statements, beside the copies, with the first and the last reader
     threads : whether readers other than `gemm` are among them
@@ -29,6 +30,7 @@ class Ring:
     first: Node
     last: Node
     threads: bool
+    others: tuple[Copy, ...] = ()
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
@@ -53,29 +55,34 @@ def loaded_tiles(program: Program) -> tuple[Tile, ...]:
 def find(program: Program) -> tuple[Ring, ...] | str:
     """The rings of a program; or why a loaded tile can be in none, as a sentence."""
     found: dict[tuple[Node, Node], list[Copy]] = {}
+    others: dict[tuple[Node, Node], list[Copy]] = {}
     homes: dict[Copy, Loop | None] = {}
     for tile in loaded_tiles(program):
         writers = [node for node in _leaves(program.body) if tile in node.writes]
-        (copy, *others) = writers
-        if others or not isinstance(copy, Copy):
-            return f"{tile.name} is written in {len(writers)} places; a ring is filled in one"
+        copy, place = writers[0], writers[0]
+        if len(writers) == 2:
+            branches = (node for node in program.nodes() if isinstance(node, Branch))
+            place = next((b for b in branches if writers[0] in b.then and writers[1] in b.otherwise), place)
+        if len(writers) != (2 if place is not copy else 1) or not all(isinstance(w, Copy) for w in writers):
+            return f"{tile.name} is written in {len(writers)} places; a ring is filled in one, or in both arms of an if"
         if not copy.dst.whole:
             return f"{copy} fills a part of {tile.name}"
         for body, loop in _bodies(program.body, None):
-            if copy in body:
-                after = body[body.index(copy) + 1 :]
+            if place in body:
+                after = body[body.index(place) + 1 :]
                 readers = [node for node in after if tile in node.reads]
                 inside = sum(1 for node in _leaves(after) if tile in node.reads)
                 if not readers or inside != sum(1 for node in _leaves(program.body) if tile in node.reads):
                     return f"{tile.name} is read elsewhere than after {copy}"
                 found.setdefault((readers[0], readers[-1]), []).append(copy)
+                others.setdefault((readers[0], readers[-1]), []).extend(writers[1:])
                 homes[copy] = loop
     rings = []
     for (first, last), copies in found.items():
         tiles = {copy.dst.tile for copy in copies}
         readers = [node for node in _leaves(program.body) if tiles & set(node.reads)]
         threads = any(type(node).__name__ != "Gemm" for node in readers)
-        rings.append(Ring(tuple(copies), homes[copies[0]], first, last, threads))
+        rings.append(Ring(tuple(copies), homes[copies[0]], first, last, threads, tuple(others[first, last])))
     return tuple(rings)
 
 

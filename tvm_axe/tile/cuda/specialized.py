@@ -17,6 +17,7 @@ from tvm_axe.tile.cuda.arrange import REGISTERS, SpecializedPlan
 from tvm_axe.tile.cuda.consuming import Consumer
 from tvm_axe.tile.cuda.pipes import Kernel, Values, when
 from tvm_axe.tile.cuda.producing import Producer
+from tvm_axe.tile.cuda.storing import Storer
 
 
 def lower(plan: SpecializedPlan) -> tirx.PrimFunc:
@@ -42,6 +43,11 @@ def _emit(kernel: Kernel) -> None:
                 T.evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(registers[0]))
             with when(kernel.warp == 0), when(T.cuda.elect_sync()):
                 _over_tiles(kernel, Producer(kernel).tile)
+            if plan.signals:
+                with when(kernel.warp == 1), when(T.cuda.elect_sync()):
+                    storer = Storer(kernel)
+                    _over_tiles(kernel, storer.tile)
+                    storer.end()
         with T.Else():
             if registers:
                 T.evaluate(T.ptx.setmaxnreg.inc.sync.aligned.u32(registers[1]))

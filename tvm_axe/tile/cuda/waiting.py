@@ -32,7 +32,7 @@ from tvm_axe.tile.cuda.steps import (
     Sync,
     Turn,
 )
-from tvm_axe.tile.program import Branch, Fill, Gemm, Let, Loop, Node, Program, Tile, walk
+from tvm_axe.tile.program import Branch, Fill, Gemm, Let, Loop, Node, Program, Signal, Tile, Wait, walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,11 @@ class _Maker:
         self.folded: list[tuple[Fill, Gemm]] = []
         self.deferred: list[tuple[Gemm, Loop]] = []
         self.turn: tuple[Gemm, Gemm] | None = None
-        self.loads = {copy for ring in slots for copy in ring.copies}
+        self.loads: set[Node] = {copy for ring in slots for copy in ring.copies + ring.others}
+        self.loads |= {node for node in program.nodes() if isinstance(node, Wait | Signal)}
+        for node in program.nodes():
+            if isinstance(node, Branch) and all(i in self.loads or isinstance(i, Branch) for i in walk(node.then + node.otherwise)):
+                self.loads.add(node)
         in_rings = {tile for ring in slots for tile in ring.tiles}
         leaves = [node for node in program.nodes() if not isinstance(node, Loop | Branch) and node not in self.loads]
         written = {tile for node in leaves for tile in node.writes}
