@@ -20,7 +20,19 @@ from tvm_axe.tile.cuda import cp_async, flags, fma, mma
 from tvm_axe.tile.cuda.fragments import Emitter, Memory, Registers, Threads
 from tvm_axe.tile.cuda.holding import Holding
 from tvm_axe.tile.cuda.uniform import ALIGNMENT, Ahead, UniformPlan
-from tvm_axe.tile.program import Branch, Gemm, Loop, Node, Region, Signal, Tile, Wait, substitute, substitute_in, tiles_of
+from tvm_axe.tile.program import (
+    Branch,
+    Gemm,
+    Loop,
+    Node,
+    Region,
+    Signal,
+    Tile,
+    Wait,
+    substitute,
+    substitute_in,
+    tiles_of,
+)
 
 Values = dict[tirx.Var, Any]
 
@@ -115,7 +127,7 @@ class _Block:
             elif isinstance(node, Branch):
                 self._branch(node, values, emitter)
             elif isinstance(node, Wait | Signal):
-                self._flags(node, values)
+                self._flags(node, values, emitter)
             else:
                 reads = self._reads(node)
                 self._separate(reads, node.writes)
@@ -126,24 +138,29 @@ class _Block:
                     values = values | emitter.emit(changed)
                 self.touched = self.touched.after(reads, node.writes)
 
-    def _flags(self, node: Wait | Signal, values: Values) -> None:
-        """A thread a flag. A signal comes behind what the block wrote, a wait before what it reads from then on."""
-        if isinstance(node, Signal) and node.ordered and self.touched.written:
+    def _flags(self, node: Wait | Signal, values: Values, emitter: Emitter) -> None:
+        """A thread a flag, or several. A signal comes behind what the block touched, a wait before what it will."""
+        region = node.flags
+        self._scalars(node.value, *region.start)
+        value, *start = (emitter.expression(substitute_in(v, values)) for v in (node.value, *region.start))
+        if isinstance(node, Signal) and node.ordered and self.touched != _Touched():
             _sync()
-            self.touched = _Touched()
-        region, rest, index = node.flags, self.thread, []
-        for start, extent in reversed(list(zip(region.start, region.extents))):
-            index.insert(0, substitute_in(start, values) + (rest % extent if extent > 1 else 0))
-            rest = rest // extent if extent > 1 else rest
-        with T.If(self.thread < len(flags.each(region))), T.Then():
-            flag, value = region.tile.buffer.ptr_to(index), substitute_in(node.value, values)
-            if isinstance(node, Signal):
-                flags.signal(flag, node, value)
-            else:
-                flags.wait(flag, value, node.reset)
+        self.touched = self._behind_flags(node, self.touched)
+        for first in range(0, flags.count(region), self.plan.threads):
+            number = self.thread + first
+            with T.If(number < flags.count(region)), T.Then():
+                index = flags.at(region.extents, start, number)
+                if isinstance(node, Signal):
+                    flags.signal(node, index, value)
+                else:
+                    flags.wait(node, index, value)
         if isinstance(node, Wait):
             _sync()
-            self.touched = _Touched()
+
+    @staticmethod
+    def _behind_flags(node: Wait | Signal, touched: _Touched) -> _Touched:
+        """What is touched since the last barrier behind a wait, which has one, or a signal, which may have one."""
+        return _Touched() if isinstance(node, Wait) or node.ordered else touched
 
     def _gemm(self, emitter: Emitter, gemm: Gemm, warps: mma.Warps | None) -> None:
         if warps is None:
@@ -272,6 +289,10 @@ class _Block:
                 touched = self._settled(node.body, touched)
             elif isinstance(node, Branch):
                 touched = self._through(node.then, touched).also(self._through(node.otherwise, touched))
+            elif isinstance(node, Wait | Signal):
+                loaded = tiles_of([node.value, *node.flags.start], self.known)
+                touched = (_Touched() if touched.forbids(loaded, ()) else touched).after(loaded, ())
+                touched = self._behind_flags(node, touched)
             else:
                 reads = self._reads(node)
                 if touched.forbids(reads, node.writes):

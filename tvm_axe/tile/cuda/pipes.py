@@ -12,7 +12,8 @@ from tvm.script import tirx as T
 
 from tvm_axe import _tvm
 from tvm_axe.tile.cuda import tma
-from tvm_axe.tile.cuda.arrange import BARRIERS, SpecializedPlan, Staging
+from tvm_axe.tile.cuda.arrange import BARRIERS, SpecializedPlan
+from tvm_axe.tile.cuda.staging import Staging
 from tvm_axe.tile.program import Copy, Tile
 
 Values = dict[tirx.Var, Any]
@@ -33,7 +34,7 @@ class Kernel:
         pool = T.SMEMPool()
         self.full = {ring: Barriers(pool, slots, 1) for ring, slots in plan.rings.items()}
         self.empty = {ring: Barriers(pool, slots, plan.warpgroups) for ring, slots in plan.rings.items()}
-        if plan.signals:
+        if plan.stores_apart:
             self.staged_full = {copy: Barriers(pool, 1, plan.warpgroups) for copy in plan.staging}
             self.staged_empty = {copy: Barriers(pool, 1, 1) for copy in plan.staging}
         pool.move_base_to(BARRIERS)
