@@ -347,7 +347,7 @@ def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = Fals
 
 def _on_flags(word: str, flags: Any, value: Any, mode: int) -> Any:
     """The call of `wait` or `signal`, as the module's text says it."""
-    if isinstance(flags, tirx.Buffer) or tirx.is_buffer_var(flags):
+    if isinstance(flags, tirx.Var) and tirx.is_buffer_var(flags):
         flags = flags[tuple(slice(0, extent) for extent in flags.shape)]
     if isinstance(flags, ir.TensorLoad):
         first, extents = flags, (1,) * len(flags.indices)

@@ -103,9 +103,7 @@ def plan(program: Program, target: Target, reason: str) -> UniformPlan:
     decide_grid(decided, fills_processor=False)
     for node in program.nodes():
         if isinstance(node, Wait | Signal):
-            decided.decide(
-                node, "a thread a flag", "the block meets behind a wait and before an ordered signal"
-            )
+            decided.decide(node, "a thread a flag", "the block meets behind a wait and before an ordered signal")
     return decided
 
 
