@@ -153,7 +153,7 @@ def test_a_wait_for_nothing_is_refused():
             "all 4 blocks along j set the same flags of .*valid are flags, or an `if`, that depend on j, or add=",
         ),
         ("reset", "all 4 blocks along j wait for and reset the same flags of .*or reset=False"),
-        *((name, None) for name in ("set by one", "added", "at once", "reset by one", "seen by all")),
+        *((name, None) for name in ("set by one", "added", "at once", "reset by one", "seen by all", "never")),
     ],
 )
 def test_blocks_that_share_a_flag(name, message):
@@ -165,6 +165,9 @@ def test_blocks_that_share_a_flag(name, message):
                 tile.wait(flags[i], reset=True)
             if name == "reset by one":  # noqa: SIM102
                 if j == 0:  # of the program, not of Python
+                    tile.wait(flags[i], reset=True)
+            if name == "never":  # noqa: SIM102
+                if j > 3:
                     tile.wait(flags[i], reset=True)
             if name == "seen by all":
                 tile.wait(flags[i])
