@@ -134,7 +134,8 @@ def only_used(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The program without the parameters that nothing in it touches: those of options that were not asked for."""
     program = read(func)
     used = {tile for node in program.nodes() for tile in (*node.reads, *node.writes)}
-    params = [param for param, tile in zip(func.params, program.params) if tile in used]
+    buffers = {tile.buffer for tile in used}
+    params = [param for param in func.params if param in buffers or not tirx.is_buffer_var(param)]
     return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
 
 
