@@ -1,4 +1,4 @@
-"""The published results come out again, every one of them within the stated error, and the headline ratios with them."""
+"""The published results come out again, each within the stated error, and the headline ratios with them."""
 
 import json
 from dataclasses import replace
