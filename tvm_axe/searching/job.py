@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 from tvm import s_tir, tirx
 from tvm.target import Target
 
@@ -21,6 +20,7 @@ from ..lower import Executable, Lowered, lower
 from ..meta import tune
 from ..meta.check import difference, summing_slack
 from ..meta.mesh.worker import random_inputs
+from ..progress import counted
 from ..schedule import Schedule
 from ..target import cores_per_device, resolve_target
 from .cost import SHARED_MEMORY, estimate
@@ -235,7 +235,7 @@ class _Job:
         expected: list[np.ndarray] | None = None
         workers: Workers | None = None
         try:
-            for n, sch in tqdm(chosen.items(), desc="search", unit="schedule", disable=not self.progress):
+            for n, sch in counted(chosen.items(), "search", self.progress):
                 if workers is None or workers.closed:  # a fault may have taken them along
                     workers = launch(self.mesh, engine=self.engine)
                 try:
