@@ -1,6 +1,8 @@
 """What all the tests share: repeatable property tests, the GPU, small programs with references, and their judge."""
 
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +27,29 @@ def cuda():
     if not device.exist:
         pytest.skip("no CUDA GPU on this machine")
     return device
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"this takes more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="session")
+def limit() -> Callable[[float], AbstractContextManager[None]]:
+    """End a block that hangs: ``with limit(10):`` raises TimeoutError in it after ten seconds.
+
+    No test compares times that it measured, as they are the machine's, too.
+    """
+    return _limit
 
 
 # ---- Small programs, one for each way to communicate -------------------------------------------------------------
