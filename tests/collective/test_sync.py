@@ -66,7 +66,7 @@ def test_abort_ends_the_wait() -> None:
 
 
 def test_waiting_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for half a second sleeps a slice each time, which is ten times or so; who doesn't sleep is here often."""
+    """Who waits for half a second sleeps a slice each time, ten times or so; who does not sleep comes here often."""
     control, slices, futex_wait = make(2), [], sync._futex_wait
 
     def sleep(*arguments: float) -> None:
