@@ -16,8 +16,7 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.machines import cache
-from tvm_axe.tile import nvcc
+from tvm_axe.machines import cache, nvcc
 from tvm_axe.tile.program import Signal, Wait
 
 AMPERE, HOPPER = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a"))

@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
-from tvm_axe.tile import nvcc
+from tvm_axe.machines import nvcc
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
 
