@@ -144,7 +144,7 @@ assert timed["dynamic"].cycles < 0.8 * timed["interleaved"].cycles
 #
 #     tvm-axe stream list
 #     tvm-axe stream run attention-dynamic --trace t.json
-#     tvm-axe stream reproduce --data DIR        # the published results, docs/results/2026-11-20-streams.md
+#     tvm-axe stream reproduce        # the published results, docs/results/2026-11-20-streams.md
 
 if __name__ == "__main__":
     folder = Path(__file__).with_name("pictures") / "stream"

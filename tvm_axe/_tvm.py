@@ -502,6 +502,11 @@ def function_frame() -> Any:
     return _tirx_builder.prim_func()
 
 
+def device_call(name: str, *arguments: tirx.Expr, code: str) -> tirx.Expr:
+    """A call of a CUDA device function without a result; `code` defines it, once in a module."""
+    return _cuda_op.cuda_func_call(name, *arguments, source_code=code)
+
+
 def fast_exp2(value: tirx.Expr) -> tirx.Expr:
     """2**value of a float32 on a GPU as its one instruction, which flushes denormals; upstream's exp2 takes four."""
     code = (

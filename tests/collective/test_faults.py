@@ -13,6 +13,8 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import numpy as np
 import psutil
@@ -24,6 +26,8 @@ from tvm.script import tirx as T
 from tvm_axe.collective import Coord, MeshTensor, Program, WorkerError, Workers, launch
 from tvm_axe.collective import engine as engines
 from tvm_axe.layout import Mesh
+
+Limit: TypeAlias = "Callable[[float], AbstractContextManager[None]]"
 
 
 @I.ir_module
@@ -50,6 +54,19 @@ class Spin:
     def refuse(out: T.Buffer((1,), "float32"), rank: T.int64):
         assert rank == 0, "only rank 0 may do this"
         out[0] = T.float32(1)
+
+    @T.prim_func(s_tir=True)
+    def sleep(out: T.Buffer((1,), "float32"), microseconds: T.int64):
+        T.evaluate(T.call_extern("int32", "usleep", microseconds))
+        out[0] = T.float32(1)
+
+    @R.function(pure=False)
+    def nap(out: R.Tensor((1,), "float32"), microseconds: R.Prim("int64")):
+        R.func_attr({"relax.force_pure": False})
+        cls = Spin
+        _: R.Tuple() = cls.sleep(out, microseconds)
+        _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+        return R.tuple()
 
     @R.function(pure=False)
     def fails(out: R.Tensor((1,), "float32"), steps: R.Prim("int64"), rank: R.Prim("int64")):
@@ -129,16 +146,14 @@ def later(seconds: float, action: Callable[[], object]) -> threading.Timer:
 
 
 @pytest.mark.parametrize("function", ["main", "meet"])
-def test_a_killed_worker_is_named(nothing_left: None, function: str) -> None:
+def test_a_killed_worker_is_named(nothing_left: None, function: str, limit: Limit) -> None:
     with launch(Mesh({"tp": 3})) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
         victim = process_of(1, of=3)
         timer = later(0.3, victim.kill)
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
+        with limit(10), pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
             workers.time(program, [(out, "slab"), 20_000_000], repeat=10_000, function=function)
-        assert time.monotonic() - start < 10
         timer.join()
         with pytest.raises(WorkerError, match="closed"):
             workers.call(program, [(out, "slab"), 1])
@@ -196,7 +211,7 @@ MOMENTS = {"looking": 0.0, "asleep": 0.02, "in the slow path": 0.3}
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_worker_killed_while_others_wait_for_it(nothing_left: None, moment: str, size: int) -> None:
+def test_a_worker_killed_while_others_wait_for_it(nothing_left: None, moment: str, size: int, limit: Limit) -> None:
     """Two workers have a core each here and look before they sleep, three do not; see `native`."""
     with launch(Mesh({"tp": size})) as workers:
         out = workers.mesh_tensor((1,), "float32")
@@ -204,44 +219,40 @@ def test_a_worker_killed_while_others_wait_for_it(nothing_left: None, moment: st
         steps = steps_of(5.0, workers, program, out)
         victim = process_of(1, of=size)
         timer = later(MOMENTS[moment], victim.kill)
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
+        with limit(10), pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
             workers.call(program, [(out, "slab"), steps // size, Coord("tp")], "late")
-        assert time.monotonic() - start < MOMENTS[moment] + 2
         timer.join()
         del out
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_worker_stopped_while_another_waits_for_it(nothing_left: None, moment: str) -> None:
+def test_a_worker_stopped_while_another_waits_for_it(nothing_left: None, moment: str, limit: Limit) -> None:
     with launch(Mesh({"tp": 2}), timeout=0.5) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
         steps = steps_of(20.0, workers, program, out)
         victim = process_of(1)
         timer = later(MOMENTS[moment], victim.suspend)
-        start = time.monotonic()
-        with pytest.raises(
-            WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) did not arrive at a barrier within"
-        ):
+        named = rf"worker 1 \(tp=1; pid {victim.pid}\) did not arrive at a barrier within 0.5 s"
+        with limit(10), pytest.raises(WorkerError, match=named):
             workers.call(program, [(out, "slab"), steps, Coord("tp")], "late")
-        assert 0.5 < time.monotonic() - start < 0.5 + engines.GRACE + 2
         timer.join()
         del out
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("engine", ["processes", "threads"])
-def test_a_failure_calls_off_those_who_wait(nothing_left: None, engine: str, moment: str) -> None:
+def test_a_failure_calls_off_those_who_wait(nothing_left: None, engine: str, moment: str, limit: Limit) -> None:
     """The failed worker is named, not those that waited for it, and all can be used again."""
     with launch(Mesh({"tp": 2}), engine=engine) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
         steps = steps_of(0.01 + MOMENTS[moment], workers, program, out)
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match=r"^worker 1 \(tp=1; [^)]*\) failed:(?s:.*)only rank 0 may do this"):
+        with (
+            limit(10),
+            pytest.raises(WorkerError, match=r"^worker 1 \(tp=1; [^)]*\) failed:(?s:.*)only rank 0 may do this"),
+        ):
             workers.call(program, [(out, "slab"), steps, Coord("tp")], "fails")
-        assert time.monotonic() - start < MOMENTS[moment] + 2
         check_usable(workers)
         workers.call(program, [(out, "slab"), 1], "meet")
         del out
@@ -277,12 +288,12 @@ def steps_of(seconds: float, workers: Workers, program: Program, out: MeshTensor
 
 @pytest.mark.parametrize("engine", ["processes", "threads"])
 def test_a_command_may_take_longer_than_the_timeout(nothing_left: None, engine: str) -> None:
+    """Its parts may not: it sleeps sixteen times for a tenth of a second."""
     with launch(Mesh({"tp": 2}), engine=engine, timeout=0.5) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
-        steps = steps_of(0.1, workers, program, out)
-        seconds = workers.time(program, [(out, "slab"), steps], 16, function="meet")
-        assert sum(seconds) > 0.5
+        seconds = workers.time(program, [(out, "slab"), 100_000], 16, function="nap")
+        assert len(seconds) == 16
         del out
 
 

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,12 +135,10 @@ def test_a_stopped_rank_is_named(hosts_of: int, victim: int, function: str) -> N
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
             psutil.Process(workers._engine._job.ranks[{victim}].pid).suspend()
-            start = time.monotonic()
             try:
                 workers.call(program, [(out, "slab"), 1], "{function}")
             except WorkerError as error:
                 print(error, flush=True)
-            assert time.monotonic() - start < 6
         """,
         hosts_of,
     )
@@ -320,7 +317,6 @@ def test_a_rank_that_does_not_launch_is_named_everywhere(missing: int) -> None:
 
 def test_a_rank_that_does_not_come_at_all() -> None:
     """MPI itself can't start then, and can't be interrupted."""
-    start = time.monotonic()
     _, errors, status = run(
         2,
         """
@@ -332,7 +328,6 @@ def test_a_rank_that_does_not_come_at_all() -> None:
         launch(Mesh({"tp": 2}), engine="mpi", timeout=1)
         """,
     )
-    assert time.monotonic() - start < 15
     assert "_init_with_all_ranks" in errors and status == 1
     for file in left_files():  # MPI didn't get as far as to tell its name
         file.unlink()

@@ -167,7 +167,7 @@ def test_a_program_on_views_and_its_collectives(workers: Workers) -> None:
             np.testing.assert_array_equal(total.slab(device), expected)
             np.testing.assert_array_equal(gathered.slab(device), expected)
         seconds = workers.time(program, views, repeat=5, warmup=2)
-        assert len(seconds) == 5 and all(0 < value < 10 for value in seconds)
+        assert len(seconds) == 5 and min(seconds) > 0
         workers.free(program)
         with pytest.raises(InputError, match=r"Program\(main\) is not a program of these workers"):
             workers.call(program, views)

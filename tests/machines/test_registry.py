@@ -79,7 +79,7 @@ def test_an_unknown_target_is_refused_with_the_valid_names():
 
 def test_a_name_is_registered_once():
     with pytest.raises(
-        TuneError, match="the back end sm_80 is registered, in tvm_axe.tile.targets.sm_80; take another"
+        TuneError, match=r"the back end sm_80 is registered, in tvm_axe.tile.targets.sm_80; take another"
     ):
         registry.register("sm_80", "elsewhere", "cuda")
 

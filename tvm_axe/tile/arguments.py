@@ -30,10 +30,25 @@ class Parameter:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def parameters(program: Program) -> tuple[Parameter, ...]:
+@dataclass(frozen=True)
+class Scalar:
+    """A number that a program takes."""
+
+    name: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}"
+
+
+def parameters(program: Program) -> tuple[Parameter | Scalar, ...]:
     """The parameters of a tile program, in order."""
     written = {tile for node in program.body for tile in node.writes}
-    return tuple(Parameter(tile.name, tile.shape, tile.dtype, tile in written) for tile in program.params)
+    found: dict[tirx.Var, Parameter | Scalar] = {
+        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile in written) for tile in program.params
+    }
+    found |= {scalar: Scalar(str(scalar.name), str(scalar.ty)) for scalar in program.scalars}
+    return tuple(found[param] for param in program.func.params)
 
 
 @dataclass(frozen=True)
@@ -51,13 +66,13 @@ class Binder:
     ----------
     name : str
         The function's name, for messages.
-    params : sequence of Parameter
+    params : sequence of Parameter or Scalar
         Its parameters.
     backend : Backend
         What it was compiled by, which says where it runs and how tensors are aligned.
     """
 
-    def __init__(self, name: str, params: Sequence[Parameter], backend: Backend) -> None:
+    def __init__(self, name: str, params: Sequence[Parameter | Scalar], backend: Backend) -> None:
         self.name, self.params, self.backend = name, tuple(params), backend
         self._device = tvm.runtime.device(backend.device)
 
@@ -67,15 +82,19 @@ class Binder:
         Raises
         ------
         InputError
-            The number of arguments is wrong, or a type, dtype, shape, device or memory order doesn't fit.
+            The number of arguments is wrong, or a type, dtype, shape, device or memory order doesn't fit; a scalar
+            is no number of its type.
         """
         if len(given) != len(self.params):
             takes = ", ".join(map(str, self.params))
-            raise InputError(f"{self.name} takes {len(self.params)} tensors ({takes}); got {len(given)}")
+            what = "arguments" if any(isinstance(param, Scalar) for param in self.params) else "tensors"
+            raise InputError(f"{self.name} takes {len(self.params)} {what} ({takes}); got {len(given)}")
         extents: dict[str, tuple[int, str]] = {}
         values, afterwards = [], []
         for param, value in zip(self.params, given):
-            if isinstance(value, np.ndarray):
+            if isinstance(param, Scalar):
+                values.append(self._scalar(param, value))
+            elif isinstance(value, np.ndarray):
                 self._check(param, value.shape, str(value.dtype), extents)
                 bound, after = self._array(param, value)
                 values.append(bound)
@@ -83,6 +102,19 @@ class Binder:
             else:
                 values.append(self._tensor(param, value, extents))
         return Arguments(tuple(values), tuple(afterwards))
+
+    def _scalar(self, param: Scalar, value: Any) -> int | float:
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if "float" in param.dtype:
+            if not whole and not isinstance(value, float | np.floating):
+                raise InputError(f"{self.name}: {param.name} is a number, {param.dtype}; got {type(value).__name__}")
+            return float(value)
+        if not whole:
+            raise InputError(f"{self.name}: {param.name} is an integer, {param.dtype}; got {type(value).__name__}")
+        limits = np.iinfo(param.dtype)
+        if not limits.min <= value <= limits.max:
+            raise InputError(f"{self.name}: {param.name} is {param.dtype}, {limits.min} to {limits.max}; got {value}")
+        return int(value)
 
     def _check(self, param: Parameter, shape: Sequence[int], dtype: str, extents: dict[str, tuple[int, str]]) -> None:
         if dtype != param.dtype:

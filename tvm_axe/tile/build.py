@@ -23,7 +23,7 @@ from tvm_axe.tile.program import Program
 
 
 class TileExecutable:
-    """A compiled tile program: called with a tensor for each of its parameters, it fills the outputs in place.
+    """A compiled tile program: called with a tensor or a number for each parameter, it fills the outputs in place.
 
     Tensors are numpy arrays, TVM's tensors or anything else with ``__dlpack__``, such as PyTorch's. On a GPU, tensors
     that are there are used where they are, on PyTorch's current stream, and the call returns at once; numpy arrays are
@@ -45,20 +45,20 @@ class TileExecutable:
         self._device = tvm.runtime.device(self._backend.device)
         self._binder = Binder(self.name, parameters(decided.program), self._backend)
 
-    def __call__(self, *tensors: Any) -> None:
+    def __call__(self, *arguments: Any) -> None:
         """Run once.
 
         Raises
         ------
         InputError
-            The tensors don't fit the parameters, or there is no GPU to run on.
+            The arguments don't fit the parameters, or there is no GPU to run on.
         """
-        arguments = self._bind(tensors)
-        self._built.module[self.name](*arguments.values)
-        for step in arguments.afterwards:
+        bound = self._bind(arguments)
+        self._built.module[self.name](*bound.values)
+        for step in bound.afterwards:
             step()
 
-    def time(self, *tensors: Any, repeat: int = 20, warmup: int = 3) -> list[float]:
+    def time(self, *arguments: Any, repeat: int = 20, warmup: int = 3) -> list[float]:
         """Seconds of each of `repeat` runs, on a GPU by its own clock; nothing is flushed from caches in between.
 
         Raises
@@ -66,11 +66,11 @@ class TileExecutable:
         InputError
             As a call.
         """
-        arguments = self._bind(tensors)
+        bound = self._bind(arguments)
         for _ in range(warmup):
-            self._built.module[self.name](*arguments.values)
+            self._built.module[self.name](*bound.values)
         timer = self._built.module.time_evaluator(self.name, self._device, number=1, repeat=repeat)
-        return [float(seconds) for seconds in timer(*arguments.values).results]
+        return [float(seconds) for seconds in timer(*bound.values).results]
 
     @property
     def source(self) -> str:
@@ -81,10 +81,10 @@ class TileExecutable:
         """Every decision about the program on its target, a line each, with its reason."""
         return self._plan.explain()
 
-    def _bind(self, tensors: Sequence[Any]) -> Any:
+    def _bind(self, arguments: Sequence[Any]) -> Any:
         if not self._backend.on_host and not self._device.exist:
             raise InputError(f"{self.name} was compiled for {self._backend.name}; this machine has no GPU")
-        return self._binder.bind(tensors)
+        return self._binder.bind(arguments)
 
 
 def compile(

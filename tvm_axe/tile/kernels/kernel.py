@@ -130,9 +130,10 @@ def only_used(func: tirx.PrimFunc) -> Program:
     """The program, read, without parameters that nothing in it touches: those of options that were not asked for."""
     program = read(func)
     used = {tile for node in program.nodes() for tile in (*node.reads, *node.writes)}
-    kept = [n for n, tile in enumerate(program.params) if tile in used]
-    less = tirx.PrimFunc([func.params[n] for n in kept], func.body, func.ret_type, func.attrs)
-    return replace(program, func=less, params=tuple(program.params[n] for n in kept))
+    buffers = {tile.buffer for tile in used}
+    params = [param for param in func.params if param in buffers or not tirx.is_buffer_var(param)]
+    less = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
+    return replace(program, func=less, params=tuple(tile for tile in program.params if tile in used))
 
 
 def choose(default: int, *others: int) -> tuple[int, ...]:

@@ -87,7 +87,8 @@ def decide_grid(plan: CudaPlan, fills_processor: bool) -> None:
     options, variables = program.options, [var for var, _ in program.grid]
     loops = [node for node in program.nodes() if isinstance(node, Loop)]
     uneven = [loop for loop in loops if not isinstance(loop.extent, int | tirx.IntImm)]
-    plan.backwards = tuple(_grows(program, uneven, i) for i in range(len(variables)))
+    given = options.get("order") == "given"
+    plan.backwards = tuple(not given and _grows(program, uneven, i) for i in range(len(variables)))
     if any(plan.backwards):
         names = ", ".join(str(var.name) for var, back in zip(variables, plan.backwards) if back)
         plan.decide("grid", f"{names} from its end", "the longest loops start first, so that short ones fill the gaps")

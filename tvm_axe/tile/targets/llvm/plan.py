@@ -14,7 +14,7 @@ from tvm_axe.layout import ComposeLayout
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.machines import Cpu, machine_of
 from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Copy, Gemm, Loop, Program, Region, Tile
+from tvm_axe.tile.program import Copy, Gemm, Loop, Program, Region, Signal, Tile, Wait
 from tvm_axe.tile.targets.llvm import atomics
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype
 from tvm_axe.tile.targets.llvm.elision import read_in_place
@@ -82,6 +82,7 @@ def plan(program: Program, target: Target) -> CpuPlan:
     made = CpuPlan(program, target, machine=machine)
     registers = f"{machine.vector_registers} vectors of {machine.vector_bits} bits"
     _check_dtypes(program)
+    _check_flags(program)
     made.decide(
         "kernel",
         "its blocks in a parallel loop",
@@ -244,6 +245,15 @@ def _check_dtypes(program: Program) -> None:
     for node in program.nodes():
         if isinstance(node, Copy) and node.atomic and node.dst.tile.dtype not in atomics.DTYPES:
             raise TileError(f"{node}: on a CPU, {', '.join(atomics.DTYPES)} add atomically, {node.dst.tile.dtype} not")
+
+
+def _check_flags(program: Program) -> None:
+    for node in program.nodes():
+        if isinstance(node, Wait | Signal):
+            raise TileError(
+                f"{node}: CPU code neither waits nor signals, as fewer blocks run at once than may have to; valid is a "
+                "CUDA target, or a kernel for what comes before and one for what comes behind it"
+            )
 
 
 def _check_bytes(made: CpuPlan) -> None:

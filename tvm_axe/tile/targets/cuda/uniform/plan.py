@@ -16,7 +16,7 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Iter, Layout
 from tvm_axe.machines.registry import described
-from tvm_axe.tile.program import Copy, Gemm, Let, Loop, Node, Parallel, Program, Tile, walk
+from tvm_axe.tile.program import Copy, Gemm, Let, Loop, Node, Parallel, Program, Signal, Tile, Wait, walk
 from tvm_axe.tile.targets.cuda import swizzles
 from tvm_axe.tile.targets.cuda.fragments.infer import Held, infer
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD, Holding
@@ -96,11 +96,16 @@ def plan(program: Program, target: Target, reason: str) -> UniformPlan:
     _check_types(program, target)
     if "cluster" in program.options:
         decided.decide("cluster", "none", "only a specialized kernel loads for several blocks at once")
+    if "sends" in program.options:
+        decided.decide("sends", "no pieces", "only a specialized kernel has a storing warp")
     _threads(decided)
     _products(decided)
     _shared(decided)
     _loads(decided)
     decide_grid(decided, fills_processor=False)
+    for node in program.nodes():
+        if isinstance(node, Wait | Signal):
+            decided.decide(node, "a thread a flag", "the block meets behind a wait and before an ordered signal")
     return decided
 
 
@@ -313,13 +318,15 @@ def _loads(plan: UniformPlan) -> None:
         if not isinstance(loop, Loop) or loop.stages is None:
             continue
         copies = {}
-        for node in loop.body:
+        waits = any(isinstance(node, Wait) for node in walk(loop.body))
+        for node in () if waits else loop.body:
             if isinstance(node, Copy) and _runs_ahead(plan.program, loop, node):
                 size = cp_async.piece_bytes(analyzer, node, plan.shared[node.dst.tile])
                 if size is not None:
                     copies[node] = size
         if not copies or loop.stages == 1:
-            plan.decide(f"loop {loop.var.name}", "loads don't run ahead", "none can" if not copies else "as annotated")
+            why = "they may depend on a wait in it" if waits else "as annotated" if copies else "none can"
+            plan.decide(f"loop {loop.var.name}", "loads don't run ahead", why)
             continue
         _stages(plan, loop, copies, most)
     if plan.shared_bytes > most:
