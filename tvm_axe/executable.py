@@ -13,7 +13,6 @@ from tvm.target import Target
 from tvm_axe.collective import Argument, Coord, MeshTensor, Program, Timeline, Workers
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Mesh, pack, unpack
-from tvm_axe.lower.calls import Calls
 from tvm_axe.lower.derive import MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer, Stage
 from tvm_axe.lower.tiles import with_tile_kernels
@@ -128,9 +127,8 @@ class Executable:
             As `run`.
         """
         loaded = self._load(workers, arrays)
-        calls = Calls(self._lowered)
-        recordings = workers.trace(loaded.program, loaded.arguments, len(calls.calls), warmup)
-        return timeline_of(self._lowered, calls, recordings)
+        recordings = workers.trace(loaded.program, loaded.arguments, len(self._lowered.calls), warmup)
+        return timeline_of(self._lowered, recordings)
 
     def show(self) -> str:
         """Layouts, derived collectives with their bytes, and the module that each device runs."""

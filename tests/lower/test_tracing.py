@@ -144,9 +144,9 @@ def test_events_are_what_was_called(trace: Trace, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(executable, "timeline_of", spying)
     for program, schedule in SOME[:3]:
         timeline, _ = trace(program, schedule, Mesh({"tp": 2}), engine=engine)
-        _, calls, recordings = seen.pop()
+        lowered, recordings = seen.pop()
         for device, recording in enumerate(recordings):
-            for call, called in zip(calls.calls, recording.calls, strict=True):
+            for call, called in zip(lowered.calls, recording.calls, strict=True):
                 linked = "axe_" + call.function.removeprefix("axe.")
                 assert called.name == call.function or re.fullmatch(rf"{linked}(_?\d+)?", called.name)
             events = [event for event in timeline.track(device) if event.kind != EDGE and "end" not in event.name]
