@@ -351,7 +351,7 @@ def _model(args: argparse.Namespace) -> tuple[IRModule, Any] | None:
     import tvm_axe as axe
     from tvm_axe.inputs import load_attribute
     from tvm_axe.layout import Mesh
-    from tvm_axe.meta.search.workloads import is_model
+    from tvm_axe.relax.fuse import is_model
 
     model, file = load_attribute(
         args.kernel, lambda value: isinstance(value, tirx.PrimFunc | IRModule), "a PrimFunc, or a module"
