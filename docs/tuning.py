@@ -19,8 +19,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 import tvm_axe as axe
-from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines import resolve_target
+from tvm_axe.pipeline import build
 from tvm_axe.records import apply_best, split_packing
 
 rng = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def main(work_dir: Path) -> None:
         for place, tensor in zip(places, packed):
             tensors[place] = tensor
     tensors[-1] = empty(dense.params[-1])
-    tvm.compile(with_tile_kernels(tvm.IRModule({"main": main_part}), target), target=target)["main"](*tensors)
+    build(tvm.IRModule({"main": main_part}), target)["main"](*tensors)
     check(tensors[-1].numpy(), np.maximum(a @ w + bias, 0))
 
     # Of a model's weights, constants are packed while it is compiled, and parameters by a function beside the model's.

@@ -36,6 +36,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -188,12 +189,14 @@ class Worker:
         """Give this worker its share of the cores."""
         _tvm.use_threads(max(1, len(self._site.cores) // self._site.sharing), self._site.cores)
 
-    def load(self, program: int, module: Sequence[Any], target: str) -> None:
-        """Compile a module, given as JSON text in shared memory, and make a virtual machine for it."""
+    def load(self, program: int, module: Sequence[Any], target: str, builder: str) -> None:
+        """Have a builder, named as ``module:function``, compile JSON text in shared memory; make a virtual machine."""
 
         def compile_it() -> Any:
             text = self._view(module).tobytes().decode()
-            return tvm.compile(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
+            home, _, function = builder.partition(":")
+            build = getattr(import_module(home), function)
+            return build(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
 
         self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), tvm.cpu())
 

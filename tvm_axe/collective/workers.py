@@ -1,6 +1,7 @@
 """Launching workers on a mesh, and what one does with them.
 
 >>> from tvm_axe.layout import Mesh
+from tvm_axe.machines.builder import PROGRAM_BUILDER
 >>> with launch(Mesh({"tp": 2}), engine="threads") as workers:
 ...     x = workers.mesh_tensor((3,), "float32")
 ...     for device in range(2):
@@ -29,6 +30,7 @@ from tvm_axe.collective.recording import Recording, aligned
 from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Mesh
+from tvm_axe.machines.builder import PROGRAM_BUILDER
 
 Argument = tuple[MeshTensor, str] | Coord | int
 
@@ -133,7 +135,7 @@ class Workers:
         """
         self._discarded.append(item)
 
-    def load(self, mod: IRModule, target: str | Target) -> Program:
+    def load(self, mod: IRModule, target: str | Target, builder: str = PROGRAM_BUILDER) -> Program:
         """Compile a module on every worker.
 
         Parameters
@@ -142,6 +144,8 @@ class Workers:
             With at least one public Relax function. It may call the functions that `tvm_axe.collective.worker` lists.
         target : str or Target
             The CPU to compile for.
+        builder : str
+            What compiles it, as ``module:function`` of a module and a target, which workers import.
 
         Raises
         ------
@@ -155,7 +159,7 @@ class Workers:
         carrier.slab(0)[:] = text
         self._loaded += 1
         try:
-            self._engine.run("load", self._loaded, carrier.encode(SLAB), str(target))
+            self._engine.run("load", self._loaded, carrier.encode(SLAB), str(target), builder)
         finally:
             self._drop(carrier)
         program = Program(self._loaded, names)

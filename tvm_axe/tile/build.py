@@ -8,7 +8,6 @@ linker.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import tvm
@@ -16,15 +15,13 @@ from tvm import tirx
 from tvm.runtime import Module
 from tvm.target import Target
 
-from tvm_axe import _tvm
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.machines import cache, nvcc
+from tvm_axe.machines import builder, cache
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.plan import Plan
 
-_VERSIONS = [metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
 _DEVICES = {"llvm": "cpu", "cuda": "cuda"}
 
 
@@ -135,16 +132,6 @@ def compile_all(
         raise TileError(f"compile: programs have names of their own, got {', '.join(names)}")
     functions = [lowering.emit(decided) for decided in plans]
     mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in zip(names, functions)})
-    store = cache.Cache() if store is None else store
-    if resolved.kind.name == "cuda":
-        overlap = all(decided.overlaps for decided in plans)
-        module, source = _tvm.build_cuda(mod, resolved, lambda source: nvcc.cubin(source, resolved, store), overlap)
-        return [TileExecutable(decided, module, source) for decided in plans]
-    module = _build_llvm(mod, resolved, store)
-    return [TileExecutable(decided, module, None) for decided in plans]
-
-
-def _build_llvm(mod: tvm.IRModule, target: Target, store: cache.Cache) -> Module:
-    # Scripts say all but where the text stood; the hash says what they leave out.
-    name = cache.key("llvm", mod.script(show_meta=True), _tvm.workload_hash(mod), str(target), *_VERSIONS)
-    return _tvm.load_llvm(store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target).mod)))
+    overlap = all(decided.overlaps for decided in plans)
+    module, source = builder.build(mod, resolved, cache.Cache() if store is None else store, overlap)
+    return [TileExecutable(decided, module, source) for decided in plans]
