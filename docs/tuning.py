@@ -104,7 +104,7 @@ def main(work_dir: Path) -> None:
     model, _ = MLP().export_tvm({"forward": {"x": nn.spec.Tensor([16, 64], "float32")}})
     for task in axe.tune(model, target=target, trials=4, work_dir=work_dir, seed=0, progress=False).tasks:
         print(f"{task.name}: {task.before_ms:.3f} ms untuned, {task.best_ms:.3f} ms tuned, {task.trials} trials")
-    machine = relax.VirtualMachine(axe.compile(model, target=target, work_dir=work_dir), tvm.cpu())
+    machine = relax.VirtualMachine(axe.compile(model, target=target, work_dir=work_dir).vm, tvm.cpu())
     shapes = [[int(extent) for extent in param.ty.shape] for param in model["forward"].params]
     arrays = [rng.standard_normal(shape, dtype="float32") for shape in shapes]
     x, w1, b1, w2, b2 = (array.astype("float64") for array in arrays)
@@ -132,7 +132,7 @@ def main(work_dir: Path) -> None:
     # Of a model's weights, constants are packed while it is compiled, and parameters by a function beside the model's.
     axe.tune(model, target=target, trials=4, work_dir=work_dir, seed=0, progress=False, pack_weights=True)
     packing = axe.compile(model, target=target, work_dir=work_dir, pack_weights=True)
-    machine = relax.VirtualMachine(packing, tvm.cpu())
+    machine = relax.VirtualMachine(packing.vm, tvm.cpu())
     weights = machine["forward_transform_params"]([tvm.runtime.tensor(array) for array in arrays[1:]])
     out = machine["forward"](tvm.runtime.tensor(arrays[0]), *weights).numpy()
     check(out, np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)

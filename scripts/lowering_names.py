@@ -65,7 +65,7 @@ __all__ = [
 
 def runnable(exe: axe.Executable) -> tvm.IRModule:
     """What an executable's workers compile: its module with tile kernels for the blocks that chose one."""
-    return exe._runnable
+    return exe.runnable
 
 
 def overlaps(func: tirx.PrimFunc, target: Target) -> bool:

@@ -263,9 +263,9 @@ def _fetched(tensor: tvm.runtime.Tensor) -> np.ndarray:
 
 def _arrays(result: Any) -> list[np.ndarray]:
     """What a model returned: a tensor, or several."""
-    return (
-        [_fetched(result)] if isinstance(result, tvm.runtime.Tensor) else [a for each in result for a in _arrays(each)]
-    )
+    if isinstance(result, tvm.runtime.Tensor):
+        return [_fetched(result)]
+    return [array for each in result for array in _arrays(each)]
 
 
 def _timed(module: Module, name: str, tensors: Sequence[tvm.runtime.Tensor], repeat: int, warmup: int) -> list[float]:

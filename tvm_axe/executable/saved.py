@@ -126,11 +126,10 @@ def _check_versions(path: Path, manifest: Mapping[str, Any]) -> None:
     if manifest["layout"] != LAYOUT:
         raise InputError(f"{path}: has the layout {manifest['layout']}; this version reads {LAYOUT}: compile it again")
     made, own = dict(manifest["versions"]), versions()
-    wrong = [
-        f"{name} {made.get(name)}, and this is {version}" for name, version in own.items() if made.get(name) != version
-    ]
+    wrong = [name for name in own if made.get(name) != own[name]]
     if wrong:
-        raise InputError(f"{path}: was saved with {'; '.join(wrong)}: compile it again")
+        said = "; ".join(f"{name} {made.get(name)}, and this is {own[name]}" for name in wrong)
+        raise InputError(f"{path}: was saved with {said}: compile it again")
 
 
 # ---- The kinds -------------------------------------------------------------------------------------------------------
