@@ -122,12 +122,28 @@ def interfaces(model: tvm.IRModule) -> tuple[Interface, ...]:
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
             inputs = [_input(param) for param in func.params]
-            body = func.body.body if isinstance(func.body, relax.SeqExpr) else func.body
-            fields = list(body.fields) if isinstance(body, relax.Tuple) else [body]
-            names = [str(f.name_hint) if isinstance(f, relax.Var) else f"output_{n}" for n, f in enumerate(fields)]
+            outputs = tuple(_results(func))
             known = tuple(each for each in inputs if each is not None)
-            found.append(Interface(str(variable.name_hint), known if len(known) == len(inputs) else None, tuple(names)))
+            found.append(Interface(str(variable.name_hint), known if len(known) == len(inputs) else None, outputs))
     return tuple(found)
+
+
+def _results(func: relax.Function) -> list[str]:
+    """The names of what a function returns, or numbers where these have none."""
+    values = {binding.var: binding.value for block in func.body.blocks for binding in block.bindings}
+    found: list[str] = []
+
+    def visit(value: relax.Expr) -> None:
+        bound = values.get(value) if isinstance(value, relax.Var) else None
+        fields = value if isinstance(value, relax.Tuple) else bound
+        if isinstance(fields, relax.Tuple):
+            for each in fields.fields:
+                visit(each)
+        else:
+            found.append(str(value.name) if isinstance(value, relax.Var) else f"output_{len(found)}")
+
+    visit(func.body.body)
+    return found
 
 
 def _input(param: relax.Var) -> Input | None:
@@ -135,7 +151,7 @@ def _input(param: relax.Var) -> Input | None:
     if not isinstance(param.ty, relax.TensorType) or not isinstance(param.ty.shape, relax.ShapeExpr):
         return None
     shape = tuple(int(e) if isinstance(e, tirx.IntImm) else None for e in param.ty.shape.values)
-    return Input(str(param.name_hint), shape, str(param.ty.dtype))
+    return Input(str(param.name), shape, str(param.ty.dtype))
 
 
 class ModelExecutable(Executable):
