@@ -316,7 +316,7 @@ def test_layouts_in_memory_and_tile_kernels_are_saved(
 ) -> None:
     sch = Schedule(update, mesh=TP)
     sch.shard(sch.get_loops(sch.get_sblock("mm"))[0], "tp")
-    sch.set_layout("W", "S[(19, 16) : (1, 19)]")
+    sch.set_layout("total", "S[(12, 16) : (1, 12)]")
     sch.tile_kernel(sch.get_sblock("mm"), "matmul")
     exe = compiled(sch)
     exe.save(tmp_path / "exe")
