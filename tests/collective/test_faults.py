@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -91,9 +92,19 @@ class Spin:
         return R.tuple()
 
 
+def workers_here() -> list[psutil.Process]:
+    """The processes that are workers of this one: those that its server has forked."""
+    return [child for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()]
+
+
+def servers_here() -> list[psutil.Process]:
+    """The processes that fork workers."""
+    return psutil.Process().children()
+
+
 def held() -> tuple[int, set[int], int]:
-    """What a process can leak: descriptors, children, mappings of an arena."""
-    children = {child.pid for child in psutil.Process().children()}
+    """What a process can leak: descriptors, workers, mappings of an arena."""
+    children = {child.pid for child in workers_here()}
     with open("/proc/self/maps") as maps:
         arenas = sum("memfd:tvm_axe" in line for line in maps)
     return len(os.listdir("/proc/self/fd")), children, arenas
@@ -101,8 +112,9 @@ def held() -> tuple[int, set[int], int]:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    with launch(Mesh({"tp": 2}), engine="threads"):
-        pass  # what stays for the whole process, such as loaded libraries, is there now
+    for engine in ("threads", "processes"):
+        with launch(Mesh({"tp": 2}), engine=engine):
+            pass  # what stays for the whole process, such as loaded libraries and the server, is there now
     before = held()
     yield
     assert held() == before
@@ -118,7 +130,7 @@ def check_usable(workers: Workers) -> None:
 
 def process_of(rank: int, of: int = 2) -> psutil.Process:
     """The process of worker `rank` of the last launch, of `of` workers: it started them in the order of the ranks."""
-    children = sorted(psutil.Process().children(), key=lambda child: (child.create_time(), child.pid))
+    children = sorted(workers_here(), key=lambda child: (child.create_time(), child.pid))
     return children[len(children) - (of - 1) + rank - 1]
 
 
@@ -150,7 +162,8 @@ def test_a_killed_worker_is_named(nothing_left: None, function: str) -> None:
 
 
 def test_a_worker_that_does_not_start_is_named(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_START", "raise SystemExit(3)")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "processes")
+    monkeypatch.setattr(engines, "_ENTRY", "entries:exit_with_3")
     with pytest.raises(WorkerError, match=r"worker 1 \(tp=1; pid \d+\) ended with exit status 3"):
         launch(Mesh({"tp": 2}))
 
@@ -168,7 +181,7 @@ def test_a_worker_killed_while_idle(nothing_left: None, then: str) -> None:
 def test_killing_at_any_moment(nothing_left: None) -> None:
     """The moments cover the launch, the commands and the end of a short session."""
     for moment in np.random.default_rng(0).uniform(0, 0.9, 8):
-        timer = later(moment, lambda: [child.kill() for child in psutil.Process().children()])
+        timer = later(moment, lambda: [child.kill() for child in psutil.Process().children(recursive=True)])
         try:
             with launch(Mesh({"tp": 2})) as workers:
                 for _ in range(100):
@@ -348,7 +361,7 @@ LONG_RUN = """
         with launch(Mesh({"tp": 3}), engine=ENGINE) as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
-            print(json.dumps([child.pid for child in psutil.Process().children()]), flush=True)
+            print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]), flush=True)
             workers.time(program, [(out, "slab"), 100_000], repeat=100_000, function="meet")
     except KeyboardInterrupt:
         del out
@@ -365,7 +378,7 @@ def test_ctrl_c(engine: str) -> None:
     process = run_script(f"ENGINE = {engine!r}\n" + textwrap.dedent(LONG_RUN))
     assert process.stdout is not None
     children = json.loads(process.stdout.readline())
-    assert len(children) == (2 if engine == "processes" else 0)
+    assert len(children) == (3 if engine == "processes" else 0)
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
@@ -381,7 +394,7 @@ def test_a_killed_controller_leaves_no_worker() -> None:
     process.kill()
     process.communicate(timeout=60)
     _, alive = psutil.wait_procs(children, timeout=10)
-    assert len(children) == 2 and not alive
+    assert len(children) == 3 and not alive
 
 
 def test_workers_that_are_never_closed_end_with_the_program() -> None:
@@ -389,12 +402,12 @@ def test_workers_that_are_never_closed_end_with_the_program() -> None:
         """
         workers = launch(Mesh({"tp": 2}))
         check_usable(workers)
-        print(process_of(1).pid)
+        print(process_of(1).pid, servers_here()[0].pid)
         """
     )
     output, errors = process.communicate(timeout=60)
     assert (errors, process.returncode) == ("", 0)
-    assert not psutil.pid_exists(int(output))
+    assert not any(map(psutil.pid_exists, map(int, output.split())))
 
 
 def test_a_forked_child_does_not_end_the_workers() -> None:

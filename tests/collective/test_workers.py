@@ -340,7 +340,7 @@ def test_no_worker_is_bound_to_fewer_cores(engine: str) -> None:
         assert out.slab(1).tolist() == list(range(64))
         threads = set(os.listdir("/proc/self/task")) - before
         assert len(threads) == (1 if engine == "processes" else 2) * max(1, len(CORES) // 2)
-        processes = {str(child.pid) for child in psutil.Process().children()}
+        processes = {str(child.pid) for child in psutil.Process().children(recursive=True)}
         for task in threads | processes:
             assert os.sched_getaffinity(int(task)) == set(CORES)
     assert os.sched_getaffinity(0) == caller

@@ -20,15 +20,13 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvm_axe import _tvm
+from tvm_axe import _tvm, processes
 from tvm_axe.collective.arena import Arena
 from tvm_axe.collective.sync import ABORTED, DONE, LATE, Control
 from tvm_axe.collective.worker import WORKERS, Site, Worker
@@ -45,9 +43,9 @@ GRACE = 2.0  # seconds that workers may take to come out of a command that was c
 # Taken before anything runs a kernel: upstream then binds the main thread, and what it starts, to some of the cores.
 CORES = tuple(sorted(os.sched_getaffinity(0)))
 
-# A worker process finds the package where the controller found it, also when that isn't on PYTHONPATH.
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\nfrom tvm_axe.collective.worker import serve\n"
-_START += "serve(**json.loads(sys.argv[2]))"
+_ENTRY = "tvm_axe.collective.worker:serve"
+# numpy's own threads would compete with those that the kernels use; and a process with threads can't be forked.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Engine(ABC):
@@ -231,7 +229,7 @@ class LocalEngine(Engine):
     def __init__(self, mesh: Mesh, kind: str, timeout: float) -> None:
         super().__init__(mesh, timeout)
         self._launch = secrets.token_hex(8)
-        self._processes: dict[int, subprocess.Popen] = {}
+        self._processes: dict[int, processes.Process] = {}
         self._descriptors: list[int] = []
         self._session: _tvm.DiscoSession | None = None
         self._opener: threading.Thread | None = None
@@ -262,24 +260,19 @@ class LocalEngine(Engine):
         """Start the process of worker `rank`; returns the descriptors to read from and to write to it."""
         from_worker, worker_write = self._pipe()
         worker_read, to_worker = self._pipe()
-        config = {
+        arguments = {
             "launch": self._launch,
             "rank": rank,
             "axes": dict(self._mesh.axes),
-            "memory": (self.arena.fd, self.arena.size),
-            "pipe": (worker_read, worker_write),
-            "parent": os.getpid(),
+            "memory": self.arena.size,
             "timeout": self._timeout,
             "cores": CORES,
         }
-        self._processes[rank] = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path), json.dumps(config)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(self.arena.fd, worker_read, worker_write),
-            # numpy's own threads would compete with those that the kernels use.
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C in a terminal is the controller's alone
-        )
+        descriptors = self.arena.fd, worker_read, worker_write
+        try:
+            self._processes[rank] = processes.start(_ENTRY, arguments, descriptors, _ENVIRONMENT)
+        except OSError as error:
+            raise WorkerError(f"{self._name([rank])} did not start: {error}") from error
         return from_worker, to_worker
 
     def _pipe(self) -> tuple[int, int]:
@@ -299,8 +292,10 @@ class LocalEngine(Engine):
                 raise WorkerError(f"{self._name([rank])} {how}")
 
     def _place(self, rank: int) -> str:
+        if rank in self._local:
+            return "a thread of this process"
         process = self._processes.get(rank)
-        return f"pid {process.pid}" if process else "a thread of this process"
+        return f"pid {process.pid}" if process else "no process yet"
 
     def _close(self, force: bool) -> None:
         if self.closed:
@@ -320,7 +315,7 @@ class LocalEngine(Engine):
         finally:
             deadline = time.monotonic() + (0 if force else GRACE)
             for process in self._processes.values():
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with contextlib.suppress(TimeoutError):
                     process.wait(max(0, deadline - time.monotonic()))
                 process.kill()
                 process.wait()
