@@ -192,6 +192,24 @@ def test_killing_at_any_moment(nothing_left: None) -> None:
 
 
 @pytest.mark.parametrize("function", ["main", "meet"])
+def test_a_killed_server_takes_its_workers_along(nothing_left: None, function: str) -> None:
+    """It is replaced without a word."""
+    with launch(Mesh({"tp": 3})) as workers:
+        out = workers.mesh_tensor((1,), "float32")
+        program = workers.load(Spin, "llvm")
+        (server,) = servers_here()
+        timer = later(0.3, server.kill)
+        with pytest.raises(WorkerError, match=r"worker ([12]) \(tp=\1; pid \d+\) died of SIGKILL"):
+            workers.time(program, [(out, "slab"), 20_000_000], repeat=10_000, function=function)
+        timer.join()
+        del out
+    with launch(Mesh({"tp": 3})) as workers:
+        check_usable(workers)
+        (again,) = servers_here()
+        assert again.pid != server.pid
+
+
+@pytest.mark.parametrize("function", ["main", "meet"])
 def test_a_stopped_worker_is_named(nothing_left: None, function: str) -> None:
     with launch(Mesh({"tp": 2}), timeout=0.5) as workers:
         out = workers.mesh_tensor((1,), "float32")
@@ -423,6 +441,51 @@ def test_a_forked_child_does_not_end_the_workers() -> None:
     )
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
+
+
+def test_a_forked_child_launches_workers_of_its_own() -> None:
+    process = run_script(
+        """
+        with launch(Mesh({"tp": 2})) as workers:
+            child = os.fork()
+            if child == 0:
+                with launch(Mesh({"tp": 3})) as own:
+                    check_usable(own)
+                    print([server.ppid() == os.getpid() for server in servers_here()], len(workers_here()), flush=True)
+                sys.exit(0)
+            print(os.waitpid(child, 0)[1], flush=True)
+            check_usable(workers)
+            print(len(servers_here()), len(workers_here()))
+        """
+    )
+    output, errors = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("[True] 2\n0\n1 1\n", 0), errors
+
+
+def test_workers_outlive_the_thread_that_launched_them(nothing_left: None) -> None:
+    launched: list[Workers] = []
+    thread = threading.Thread(target=lambda: launched.append(launch(Mesh({"tp": 3}))))
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    with launched.pop() as workers:
+        check_usable(workers)
+
+
+def test_threads_launch_beside_each_other(nothing_left: None) -> None:
+    def use() -> None:
+        for _ in range(3):
+            with launch(Mesh({"tp": 2})) as workers:
+                check_usable(workers)
+        used.append(True)
+
+    used: list[bool] = []
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert used == [True] * 3
 
 
 def test_shared_memory_has_no_name(nothing_left: None) -> None:

@@ -23,10 +23,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from tvm_axe.collective.ranks import Rank, find_fault, ranks_per_host, split_hosts
+from tvm_axe.collective.ranks import Rank, find_fault, is_alive, open_process, ranks_per_host, split_hosts
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Mesh
-from tvm_axe.processes import is_alive, open_process
 
 # What a message is about: its tag. The first two are sent where a script's own messages are sent too.
 HELLO, WELCOME, COMMAND, ABORT, ANSWER, MEMORY, BYE = range(29_000, 29_007)

@@ -19,7 +19,6 @@ when the next process is started. A child that this process forks has no part in
 own if it starts processes.
 """
 
-from tvm_axe.processes.alive import is_alive, open_process
 from tvm_axe.processes.process import Process, start
 
-__all__ = ["Process", "is_alive", "open_process", "start"]
+__all__ = ["Process", "start"]

@@ -18,14 +18,12 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from tvm_axe.processes.alive import is_alive, open_process
 from tvm_axe.processes.inherited import Inherited
 from tvm_axe.processes.server import MANY_THREADS, NUMBER, Request, kill
 
 _STARTUP = 60.0  # seconds that a server may take to fork, its imports included, before it is taken for hung
 _PARTING = 1.0  # seconds that it may take to end
 _TRIES = 3  # servers, one after the other, that may die before they have forked
-_NAP = 0.005  # seconds
 
 # A server finds the package where this process found it, also when that isn't on PYTHONPATH.
 _SERVE = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\nfrom tvm_axe.processes.server import serve\n"
@@ -41,13 +39,12 @@ class Process:
         Its process id, which is the id of its session and process group as well.
     """
 
-    def __init__(self, pid: int, pipe: int, server: _Server) -> None:
-        self.pid = pid
+    def __init__(self, pipe: int, server: _Server) -> None:
+        self.pid = 0
         self._code: int | None = None
         self._pipe = pipe
         self._server = server  # ends when nobody has a reference to it
-        self._folder = open_process(pid)
-        self._close = weakref.finalize(self, _close, pipe, self._folder)
+        self._close = weakref.finalize(self, os.close, pipe)
 
     def poll(self) -> int | None:
         """Return how the process ended, or None while it runs.
@@ -56,14 +53,14 @@ class Process:
         by the kernel.
         """
         if self._code is None and _readable(self._pipe, 0):
-            told = os.read(self._pipe, NUMBER.size)
-            if told:
-                (self._code,) = NUMBER.unpack(told)
-            elif self._folder is None or not is_alive(self._folder):
-                self._code = -signal.SIGKILL
-            if self._code is not None:
-                self._close()
+            self._code = self.told(-signal.SIGKILL)
+            self._close()
         return self._code
+
+    def told(self, otherwise: int) -> int:
+        """Return the next number that the server has written; `otherwise` if it is gone."""
+        told = os.read(self._pipe, NUMBER.size)
+        return NUMBER.unpack(told)[0] if told else otherwise
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the process and return how it ended; see `poll`.
@@ -78,8 +75,7 @@ class Process:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"process {self.pid} still runs after {timeout:g} s")
-            if _readable(self._pipe, left):
-                time.sleep(_NAP if self.poll() is None else 0)  # the server is gone, and the process about to
+            _readable(self._pipe, left)
         return code
 
     def kill(self) -> None:
@@ -125,14 +121,13 @@ def start(
     request = Request(entry, dict(arguments), asdict(inherited), list(outputs))
     for _ in range(_TRIES):
         server = _server_for(inherited, request.module)
-        pid, pipe = server.ask(request, [*outputs.values(), *descriptors])
-        if pid > 0:
-            return Process(pid, pipe, server)
-        os.close(pipe)
-        if pid == MANY_THREADS:
+        process = server.ask(request, [*outputs.values(), *descriptors])
+        if process.pid > 0:
+            return process
+        if process.pid == MANY_THREADS:
             _importless.add((request.module, server.fixed))
-        elif pid < 0:
-            raise OSError(-pid, f"cannot fork a process for {entry}: {os.strerror(-pid)}")
+        elif process.pid < 0:
+            raise OSError(-process.pid, f"cannot fork a process for {entry}: {os.strerror(-process.pid)}")
         _retire(server)
     raise ChildProcessError(f"no process for {entry}: {_TRIES} servers ended before they forked one")
 
@@ -169,35 +164,30 @@ class _Server:
         self.end = weakref.finalize(self, _end, self.socket, self.process, os.getpid())
         _servers.add(self)
 
-    def ask(self, request: Request, descriptors: Sequence[int]) -> tuple[int, int]:
-        """Ask for a process; returns its id and the pipe from which comes how it ended.
+    def ask(self, request: Request, descriptors: Sequence[int]) -> Process:
+        """Ask for a process; its `pid` is 0 if the server is gone, and negative if it answered with an error.
 
-        The id is 0 if the server is gone, and negative if it answered with an error. Whatever is raised here, or makes
-        the caller let go of the pipe, makes the server kill a process that it has forked.
+        Whatever is raised here or where the process is wanted, Ctrl-C's exception say, the pipe of the answer is closed
+        then, and a process that was forked meanwhile is killed.
         """
         answers, pipe = os.pipe()
+        process = Process(answers, self)
+        opened = [pipe]
         try:
-            body = request.write()
-            directory = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                socket.send_fds(self.socket, [b"\0"], [body, pipe, directory, *descriptors])
-            except ConnectionError:
-                return 0, answers
-            finally:
-                for descriptor in (body, directory):
-                    os.close(descriptor)
-                os.close(pipe)
-                pipe = -1
-            if not _readable(answers, _STARTUP):
-                self.process.kill()
-                return 0, answers
-            told = os.read(answers, NUMBER.size)
-            return (NUMBER.unpack(told)[0] if told else 0), answers
-        except BaseException:
-            os.close(answers)
-            if pipe >= 0:
-                os.close(pipe)
-            raise
+            opened.append(request.write())
+            opened.append(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            pipe, body, directory = opened
+            socket.send_fds(self.socket, [b"\0"], [body, pipe, directory, *descriptors])
+        except ConnectionError:
+            return process
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        if _readable(answers, _STARTUP):
+            process.pid = process.told(0)
+        else:
+            self.process.kill()
+        return process
 
 
 _servers: weakref.WeakSet[_Server] = weakref.WeakSet()
@@ -247,12 +237,6 @@ def _end(connection: socket.socket, process: subprocess.Popen[bytes], owner: int
         process.wait(_PARTING)
     process.kill()
     process.wait()
-
-
-def _close(*descriptors: int | None) -> None:
-    for descriptor in descriptors:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _readable(descriptor: int, seconds: float | None) -> bool:

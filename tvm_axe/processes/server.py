@@ -7,7 +7,8 @@ answer makes who asks start a server that imports nothing and leaves that to its
 A request is one byte with descriptors: a file with a `Request` as JSON, the pipe for the answer, the directory to be
 in, standard output and error as far as there are any, and those of the new process. Through the pipe come one number,
 the process's id or, negative, why there is none, and when the process has ended another: its exit status, or less the
-signal that it died of. When nobody reads the pipe any more, the process is killed.
+signal that it died of. If nothing comes but the end of the pipe, there is no server any more, and no process either.
+When nobody reads the pipe any more, the process is killed.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ class Request:
 
     def write(self) -> int:
         """Return a descriptor of a file without a name that has the request; it may be longer than a message."""
+        text = json.dumps(asdict(self))
         descriptor = os.memfd_create("request", os.MFD_CLOEXEC)
         with open(descriptor, "w", closefd=False) as file:
-            json.dump(asdict(self), file)
+            file.write(text)
         os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
 
@@ -132,6 +134,8 @@ class _Server:
         message, descriptors, _, _ = socket.recv_fds(self._requests, 1, _MOST)
         if not message:
             self._end()
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
         body, pipe, directory, *others = descriptors
         request = Request.read(body)
         if self._imports and request.module not in self._imported:
@@ -196,9 +200,10 @@ class _Server:
             os.setsid()  # Ctrl-C in a terminal is for who asked, and all that this process runs is one group
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # follows the thread that forked, of which there is one
             if os.getppid() != self.pid:
-                return os._exit(1)
+                os._exit(1)
             signal.set_wakeup_fd(-1)
             self._requests.close()
+            # Its own pipe stays open: without a server, who asked sees the end of the process by the end of that.
             for descriptor in (self._woken, self._wakes, *self.children.values()):
                 os.close(descriptor)
             os.fchdir(directory)
