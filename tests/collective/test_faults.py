@@ -22,8 +22,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_axe.collective import Coord, MeshTensor, Program, WorkerError, Workers, launch
-from tvm_axe.collective import engine as engines
+from tvm_axe.collective import Coord, MeshTensor, Program, WorkerError, Workers, launch, local, session
 from tvm_axe.layout import Mesh
 
 
@@ -163,7 +162,7 @@ def test_a_killed_worker_is_named(nothing_left: None, function: str) -> None:
 
 def test_a_worker_that_does_not_start_is_named(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "processes")
-    monkeypatch.setattr(engines, "_ENTRY", "entries:exit_with_3")
+    monkeypatch.setattr(local, "_ENTRY", "entries:exit_with_3")
     with pytest.raises(WorkerError, match=r"worker 1 \(tp=1; pid \d+\) ended with exit status 3"):
         launch(Mesh({"tp": 2}))
 
@@ -256,7 +255,7 @@ def test_a_worker_stopped_while_another_waits_for_it(nothing_left: None, moment:
             WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) did not arrive at a barrier within"
         ):
             workers.call(program, [(out, "slab"), steps, Coord("tp")], "late")
-        assert 0.5 < time.monotonic() - start < 0.5 + engines.GRACE + 2
+        assert 0.5 < time.monotonic() - start < 0.5 + session.GRACE + 2
         timer.join()
         del out
 
@@ -336,7 +335,7 @@ def test_one_may_not_be_later_than_the_timeout(nothing_left: None, engine: str, 
 def test_a_stuck_thread_is_left_alone(nothing_left: None) -> None:
     """What a thread of this process is still computing on stays mapped; then the process still ends well."""
     script = """
-        engines.GRACE = 0.3
+        session.GRACE = 0.3
         with launch(Mesh({"tp": 2}), timeout=0.4) as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
@@ -347,7 +346,7 @@ def test_a_stuck_thread_is_left_alone(nothing_left: None) -> None:
             except WorkerError as error:
                 print(error)
         print(held()[1:])
-        engines.GRACE = 60.0
+        session.GRACE = 60.0
         with launch(Mesh({"tp": 2})) as workers:
             check_usable(workers)
     """

@@ -101,7 +101,7 @@ def test_a_killed_rank_is_named(hosts_of: int, function: str) -> None:
         with launch(Mesh({{"tp": 4}}), engine="mpi") as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
-            victim = psutil.Process(workers._engine._job.ranks[3].pid)
+            victim = psutil.Process(workers._session._job.ranks[3].pid)
             later(0.3, victim.kill)
             try:
                 workers.time(program, [(out, "slab"), 2_000_000], repeat=10_000, function="{function}")
@@ -135,7 +135,7 @@ def test_a_stopped_rank_is_named(hosts_of: int, victim: int, function: str) -> N
         with launch(mesh, engine="mpi", timeout=0.5) as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
-            psutil.Process(workers._engine._job.ranks[{victim}].pid).suspend()
+            psutil.Process(workers._session._job.ranks[{victim}].pid).suspend()
             start = time.monotonic()
             try:
                 workers.call(program, [(out, "slab"), 1], "{function}")
@@ -180,7 +180,7 @@ def test_a_rank_killed_while_idle(moment: str) -> None:
         2,
         f"""
         with launch(Mesh({{"tp": 2}}), engine="mpi") as workers:
-            psutil.Process(workers._engine._job.ranks[1].pid).kill()
+            psutil.Process(workers._session._job.ranks[1].pid).kill()
             time.sleep(0.2)
             if {moment!r} == "idle":
                 try:
@@ -257,7 +257,7 @@ def test_plain_mpiexec_ends_the_job_when_a_rank_dies() -> None:
         2,
         """
         with launch(Mesh({"tp": 2}), engine="mpi") as workers:
-            os.kill(workers._engine._job.ranks[1].pid, signal.SIGKILL)
+            os.kill(workers._session._job.ranks[1].pid, signal.SIGKILL)
             time.sleep(30)
         """,
         plain=True,

@@ -16,7 +16,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tvm_axe.collective import Coord, WorkerError, Workers, launch, slab_stride
-from tvm_axe.collective.engine import CORES
+from tvm_axe.collective.session import CORES
 from tvm_axe.errors import AxeError, InputError, LayoutError
 from tvm_axe.layout import Mesh
 
