@@ -130,7 +130,7 @@ def test_a_stopped_rank_is_named(hosts_of: int, victim: int, function: str) -> N
         max(2, hosts_of * (victim // hosts_of + 1)),
         f"""
         import tvm_axe.collective.mpi as mpi
-        mpi.GRACE = engines.GRACE = 0.5
+        mpi.GRACE = session.GRACE = 0.5
         mesh = Mesh({{"tp": int(os.environ["PMI_SIZE"])}})
         with launch(mesh, engine="mpi", timeout=0.5) as workers:
             out = workers.mesh_tensor((1,), "float32")

@@ -22,6 +22,7 @@ _READ_AT_START = (
     *("BLIS_", "GOTO_", "MKL_", "NPY_", "NUMPY_", "OMP_", "OPENBLAS_", "GOMP_", "KMP_"),
     *("CUDA_INJECTION", "LLVM_", "TVM_"),
 )
+_READ_WHEN_USED = "TVM_AXE_"  # this package's own
 _PYTHONS = {signal.SIGPIPE, signal.SIGXFSZ}  # signals that Python itself ignores from its start on
 
 
@@ -81,7 +82,11 @@ class Inherited:
 
     def fixed(self) -> tuple[Any, ...]:
         """What of this, and of this process, a server has to be started with."""
-        variables = sorted(item for item in self.environment.items() if item[0].startswith(_READ_AT_START))
+        variables = sorted(
+            (name, value)
+            for name, value in self.environment.items()
+            if name.startswith(_READ_AT_START) and not name.startswith(_READ_WHEN_USED)
+        )
         limits = [resource.getrlimit(limit) for limit in _limits()]
         identity = os.getresuid(), os.getresgid(), tuple(os.getgroups()), os.getpriority(os.PRIO_PROCESS, 0)
         return sys.executable, tuple(variables), tuple(limits), identity

@@ -33,6 +33,8 @@ _SERVE += "serve(int(sys.argv[2]), sys.argv[3] == 'imports')"
 class Process:
     """A process that a server has forked; made by `start`. When the last reference to it goes, it is killed.
 
+    One thread at a time may use it, of the process that has started it.
+
     Attributes
     ----------
     pid : int

@@ -160,7 +160,7 @@ class _Server:
         sys.path[:] = request.inherited["path"]
         os.fchdir(directory)
         # What is wrong with a module is for the process that needs it to say: it imports it again.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(request.module)
         os.chdir("/")
         gc.collect()
@@ -206,9 +206,9 @@ class _Server:
             # Its own pipe stays open: without a server, who asked sees the end of the process by the end of that.
             for descriptor in (self._woken, self._wakes, *self.children.values()):
                 os.close(descriptor)
+            _redirect(dict(zip(request.outputs, others)))
             os.fchdir(directory)
             os.close(directory)
-            _redirect(dict(zip(request.outputs, others)))
             Inherited(**request.inherited).put_in_place()
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed()  # else the same numbers in every process
