@@ -36,14 +36,20 @@ ALONE = (
     "meta/test_measure.py",
     "meta/test_measure_cuda.py",
     "test_demo.py",
-    "tile/kernels/test_on_cuda.py",
     "tile/test_hopper_gpu.py",
     "tile/test_uniform_gpu.py",
 )
 """The files of which no two run at once: they start many processes or MPI jobs, kill and interrupt them and look what
 is left, time kernels, or need the GPU."""
 
-LONG = ()
+LONG = (
+    "programs/test_programs.py",
+    "tile/kernels/test_programs.py",
+    "tile/kernels/test_on_cuda.py",
+    "relax/test_model.py",
+    "tile/test_cpu_gemm.py",
+    "tile/test_cpu.py",
+)
 """The files that take longest, which start first."""
 
 
