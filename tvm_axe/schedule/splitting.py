@@ -9,7 +9,7 @@ from tvm_axe.analysis.annotations import ROOT
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import shard, shard_dims
+from tvm_axe.schedule.sharding import shard, shard_dims
 
 
 @query.all_or_nothing

@@ -9,7 +9,7 @@ from tvm_axe.analysis.annotations import LAYOUTS
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import shard_dims
+from tvm_axe.schedule.sharding import shard_dims
 
 
 @query.all_or_nothing

@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import shard, shard_dims
+from tvm_axe.schedule.sharding import shard, shard_dims
 
 
 @query.all_or_nothing

@@ -11,8 +11,8 @@ from tvm_axe.analysis.annotations import OVERLAP, RING
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.redistribute import sharded_over
-from tvm_axe.schedule.shard import axis_size
+from tvm_axe.schedule.redistributing import sharded_over
+from tvm_axe.schedule.sharding import axis_size
 
 
 @query.all_or_nothing

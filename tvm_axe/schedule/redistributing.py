@@ -9,7 +9,7 @@ from tvm_axe.analysis.annotations import layouts_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import axis_size, shard_dims
+from tvm_axe.schedule.sharding import axis_size, shard_dims
 
 
 @query.all_or_nothing

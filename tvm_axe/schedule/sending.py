@@ -8,7 +8,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import axis_size, shard
+from tvm_axe.schedule.sharding import axis_size, shard
 
 
 @query.all_or_nothing
