@@ -34,6 +34,12 @@ def shard(
     An extent that the axis doesn't divide is shared in pieces of ``ceil(extent / n)``; the last one is masked
     (``T.where``).
 
+    Valid when `loop` is a loop of the block that is not bound yet and drives data-parallel iterators or a reduction,
+    not both; the block is not shared over `axis` in that role; and, for a reduction, no iteration is masked and every
+    device has some.
+
+    Leaves ``axe.bind`` on the loop over the devices.
+
     Parameters
     ----------
     sch : s_tir.Schedule
@@ -59,6 +65,21 @@ def shard(
     ScheduleError
         If the mesh has no such axis; `loop` is no loop of the block; the block is already bound to the axis or the
         loop to another; or a device would have no iteration of a reduction, and so no partial.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[1], "tp")
+    >>> [sch.get(loop).loop_var.name for loop in sch.get_loops(reduce)]
+    ['i', 'k_0', 'j']
+    >>> print(sch.get(sch.get_loops(reduce)[1]).annotations)
+    {"axe.bind": "tp"}
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'MM-AR-C'
     """
     size = axis_size(mesh, axis, "shard")
     if block is None:
@@ -106,6 +127,11 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
     An input that is read so lies sharded on that dimension (the gradients of data-parallel training, say); nothing
     has to be declared.
 
+    Valid when the loop's block sums one load, or a cast of it, of which the loop alone is an index, the loop has as
+    many iterations as `axis` has devices, and neither loop nor block is bound to the axis.
+
+    Leaves ``axe.bind`` on the loop.
+
     Parameters
     ----------
     sch : s_tir.Schedule
@@ -127,6 +153,17 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
     ScheduleError
         If the mesh has no such axis; the loop's block doesn't sum one load, whose index the loop alone is, over it (a
         cast of the load is fine); the number of iterations isn't that of the devices; or loop or block are bound.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> sgd = PROGRAMS["sgd"](axe.Mesh({"dp": 2}))
+    >>> sch = axe.Schedule(sgd.func, mesh=sgd.mesh)
+    >>> block = sch.all_reduce(sch.get_loops(sch.get_sblock("sum"))[-1], "dp")
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'AR-C'
     """
     size = axis_size(mesh, axis, "all_reduce")
     query.given(sch, loop, "all_reduce")

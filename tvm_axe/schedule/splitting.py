@@ -9,7 +9,7 @@ from tvm_axe.analysis.annotations import ROOT
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import shard, shard_dims
+from tvm_axe.schedule.sharding import shard, shard_dims
 
 
 @query.all_or_nothing
@@ -29,6 +29,11 @@ def split_collective(
     With `root`, into a reduce to that device (the sum is annotated ``axe.root``) and the broadcast from it: the same
     copy, of a buffer that one device holds. (CoCoNet, section 3.1, "split".)
 
+    Valid when `block` is an all-reduce that was not split before, `dim` is a dimension of its result that one loop
+    drives, and `root`, if given, is the coordinate of a device of its axis.
+
+    Leaves ``axe.bind`` on the loop over the slices, or ``axe.root`` on the block that reduces.
+
     Parameters
     ----------
     sch : s_tir.Schedule
@@ -45,11 +50,25 @@ def split_collective(
     Returns
     -------
     (scatter, gather) or (reduce, broadcast) : tuple[SBlockRV, SBlockRV]
+        The block that sums, now on slices or on one device, and the copy that gives every device the result.
 
     Raises
     ------
     ScheduleError
-        If `block` is not an all-reduce, `dim` is not a dimension of its result, or `root` no device of its axis.
+        If `block` is not an all-reduce, `dim` is not a dimension of its result or not driven by one loop, or `root` is
+        no device of its axis.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[1], "tp")
+    >>> scatter, gather = sch.split_collective(reduce)
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'MM-RS-AG-C'
     """
     query.given(sch, block, "split_collective")
     name = query.name_of(sch, block)

@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import shard, shard_dims
+from tvm_axe.schedule.sharding import shard, shard_dims
 
 
 @query.all_or_nothing
@@ -28,6 +28,11 @@ def reorder_collective(
 
     A consumer that reduces over the gathered dimension (a norm) becomes each device's partial over its slice and an
     all-reduce of those, as `shard` leaves them. (CoCoNet, section 3.2, "reorder".)
+
+    Valid when `gather` is an all-gather, `consumers` has every block that reads what it gathers, and each of them is
+    pointwise in the gathered dimension or reduces over it and writes a buffer of its own.
+
+    Leaves ``axe.bind`` on each consumer's loop over the devices.
 
     Parameters
     ----------
@@ -51,6 +56,19 @@ def reorder_collective(
         If `gather` is not an all-gather; a reader of the gathered buffer is left out; or a consumer neither is
         pointwise in the gathered dimension nor reduces over it, or updates a buffer in place. The schedule is then as
         it was.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[1], "tp")
+    >>> scatter, gather = sch.split_collective(reduce)
+    >>> (gather,) = sch.reorder_collective(gather, [sch.get_sblock("epi")])
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'MM-RS-C-AG'
     """
     for block in (gather, *consumers):
         query.given(sch, block, "reorder_collective")

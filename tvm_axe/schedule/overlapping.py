@@ -11,8 +11,8 @@ from tvm_axe.analysis.annotations import OVERLAP, RING
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.redistribute import sharded_over
-from tvm_axe.schedule.shard import axis_size
+from tvm_axe.schedule.redistributing import sharded_over
+from tvm_axe.schedule.sharding import axis_size
 
 
 @query.all_or_nothing
@@ -36,6 +36,11 @@ def overlap(
     own. No device then waits for a chunk that a peer hasn't had a chunk's time to finish. (CoCoNet, section 3.4,
     "overlap".)
 
+    Valid when each stage after the first reads what an earlier one writes, the stages are neighbours in the program,
+    all of them are pointwise in the dimension that `axis` shares, and `chunks` divides a device's slice of it.
+
+    Leaves ``axe.overlap`` on the loops over the chunks and ``axe.ring`` on a stage's loop over all the devices' slices.
+
     Parameters
     ----------
     sch : s_tir.Schedule
@@ -52,7 +57,7 @@ def overlap(
     Returns
     -------
     loops : list[LoopRV]
-        Of each stage, the loop over the chunks.
+        The loop over the chunks of each stage.
 
     Raises
     ------
@@ -60,6 +65,22 @@ def overlap(
         If there are fewer than two stages; one reads nothing that an earlier one writes; none of them is shared over
         the axis; the chunked dimension isn't carried through from one to the next; `chunks` doesn't divide a device's
         slice; or another nest lies between.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[1], "tp")
+    >>> scatter, gather = sch.split_collective(reduce)
+    >>> epi = sch.get_sblock("epi")
+    >>> (gather,) = sch.reorder_collective(gather, [epi])
+    >>> device = sch.fuse_collective([scatter, epi, gather])
+    >>> loops = sch.overlap([partial, scatter], "tp", 2)
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'ol(MM, fuse(RS-C-AG))'
     """
     devices = axis_size(mesh, axis, "overlap")
     for block in blocks:

@@ -8,7 +8,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import axis_size, shard
+from tvm_axe.schedule.sharding import axis_size, shard
 
 
 @query.all_or_nothing
@@ -22,6 +22,11 @@ def send(sch: s_tir.Schedule, block: SBlockRV, axis: str, mesh: Mesh) -> LoopRV:
     The leading dimension counts the pipeline's stages, one a device of the axis; each stage works on a micro-batch of
     its own. The copy may stand among the consumers of `reorder_collective` (then slices are sent) and in the chain of
     `fuse_collective` (then the receiver computes with what it reads). (CoCoNet, section 2.1, "Send".)
+
+    Valid when `block` is ``Z[s, ...] = C[(s + k) % P, ...]`` with the other indices alike, P is the number of devices
+    of `axis`, and one loop drives s.
+
+    Leaves ``axe.bind`` on the loop over the stages.
 
     Parameters
     ----------
@@ -44,6 +49,19 @@ def send(sch: s_tir.Schedule, block: SBlockRV, axis: str, mesh: Mesh) -> LoopRV:
     ScheduleError
         If the mesh has no such axis, the block is not a copy that shifts its leading dimension alone, or that has
         another extent than the axis.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> pipeline = PROGRAMS["pipeline"](axe.Mesh({"pp": 2, "tp": 1}))
+    >>> sch = axe.Schedule(pipeline.func, mesh=pipeline.mesh)
+    >>> for name in ("mm", "epi"):
+    ...     stages = sch.shard(sch.get_loops(sch.get_sblock(name))[0], "pp")
+    >>> device = sch.send(sch.get_sblock("send"), "pp")
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'MM-P2P-C'
     """
     size = axis_size(mesh, axis, "send")
     query.given(sch, block, "send")

@@ -26,6 +26,12 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
 
     (CoCoNet, section 3.3, "fuse".)
 
+    Valid when a data-parallel loop binds the first block to a mesh axis, each later block reads what an earlier one
+    writes on the same device and is bound to the same axes or none, no block outside the chain lies between, and no
+    mask cuts a block beyond its iterators' domains.
+
+    Leaves no annotation of its own; those of the blocks' loops stay.
+
     Parameters
     ----------
     sch : s_tir.Schedule
@@ -45,6 +51,21 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
         If there are fewer than two blocks; the first is not bound to a mesh axis, or a later one is to others; a
         block doesn't follow from an earlier one; a block outside the chain lies between (a cycle); or one is masked
         beyond its iterators' domains, as a sum over an uneven slice is.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[1], "tp")
+    >>> scatter, gather = sch.split_collective(reduce)
+    >>> epi = sch.get_sblock("epi")
+    >>> (gather,) = sch.reorder_collective(gather, [epi])
+    >>> device = sch.fuse_collective([scatter, epi, gather])
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'MM-fuse(RS-C-AG)'
     """
     for block in blocks:
         query.given(sch, block, "fuse_collective")

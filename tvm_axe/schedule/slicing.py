@@ -9,7 +9,7 @@ from tvm_axe.analysis.annotations import LAYOUTS
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import shard_dims
+from tvm_axe.schedule.sharding import shard_dims
 
 
 @query.all_or_nothing
@@ -24,6 +24,10 @@ def as_slice(sch: s_tir.Schedule, gather: SBlockRV, mesh: Mesh) -> SBlockRV:
 
     For the state of an optimizer: an input that is read on slices only is sharded by itself, so that what one step
     leaves is what the next one takes. (CoCoNet, section 3.2, "asSlice".)
+
+    Valid when `gather` is an all-gather into a parameter that no block reads whole.
+
+    Leaves ``axe.layouts.NAME`` on the block that writes the parameter NAME.
 
     Parameters
     ----------
@@ -44,6 +48,22 @@ def as_slice(sch: s_tir.Schedule, gather: SBlockRV, mesh: Mesh) -> SBlockRV:
     ------
     ScheduleError
         If `gather` is not an all-gather, doesn't write a parameter, or a block reads what it gathers.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> sgd = PROGRAMS["sgd"](axe.Mesh({"dp": 2}))
+    >>> sch = axe.Schedule(sgd.func, mesh=sgd.mesh)
+    >>> reduce = sch.all_reduce(sch.get_loops(sch.get_sblock("sum"))[-1], "dp")
+    >>> scatter, gather = sch.split_collective(reduce)
+    >>> gathers = sch.reorder_collective(gather, [sch.get_sblock(name) for name in ("mean", "m", "p")])
+    >>> [sch.get(block).name_hint for block in gathers]
+    ['m_out_global', 'p_out_global']
+    >>> block = sch.as_slice(gathers[0])
+    >>> print(sch.get(block).annotations)
+    {"axe.layouts.m_out": "S[(2, 18, 8) : (1@dp, 8, 1)]"}
     """
     query.given(sch, gather, "as_slice")
     name = query.name_of(sch, gather)

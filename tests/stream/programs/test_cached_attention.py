@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tvm_axe.stream import Machine, StreamError
-from tvm_axe.stream.programs.attention import WAYS, AttentionCase, attention, attention_inputs, cached_tiles
+from tvm_axe.stream import Accelerator, StreamError
+from tvm_axe.stream.programs.cached_attention import WAYS, AttentionCase, attention, attention_inputs, cached_tiles
 from tvm_axe.stream.programs.reference import attention_reference
 from tvm_axe.stream.programs.workloads import Heads
 
@@ -38,12 +38,12 @@ def test_equals_numpy(batch, way):
     given = arrays(batch, cached, lengths, rng)
     program = attention(HEADS, batch, cached, way, **SIZES)
     streams = attention_inputs(lengths, HEADS, way, **SIZES)
-    machine = Machine(depth=1)
-    report = program.run({**streams, **given}, machine)
+    accelerator = Accelerator(depth=1)
+    report = program.run({**streams, **given}, accelerator)
     for name, expected in attention_reference(given, lengths, HEADS).items():
         known = ~np.isnan(expected)
         np.testing.assert_allclose(report.tensors[name][known], expected[known], rtol=1e-4, atol=1e-5)
-    without = program.run(streams, machine, values=False)
+    without = program.run(streams, accelerator, values=False)
     assert (report.cycles, report.traffic, report.flops) == (without.cycles, without.traffic, without.flops)
 
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream import functions
-from tvm_axe.stream.memory import Machine
-from tvm_axe.stream.program import Program, Stream, Tensor
+from tvm_axe.stream.memory import Accelerator
+from tvm_axe.stream.program import Stream, StreamProgram, Tensor
 from tvm_axe.stream.programs.outcome import Outcome
 from tvm_axe.stream.programs.workloads import QWEN3_30B_A3B, Heads
 from tvm_axe.stream.types import Scalar, Selector, StreamType, symbol
@@ -69,7 +69,7 @@ class Caches(NamedTuple):
     tile: int
 
     @classmethod
-    def of(cls, p: Program, heads: Heads, requests: int, cached: int, tile: int, dtype: str) -> Caches:
+    def of(cls, p: StreamProgram, heads: Heads, requests: int, cached: int, tile: int, dtype: str) -> Caches:
         """Declare the tensors, with room for so many tiles a request."""
         k, v = (p.tensor(f"{name}_cache", requests * cached * tile, heads.size, dtype) for name in "kv")
         return cls(k, v, heads, cached, tile)
@@ -84,7 +84,7 @@ def attention(
     block: int = 16,
     tile: int = 32,
     dtype: str = "float32",
-) -> Program:
+) -> StreamProgram:
     """Return the program for one head of keys and values.
 
     Tensors: ``q`` [batch * queries, size], ``k`` and ``v`` [batch, size], ``k_cache`` and ``v_cache``
@@ -122,7 +122,7 @@ def attention(
         regions = -(-batch // block)
     if not 1 <= regions <= batch:
         raise StreamError(f"regions={regions} must be between 1 and the number of requests, {batch}")
-    p = Program(f"attention, {way}")
+    p = StreamProgram(f"attention, {way}")
     tensors = {
         "q": p.tensor("q", batch * heads.queries, heads.size, dtype),
         "k": p.tensor("k", batch, heads.size, dtype),
@@ -155,7 +155,7 @@ def attention(
     return p
 
 
-def attend(p: Program, caches: Caches, requests: Requests, number: int) -> Region:
+def attend(p: StreamProgram, caches: Caches, requests: Requests, number: int) -> Region:
     """Add a region that computes the attention of requests one after the other, and extends their caches.
 
     Parameters
@@ -174,7 +174,7 @@ def attend(p: Program, caches: Caches, requests: Requests, number: int) -> Regio
     return Region(attended.map(functions.div(), total, writes=True), loaded)
 
 
-def _load(p: Program, tensors: dict[str, Tensor], heads: Heads, first: int, number: int, suffix: str) -> Requests:
+def _load(p: StreamProgram, tensors: dict[str, Tensor], heads: Heads, first: int, number: int, suffix: str) -> Requests:
     """Load so many requests from `first` on."""
     view = View((number,), (1,), first)
     shape = {"q": (heads.queries, heads.size), "k": (1, heads.size), "v": (1, heads.size)}
@@ -184,7 +184,7 @@ def _load(p: Program, tensors: dict[str, Tensor], heads: Heads, first: int, numb
 
 
 def _extend(
-    p: Program, cache: Tensor, new: Stream, requests: Requests, caches: Caches, name: str
+    p: StreamProgram, cache: Tensor, new: Stream, requests: Requests, caches: Caches, name: str
 ) -> tuple[Stream, Stream]:
     """Load the caches of the requests and put the new rows behind them, there and here.
 
@@ -299,7 +299,7 @@ class AttentionCase:
         program = attention(self.heads, len(self.lengths), cached, self.way, dtype="bfloat16", **sizes)
         report = program.run(
             attention_inputs(self.lengths, self.heads, self.way, **sizes),
-            Machine(compute=self.compute, depth=self.depth),
+            Accelerator(compute=self.compute, depth=self.depth),
             values=False,
         )
         return Outcome(report.cycles, report.traffic, None, report.flops)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_axe.layout import ComposeLayout, Iter, Layout, LayoutError, Mesh
-from tvm_axe.layout.explain import explain
+from tvm_axe.layout.explaining import explain
 
 quick = settings(derandomize=True, max_examples=60, deadline=None)
 iters = st.builds(Iter, st.integers(1, 4), st.integers(-4, 6).filter(bool), st.sampled_from(["m", "tp", "laneid"]))

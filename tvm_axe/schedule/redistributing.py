@@ -9,7 +9,7 @@ from tvm_axe.analysis.annotations import layouts_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.shard import axis_size, shard_dims
+from tvm_axe.schedule.sharding import axis_size, shard_dims
 
 
 @query.all_or_nothing
@@ -26,6 +26,11 @@ def redistribute(
                                                                H[s, e, :] += D_global[s, e, k] * ..
 
     The copy is an all-gather where `dim` is None, else an all-to-all from the dimension that is sharded now to `dim`.
+
+    Valid when `block` reads `buffer`, the buffer is sharded over `axis`, and `dim`, if given, is a dimension of it that
+    no axis shares.
+
+    Leaves ``axe.bind`` on the copy's loop over the devices, where the copy is sharded.
 
     Parameters
     ----------
@@ -45,12 +50,26 @@ def redistribute(
     Returns
     -------
     copy : SBlockRV
+        The block that copies `buffer`: the all-gather or all-to-all.
 
     Raises
     ------
     ScheduleError
         If the mesh has no such axis, the block doesn't read the buffer, the buffer isn't sharded over the axis, or
         `dim` is not another dimension of it.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> ag_mm = PROGRAMS["ag_mm"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(ag_mm.func, mesh=ag_mm.mesh)
+    >>> mm = sch.get_sblock("mm")
+    >>> columns = sch.shard(sch.get_loops(mm)[2], "tp")
+    >>> copy = sch.redistribute(mm, "X", "tp")
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'AG-MM'
     """
     size = axis_size(mesh, axis, "redistribute")
     query.given(sch, block, "redistribute")

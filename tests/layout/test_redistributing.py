@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tvm_axe.layout import Layout, LayoutError, Mesh
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.layout.placement import Placement
-from tvm_axe.layout.redistribute import Link
-from tvm_axe.layout.redistribute import redistribute as plan_of
+from tvm_axe.layout.redistributing import Link
+from tvm_axe.layout.redistributing import redistribute as plan_of
 
 quick = settings(derandomize=True, max_examples=120, deadline=None)
 AXES = "abc"
