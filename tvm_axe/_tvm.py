@@ -334,9 +334,15 @@ def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
     return parts["split_weight_prepack"], parts["split_prepacked"]
 
 
-def relax_lowering(target: Target) -> list[ir.transform.Pass]:
-    """The passes of upstream's pipeline that come after operators have become kernels; only its modules export them."""
-    pipeline = _cuda_pipeline if target.kind.name == "cuda" else _cpu_pipeline
+_PIPELINES = {"cpu": _cpu_pipeline, "cuda": _cuda_pipeline}
+
+
+def relax_lowering(target: Target, device: str) -> list[ir.transform.Pass]:
+    """The passes of upstream's pipeline for a device that come after operators have become kernels.
+
+    Only the pipelines' modules export them.
+    """
+    pipeline = _PIPELINES[device]
     return [*pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)]
 
 

@@ -13,10 +13,8 @@ from tvm import tirx
 
 from tvm_axe import _tvm
 from tvm_axe.errors import InputError
+from tvm_axe.machines import Backend
 from tvm_axe.tile.program import Program
-
-_ALIGNMENTS = {"cpu": 64, "cuda": 16}
-"""Bytes that a first element's address is a multiple of: what LLVM's vector code and TMA take for granted."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +68,13 @@ class Binder:
         The function's name, for messages.
     params : sequence of Parameter or Scalar
         Its parameters.
-    device : str
-        ``"cpu"`` or ``"cuda"``.
+    backend : Backend
+        What it was compiled by, which says where it runs and how tensors are aligned.
     """
 
-    def __init__(self, name: str, params: Sequence[Parameter | Scalar], device: str) -> None:
-        self.name, self.params, self.device = name, tuple(params), device
-        self._kind = getattr(tvm_ffi.DLDeviceType, {"cpu": "kDLCPU", "cuda": "kDLCUDA"}[device])
+    def __init__(self, name: str, params: Sequence[Parameter | Scalar], backend: Backend) -> None:
+        self.name, self.params, self.backend = name, tuple(params), backend
+        self._device = tvm.runtime.device(backend.device)
 
     def bind(self, given: Sequence[Any]) -> Arguments:
         """Check what is given, and bring numpy arrays to where the function runs.
@@ -138,15 +136,17 @@ class Binder:
     def _array(self, param: Parameter, array: np.ndarray) -> tuple[Any, list[Callable[[], None]]]:
         if param.is_output and not array.flags.writeable:
             raise InputError(f"{self.name} writes {param.name}; got a read-only array")
-        in_place = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % _ALIGNMENTS["cpu"] == 0
-        if self.device == "cpu" and in_place:
+        in_place = (
+            array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % self.backend.alignment == 0
+        )
+        if self.backend.on_host and in_place:
             return _tvm.as_tensor(array), []
         host = tvm.runtime.empty(array.shape, param.dtype)
         view = _tvm.as_array(host)
         view[...] = array
-        if self.device == "cpu":
+        if self.backend.on_host:
             return host, [lambda: np.copyto(array, view)] if param.is_output else []
-        tensor = tvm.runtime.empty(array.shape, param.dtype, tvm.cuda())
+        tensor = tvm.runtime.empty(array.shape, param.dtype, self._device)
         host.copyto(tensor)
 
         def fetch() -> None:
@@ -171,12 +171,12 @@ class Binder:
                 f"{self.name}: {param.name} must be a numpy array or a tensor with __dlpack__; got "
                 f"{type(value).__name__}"
             )
-        if tensor.device.dlpack_device_type() != self._kind:
-            raise InputError(f"{self.name} runs on {self.device}; {param.name} is on {tensor.device}")
+        if tensor.device.dlpack_device_type() != self._device.dlpack_device_type():
+            raise InputError(f"{self.name} runs on {self.backend.device}; {param.name} is on {tensor.device}")
         self._check(param, tuple(tensor.shape), str(tensor.dtype), extents)
         if not tensor.is_contiguous():
             raise InputError(f"{self.name}: {param.name} must be dense, in row-major order")
-        alignment = _ALIGNMENTS[self.device]
+        alignment = self.backend.alignment
         if tensor.data_ptr() % alignment:
             raise InputError(f"{self.name}: {param.name} must start at a multiple of {alignment} bytes; copy it")
         return value

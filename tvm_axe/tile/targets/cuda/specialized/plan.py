@@ -16,11 +16,13 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Layout, bank_conflicts
 from tvm_axe.layout.swizzle import as_composed
+from tvm_axe.machines import Gpu
+from tvm_axe.machines.registry import described
 from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Program, Signal, Tile, Wait
 from tvm_axe.tile.targets.cuda.fragments.infer import Held, infer
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
-from tvm_axe.tile.targets.cuda.plan import SHARED_BYTES, CudaPlan, architecture, decide_grid, variables_in
+from tvm_axe.tile.targets.cuda.plan import CudaPlan, decide_grid, gpu_of, variables_in
 from tvm_axe.tile.targets.cuda.specialized import ordering, rings, staging
 from tvm_axe.tile.targets.cuda.specialized import schedule as waiting
 from tvm_axe.tile.targets.cuda.specialized.rings import Ring
@@ -33,7 +35,6 @@ BARRIERS = 1024
 """Bytes in front of the tiles, for barriers; also what a swizzled tile is aligned to."""
 
 _MOST_REGISTERS = 255
-_FILE = 1 << 16  # registers of a multiprocessor
 _OTHER_REGISTERS = 24  # that addresses, loops and barriers take at least
 _INSTRUCTION_REGISTERS = 26  # that ptxas wants beside the accumulator of one instruction
 
@@ -96,8 +97,8 @@ class SpecializedPlan(CudaPlan):
 
 def obstacle(program: Program, target: Target) -> str | None:
     """Why a program isn't specialized, as a sentence; None if it can be."""
-    if architecture(target) != "sm_90a":
-        return f"{target.arch} has no asynchronous products and copies of tiles"
+    if gpu_of(target).tensor_cores != "wgmma":
+        return f"{described(target)} has no asynchronous products and copies of tiles"
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
     if not gemms:
         return "there is no gemm"
@@ -254,7 +255,7 @@ def widest_product(warpgroups: int) -> int:
     The assembler knows how many threads there are, not what setmaxnreg will give each, and wants the operands of one
     instruction to fit an equal share of the registers.
     """
-    share = _FILE // ((warpgroups + 1) * wgmma.WARPGROUP) - _INSTRUCTION_REGISTERS
+    share = Gpu.registers // ((warpgroups + 1) * wgmma.WARPGROUP) - _INSTRUCTION_REGISTERS
     return share * wgmma.WARPGROUP // wgmma.ROWS
 
 
@@ -310,7 +311,7 @@ def _decide_shared(plan: SpecializedPlan) -> None:
             + ("the storing warp" + f" in pieces of {plan.sends}" * bool(plan.sends) if plan.stores_apart else "TMA"),
             "a whole tile, so that no store delays the next" if stage.pieces == 1 else "in pieces, for deeper rings",
         )
-    plan.decide("shared memory", f"{plan.shared_bytes} bytes", f"of {SHARED_BYTES['sm_90a']}")
+    plan.decide("shared memory", f"{plan.shared_bytes} bytes", f"of {gpu_of(plan.target).shared_bytes}")
 
 
 def _slots(plan: SpecializedPlan) -> dict[Ring, int]:
@@ -320,8 +321,9 @@ def _slots(plan: SpecializedPlan) -> dict[Ring, int]:
         sizes = [f"{ring.name}: {ring.bytes} bytes x {slots}" for ring, slots in annotated.items()]
         sizes += [f"{tile.name}: {tile.bytes} bytes" for tile in plan.own_tiles]
         sizes += [f"{copy.dst.tile.name} on its way out: {stage.bytes} bytes" for copy, stage in plan.staging.items()]
+        most = gpu_of(plan.target).shared_bytes
         raise TileError(
-            f"shared memory: a block has {SHARED_BYTES['sm_90a']} bytes, {BARRIERS} of them for barriers; the tiles "
+            f"shared memory: a block has {most} bytes, {BARRIERS} of them for barriers; the tiles "
             f"take {'; '.join(sizes)}. Take smaller tiles or fewer stages"
         )
     return found
@@ -335,7 +337,7 @@ def _fewest(ring: Ring) -> int:
 
 def _try_slots(plan: SpecializedPlan) -> dict[Ring, int] | None:
     """As many slots for pipelined loops as fit, or as annotated; None if the fewest don't fit."""
-    most = SHARED_BYTES["sm_90a"]
+    most = gpu_of(plan.target).shared_bytes
 
     def fits(slots: dict[Ring, int]) -> bool:
         return plan.bytes_with(slots) <= most
