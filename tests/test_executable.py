@@ -315,7 +315,6 @@ def test_layouts_in_memory_and_tile_kernels_are_saved(
     compiled: Callable[..., axe.Executable], launched: Callable[..., Workers], tmp_path: Path
 ) -> None:
     sch = Schedule(update, mesh=TP)
-    sch.shard(sch.get_loops(sch.get_sblock("mm"))[0], "tp")
     sch.set_layout("total", "S[(12, 16) : (1, 12)]")
     sch.tile_kernel(sch.get_sblock("mm"), "matmul")
     exe = compiled(sch)

@@ -38,7 +38,7 @@ from tvm.target import Target
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.tiles import overlaps, with_tile_kernels
-from tvm_axe.machines import builder
+from tvm_axe.machines import backend_of
 from tvm_axe.records import apply_best
 
 __all__ = ["APPLY_RECORDS", "BUILD", "LOWER", "PASSES", "TILE_KERNELS", "Pass", "Work", "build", "run"]
@@ -142,7 +142,8 @@ def _tile_kernels(work: Work) -> Work:
 
 
 def _build(work: Work) -> Work:
-    return replace(work, built=builder.build(work.module, work.target, overlaps=overlaps(work.module)).module)
+    backend = backend_of(work.target)
+    return replace(work, built=backend.build(work.module, work.target, overlap=overlaps(work.module)).module)
 
 
 LOWER = Pass("lower", "a scheduled function becomes the module that each device of the mesh runs", _lower)

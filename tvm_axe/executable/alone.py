@@ -17,6 +17,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.base import Arrays, Executable, Input
 from tvm_axe.inputs import parameters
+from tvm_axe.machines import backend_of
 
 __all__ = ["FunctionExecutable", "Interface", "ModelExecutable", "directions", "interfaces"]
 
@@ -253,7 +254,7 @@ class ModelExecutable(Executable):
 
 def _device(exe: Executable) -> tvm.runtime.Device:
     """The device of an executable's target on this machine."""
-    device = tvm.device(exe.target.get_target_device_type(), 0)
+    device = tvm.device(backend_of(exe.target).device)
     if not device.exist:
         raise LowerError(f"{exe.name} was compiled for {exe.target}; this machine has no such device")
     return device

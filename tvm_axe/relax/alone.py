@@ -12,8 +12,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.machines import builder
-from tvm_axe.machines.target import resolve_target
+from tvm_axe.machines import backend_of, builder, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, TILE_KERNELS, Pass, Work, run
 from tvm_axe.relax.fuse import fuse
 
@@ -60,7 +59,7 @@ def _packed(model: IRModule, pack_weights: bool) -> IRModule:
 
 def _build_model(work: Work) -> Work:
     # Upstream's whole pipeline would take the scheduled kernels for operators that it may fuse again.
-    rest = tvm.transform.Sequential(_tvm.relax_lowering(work.target))
+    rest = tvm.transform.Sequential(_tvm.relax_lowering(work.target, backend_of(work.target).device))
     return replace(work, built=builder.build_program(work.module, work.target, rest))
 
 
