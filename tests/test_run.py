@@ -175,7 +175,7 @@ def test_collected_in_the_middle_of_a_command(launched, compiled, programs):
     held = [exe]
     del exe
     collected = threading.Thread(target=held.clear)
-    with workers._engine._busy:
+    with workers._session._busy:
         collected.start()
         collected.join(timeout=10)
         assert not collected.is_alive()

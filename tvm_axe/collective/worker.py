@@ -356,51 +356,38 @@ _tvm.register_functions({f"axe.{name}": _packed(name) for name in VIEWS})
 
 
 def serve(
+    descriptors: Sequence[int],
     launch: str,
     rank: int,
     axes: dict[str, int],
-    memory: tuple[int, int],
-    pipe: tuple[int, int],
-    parent: int,
+    memory: int,
     timeout: float,
     cores: list[int],
 ) -> None:
-    """Be worker `rank` of a launch, in a process of its own, until the controller closes it or is gone.
+    """Be worker `rank` of a launch, alone in this process, until the controller closes it.
 
     Parameters
     ----------
+    descriptors : sequence of int
+        The arena's file, and the descriptors to read commands from and to write to.
     launch : str
         The launch's name.
     axes : dict
         The mesh.
-    memory : (int, int)
-        The arena's file descriptor and its size in bytes.
-    pipe : (int, int)
-        The file descriptors to read commands from and to write to.
-    parent : int
-        The controller's process id.
+    memory : int
+        The size of the arena in bytes.
     timeout : float
         Seconds to wait at a barrier.
     cores : list of int
         The cores that the launch may use.
     """
-    # Ctrl-C in a terminal goes to every process in it; the controller decides what becomes of its workers.
+    # Who stops a job by hand sends Ctrl-C's signal to all of it; the controller decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     os.sched_setaffinity(0, cores)
+    arena, read, write = descriptors
     mesh = Mesh(axes)
-    WORKERS[launch, rank] = Worker(Site(mesh, Arena(*memory), timeout, cores), rank)
-    _tvm.disco_serve(rank, mesh.size, *pipe)
+    WORKERS[launch, rank] = Worker(Site(mesh, Arena(arena, memory), timeout, cores), rank)
+    _tvm.disco_serve(rank, mesh.size, read, write)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # there is nothing to save, and taking the compiler down takes longer than the rest of closing
-
-
-def _follow(parent: int) -> None:
-    """End this process when the controller is gone.
-
-    The kernel's own means, PR_SET_PDEATHSIG, follows the thread that started the process, not its process.
-    """
-    while os.getppid() == parent:
-        time.sleep(0.25)
-    os._exit(1)

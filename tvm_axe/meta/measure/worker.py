@@ -34,7 +34,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.lower.tiles import overlaps, with_tile_kernels
-from tvm_axe.machines import cache, nvcc
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores
 from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
 from tvm_axe.meta.measure.child import serve
@@ -112,16 +112,7 @@ def params_of(func: tirx.PrimFunc) -> Params:
 def build(mod: IRModule, target: Target) -> Module:
     """Compile a candidate, all of it: nothing is left for its first call but to link."""
     chosen = with_tile_kernels(mod, target)
-    if str(target.kind.name) != "cuda":
-        module = tvm.compile(chosen, target=target).jit()
-        module.get_function("main")  # generates the code
-        return module
-    # A tile kernel leaves a function of TIRx, which upstream's other pipeline takes for something else.
-    pipeline = "s_tir" if "s_tir" in chosen["main"].attrs else "tirx"
-    store = cache.Cache()
-    return _tvm.build_cuda(
-        chosen, target, lambda source: nvcc.cubin(source, target, store), overlaps(chosen), pipeline
-    )[0]
+    return backend_of(target).build(chosen, target, overlap=overlaps(chosen)).module
 
 
 class Bench:
@@ -252,7 +243,7 @@ class _Process:
 
     def _prepare(self, mod: str, target: str, exchange: Path, prepared: Prepared | None) -> Prepared:
         resolved = Target(json.loads(target))
-        if str(resolved.kind.name) == "llvm" and not self.pinned:
+        if backend_of(resolved).on_host and not self.pinned:
             self.pinned = cpus_for(resolved)
             _tvm.use_threads(cores(resolved), self.pinned)
         self.bench = None  # lets go of what the last one held before there is another

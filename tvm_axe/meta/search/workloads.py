@@ -14,6 +14,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
+from tvm_axe.machines import backend_of
 from tvm_axe.meta.search.task import Workload
 from tvm_axe.records.database import normalize
 from tvm_axe.records.packing import LAYOUT_FREE
@@ -58,9 +59,9 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     TuneError
         If weights are to be packed for a GPU, or no function of the model says which of its parameters they are.
     """
-    on_cpu = str(target.kind.name) == "llvm"
-    if pack_weights and not on_cpu:
-        raise TuneError(f"pack_weights: weights are packed for a CPU, not for {target.kind.name}")
+    backend = backend_of(target)
+    if pack_weights and not backend.on_host:
+        raise TuneError(f"pack_weights: weights are packed for a CPU, not for {backend.device}")
     if pack_weights and not any(_inputs(func) is not None for func in model.functions.values()):
         raise TuneError(
             "pack_weights: no function of the model has the attribute num_input, which says how many of its first "
@@ -77,7 +78,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     ]
     with target:
         fused = tvm.transform.Sequential(passes)(model)
-    return _with_free_weights(fused, pack_weights) if on_cpu else fused
+    return _with_free_weights(fused, pack_weights) if backend.on_host else fused
 
 
 def _with_free_weights(model: IRModule, pack_weights: bool) -> IRModule:
