@@ -360,16 +360,6 @@ def tensor_argument(buffer: tirx.Buffer, start: tirx.Expr | None, shape: Sequenc
     return tirx.call_intrin("handle", "tirx.tvm_stack_make_array", data, extents, 0, len(shape), zero, 0)
 
 
-def packed_call(body: tirx.Stmt) -> tuple[str, list[tuple[tirx.Expr | None, list[int]]]]:
-    """The callee of a body that is one packed call, and of each of its `tensor_argument`s the start and the shape."""
-    callee, *arguments = body.value.args
-    found = []
-    for data, extents, *_ in (argument.args for argument in arguments):
-        start = data.args[0].indices[0] if isinstance(data.args[0], ir.TensorLoad) else None
-        found.append((start, [int(extent) for extent in extents.args]))
-    return str(callee.value), found
-
-
 # ---- Building tile programs --------------------------------------------------------------------------------------
 
 _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is

@@ -61,6 +61,11 @@ def tile_kernel(
     The annotated program computes what it did; the kernel takes the block's place, on what each device holds, when the
     program is compiled (`tvm_axe.lower.tiles`).
 
+    Valid when `block` is a product of matrices of one type that `kernel` computes, `parameters` are the kernel's, and
+    `epilogue`, if given, is pointwise and alone reads the product.
+
+    Leaves ``axe.tile`` on the block, and ``axe.tile.NAME`` for each parameter NAME.
+
     Parameters
     ----------
     sch : s_tir.Schedule
@@ -72,15 +77,26 @@ def tile_kernel(
         One of `PRODUCTS`.
     epilogue : SBlockRV, optional
         The pointwise block that alone reads the product; it is moved into the block's nest.
-    **parameters
-        Of the kernel (``tvm-axe kernels`` lists them), as ints, which the schedule may sample; those left out have the
-        kernel's defaults for the target.
+    **parameters : int or ExprRV
+        The kernel's parameters (``tvm-axe kernels`` lists them), which the schedule may sample; those left out have
+        their defaults for the target.
 
     Raises
     ------
     ScheduleError
-        The block is no product of matrices of one type, the kernel isn't one for products, it has no such parameter on
-        any target, or the epilogue cannot be moved.
+        If the block is no product of matrices of one type, the kernel isn't one for products, it has no such parameter
+        on any target, or the epilogue cannot be moved.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> mm = sch.get_sblock("mm")
+    >>> sch.tile_kernel(mm, "matmul", epilogue=sch.get_sblock("epi"), block_m=64)
+    >>> print(sch.get(mm).annotations)
+    {"axe.tile": "matmul", "axe.tile.block_m": 64}
     """
     query.given(sch, block, "tile_kernel")
     name = query.name_of(sch, block)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_axe.errors import InputError
-from tvm_axe.stream.programs.attention import AttentionCase
+from tvm_axe.stream.programs.cached_attention import AttentionCase
 from tvm_axe.stream.programs.moe import MoECase
 from tvm_axe.stream.programs.workloads import MIXTRAL_8X7B, QWEN3_30B_A3B, Model
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tvm_axe.stream.programs.attention import AttentionCase
+from tvm_axe.stream.programs.cached_attention import AttentionCase
 from tvm_axe.stream.programs.moe import MoECase
 from tvm_axe.stream.programs.outcome import Outcome
 from tvm_axe.stream.programs.workloads import MIXTRAL_8X7B, QWEN3_30B_A3B, Model

@@ -33,7 +33,6 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.lower.tiles import overlaps, with_tile_kernels
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores
 from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
@@ -41,6 +40,7 @@ from tvm_axe.meta.measure.child import serve
 from tvm_axe.meta.measure.devices import Device, OnCpu, device_for
 from tvm_axe.meta.measure.exchange import Exchange, Params
 from tvm_axe.meta.measure.reference import reference_for
+from tvm_axe.pipeline import build
 from tvm_axe.records.packing import split_packing
 
 BUILD, PREPARE, RUN, TURNS = "build", "prepare", "run", "turns"
@@ -107,12 +107,6 @@ def params_of(func: tirx.PrimFunc) -> Params:
     """Shape and type of each parameter of a function."""
     infos = ms.arg_info.ArgInfo.from_prim_func(func)
     return [(tuple(map(int, info.shape)), np.dtype(str(info.dtype))) for info in infos]
-
-
-def build(mod: IRModule, target: Target) -> Module:
-    """Compile a candidate, all of it: nothing is left for its first call but to link."""
-    chosen = with_tile_kernels(mod, target)
-    return backend_of(target).build(chosen, target, overlap=overlaps(chosen)).module
 
 
 class Bench:
