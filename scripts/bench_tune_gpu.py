@@ -37,8 +37,8 @@ from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.search.job import kernel_tools
 from tvm_axe.meta.search.loop import Job
-from tvm_axe.meta.search.task import Workload
 from tvm_axe.meta.spaces.kernels import choose, offers
+from tvm_axe.meta.task import Workload
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import normalize
 from tvm_axe.schedule.tiles import choices_in

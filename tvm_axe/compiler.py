@@ -16,10 +16,9 @@ from tvm_axe.lower import lower
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.search.workloads import is_model
 from tvm_axe.records import apply_best
+from tvm_axe.records.folders import TUNING_LOGS
 from tvm_axe.relax import compile_model, schedule_model
 from tvm_axe.schedule import Schedule
-
-TUNING_LOGS = "tuning_logs"
 
 
 @overload

@@ -14,6 +14,7 @@ from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.search.workloads import fuse
 from tvm_axe.records import apply_best
+from tvm_axe.records.folders import TUNING_LOGS
 
 __all__ = ["compile_model"]
 
@@ -21,7 +22,7 @@ __all__ = ["compile_model"]
 def compile_model(
     model: tvm.IRModule,
     target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = "tuning_logs",
+    work_dir: str | Path | None = TUNING_LOGS,
     pack_weights: bool = False,
 ) -> relax.VMExecutable:
     """Compile a Relax model for one device. ::

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from tvm_axe.meta.search.task import Task
+from tvm_axe.meta.task import Task
 
 __all__ = ["Progress"]
 
