@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tvm_axe.layout import ComposeLayout, Layout, Mesh
 from tvm_axe.layout.draw import show
-from tvm_axe.layout.explain import explain
+from tvm_axe.layout.explaining import explain
 from tvm_axe.layout.memory import Access, bank_conflicts, sectors_touched
 from tvm_axe.layout.placement import Placement
-from tvm_axe.layout.redistribute import Link, redistribute
+from tvm_axe.layout.redistributing import Link, redistribute
 
 PICTURES = {}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_axe.stream import Machine, Program, Selector, StreamType, functions, metrics, rewrites
+from tvm_axe.stream import Accelerator, Selector, StreamProgram, StreamType, functions, metrics, rewrites
 from tvm_axe.stream.draw import graph_svg, pareto_svg, timeline_svg
 from tvm_axe.stream.explore import explore, front
 from tvm_axe.stream.programs import MoE, attention, attention_inputs, lengths, moe_inputs, moe_layer, routing
-from tvm_axe.stream.programs.attention import cached_tiles
+from tvm_axe.stream.programs.cached_attention import cached_tiles
 from tvm_axe.stream.programs.reference import moe_reference
 from tvm_axe.stream.programs.workloads import Heads
 
@@ -27,7 +27,7 @@ PICTURES = {}
 # two experts, which the input `route` says. An expert packs all that it gets into one tile and multiplies it by its
 # weights.
 
-p = Program("two experts")
+p = StreamProgram("two experts")
 tokens = p.load(p.tensor("x", 16, 32), (1, 32), name="tokens").flatten()
 parts = tokens.partition(p.input("route", StreamType((16,), Selector(2))))
 for expert, part in enumerate(parts):
@@ -47,8 +47,8 @@ print("off-chip bytes:", metrics.off_chip_traffic(p), end="\n\n")
 rng = np.random.default_rng(0)
 x, *w = (rng.standard_normal(shape, dtype="float32") for shape in [(16, 32), (32, 8), (32, 8)])
 route = [(0,), (0, 1), (1,), (0,)] * 4
-machine = Machine(compute=64)  # FLOPs a cycle of a unit; on-chip and off-chip memory as in the paper
-report = p.run({"x": x, "w0": w[0], "w1": w[1], "route": route}, machine)
+accelerator = Accelerator(compute=64)  # FLOPs a cycle of a unit; on-chip and off-chip memory as in the paper
+report = p.run({"x": x, "w0": w[0], "w1": w[1], "route": route}, accelerator)
 for expert in range(2):
     mine = [token for token, experts in enumerate(route) if expert in experts]
     np.testing.assert_allclose(report.tensors[f"y{expert}"][: len(mine)], x[mine] @ w[expert], rtol=1e-4, atol=1e-5)
@@ -57,7 +57,7 @@ print(report, end="\n\n")
 
 # The same run without values takes the same cycles, and no arrays: that is how models of real size are simulated.
 
-assert p.run({"route": route}, machine, values=False).cycles == report.cycles
+assert p.run({"route": route}, accelerator, values=False).cycles == report.cycles
 
 # ---- 3. A mixture of experts -----------------------------------------------------------------------------------------
 #
@@ -67,7 +67,7 @@ assert p.run({"route": route}, machine, values=False).cycles == report.cycles
 
 moe = MoE(experts=8, chosen=2, width=256, hidden=512)
 chosen = routing(64, moe, seed=1)
-big = Machine(compute=1024)
+big = Accelerator(compute=1024)
 
 
 def simulate(program):
@@ -127,7 +127,7 @@ print()
 cached = lengths(16, seed=3)
 heads = Heads(groups=1, queries=8, size=64)
 loads = [f"keys{region}" for region in range(4)]
-single = Machine(compute=2048, depth=1)
+single = Accelerator(compute=2048, depth=1)
 
 in_turn = attention(heads, 16, int(cached_tiles(cached, 32).max()), "interleaved", dtype="bfloat16")
 streams = attention_inputs(cached, heads, "interleaved")
@@ -144,7 +144,7 @@ assert timed["dynamic"].cycles < 0.8 * timed["interleaved"].cycles
 #
 #     tvm-axe stream list
 #     tvm-axe stream run attention-dynamic --trace t.json
-#     tvm-axe stream reproduce --data DIR        # the published results, docs/results/2026-11-20-streams.md
+#     tvm-axe stream reproduce        # the published results, docs/results/2026-11-20-streams.md
 
 if __name__ == "__main__":
     folder = Path(__file__).with_name("pictures") / "stream"

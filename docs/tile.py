@@ -177,7 +177,39 @@ scores = q.astype("float64") @ k.transpose(0, 2, 1) / math.sqrt(D)
 weights = np.exp(np.where(np.tri(TOKENS, dtype=bool), scores, -np.inf))
 check(tile.compile(attention, "llvm"), [q, k, v], weights / weights.sum(axis=2, keepdims=True) @ v, 1e-5)
 
-# ---- 5. What goes wrong ----------------------------------------------------------------------------------------------
+# ---- 5. Kernels that meet --------------------------------------------------------------------------------------------
+#
+# A parameter may be a scalar, such as the number of the device that runs. And on GPUs kernels may meet while they run:
+# `tile.signal` sets flags, int32 in global memory of any device, when all that a block has read and written so far is
+# done, and `tile.wait` goes on when flags have a value. Here every device tells the others that its x is there, and
+# adds up the x of all; dim 0 of `x` and of `flags` is the device, whose memory the others address.
+DEVICES, ROWS = 4, 8
+
+
+@T.prim_func
+def all_reduce(
+    x: T.Buffer((DEVICES, ROWS, 1024), "float32"),
+    me: T.int32,
+    turn: T.int32,
+    flags: T.Buffer((DEVICES, DEVICES, ROWS), "int32"),
+    out: T.Buffer((ROWS, 1024), "float32"),
+):
+    with tile.kernel(ROWS) as r:
+        part = tile.fragment((1, 1024), "float32")
+        total = tile.fragment((1, 1024), "float32")
+        tile.fill(total, 0)
+        tile.signal(flags[0:DEVICES, me, r], turn)
+        tile.wait(flags[me, 0:DEVICES, r], turn)
+        for d in range(DEVICES):
+            tile.copy(x[d, r, 0], part)
+            with tile.parallel(1, 1024) as (z, y):
+                total[z, y] = total[z, y] + part[z, y]
+        tile.copy(total, out[r, 0])
+
+
+print(tile.explain(all_reduce, "cuda:sm_90a"))
+
+# ---- 6. What goes wrong ----------------------------------------------------------------------------------------------
 #
 # A program that can't be right on any target is refused when it is read, with what was seen and what would be valid.
 # Points of a `parallel` run in no order, so none may read what another stores:

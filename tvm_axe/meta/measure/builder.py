@@ -1,7 +1,8 @@
 """The builder: compiles a candidate, and apart from it what packs its weights.
 
-A process is told its builder by name, so that what measures imports nothing of what compiles:
+A process is told what compiles by name, and imports nothing else of it:
 
+>>> from tvm_axe.pipeline import build
 >>> builder_named(BUILDER) is build
 True
 """
@@ -13,26 +14,22 @@ from importlib import import_module
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import tvm
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from tvm_axe import _tvm
-from tvm_axe.lower.tiles import overlaps, with_tile_kernels
-from tvm_axe.machines import cache, nvcc
 from tvm_axe.meta.measure.exchange import Params
 from tvm_axe.records.packing import split_packing
 
-__all__ = ["BUILDER", "Build", "Built", "build", "build_candidate", "builder_named", "params_of"]
+__all__ = ["BUILDER", "Build", "Built", "build_candidate", "builder_named", "params_of"]
 
 Build: TypeAlias = Callable[[IRModule, Target], Module]
 """A builder: gives something whose ``main`` can be called, for which nothing is left to compile."""
 
-BUILDER = f"{__name__}:build"
-"""The name of the builder of kernels for CPUs and CUDA GPUs."""
+BUILDER = "tvm_axe.pipeline:build"
+"""The name of what compiles kernels for every target."""
 
 
 class Built(NamedTuple):
@@ -79,18 +76,3 @@ def params_of(func: tirx.PrimFunc) -> Params:
     """Shape and type of each parameter of a function."""
     infos = ms.arg_info.ArgInfo.from_prim_func(func)
     return [(tuple(map(int, info.shape)), np.dtype(str(info.dtype))) for info in infos]
-
-
-def build(mod: IRModule, target: Target) -> Module:
-    """Compile a candidate, all of it: nothing is left for its first call but to link."""
-    chosen = with_tile_kernels(mod, target)
-    if str(target.kind.name) != "cuda":
-        module = tvm.compile(chosen, target=target).jit()
-        module.get_function("main")  # generates the code
-        return module
-    # A tile kernel leaves a function of TIRx, which upstream's other pipeline takes for something else.
-    pipeline = "s_tir" if "s_tir" in chosen["main"].attrs else "tirx"
-    store = cache.Cache()
-    return _tvm.build_cuda(
-        chosen, target, lambda source: nvcc.cubin(source, target, store), overlaps(chosen), pipeline
-    )[0]

@@ -24,6 +24,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores
 from tvm_axe.meta.measure.builder import Build, Built, build_candidate, builder_named, params_of
 from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
@@ -167,7 +168,7 @@ class _Process:
 
     def _prepare(self, mod: str, target: str, builder: str, exchange: Path, prepared: Prepared | None) -> Prepared:
         resolved = Target(json.loads(target))
-        if str(resolved.kind.name) == "llvm" and not self.pinned:
+        if backend_of(resolved).on_host and not self.pinned:
             self.pinned = cpus_for(resolved)
             _tvm.use_threads(cores(resolved), self.pinned)
         self.bench = None  # lets go of what the last one held before there is another

@@ -11,12 +11,12 @@ import numpy as np
 from tvm.target import Target
 
 from tvm_axe.collective import Workers, launch
+from tvm_axe.compiler import compile
 from tvm_axe.errors import TuneError
 from tvm_axe.executable import Executable
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.meta.measure.check import difference, random_array
-from tvm_axe.records import apply_best
 
 __all__ = ["CONDITIONS", "KEPT", "ProgramBench", "random_inputs"]
 
@@ -122,8 +122,7 @@ class ProgramBench:
         key = id(lowered)  # which stays its own as long as it is kept: an executable holds it
         exe = self._kept.pop(key, None)
         if exe is None:
-            module, tuned = apply_best(lowered.module, self.target, self.work_dir)
-            exe = Executable(lowered, module, self.target, tuned)
+            exe = compile(lowered, target=self.target, work_dir=self.work_dir)
         self._kept[key] = exe
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]

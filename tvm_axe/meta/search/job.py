@@ -14,6 +14,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe.errors import TuneError
+from tvm_axe.machines import backend_of
 from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.meta.model.model import MODEL, CostModel
 from tvm_axe.meta.report.page import write_report
@@ -24,8 +25,6 @@ from tvm_axe.meta.search.workloads import workloads_of
 from tvm_axe.records.folders import target_name
 
 __all__ = ["kernel_tools", "tune_kernels"]
-
-_TIMEOUT = {"llvm": 10.0, "cuda": 60.0}  # seconds for one candidate: some make LLVM unroll for minutes; nvcc takes long
 
 
 def tune_kernels(
@@ -77,7 +76,7 @@ def kernel_tools(target: Target, work_dir: str | Path, seed: int = 0) -> Iterato
         model = CostModel(target, seed)
         model.restore(folder / MODEL)
         known = _known(model)
-        with Runner(target, folder / "logs" / "worker.log", _TIMEOUT[str(target.kind.name)]) as runner:
+        with Runner(target, folder / "logs" / "worker.log", backend_of(target).timeout) as runner:
             try:
                 yield Tools(runner, model)
             finally:
