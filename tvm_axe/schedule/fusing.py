@@ -152,7 +152,7 @@ def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV]
 
 
 def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
-    """Check that a mask is that of the iterators' domains: upstream moves a block without its own and makes that one."""
+    """Check that a mask is that of the iterators' domains, which upstream makes again when it moves a block."""
     mask, loops = query.predicate(sch, block), [sch.get(loop) for loop in sch.get_loops(block)]
     if mask is not None and not query.covers(_tvm.block_realize(sch, block), loops):
         raise ScheduleError(
@@ -162,7 +162,7 @@ def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 
 def _nest(sch: s_tir.Schedule, block: SBlockRV, bound: Mapping[str, LoopRV]) -> tuple[LoopRV, LoopRV]:
-    """The outermost of the block's device loops, and the innermost loop that leaves a vectorisable row below it."""
+    """Return the outermost of the block's device loops, and the innermost loop with a row to vectorize below it."""
     loops = sch.get_loops(block)
     devices = [loop for loop in loops if any(sch.get(loop).same_as(sch.get(own)) for own in bound.values())]
     peers = [sch.get(loop) for loop in query.bound_loops(sch, block, query.REDUCE).values()]
