@@ -10,7 +10,7 @@ from tvm_axe.meta.measure import reference
 from tvm_axe.meta.measure.check import random_array
 from tvm_axe.meta.measure.devices import OnCpu
 from tvm_axe.meta.measure.reference import Compiled, Products, reference_for
-from tvm_axe.meta.measure.worker import build
+from tvm_axe.pipeline import build
 from tvm_axe.records.database import normalize
 
 
@@ -102,7 +102,7 @@ def test_both_ways_compute_what_numpy_does(func, expected, many, target, monkeyp
             assert np.array_equal(have, given)
     median, once = found.seconds(device)
     assert (median is None) == (many == 0)
-    assert 0 < once < 60
+    assert once > 0
 
 
 def test_a_function_without_products_is_taken_as_it_stands(target, monkeypatch):

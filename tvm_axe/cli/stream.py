@@ -44,7 +44,7 @@ def add_stream_command(subparsers: argparse._SubParsersAction[argparse.ArgumentP
 
     reproduce = commands.add_parser("reproduce", help="simulate the published results again")
     reproduce.add_argument(
-        "--data", required=True, metavar="DIR", help="where moe_routing/, kv_traces/ and published/ are"
+        "--data", metavar="DIR", help="where other moe_routing/, kv_traces/ and published/ are than the package's"
     )
     reproduce.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     reproduce.set_defaults(command=_reproduce)
@@ -111,7 +111,8 @@ def _run(args: argparse.Namespace) -> int:
 def _reproduce(args: argparse.Namespace) -> None:
     """`tvm-axe stream reproduce`"""
     _check_packages()
+    from tvm_axe.stream.published import DATA
     from tvm_axe.stream.reproduce import reproduce
 
-    found = reproduce(Path(args.data))
+    found = reproduce(DATA if args.data is None else Path(args.data))
     print(found.json() if args.json else found.text())

@@ -152,7 +152,7 @@ def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV]
 
 
 def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
-    """Check that a mask is that of the iterators' domains, which upstream makes again when it moves a block."""
+    """Check that a mask is that of the iterators' domains: upstream drops its own and makes that one."""
     mask, loops = query.predicate(sch, block), [sch.get(loop) for loop in sch.get_loops(block)]
     if mask is not None and not query.covers(_tvm.block_realize(sch, block), loops):
         raise ScheduleError(

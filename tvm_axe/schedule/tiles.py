@@ -9,13 +9,13 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ExprRV, SBlockRV
-from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import TILE
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 from tvm_axe.schedule.product import Product, product_of
+from tvm_axe.tile.backend import tile_targets
 from tvm_axe.tile.kernels import KERNELS, Kernel
 from tvm_axe.tile.kernels.kernel import Problem
 
@@ -24,7 +24,6 @@ PRODUCTS = ("matmul", "batched_matmul", "split_k_matmul", "stream_k_matmul", "sk
 
 _EITHER_ORDER = ("matmul", "batched_matmul")
 _DTYPES = ("float32", "float16", "bfloat16")
-_TARGETS = ({"kind": "llvm"}, {"kind": "cuda", "arch": "sm_90a"}, {"kind": "cuda", "arch": "sm_80"})
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def tile_kernel(
         problem = problem_of(made, product, _left(sch, block, product, epilogue))
     except ScheduleError as error:
         raise ScheduleError(f"tile_kernel: block {name!r}: {error}") from error
-    known = {key: None for config in _TARGETS for key in made.parameters(_target(config), problem)}
+    known = {key: None for target in tile_targets() for key in made.parameters(target, problem)}
     unknown = [key for key in parameters if key not in known]
     if unknown:
         raise ScheduleError(
@@ -247,7 +246,3 @@ def _check_epilogue(sch: s_tir.Schedule, name: str, epilogue: SBlockRV, product:
         raise ScheduleError(
             f"tile_kernel: block {name!r}: its epilogue {stmt.name_hint!r} sums; valid is a pointwise block"
         )
-
-
-def _target(config: Mapping[str, str]) -> Target:
-    return Target(dict(config))

@@ -22,6 +22,7 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.machines import backend_of
 from tvm_axe.meta.measure.child import Fatal
 from tvm_axe.meta.measure.cuda_graph import Graph
 from tvm_axe.meta.measure.exchange import Params
@@ -62,7 +63,7 @@ class Device(Protocol):
 
 def device_for(target: Target, inputs: Sequence[Sequence[np.ndarray]]) -> Device:
     """The device that functions for a target run on, with these input sets."""
-    return OnGpu(inputs) if str(target.kind.name) == "cuda" else OnCpu(inputs)
+    return OnCpu(inputs) if backend_of(target).on_host else OnGpu(inputs)
 
 
 class OnCpu:
@@ -150,7 +151,7 @@ class OnGpu:
         try:
             function(*self.tensors[number])
             self.device.sync()
-        except Exception as error:
+        except _tvm.UPSTREAM_ERRORS as error:
             self._raise_if_broken(error)
             raise
         return time.perf_counter() - start
@@ -179,7 +180,7 @@ class OnGpu:
             with Graph(launch, self.device) as graph:
                 graph.seconds()
                 return float(np.median([graph.seconds() for _ in range(_REPEATS)])) / (rounds * sets)
-        except Exception as error:
+        except _tvm.UPSTREAM_ERRORS as error:
             self._raise_if_broken(error)
             raise
 
@@ -193,5 +194,5 @@ class OnGpu:
         """Tell an error that ends all work on the GPU, such as an illegal access, from one of this call alone."""
         try:
             self.device.sync()
-        except Exception:
+        except _tvm.UPSTREAM_ERRORS:
             raise Fatal(f"{type(error).__name__}: {' '.join(str(error).split())[-200:]}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -22,13 +22,13 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import ScheduleError
+from tvm_axe.machines import backend_of
+from tvm_axe.meta.measure.builder import Build
 from tvm_axe.meta.measure.devices import Device
 from tvm_axe.schedule import query
 from tvm_axe.schedule.product import Product, product_of
 
 __all__ = ["Reference", "reference_for"]
-
-Build = Callable[[IRModule, Target], Module]
 
 _MANY = 1e10  # operations; untuned code does 0.5e9 to 4e9 a second, so these take 3 s to 20 s
 
@@ -45,7 +45,7 @@ class Reference(Protocol):
 
 def reference_for(mod: IRModule, target: Target, build: Build) -> Reference:
     """The way to compute ``main`` on a target in seconds, if there is one."""
-    if str(target.kind.name) == "cuda":
+    if not backend_of(target).on_host:
         return Compiled(build(_a_thread_an_element(mod, target), target), as_it_stands=False)
     if _tvm.flops(mod) > _MANY:
         products = _split(mod["main"])

@@ -13,11 +13,10 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe.errors import AxeError, InputError
-from tvm_axe.machines.target import resolve_target
+from tvm_axe.machines import Gpu, backend_of, machine_of, resolve_target
 from tvm_axe.tile.build import compile_all
 from tvm_axe.tile.kernels.kernel import TOLERANCE, Expected, Kernel, Problem, Recipe, described
 from tvm_axe.tile.kernels.registry import KERNELS
-from tvm_axe.tile.kernels.tiling import arch, is_cuda
 
 TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 """What ``--target`` takes, and the targets' kinds."""
@@ -53,8 +52,8 @@ def main(names: Sequence[str], target: str, check: bool, seed: int | None, as_js
         print(json.dumps({"kernels": [*map(_listed, kernels, [resolved] * len(kernels))]}) if as_json
               else "\n\n".join(_paragraph(kernel, resolved) for kernel in kernels))  # fmt: skip
         return 0
-    if is_cuda(resolved) and not tvm.cuda().exist:
-        raise InputError("--target cuda checks kernels on a GPU, and this machine has none")
+    if not tvm.runtime.device(backend_of(resolved).device).exist:
+        raise InputError(f"--target {target} checks kernels on a GPU, and this machine has none")
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
     print(f"kernels: data from seed {seed}", file=sys.stderr)
     rows = []
@@ -81,7 +80,8 @@ def run(kernels: Sequence[Kernel], target: Target, seed: int) -> Iterator[tuple[
 
 def supported(target: Target, problem: Problem) -> bool:
     """Whether the target multiplies the problem's dtype: 8-bit floats need Hopper among GPUs."""
-    return not (is_cuda(target) and problem["dtype"].startswith("float8") and arch(target) != "sm_90a")
+    machine = machine_of(target)
+    return not (isinstance(machine, Gpu) and problem["dtype"].startswith("float8") and not machine.float8)
 
 
 def checked(
@@ -95,9 +95,8 @@ def checked(
         error, fault = judged(outputs, kernel.reference(problem, arrays), TOLERANCE[problem["dtype"]])
     except Exception as failure:  # whatever a kernel does, the others are run
         fault = str(failure) if isinstance(failure, AxeError) else f"{type(failure).__name__}: {failure}"
-    kind = "cuda" if is_cuda(target) else "cpu"
     measured = None if math.isnan(error) else error
-    return Row(kernel.name, described(problem), problem["dtype"], kind, measured, not fault), fault
+    return Row(kernel.name, described(problem), problem["dtype"], backend_of(target).device, measured, not fault), fault
 
 
 def executed(recipe: Recipe, target: Target, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
