@@ -90,7 +90,7 @@ def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFun
 
 
 def layouts_of(func: PrimFunc) -> dict[str, Layout]:
-    """The layouts attached to `func`'s parameters, by name; empty where none is. A schedule's word comes last."""
+    """Return the layouts of `func`'s parameters by name, empty where none is attached. A schedule's word comes last."""
     attached = func.attrs[LAYOUTS] if func.attrs and LAYOUTS in func.attrs else {}
     texts = {str(name): str(text) for name, text in attached.items()}
     prefix = f"{LAYOUTS}."

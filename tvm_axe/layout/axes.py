@@ -58,7 +58,7 @@ def check_axis(what: str, name: object) -> str:
 
 
 def is_mesh_axis(name: str) -> bool:
-    """Whether `name` is a mesh axis, that is, neither a thread axis nor a memory axis."""
+    """Return whether `name` is a mesh axis, that is, neither a thread axis nor a memory axis."""
     return name not in THREAD_AXES and name not in MEMORY_AXES
 
 

@@ -142,7 +142,7 @@ class Layout:
         return math.prod(it.extent for it in self.D if axis_name is None or it.axis == axis_name)
 
     def admits(self, shape: Sequence[Number]) -> bool:
-        """Whether it places tensors of `shape`. Law: iff the product of `shape` is `size`."""
+        """Return whether it places tensors of `shape`. Law: iff the product of `shape` is `size`."""
         return math.prod(check_extents(shape)) == self.size()
 
     def apply(self, *index: Number, shape: Sequence[Number] | None = None) -> frozenset[Coordinate]:

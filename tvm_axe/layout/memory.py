@@ -225,5 +225,5 @@ def lane_addresses(layout: Layout | ComposeLayout, shape: tuple[int, ...], acces
 
 
 def _words(start: int, access: Access) -> tuple[int, ...]:
-    """The words that hold a lane's bytes from `start` on."""
+    """Return the words that hold a lane's bytes from `start` on."""
     return tuple(range(start // WORD, (start + access.bytes - 1) // WORD + 1))

@@ -91,7 +91,7 @@ class ComposeLayout:
         return self.tile_layout.size(axis_name)
 
     def admits(self, shape: Sequence[Number]) -> bool:
-        """Whether it places tensors of `shape`, as `Layout.admits`."""
+        """Return whether it places tensors of `shape`, as `Layout.admits`."""
         return self.tile_layout.admits(shape)
 
     def span(self, axis_name: str = LINEAR_MEMORY) -> Number:
@@ -126,7 +126,7 @@ class ComposeLayout:
         return tile_layout if self.swizzle_len == 0 else replace(self, tile_layout=tile_layout)
 
     def equivalent(self, other: ComposeLayout | Layout) -> bool:
-        """Whether two layouts have the same map, as `Layout.equivalent`.
+        """Return whether two layouts have the same map, as `Layout.equivalent`.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class ComposeLayout:
         return all(self.apply(x) == other.apply(x) for x in range(size))
 
     def is_injective(self) -> bool:
-        """Whether no two elements share a point: the tile layout's, for the swizzle is a permutation."""
+        """Return whether no two elements share a point: the tile layout's, for the swizzle is a permutation."""
         return self.tile_layout.is_injective()
 
     def _on_tiles(self, make: Callable[[Layout], Layout]) -> ComposeLayout:

@@ -176,7 +176,7 @@ class _Parser:
             raise self.error(str(error), start) from None
 
     def layout(self) -> Parts:
-        """A layout, in either notation; what follows it is not read."""
+        """Return a layout, in either notation; what follows it is not read."""
         self.skip_prefix("T")
         if self.next.text != "TileLayout":
             return self.parts()

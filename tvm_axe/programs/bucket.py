@@ -70,11 +70,11 @@ class Bucket:
         return len(self.owners), self.width
 
     def zeros(self, dtype: str = "float32") -> np.ndarray:
-        """A matrix for the tensors; its padding must stay zero where norms are taken."""
+        """Return a matrix for the tensors; its padding must stay zero where norms are taken."""
         return np.zeros(self.shape, dtype)
 
     def views(self, matrix: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors in `matrix`, by name, as views: nothing is copied.
+        """Return the tensors in `matrix`, by name, as views: nothing is copied.
 
         Raises
         ------

@@ -54,7 +54,7 @@ def route(expert: np.ndarray, experts: int, capacity: int) -> tuple[np.ndarray, 
 
 
 def moe(mesh: Mesh, size: str) -> DistributedProgram:
-    """Y[s, t] = sum over t's experts e of gate * relu(X[s, t] W1[e]) W2[e], of those that had a slot for it."""
+    """Return the program Y[s, t] = sum of gate * relu(X[s, t] W1[e]) W2[e] over the experts e with a slot for t."""
     n = mesh["ep"]
     tokens, hidden, inner, experts, capacity, choices = _EXTENTS[size]
 

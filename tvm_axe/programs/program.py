@@ -62,7 +62,7 @@ class DistributedProgram:
     tolerance: float = 1e-5
 
     def schedule(self, name: str) -> Schedule:
-        """The function as the schedule `name` has it.
+        """Return the function as the schedule `name` has it.
 
         Raises
         ------
@@ -78,11 +78,11 @@ class DistributedProgram:
         return sch
 
     def reference(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The outputs for `arrays`, computed in float64."""
+        """Return the outputs for `arrays`, computed in float64."""
         return self.compute(*(array.astype("float64") if array.dtype.kind == "f" else array for array in arrays))
 
     def error(self, outputs: tuple[np.ndarray, ...], reference: tuple[np.ndarray, ...]) -> float:
-        """The largest difference from the reference over the largest value of that, of the worst output.
+        """Return the largest difference from the reference over the largest value of that, of the worst output.
 
         NaN anywhere gives NaN.
         """
@@ -126,7 +126,7 @@ class Builder:
 
 
 def exchanged(mesh: Mesh, axis: str, *bytes_: int) -> Fraction:
-    """What one device moves in reduce-scatters and all-gathers over `axis` of whole tensors of so many bytes.
+    """Return what one device moves in reduce-scatters and all-gathers over `axis` of whole tensors of so many bytes.
 
     It is (n - 1) / n of each: all but the piece that the device has anyway. An all-reduce is one of either.
     """

@@ -27,7 +27,7 @@ _BLOCK = 1 << 15  # elements that numpy takes at a time: all the rounds of them 
 
 
 def philox(low: Any, high: Any, key: Any) -> tuple[Any, Any]:
-    """The two 32-bit words that Philox2x32-10 makes of a counter of two words and a key.
+    """Return the two 32-bit words that Philox2x32-10 makes of a counter of two words and a key.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def dropout(x: np.ndarray, seed: np.ndarray, index: np.ndarray, rate: float) -> 
 
 
 def dropped(x: tirx.Expr, seed: tirx.Expr, index: tirx.Expr, rate: float) -> tirx.Expr:
-    """The same as `dropout`, as an expression for one element of a kernel."""
+    """Return the same as `dropout`, as an expression for one element of a kernel."""
     # Written out, the ten rounds are some hundred products, which LLVM finds to be ten. A `Let` for each would be
     # shorter, but upstream's unrolling leaves several of one variable, and its simplifier then fails.
     counter = T.Cast("uint64", index)
@@ -80,7 +80,7 @@ def dropped(x: tirx.Expr, seed: tirx.Expr, index: tirx.Expr, rate: float) -> tir
 
 
 def _threshold(rate: float) -> int:
-    """The least of the words below 2**32 that keep their element."""
+    """Return the least of the words below 2**32 that keep their element."""
     return round(rate * (1 << _WORD))
 
 

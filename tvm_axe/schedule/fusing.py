@@ -162,7 +162,7 @@ def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 
 def _nest(sch: s_tir.Schedule, block: SBlockRV, bound: Mapping[str, LoopRV]) -> tuple[LoopRV, LoopRV]:
-    """The outermost of the block's device loops, and the innermost loop that leaves a vectorisable row below it."""
+    """Return the outermost of the block's device loops, and the innermost loop with a row to vectorize below it."""
     loops = sch.get_loops(block)
     devices = [loop for loop in loops if any(sch.get(loop).same_as(sch.get(own)) for own in bound.values())]
     peers = [sch.get(loop) for loop in query.bound_loops(sch, block, query.REDUCE).values()]

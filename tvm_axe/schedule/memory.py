@@ -97,7 +97,7 @@ def set_layout(
 
 
 def _touching(sch: s_tir.Schedule, name: str) -> tuple[SBlockRV, tuple[str, int], tirx.Buffer]:
-    """A block that reads or writes the buffer of that name, which of its accesses that is, and the buffer."""
+    """Return a block that reads or writes the buffer of that name, which of its accesses that is, and the buffer."""
     working_on = sch.func_working_on
     func = sch.mod[working_on if working_on is not None else "main"]
     found: dict[tirx.Buffer, tuple[str, tuple[str, int]]] = {}

@@ -53,7 +53,7 @@ class Product:
 
 
 def product_of(block: s_tir.SBlock, devices: Collection[tirx.Var] = ()) -> Product:
-    """The matrix product that a block is; on one device, where `devices` are iterators over devices.
+    """Return the matrix product that a block is; on one device, where `devices` are iterators over devices.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def product_of(block: s_tir.SBlock, devices: Collection[tirx.Var] = ()) -> Produ
 
 
 def factors(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad]:
-    """A and B of ``C[..] = C[..] + A[..] * B[..]``, where both may be cast, and C starts from zero.
+    """Return A and B of ``C[..] = C[..] + A[..] * B[..]``, where both may be cast, and C starts from zero.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def _places(
     buffer: tirx.Buffer,
     indices: Sequence[tirx.Expr],
 ) -> list[int] | None:
-    """The number of the iterator that runs over each dimension, all of it; None where one isn't.
+    """Return the number of the iterator that runs over each dimension, all of it; None where one isn't.
 
     Left out are dimensions of extent 1 at a constant 0, and those over devices alone. Of a dimension that devices
     share, all of a device's piece counts.

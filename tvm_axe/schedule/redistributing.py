@@ -97,7 +97,7 @@ def redistribute(
 
 
 def sharded_over(sch: s_tir.Schedule, block: SBlockRV, buffer: tirx.Buffer, mesh: Mesh) -> dict[str, int]:
-    """The dimension of `buffer` that each mesh axis shares, by axis."""
+    """Return the dimension of `buffer` that each mesh axis shares, by axis."""
     for producer in sch.get_producers(block):
         if sch.get(producer).body.buffer.same_as(buffer):
             return query.sharded_dims(sch, producer)

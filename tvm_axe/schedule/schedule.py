@@ -69,7 +69,7 @@ class Schedule(s_tir.Schedule):
         self.origin = self.mod
 
     def copy(self) -> Schedule:
-        """A copy with its own state; the loops and blocks held of this one are valid in it."""
+        """Return a copy with its own state; the loops and blocks held of this one are valid in it."""
         copied = Schedule.__new__(Schedule)
         copied.__move_handle_from__(super().copy())
         copied.mesh = self.mesh

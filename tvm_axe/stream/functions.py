@@ -84,7 +84,7 @@ class TileFunction:
 
 
 def matmul(transposed: bool = False) -> TileFunction:
-    """``a @ b``, or ``a @ b.T``, in float32 or wider; 2 FLOPs a product. Accumulated, their sum."""
+    """Return the function ``a @ b``, or ``a @ b.T``, in float32 or wider; 2 FLOPs a product. Accumulated, their sum."""
 
     def result(a: DataType, b: DataType) -> Tile:
         x, y = _tiles("matmul", a, b)
@@ -127,72 +127,72 @@ def elementwise(name: str, call: Callable[..., np.ndarray], each: int = 1, **mor
 
 
 def add() -> TileFunction:
-    """``a + b``."""
+    """Return the function ``a + b``."""
     return elementwise("add", np.add)
 
 
 def sub() -> TileFunction:
-    """``a - b``."""
+    """Return the function ``a - b``."""
     return elementwise("sub", np.subtract)
 
 
 def mul() -> TileFunction:
-    """``a * b``."""
+    """Return the function ``a * b``."""
     return elementwise("mul", np.multiply)
 
 
 def div() -> TileFunction:
-    """``a / b``."""
+    """Return the function ``a / b``."""
     return elementwise("div", np.divide)
 
 
 def scale(factor: float) -> TileFunction:
-    """``a * factor``."""
+    """Return the function ``a * factor``."""
     return elementwise("scale", lambda a: (a * factor).astype(a.dtype))
 
 
 def exp() -> TileFunction:
-    """``e ** a``; 4 FLOPs an element."""
+    """Return the function ``e ** a``; 4 FLOPs an element."""
     return elementwise("exp", np.exp, 4)
 
 
 def rsqrt() -> TileFunction:
-    """``1 / sqrt(a)``; 4 FLOPs an element."""
+    """Return the function ``1 / sqrt(a)``; 4 FLOPs an element."""
     return elementwise("rsqrt", lambda a: 1 / np.sqrt(a), 4)
 
 
 def silu() -> TileFunction:
-    """``a / (1 + e ** -a)``; 8 FLOPs an element."""
+    """Return the function ``a / (1 + e ** -a)``; 8 FLOPs an element."""
     return elementwise("silu", lambda a: a / (1 + np.exp(-a)), 8)
 
 
 def maximum() -> TileFunction:
-    """The larger of two elements."""
+    """Return the function that takes the larger of two elements."""
     return elementwise("maximum", np.maximum)
 
 
 def sum_tiles() -> TileFunction:
-    """The sum of tiles, as an accumulation."""
+    """Return the function that sums tiles, as an accumulation."""
     return elementwise("sum_tiles", np.copy)
 
 
 def max_tiles() -> TileFunction:
-    """The largest elements of tiles, as an accumulation."""
+    """Return the function that takes the largest elements of tiles, as an accumulation."""
     return elementwise("max_tiles", np.copy, combine=np.maximum)
 
 
 def row_sum() -> TileFunction:
-    """The sum of each row: a column. As an accumulation it sums the rows of all the tiles."""
+    """Return the function that sums each row to a column; as an accumulation it sums the rows of all the tiles."""
     return _by_row("row_sum", lambda a: a.sum(axis=1, keepdims=True))
 
 
 def row_max() -> TileFunction:
-    """The largest element of each row: a column. As an accumulation it takes the rows of all the tiles."""
+    """Return the function that takes each row's largest element; as an accumulation, over the rows of all tiles."""
     return _by_row("row_max", lambda a: a.max(axis=1, keepdims=True), combine=np.maximum)
 
 
 def retile() -> TileFunction:
-    """The tiles below each other, as an accumulation: one tile with all their rows. It takes no time."""
+    """Return the function that puts tiles below each other into one, as an accumulation; it takes no time."""
     return elementwise(
         "retile", lambda a: a, 0, combine=lambda state, part: np.concatenate([state, part]), grows=True, cycles=0
     )
@@ -240,7 +240,7 @@ def _tiles(name: str, *arguments: DataType) -> list[Tile]:
 
 
 def _wider(name: str, sizes: list[Size]) -> Size:
-    """The size of what tiles of those sizes make together, where a size of 1 is repeated."""
+    """Return the size of what tiles of those sizes make together, where a size of 1 is repeated."""
     found = sizes[0]
     for size in sizes[1:]:
         if found == 1:

@@ -157,7 +157,7 @@ def time_multiplexing(program: StreamProgram, regions: Sequence[tuple[str, str]]
 
 
 def _behind(stream: Stream) -> set[Node]:
-    """The operators that what a stream carries can reach."""
+    """Return the operators that what a stream carries can reach."""
     found = set(stream.consumers)
     for node in stream.program.nodes:
         if any(taken.node in found for taken in node.inputs):

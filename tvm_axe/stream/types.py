@@ -105,7 +105,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def differ(a: Size, b: Size) -> bool:
-    """Whether two sizes are surely not equal."""
+    """Return whether two sizes are surely not equal."""
     return a != b and bool(sympy.sympify(a - b).is_nonzero)
 
 
@@ -322,14 +322,14 @@ class StreamType:
 
 
 def shapes_differ(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes surely differ: in rank, or in a dim whose sizes can't be equal."""
+    """Return whether two shapes surely differ: in rank, or in a dim whose sizes can't be equal."""
     if len(a) != len(b):
         return True
     return any(not (x.ragged or y.ragged) and differ(x.size, y.size) for x, y in zip(a, b))
 
 
 def data_differ(a: DataType, b: DataType) -> bool:
-    """Whether two data types surely differ: in kind, in a dtype or in a size."""
+    """Return whether two data types surely differ: in kind, in a dtype or in a size."""
     if isinstance(a, Tile) and isinstance(b, Tile):
         return a.dtype != b.dtype or differ(a.rows, b.rows) or differ(a.columns, b.columns)
     if isinstance(a, Buffer) and isinstance(b, Buffer):

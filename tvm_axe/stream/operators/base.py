@@ -45,7 +45,7 @@ class Operator:
         raise NotImplementedError
 
     def stored(self, inputs: list[bool]) -> bool:
-        """Whether what it sends lies in on-chip memory, given which inputs do; by default, if one does."""
+        """Return whether what it sends lies in on-chip memory, given which inputs do; by default, if one does."""
         return any(inputs)
 
     def process(self, node: Node, unit: Unit) -> Process:
@@ -97,7 +97,7 @@ def bandwidth(unit: Unit, data: DataType) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _bank_ways(layout: AnyLayout, shape: tuple[int, int], dtype: str) -> int:
-    """How many turns the banks need for a row of lanes that each read an element."""
+    """Return how many turns the banks need for a row of lanes that each read an element."""
     return bank_conflicts(layout, shape, Access(dtype)).ways
 
 

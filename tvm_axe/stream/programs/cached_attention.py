@@ -223,7 +223,7 @@ def append() -> functions.TileFunction:
 
 
 def masked_exp() -> functions.TileFunction:
-    """``e ** scores`` in the first columns, as many as are filled, and 0 in the others; 4 FLOPs an element."""
+    """Return the function ``e ** scores`` in as many columns as are filled, 0 in the others; 4 FLOPs an element."""
 
     def call(scores: np.ndarray, filled: int) -> np.ndarray:
         return np.where(np.arange(scores.shape[1]) < filled, np.exp(scores), 0).astype(scores.dtype)
@@ -234,7 +234,7 @@ def masked_exp() -> functions.TileFunction:
 
 
 def arrived() -> functions.TileFunction:
-    """The number of tiles of a request, as an accumulation, which says that all have come."""
+    """Return the function that counts a request's tiles, as an accumulation, to say that all have come."""
     return functions.TileFunction("arrived", lambda tile: 1, lambda tile: Scalar(), lambda *_: 0, cycles=1)
 
 

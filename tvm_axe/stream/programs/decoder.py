@@ -131,7 +131,7 @@ def _rows(x: Stream, rows: int) -> Stream:
 
 
 def _reshaped(rows: int, columns: int) -> functions.TileFunction:
-    """The same elements in another shape; it takes no time."""
+    """Return the same elements in another shape; it takes no time."""
 
     def result(tile: Tile) -> Tile:
         return Tile(rows, columns, tile.dtype)

@@ -107,7 +107,7 @@ PROGRAMS = {
 
 
 def _columns(moe: MoE) -> int:
-    """A piece of the hidden dim that divides it: 64, or less."""
+    """Return a piece of the hidden dim that divides it: 64, or less."""
     return int(np.gcd(moe.hidden, 64))
 
 
