@@ -314,7 +314,7 @@ def test_all_that_is_known_of_a_program_is_saved(
 def test_layouts_in_memory_and_tile_kernels_are_saved(
     compiled: Callable[..., axe.Executable], launched: Callable[..., Workers], tmp_path: Path
 ) -> None:
-    sch = Schedule(with_layouts(update, {"total": "S[(12, 16) : (1, 12)]"}), mesh=TP)
+    sch = Schedule(with_layouts(update, {"total": "S[(12, 16) : (1, 12)] + R[2 : 1@tp]"}), mesh=TP)
     sch.tile_kernel(sch.get_sblock("mm"), "matmul")
     exe = compiled(sch)
     exe.save(tmp_path / "exe")
