@@ -1,9 +1,9 @@
-"""The tours in docs/ run, and what they state holds; docs/layouts.py has its test beside the pictures that it draws."""
+"""The tours in docs/tours/ run, and what they state holds; that of layouts has its test beside its pictures."""
 
 import runpy
 from pathlib import Path
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "tours"
 
 
 def test_communication(capsys):

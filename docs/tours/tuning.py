@@ -1,6 +1,6 @@
 """Tuning, from one function to a model: a tour that runs.
 
-    python docs/tuning.py [DIR]       # prints what follows; every statement is checked when it runs
+    python docs/tours/tuning.py [DIR]       # prints what follows; every statement is checked when it runs
 
 Records go to DIR, or to a folder that is removed at the end. A real job has 64 trials for each kernel or more; here it
 is a few, so that the tour takes seconds.
@@ -147,7 +147,7 @@ def main(work_dir: Path) -> None:
     check(out, np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)
 
     # A program on a mesh is tuned the same way, `axe.tune(func, mesh=mesh)`: how it is shared, communicates and
-    # overlaps, and the kernels of its devices (docs/communication.py has the schedules that are tried).
+    # overlaps, and the kernels of its devices (docs/tours/communication.py has the schedules that are tried).
 
 
 def _seconds(trial: dict) -> float:
