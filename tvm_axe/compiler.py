@@ -20,13 +20,12 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, TILE_KERNELS, Work, run
+from tvm_axe.records.folders import TUNING_LOGS
 from tvm_axe.relax import schedule_model
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
 from tvm_axe.schedule import Schedule
 from tvm_axe.schedule.query import bound_axis
-
-TUNING_LOGS = "tuning_logs"
 
 
 def compile(
