@@ -17,7 +17,6 @@ from tvm_axe.machines import resolve_target
 from tvm_axe.meta.mesh.moves import schedules
 from tvm_axe.meta.mesh.seeds import seed_schedule, sharings
 from tvm_axe.meta.mesh.space import first_schedules, program_workload
-from tvm_axe.meta.search.workloads import fuse
 from tvm_axe.meta.spaces.space import space_for
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.records import apply_best, split_packing
@@ -25,6 +24,7 @@ from tvm_axe.records.database import normalize
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.records.shipped import SHIPPED
 from tvm_axe.relax import compile_model, schedule_model
+from tvm_axe.relax.fuse import fuse
 from tvm_axe.schedule import with_layouts
 from tvm_axe.stream import metrics
 from tvm_axe.stream.programs import samples
@@ -65,7 +65,7 @@ __all__ = [
 
 def runnable(exe: axe.Executable) -> tvm.IRModule:
     """What an executable's workers compile: its module with tile kernels for the blocks that chose one."""
-    return exe._runnable
+    return exe.runnable
 
 
 def overlaps(func: tirx.PrimFunc, target: Target) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -35,14 +36,20 @@ ALONE = (
     "meta/test_measure.py",
     "meta/test_measure_cuda.py",
     "test_demo.py",
-    "tile/kernels/test_on_cuda.py",
     "tile/test_hopper_gpu.py",
     "tile/test_uniform_gpu.py",
 )
-"""The files of which no two run at once: they start many processes or MPI jobs, kill and interrupt them and look what is
-left, time kernels, or need the GPU."""
+"""The files of which no two run at once: they start many processes or MPI jobs, kill and interrupt them and look what
+is left, time kernels, or need the GPU."""
 
-LONG = ()
+LONG = (
+    "programs/test_programs.py",
+    "tile/kernels/test_programs.py",
+    "tile/kernels/test_on_cuda.py",
+    "relax/test_model.py",
+    "tile/test_cpu_gemm.py",
+    "tile/test_cpu.py",
+)
 """The files that take longest, which start first."""
 
 
@@ -76,6 +83,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         first = ["alone", *LONG]
         items.sort(key=lambda item: first.index(place) if (place := _place(item.nodeid)) in first else len(first))
+
+
+# ---- Goldens: `pytest --refresh-goldens` ---------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that refreshes goldens."""
+    parser.addoption(
+        "--refresh-goldens",
+        action="store_true",
+        help="write the files that tests compare with (docs/tours/pictures/) anew, and list those that changed",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, str]], None]:
+    """Assert that the files of a folder are these texts, by name; ``--refresh-goldens`` makes them so."""
+
+    def check(folder: Path, texts: dict[str, str]) -> None:
+        kinds = {Path(name).suffix for name in texts}
+        files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.*") if path.suffix in kinds}
+        changed = sorted(name for name in {*files, *texts} if files.get(name) != texts.get(name))
+        if not request.config.getoption("--refresh-goldens"):
+            where = f"{folder}: {', '.join(changed)}"
+            assert not changed, f"{where}: not as made now; look at what pytest --refresh-goldens makes of them"
+        for name in changed:
+            if name in texts:
+                (folder / name).write_text(texts[name], encoding="utf-8")
+            else:
+                (folder / name).unlink()
+            request.node.user_properties.append(("golden", str(folder / name)))
+
+    return check
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List the goldens that were refreshed."""
+    if config.getoption("--refresh-goldens"):
+        reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+        changed = {path for report in reports for name, path in report.user_properties if name == "golden"}
+        terminalreporter.section("goldens")
+        terminalreporter.line("\n".join(sorted(changed)) if changed else "none changed")
 
 
 # ---- Properties and machines ---------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_a_killed_rank_is_named(hosts_of: int, function: str) -> None:
         with launch(Mesh({{"tp": 4}}), engine="mpi") as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
-            victim = psutil.Process(workers._engine._job.ranks[3].pid)
+            victim = psutil.Process(workers._session._job.ranks[3].pid)
             later(0.3, victim.kill)
             try:
                 workers.time(program, [(out, "slab"), 2_000_000], repeat=10_000, function="{function}")
@@ -129,12 +129,12 @@ def test_a_stopped_rank_is_named(hosts_of: int, victim: int, function: str) -> N
         max(2, hosts_of * (victim // hosts_of + 1)),
         f"""
         import tvm_axe.collective.mpi as mpi
-        mpi.GRACE = engines.GRACE = 0.5
+        mpi.GRACE = session.GRACE = 0.5
         mesh = Mesh({{"tp": int(os.environ["PMI_SIZE"])}})
         with launch(mesh, engine="mpi", timeout=0.5) as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
-            psutil.Process(workers._engine._job.ranks[{victim}].pid).suspend()
+            psutil.Process(workers._session._job.ranks[{victim}].pid).suspend()
             try:
                 workers.call(program, [(out, "slab"), 1], "{function}")
             except WorkerError as error:
@@ -177,7 +177,7 @@ def test_a_rank_killed_while_idle(moment: str) -> None:
         2,
         f"""
         with launch(Mesh({{"tp": 2}}), engine="mpi") as workers:
-            psutil.Process(workers._engine._job.ranks[1].pid).kill()
+            psutil.Process(workers._session._job.ranks[1].pid).kill()
             time.sleep(0.2)
             if {moment!r} == "idle":
                 try:
@@ -254,7 +254,7 @@ def test_plain_mpiexec_ends_the_job_when_a_rank_dies() -> None:
         2,
         """
         with launch(Mesh({"tp": 2}), engine="mpi") as workers:
-            os.kill(workers._engine._job.ranks[1].pid, signal.SIGKILL)
+            os.kill(workers._session._job.ranks[1].pid, signal.SIGKILL)
             time.sleep(30)
         """,
         plain=True,

@@ -16,7 +16,8 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.measure import batch
-from tvm_axe.meta.measure.measurer import Worker
+from tvm_axe.meta.measure.child import Fault
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.records.database import normalize
 
 
@@ -130,7 +131,7 @@ def _vectorized() -> tvm.IRModule:
 @pytest.fixture(scope="module")
 def shared(target, tmp_path_factory):
     """A worker that all faults happen to, one after the other."""
-    with Worker(target, tmp_path_factory.mktemp("measure") / "worker.log", timeout=3.0) as worker:
+    with Runner(target, tmp_path_factory.mktemp("measure") / "worker.log", timeout=3.0) as worker:
         yield worker
 
 
@@ -163,6 +164,13 @@ def test_a_fault_costs_itself_only(worker, candidate, reason):
     for measured in (before, after):
         assert measured.failure is None
         assert min(measured.seconds, measured.build_seconds, measured.run_seconds) > 0
+
+
+def test_a_fault_of_the_builder_is_no_candidates(target, tmp_path):
+    """It stops the job, with the traceback of the process: here a builder that doesn't take what builders are given."""
+    builder = "tvm_axe.meta.measure.check:is_float"
+    with Runner(target, tmp_path / "log", 10.0, builder) as runner, pytest.raises(Fault, match="TypeError"):
+        runner.prepare(normalize(double))
 
 
 def test_processes_stay_up_between_candidates(worker):
@@ -204,7 +212,7 @@ def test_a_function_that_was_prepared_is_known(worker, matmul):
 
 
 def test_functions_that_were_not_used_for_long_are_forgotten(worker, matmul, monkeypatch):
-    monkeypatch.setattr("tvm_axe.meta.measure.measurer._KEPT", 2)
+    monkeypatch.setattr("tvm_axe.meta.measure.runner._KEPT", 2)
     count = len(os.listdir("/proc/self/fd"))
     for size in (4, 5, 6, 7):
         assert worker.prepare(normalize(matmul(size, 4, 4))).failure is None
@@ -280,7 +288,7 @@ def test_workers_that_cannot_be_started_are_an_error(worker, monkeypatch):
 
 
 def test_nothing_is_left_running(target, tmp_path):
-    with Worker(target, tmp_path / "worker.log", timeout=3.0) as worker:
+    with Runner(target, tmp_path / "worker.log", timeout=3.0) as worker:
         worker.prepare(normalize(double))
         (pid,) = [slot.child.pid for slot in worker._slots if slot.child.pid is not None]
         assert psutil.pid_exists(pid)
@@ -291,10 +299,10 @@ _TUNER = """
 import sys
 from pathlib import Path
 import tvm
-from tvm_axe.meta.measure.measurer import Worker
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.records.database import normalize
 from test_measure import double, loops
-worker = Worker(tvm.target.Target({"kind": "llvm", "num-cores": 1}), Path(sys.argv[1]), timeout=60.0)
+worker = Runner(tvm.target.Target({"kind": "llvm", "num-cores": 1}), Path(sys.argv[1]), timeout=60.0)
 worker.prepare(normalize(double))
 print(worker._slots[0].child.pid, flush=True)
 worker.measure(normalize(loops))

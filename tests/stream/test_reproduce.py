@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tvm_axe.errors import InputError
-from tvm_axe.stream import Machine
-from tvm_axe.stream.programs.attention import attention, attention_inputs, cached_tiles
+from tvm_axe.stream import Accelerator
+from tvm_axe.stream.programs.cached_attention import attention, attention_inputs, cached_tiles
 from tvm_axe.stream.programs.moe import moe_inputs, moe_layer
 from tvm_axe.stream.programs.reference import attention_reference, moe_reference
 from tvm_axe.stream.programs.workloads import MIXTRAL_8X7B, QWEN3_30B_A3B, Heads
@@ -143,7 +143,7 @@ class TestRealRequests:
             for name, tensor in program.tensors.items()
             if name != "y"
         }
-        report = program.run({**moe_inputs(routing), **given}, Machine())
+        report = program.run({**moe_inputs(routing), **given}, Accelerator())
         expected = moe_reference(given, routing, moe)["y"]
         np.testing.assert_allclose(report.tensors["y"], expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
@@ -158,6 +158,6 @@ class TestRealRequests:
             for name, tensor in program.tensors.items()
             if name != "out"
         }
-        report = program.run({**attention_inputs(lengths, heads, "dynamic"), **given}, Machine(depth=1))
+        report = program.run({**attention_inputs(lengths, heads, "dynamic"), **given}, Accelerator(depth=1))
         expected = attention_reference(given, lengths, heads)["out"]
         np.testing.assert_allclose(report.tensors["out"], expected, rtol=1e-4, atol=1e-4)

@@ -18,6 +18,7 @@ from tvm_axe.cli.db import add_db_command
 from tvm_axe.cli.layout import add_layout_command
 from tvm_axe.cli.meta import add_meta_command
 from tvm_axe.cli.stream import add_stream_command
+from tvm_axe.collective import registry
 from tvm_axe.errors import AxeError, InputError
 
 if TYPE_CHECKING:
@@ -101,12 +102,15 @@ def _parser() -> argparse.ArgumentParser:
         "--work-dir", default="tuning_logs", metavar="DIR", help="tuning records are here (default: %(default)s)"
     )
 
-    run = commands.add_parser("run", parents=[program], help="run a kernel on arrays from an npz file")
+    engine = argparse.ArgumentParser(add_help=False)
+    names = registry.names()
+    engine.add_argument(
+        "--engine", default=names[0], help=f"what a mesh's devices are: {', '.join(names)} (default: %(default)s)"
+    )
+
+    run = commands.add_parser("run", parents=[program, engine], help="run a kernel on arrays from an npz file")
     run.add_argument("--inputs", required=True, metavar="IN.npz", help="one array for each input, by parameter name")
     run.add_argument("--output", required=True, metavar="OUT.npz", help="the outputs are written here")
-    run.add_argument(
-        "--engine", default="processes", help="what the devices are: processes, threads or mpi (default: %(default)s)"
-    )
     run.add_argument(
         "--timeline", metavar="T.json", help="what each device did when in one more run, for ui.perfetto.dev"
     )
@@ -117,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=_show)
 
     tune = commands.add_parser(
-        "tune", parents=[program], help="tune a kernel, a Relax model, a schedule's local kernels, or a mesh's schedule"
+        "tune",
+        parents=[program, engine],
+        help="tune a kernel, a Relax model, a schedule's local kernels, or a mesh's schedule",
     )
     tune.add_argument(
         "--trials", type=_positive, default=64, help="measurements for each kernel on average (default: %(default)s)"
@@ -132,29 +138,28 @@ def _parser() -> argparse.ArgumentParser:
         help="of a Relax model: let kernels have their weights packed once, as compile(..., pack_weights=True) does",
     )
     tune.add_argument("--report", metavar="OUT.html", help="the page on this job (default: in the work directory)")
-    tune.add_argument("--engine", default="processes", help="what a mesh's devices are (default: %(default)s)")
     tune.add_argument("--keep", default="", metavar="NAME,...", help="outputs that a mesh's schedule may leave sharded")
     tune.add_argument("--save", metavar="BEST.json", help="write a mesh's best schedule's trace, for --schedule")
     tune.set_defaults(command=_tune)
 
-    search = commands.add_parser("search", parents=[program], help="find the fastest communication schedule")
+    search = commands.add_parser("search", parents=[program, engine], help="find the fastest communication schedule")
     search.add_argument("--keep", default="", metavar="NAME,...", help="outputs that may stay sharded, such as state")
     search.add_argument("--inputs", metavar="IN.npz", help="arrays to run on (default: random ones)")
     search.add_argument("--measure", type=_positive, default=12, help="schedules to run at most (default: %(default)s)")
     search.add_argument(
         "--trials", type=int, default=0, help="tune each schedule's local kernels first (default: as they are recorded)"
     )
-    search.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
     search.add_argument("--save", metavar="BEST.json", help="write the best schedule's trace, for --schedule")
     search.set_defaults(command=_search)
 
-    programs = commands.add_parser("programs", help="every distributed program under every schedule, beside numpy")
+    programs = commands.add_parser(
+        "programs", parents=[engine], help="every distributed program under every schedule, beside numpy"
+    )
     programs.add_argument(
         "--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: two on each axis that a program uses"
     )
     programs.add_argument("--programs", metavar="NAME,...", help="which ones (default: all)")
     programs.add_argument("--size", choices=("test", "uneven", "bench"), default="test", help="(default: %(default)s)")
-    programs.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
     programs.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     programs.set_defaults(command=_programs)
 
@@ -266,10 +271,11 @@ def _run(args: argparse.Namespace) -> None:
     from tvm_axe.inputs import match_arrays, parameters, read_npz
 
     program = _program(args)
-    if args.engine == "mpi":
+    if registry.find(args.engine).has_ranks:
         start_ranks(program.mesh, args.n, ["-m", "tvm_axe", *args.arguments])
     elif args.n is not None:
-        raise InputError(f"-n is for --engine mpi; {args.engine} has a worker for each of the mesh's devices")
+        by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
+        raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")
     # First, because the other ranks of an MPI job go no further.
     with launch(program.mesh, engine=args.engine) as workers:
         params = parameters(program.func)
@@ -351,7 +357,7 @@ def _model(args: argparse.Namespace) -> tuple[IRModule, Any] | None:
     import tvm_axe as axe
     from tvm_axe.inputs import load_attribute
     from tvm_axe.layout import Mesh
-    from tvm_axe.meta.search.workloads import is_model
+    from tvm_axe.relax.fuse import is_model
 
     model, file = load_attribute(
         args.kernel, lambda value: isinstance(value, tirx.PrimFunc | IRModule), "a PrimFunc, or a module"

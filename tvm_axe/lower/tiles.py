@@ -49,9 +49,9 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
 def overlaps(mod: tvm.IRModule) -> bool:
     """Whether all functions of a module are tile kernels that wait for what was launched before them.
 
-    Then they may be launched while that still runs (`tvm_axe._tvm.build_cuda`).
+    Then they may be launched while that still runs (`tvm_axe.machines.Backend.build`).
     """
-    return all(_OVERLAPS in func.attrs for func in mod.functions.values())
+    return all(_OVERLAPS in (func.attrs or {}) for func in mod.functions.values())
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tvm_axe.records.database import (
     read_workloads,
     with_only_attrs,
 )
+from tvm_axe.records.folders import TUNING_LOGS
 from tvm_axe.records.packing import LAYOUT_FREE, split_packing
 from tvm_axe.records.shipped import shipped_folders, stand_ins
 
@@ -30,7 +31,7 @@ __all__ = ["apply_best"]
 
 
 def apply_best(
-    mod: IRModule, target: str | dict[str, Any] | Target, work_dir: str | Path = "tuning_logs"
+    mod: IRModule, target: str | dict[str, Any] | Target, work_dir: str | Path = TUNING_LOGS
 ) -> tuple[IRModule, dict[str, float]]:
     """Replace every function that was tuned for this target by its fastest schedule.
 

@@ -23,7 +23,10 @@ from tvm_axe import _tvm
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.records.files import locked
 
-__all__ = ["MESH", "folder_for", "largest_block", "target_name", "workload_name", "workload_suffix"]
+__all__ = ["MESH", "TUNING_LOGS", "folder_for", "largest_block", "target_name", "workload_name", "workload_suffix"]
+
+TUNING_LOGS = "tuning_logs"
+"""Where databases are kept if nobody says, below the folder that a process runs in."""
 
 MESH = "axe.mesh"
 """Attribute of a distributed program's workload: the mesh that its schedules are for."""

@@ -30,15 +30,20 @@ def set_layout(
     `tvm_axe.unpack`. Set layouts last, after the loops over the buffer are in place: other primitives reason about
     its dimensions, which are gone then. On every target, whatever the buffer's scope.
 
+    Valid when one buffer that blocks touch has this name, and `layout` admits its shape (or that of `tile`, which
+    divides it) and gives each element an address in linear memory, the lowest 0.
+
+    Leaves no annotation.
+
     Parameters
     ----------
     sch : s_tir.Schedule
         The schedule.
     buffer : str
         A parameter or an allocated buffer, by name.
-    layout : Layout | ComposeLayout | str
-        On linear memory alone (the axis ``m``), one address for each element, the lowest 0.
-    tile : sequence of int, optional
+    layout : Layout or ComposeLayout or str
+        A layout on linear memory alone (the axis ``m``) that gives each element one address, the lowest 0.
+    tile : Sequence[int], optional
         Lay out each tile of this shape so, the tiles in front as dimensions of their own. For a buffer of which each
         thread block (or loop iteration) holds one tile, such as one in shared memory: upstream then still sees that the
         others need no room.
@@ -49,6 +54,16 @@ def set_layout(
         If no block touches such a buffer, several buffers have that name, or `tile` doesn't divide its shape.
     LayoutError
         If the layout doesn't admit the shape or isn't one of linear memory (see `tvm_axe.layout.memory_size`).
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> sch.set_layout("C", "S[(12, 8) : (9, 1)]")
+    >>> sch.get(sch.get_sblock("mm")).body.buffer.shape
+    (107,)
     """
     if isinstance(layout, str):
         layout = Layout.parse(layout)
@@ -82,7 +97,7 @@ def set_layout(
 
 
 def _touching(sch: s_tir.Schedule, name: str) -> tuple[SBlockRV, tuple[str, int], tirx.Buffer]:
-    """A block that reads or writes the buffer of that name, which of its accesses that is, and the buffer."""
+    """Return a block that reads or writes the buffer of that name, which of its accesses that is, and the buffer."""
     working_on = sch.func_working_on
     func = sch.mod[working_on if working_on is not None else "main"]
     found: dict[tirx.Buffer, tuple[str, tuple[str, int]]] = {}

@@ -10,7 +10,7 @@ from tvm_axe.errors import StreamError
 
 if TYPE_CHECKING:
     from tvm_axe.stream.explore import Design
-    from tvm_axe.stream.program import Node, Program
+    from tvm_axe.stream.program import Node, StreamProgram
     from tvm_axe.stream.report import Report
 
 _FAMILIES = {
@@ -26,7 +26,7 @@ _BOX, _GAP, _ROW, _PITCH = 168, 46, 46, 60  # pixels: a box across, between colu
 _FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
-def graph_svg(program: Program) -> str:
+def graph_svg(program: StreamProgram) -> str:
     """Return a picture of a program's graph: operators from left to right, with the types of what they send.
 
     A stream that several take is an edge to each; feedback is dashed.
@@ -61,10 +61,10 @@ def timeline_svg(report: Report, width: int = 960, units: Sequence[str] | None =
     Parameters
     ----------
     report : Report
-        Of a run with ``trace=True``.
+        The report of a run with ``trace=True``.
     width : int
-        Pixels across.
-    units : sequence of str, optional
+        The picture's width in pixels.
+    units : Sequence[str], optional
         The units to be shown; by default those that did anything.
 
     Raises
@@ -74,7 +74,7 @@ def timeline_svg(report: Report, width: int = 960, units: Sequence[str] | None =
     """
     shown = [unit for unit in report.units if unit.spans and (units is None or unit.name in units)]
     if not shown:
-        raise StreamError("timeline_svg: no unit's times were kept; run the program on a machine with trace=True")
+        raise StreamError("timeline_svg: no unit's times were kept; run the program on an accelerator with trace=True")
     label, row = 8 + max(len(unit.name) for unit in shown) * 6, 16
     across = max(50, width - label - 16)
     scale = report.cycles / across
@@ -150,7 +150,7 @@ def _ticks(most: float) -> list[int]:
     return list(range(step, int(most) + 1, step))
 
 
-def _columns(program: Program) -> list[list[Node]]:
+def _columns(program: StreamProgram) -> list[list[Node]]:
     """Nodes by how many operators are before them at most; feedback counts as a beginning."""
     depth: dict[Node, int] = {}
     for node in program.nodes:  # in the order of construction, so after what feeds them
@@ -191,7 +191,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _edge(source: tuple[float, float], target: tuple[float, float], number: int, dashed: bool) -> str:
-    """A line from box to box: straight to the next column, between the rows to others, each a bit beside the last."""
+    """Return a line from box to box: straight to the next column, else between rows, each a bit beside the last."""
     x0, y0, x1, y1 = source[0] + _BOX, source[1] + _ROW / 2, target[0], target[1] + _ROW / 2
     if 0 < x1 - x0 <= _GAP:
         bend = _GAP / 2
@@ -225,7 +225,7 @@ def _runs(spans: Sequence[tuple[int, int]], across: int, scale: float) -> list[t
 
 
 def _usage(report: Report, left: int, top: int, across: int, scale: float) -> list[str]:
-    """The bytes on chip over time, as an area."""
+    """Return the bytes on chip over time, as an area."""
     height, points = 44, [(0.0, 0)]
     for time, used in report.occupancy:
         points += [(time / scale, points[-1][1]), (time / scale, used)]

@@ -20,14 +20,14 @@ import numpy as np
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import Token
-from tvm_axe.stream.memory import Machine, MemoryQueue, Occupancy, Tenant
+from tvm_axe.stream.memory import Accelerator, MemoryQueue, Occupancy, Tenant
 
 if TYPE_CHECKING:
     from tvm_axe.stream.graph import Tensor
     from tvm_axe.stream.types import StreamType
 
 Process: TypeAlias = "Generator[Channel | None, None, None]"
-"""What runs a unit."""
+"""The generator that runs a unit."""
 
 
 _MOST_LINES = 24  # of what waits in the message of a deadlock
@@ -38,12 +38,12 @@ class Channel:
 
     Attributes
     ----------
-    items : deque of (int, Any, int)
+    items : deque[tuple[int, Any, int]]
         The tokens, with the time from which on each can be seen.
-    room : deque of int
-        For each free slot, the time from which on it can be filled.
+    room : deque[int]
+        The time from which on each free slot can be filled.
     waiter : Unit or None
-        Who is blocked on it: its reader if it is empty, its writer if it is full.
+        The unit that is blocked on it: its reader if it is empty, its writer if it is full.
     stored : bool
         Whether its tiles lie in on-chip memory, so that whoever takes one reads it from there.
     """
@@ -64,24 +64,24 @@ class Channel:
 
 
 class Unit:
-    """An operator on the machine.
+    """An operator on the accelerator.
 
     Attributes
     ----------
     name, kind : str
-        The operator's.
-    inputs, outputs : list of Channel
-        In the operator's order.
+        The operator's name and kind.
+    inputs, outputs : list[Channel]
+        The unit's channels, in the operator's order.
     engine : Engine
-        What runs it.
+        The run that it belongs to.
     clock, busy, blocked : int
-        When it ended, the cycles that it worked, and those that it waited for room in a channel.
+        The cycle in which it ended, the cycles that it worked, and those that it waited for room in a channel.
     memory : int
         Cycles that it waited for off-chip memory.
     flops, read, written, tokens : int
-        What it computed, loaded and stored off-chip, and how many tokens it sent.
-    spans : list of (int, int) or None
-        When it worked, if the run is traced.
+        FLOPs that it computed, bytes that it loaded and stored off-chip, and tokens that it sent.
+    spans : list[tuple[int, int]] or None
+        The intervals in which it worked, if the run is traced.
     """
 
     __slots__ = (
@@ -150,7 +150,7 @@ class Unit:
             channel.waiter = None
 
     def work(self, cycles: int) -> None:
-        """Let time pass."""
+        """Let cycles of work pass."""
         if cycles:
             if self.spans is not None:
                 self.spans.append((self.clock, self.clock + cycles))
@@ -197,7 +197,7 @@ class Engine:
 
     Parameters
     ----------
-    machine : Machine, optional
+    accelerator : Accelerator, optional
         What to simulate; without, nothing takes time.
     values : bool
         Whether tiles are computed. If not, a tile is its (rows, columns).
@@ -205,10 +205,10 @@ class Engine:
         Whether to keep when each unit worked.
     """
 
-    def __init__(self, machine: Machine | None, values: bool, traced: bool) -> None:
-        self.machine, self.values, self.traced = machine, values, traced
-        self.hop = machine.hop if machine else 0
-        self.memory = MemoryQueue(machine.off_chip, machine.hop) if machine else None
+    def __init__(self, accelerator: Accelerator | None, values: bool, traced: bool) -> None:
+        self.accelerator, self.values, self.traced = accelerator, values, traced
+        self.hop = accelerator.hop if accelerator else 0
+        self.memory = MemoryQueue(accelerator.off_chip, accelerator.hop) if accelerator else None
         self.occupancy = Occupancy()
         self.ready: deque[Unit] = deque()
         self.units: list[Unit] = []
@@ -244,14 +244,14 @@ class Engine:
         Raises
         ------
         StreamError
-            As `occupy`.
+            If `occupy` refuses the size.
         """
         tenant.size += size
         self.check_capacity(unit, tenant.size)
 
     def check_capacity(self, unit: Unit, size: int) -> None:
         """Raise an error if a buffer of that size is larger than the on-chip memory."""
-        capacity = self.machine.capacity if self.machine else None
+        capacity = self.accelerator.capacity if self.accelerator else None
         if capacity is not None and size > capacity:
             raise unit.fail(f"a buffer of {size:,} bytes is larger than the on-chip memory, {capacity:,} bytes")
 

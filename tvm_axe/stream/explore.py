@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.memory import Machine
+from tvm_axe.stream.memory import Accelerator
 from tvm_axe.stream.metrics import evaluate, on_chip_memory
-from tvm_axe.stream.program import Program
+from tvm_axe.stream.program import StreamProgram
 from tvm_axe.stream.report import Report
 
 
@@ -47,31 +47,32 @@ class Design:
 
 
 def explore(
-    build: Callable[..., Program],
+    build: Callable[..., StreamProgram],
     choices: Mapping[str, Sequence[Any]],
     inputs: Mapping[str, Any] | Callable[..., Mapping[str, Any]],
-    machine: Machine,
-    memory: Callable[[Program, Report], int] | None = None,
+    accelerator: Accelerator,
+    memory: Callable[[StreamProgram, Report], int] | None = None,
 ) -> list[Design]:
     """Simulate every combination of choices, without values.
 
     Parameters
     ----------
-    build : callable
-        From the choices, as keywords, to the program: with its rewrites applied.
+    build : Callable
+        A function from the choices, as keywords, to the program, with its rewrites applied.
     choices : Mapping
         The values of each choice.
-    inputs : Mapping or callable
-        What `Program.run` takes, or that for the choices.
-    machine : Machine
-        What to simulate.
-    memory : callable, optional
-        From a program and its run to its bytes on chip; `metrics.on_chip_memory` with the run's bindings by default.
+    inputs : Mapping or Callable
+        The inputs that `StreamProgram.run` takes, or a function that gives them for the choices.
+    accelerator : Accelerator
+        The accelerator that is simulated.
+    memory : Callable, optional
+        A function from a program and its run to its bytes on chip; `metrics.on_chip_memory` with the run's bindings by
+        default.
 
     Returns
     -------
-    list of Design
-        In the order of the choices. Those that don't fit the machine's on-chip memory are left out.
+    list[Design]
+        The designs in the order of the choices. Those that don't fit the accelerator's on-chip memory are left out.
 
     Raises
     ------
@@ -85,9 +86,9 @@ def explore(
         chosen = dict(zip(choices, values))
         program = build(**chosen)
         given = inputs(**chosen) if callable(inputs) else inputs
-        report = program.run(given, machine, values=False)
+        report = program.run(given, accelerator, values=False)
         needed = memory(program, report) if memory else evaluate(on_chip_memory(program), report.bindings)
-        if machine.capacity is None or needed <= machine.capacity:
+        if accelerator.capacity is None or needed <= accelerator.capacity:
             found.append(Design(chosen, report.cycles, needed, report.traffic, report.utilization))
     return found
 

@@ -16,7 +16,7 @@ from tvm_axe.stream.types import Size, StreamType, Tile, as_size, data_differ, s
 if TYPE_CHECKING:
     from tvm_axe.stream.functions import TileFunction
     from tvm_axe.stream.operators.base import Operator
-    from tvm_axe.stream.program import Program
+    from tvm_axe.stream.program import StreamProgram
     from tvm_axe.stream.views import View
 
 
@@ -26,11 +26,11 @@ class Tensor:
     Attributes
     ----------
     name : str
-        Its name among the program's tensors.
+        The name among the program's tensors.
     rows, columns : int or sympy.Expr
-        Its shape; what is loaded in tiles has static columns.
+        The shape; what is loaded in tiles has static columns.
     dtype : str
-        Of its elements.
+        The type of the elements.
     """
 
     def __init__(self, name: str, rows: Size, columns: Size, dtype: str) -> None:
@@ -50,10 +50,10 @@ class Stream:
         Shape and data type.
     stored : bool
         Whether its tiles lie in on-chip memory: loaded ones, those of buffers, and what a function writes there.
-    consumers : list of Node
-        Who takes it; where several do, a broadcast is put in between when the program runs.
+    consumers : list[Node]
+        The operators that take it; where several do, a broadcast is put in between when the program runs.
     depth : int or None
-        Tokens that each of its channels holds, if not the machine's default.
+        Tokens that each of its channels holds, if not the accelerator's default.
     """
 
     def __init__(self, node: Node, number: int, type: StreamType, stored: bool) -> None:
@@ -63,7 +63,7 @@ class Stream:
         self.discarded = False
 
     @property
-    def program(self) -> Program:
+    def program(self) -> StreamProgram:
         """The program that it belongs to."""
         return self.node.program
 
@@ -89,16 +89,16 @@ class Stream:
         return str(self.type)
 
     def buffered(self, depth: int) -> Stream:
-        """Let its channels hold `depth` tokens; return the stream."""
+        """Let the stream's channels hold `depth` tokens; return the stream."""
         self.depth = int(as_size(f"stream {self.name!r}: depth", depth))
         return self
 
     def discard(self) -> None:
-        """Say that nobody needs it; what is sent is thrown away."""
+        """Declare that nobody takes the stream; what is sent is thrown away."""
         self.discarded = True
 
     def output(self, name: str) -> Stream:
-        """Make it a result of the program under that name; return the stream."""
+        """Make the stream a result of the program under that name; return the stream."""
         from tvm_axe.stream.operators.endpoints import Output
 
         self.program.add(Output(), [self], name)
@@ -109,7 +109,7 @@ class Stream:
     def load(
         self, tensor: Tensor, tile: tuple[int, int] | Tile, view: View | None = None, name: str | None = None
     ) -> Stream:
-        """LinearOffChipLoad: for each element of this stream, load a view of a tensor; see `Program.load`."""
+        """LinearOffChipLoad: for each element of this stream, load a view of a tensor; see `StreamProgram.load`."""
         from tvm_axe.stream.operators.off_chip import LinearLoad
 
         return self.program.add(LinearLoad(tensor, tile, view), [self], name)[0]
@@ -186,9 +186,9 @@ class Stream:
         Parameters
         ----------
         function : TileFunction
-            From `tvm_axe.stream.functions`.
+            The function, such as those of `tvm_axe.stream.functions`.
         compute : int, optional
-            FLOPs a cycle of the unit, instead of the machine's.
+            FLOPs a cycle of the unit, instead of the accelerator's.
         writes : bool
             Whether the unit writes what it sends to on-chip memory; else that goes straight to the next unit.
         """
@@ -237,12 +237,12 @@ class Stream:
 
         Parameters
         ----------
-        function : callable
-            Of the element's value. In runs without values a tile is its (rows, columns).
+        function : Callable
+            A function of the element's value. In runs without values a tile is its (rows, columns).
         type : StreamType
-            Of what it returns.
+            The type of what it returns.
         cycles : int
-            How long each element of the result takes.
+            The cycles that each element of the result takes.
         """
         from tvm_axe.stream.operators.higher import FlatMap
 
@@ -311,7 +311,7 @@ class Stream:
 class Node:
     """An operator in a program: who feeds it and what it sends."""
 
-    def __init__(self, program: Program, operator: Operator, name: str, inputs: list[Stream]) -> None:
+    def __init__(self, program: StreamProgram, operator: Operator, name: str, inputs: list[Stream]) -> None:
         self.program, self.operator, self.name, self.inputs = program, operator, name, inputs
         self.outputs: tuple[Stream, ...] = ()
 
@@ -330,19 +330,19 @@ class Node:
 
 
 class Feedback:
-    """A stream that is used before what it carries is made; see `Program.feedback`."""
+    """A stream that is used before what it carries is made; see `StreamProgram.feedback`."""
 
     def __init__(self, stream: Stream, initial: Sequence[Any]) -> None:
         self.stream, self.initial = stream, tuple(initial)
         self.closing: Stream | None = None
 
     def close(self, stream: Stream) -> None:
-        """Say which stream it carries.
+        """Connect the stream that the feedback carries.
 
         Raises
         ------
         StreamError
-            If that is another type of stream, or it is said already.
+            If that is another type of stream, or one is connected already.
         """
         if self.closing is not None:
             raise self.stream.node.fail(f"it carries {self.closing.name!r} already")

@@ -1,4 +1,4 @@
-"""The machine that a program is simulated on: units, channels between them, on-chip and off-chip memory.
+"""The accelerator that a program is simulated on: units, channels between them, on-chip and off-chip memory.
 
 Off-chip memory serves requests of a fixed size, spread over its channels in turn, so that together they are one queue
 that serves `OffChip.rate` requests a cycle. Whoever loads or stores a tile sends one request a cycle and waits for the
@@ -29,14 +29,14 @@ from tvm_axe.errors import StreamError
 
 @dataclass(frozen=True)
 class OffChip:
-    """Off-chip memory.
+    """The off-chip memory of an accelerator.
 
     Attributes
     ----------
     request_bytes : int
         Bytes of a request; each row of a tile takes whole requests.
     channels : int
-        How many there are.
+        The number of channels.
     interval : int
         Cycles from one request of a channel to the next.
     latency : int
@@ -62,8 +62,8 @@ class OffChip:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What a program is simulated on.
+class Accelerator:
+    """The accelerator that a program is simulated on.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Machine:
     def __post_init__(self) -> None:
         _check_positive(self, ("compute", "on_chip_bandwidth", "depth"))
         if self.hop < 0:
-            raise StreamError(f"Machine: hop must be 0 or more, not {self.hop}")
+            raise StreamError(f"Accelerator: hop must be 0 or more, not {self.hop}")
 
 
 class MemoryQueue:
@@ -178,7 +178,7 @@ class Occupancy:
 
 
 class Tenant:
-    """What takes up on-chip memory: its bytes, and the first and last cycle that it is needed in."""
+    """A user of on-chip memory: its bytes, and the first and last cycle that it is needed in."""
 
     __slots__ = ("size", "start", "stop")
 
@@ -186,7 +186,7 @@ class Tenant:
         self.size, self.start, self.stop = size, start, start
 
     def use(self, time: int) -> None:
-        """Say that it is needed at that time."""
+        """Note that the tenant is needed at that time."""
         if time > self.stop:
             self.stop = time
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_axe.errors import InputError
-from tvm_axe.stream.programs.attention import AttentionCase
+from tvm_axe.stream.programs.cached_attention import AttentionCase
 from tvm_axe.stream.programs.moe import MoECase
 from tvm_axe.stream.programs.workloads import MIXTRAL_8X7B, QWEN3_30B_A3B, Model
 
@@ -43,9 +43,9 @@ class Point:
     set, name : str
         The file's name, and which of its results it is.
     case : MoECase or AttentionCase
-        What to simulate.
+        The case that is simulated.
     cycles : int
-        As published.
+        Cycles, as published.
     off_chip, on_chip : int or None
         Bytes moved off-chip and needed on-chip, as published, where they are.
     """

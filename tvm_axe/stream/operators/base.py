@@ -31,11 +31,11 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """What it is called, with a number, unless it is given a name; pictures show it."""
+        """The operator's name where it is given none, with a number behind; pictures show it."""
         return self.kind
 
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
-        """Return the types of what it sends.
+        """Return the types of the streams that the operator sends.
 
         Raises
         ------
@@ -45,11 +45,11 @@ class Operator:
         raise NotImplementedError
 
     def stored(self, inputs: list[bool]) -> bool:
-        """Whether what it sends lies in on-chip memory, given which inputs do; by default, if one does."""
+        """Return whether what it sends lies in on-chip memory, given which inputs do; by default, if one does."""
         return any(inputs)
 
     def process(self, node: Node, unit: Unit) -> Process:
-        """Return the generator that runs it on a unit."""
+        """Return the generator that runs the operator on a unit."""
         raise NotImplementedError
 
 
@@ -79,8 +79,8 @@ def byte_counter(data: DataType) -> Cost:
 
 def read_cost(unit: Unit, channel: Channel) -> Cost | None:
     """Return what it costs to read a value of the channel from on-chip memory; None if it needn't be read."""
-    machine = unit.engine.machine
-    if machine is None or not channel.stored:
+    accelerator = unit.engine.accelerator
+    if accelerator is None or not channel.stored:
         return None
     size, rate = byte_counter(channel.type.data), bandwidth(unit, channel.type.data)
     return lambda value: -(-size(value) // rate)
@@ -88,16 +88,16 @@ def read_cost(unit: Unit, channel: Channel) -> Cost | None:
 
 def bandwidth(unit: Unit, data: DataType) -> int:
     """Bytes a cycle between a unit and tiles of that type in on-chip memory."""
-    machine = unit.engine.machine
-    assert machine is not None
-    if not machine.banked or not isinstance(data, Tile) or data.layout is None:
-        return machine.on_chip_bandwidth
-    return max(1, machine.on_chip_bandwidth // _bank_ways(data.layout, data.shape, data.dtype))
+    accelerator = unit.engine.accelerator
+    assert accelerator is not None
+    if not accelerator.banked or not isinstance(data, Tile) or data.layout is None:
+        return accelerator.on_chip_bandwidth
+    return max(1, accelerator.on_chip_bandwidth // _bank_ways(data.layout, data.shape, data.dtype))
 
 
 @functools.lru_cache(maxsize=256)
 def _bank_ways(layout: AnyLayout, shape: tuple[int, int], dtype: str) -> int:
-    """How many turns the banks need for a row of lanes that each read an element."""
+    """Return how many turns the banks need for a row of lanes that each read an element."""
     return bank_conflicts(layout, shape, Access(dtype)).ways
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream import functions
-from tvm_axe.stream.memory import Machine
-from tvm_axe.stream.program import Program, Stream, Tensor
+from tvm_axe.stream.memory import Accelerator
+from tvm_axe.stream.program import Stream, StreamProgram, Tensor
 from tvm_axe.stream.programs.outcome import Outcome
 from tvm_axe.stream.programs.workloads import MoE
 from tvm_axe.stream.types import Scalar, Selector, StreamType, Tile, symbol
@@ -39,7 +39,7 @@ The published cycles are those of 2 bytes for all of them."""
 
 def moe_layer(
     moe: MoE, batch: int, tile: int | None, columns: int, regions: int | None = None, dtype: str = "float32"
-) -> Program:
+) -> StreamProgram:
     """Return the program of a layer.
 
     Tensors: ``x`` [batch, width], ``scale`` [batch, chosen], ``w_gate`` and ``w_up`` [experts * width, hidden],
@@ -48,9 +48,9 @@ def moe_layer(
     Parameters
     ----------
     moe : MoE
-        Its sizes.
+        The sizes of the layer.
     batch : int
-        Tokens.
+        The number of tokens.
     tile : int or None
         Rows of the tiles that tokens are packed into, the last one filled up; None for tiles of all an expert has.
     columns : int
@@ -58,14 +58,14 @@ def moe_layer(
     regions : int, optional
         How many regions the experts share, as many each (configuration time-multiplexing); one an expert by default.
     dtype : str
-        Of all the elements.
+        The type of all the elements.
 
     Raises
     ------
     StreamError
         If the columns don't divide the hidden dim, or the regions the experts.
     """
-    p = Program("moe")
+    p = StreamProgram("moe")
     x = p.tensor("x", batch, moe.width, dtype)
     tokens = p.load(x, (1, moe.width), name="tokens").flatten()
     y = p.tensor("y", batch, moe.width, dtype)
@@ -74,7 +74,7 @@ def moe_layer(
 
 
 def mix(
-    p: Program,
+    p: StreamProgram,
     tokens: Stream,
     moe: MoE,
     batch: int,
@@ -148,8 +148,8 @@ class Weights:
         return self.moe.hidden // self.columns
 
     @classmethod
-    def of(cls, p: Program, moe: MoE, columns: int, dtype: str) -> Weights:
-        """Declare the tensors."""
+    def of(cls, p: StreamProgram, moe: MoE, columns: int, dtype: str) -> Weights:
+        """Declare the tensors of the weights."""
         wide, down = moe.experts * moe.width, moe.experts * moe.hidden
         gate, up = (p.tensor(name, wide, moe.hidden, dtype) for name in ("w_gate", "w_up"))
         return cls(gate, up, p.tensor("w_down", down, moe.width, dtype), moe, columns)
@@ -225,9 +225,9 @@ class MoECase:
     routing : numpy.ndarray
         [batch, chosen] of int64: the experts that each token goes to.
     moe : MoE
-        The layer.
-    tile, columns, regions
-        As `moe_layer` takes them.
+        The sizes of the layer.
+    tile, columns, regions : int or None
+        The arguments of `moe_layer` of these names.
     compute : int
         FLOPs a cycle of each unit.
     depth : int
@@ -243,10 +243,10 @@ class MoECase:
     depth: int = 2
 
     def simulate(self) -> Outcome:
-        """Return what it comes to."""
+        """Simulate the case."""
         program = moe_layer(self.moe, len(self.routing), self.tile, self.columns, self.regions, "bfloat16")
-        machine = Machine(compute=self.compute, depth=self.depth)
-        report = program.run(moe_inputs(self.routing), machine, values=False)
+        accelerator = Accelerator(compute=self.compute, depth=self.depth)
+        report = program.run(moe_inputs(self.routing), accelerator, values=False)
         off_chip = report.read + report.written // ITEM_BYTES * STATE_BYTES
         return Outcome(report.cycles, off_chip, self.on_chip(), report.flops)
 

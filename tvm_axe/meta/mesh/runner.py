@@ -1,0 +1,147 @@
+"""Runners of schedules of a program on a mesh: in a process of their own, and in this one.
+
+`MeshRunner` is for a tuner: what a schedule does to the workers costs that schedule only. `LocalRunner` is for
+`axe.search`, which is given the arrays to run on: they go nowhere else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.ir import IRModule
+from tvm.target import Target
+
+from tvm_axe.errors import AxeError, TuneError
+from tvm_axe.meta.measure.check import summing_slack
+from tvm_axe.meta.measure.child import Child
+from tvm_axe.meta.measure.protocol import Measurement
+from tvm_axe.meta.mesh.bench import CONDITIONS, ProgramBench
+from tvm_axe.meta.mesh.candidates import Candidates
+from tvm_axe.meta.mesh.kernels import KernelTuner
+from tvm_axe.meta.mesh.process import MEASURE, PREPARE
+from tvm_axe.meta.mesh.space import engine_of
+
+__all__ = ["LocalRunner", "MeshRunner"]
+
+_MAIN = "from tvm_axe.meta.mesh.process import main; main()"
+_START_SECONDS = 180.0  # importing the compiler on a busy machine, launching, and running the program as it is
+_CALLS = 30  # of a schedule that is as slow as the program as it is
+
+
+class MeshRunner:
+    """Has a process of its own launch the mesh's workers and run one schedule after the other on them.
+
+    A schedule that crashes or hangs takes that process with it, and the workers; the next one gets new ones. Before
+    schedules are measured their local kernels are tuned, by the tuner for kernels, so that each runs as well as it can.
+
+    Parameters
+    ----------
+    target
+        What a device's kernels are compiled for, resolved.
+    kernels
+        Tunes local kernels, and has their records below its ``work_dir``.
+    log
+        File that collects what the processes print.
+    timeout
+        Seconds that compiling, checking and timing one schedule may take, beside its calls.
+    """
+
+    def __init__(self, target: Target, kernels: KernelTuner, log: Path, timeout: float) -> None:
+        self.target, self.kernels, self._timeout = target, kernels, timeout
+        self._calls, self.engine = 0.0, ""
+        self._child = Child(_MAIN, log)
+        self._mod: IRModule | None = None
+        self._reference: dict[str, np.ndarray] | None = None
+
+    @property
+    def conditions(self) -> dict[str, str | int]:
+        """Under what conditions schedules are measured."""
+        return {"devices": self.engine, **CONDITIONS}
+
+    def prepare(self, mod: IRModule) -> Measurement:
+        """Run and time the program as it is; from now on schedules must compute what it computes on one device."""
+        self._mod, self._reference, self.engine = mod, None, engine_of(mod)
+        status, answer = self._prepare()
+        if status != "ok":
+            return Measurement(None, answer)
+        self._reference, self._calls = answer["reference"], _CALLS * answer["median"]
+        return Measurement(answer["median"])
+
+    def measure_all(self, mods: Sequence[IRModule]) -> Iterator[Measurement]:
+        """Tune the schedules' kernels; then compile, check and time one schedule after the other."""
+        self.kernels.tune(mods)
+        for mod in mods:
+            yield self._measure(mod)
+
+    def close(self) -> None:
+        """End the process and the workers."""
+        self._child.close()
+
+    def __enter__(self) -> MeshRunner:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _measure(self, mod: IRModule) -> Measurement:
+        if self._child.pid is None:
+            status, answer = self._prepare()
+            if status != "ok":
+                raise TuneError(f"a new tuning worker cannot be prepared: {answer}; see {self._child.log}")
+        status, answer = self._child.ask((MEASURE, tvm.ir.save_json(mod)), self._timeout + self._calls)
+        if status != "ok":
+            return Measurement(None, answer)
+        return Measurement(answer["median"], None, answer["build"], answer["run"])
+
+    def _prepare(self) -> tuple[str, Any]:
+        where = str(self.target), str(self.kernels.work_dir)
+        return self._child.ask((PREPARE, tvm.ir.save_json(self._mod), *where, self._reference), _START_SECONDS)
+
+
+class LocalRunner:
+    """Runs schedules from this process, on the arrays of a bench, beside the first of them that ran.
+
+    Parameters
+    ----------
+    bench
+        Compiles, checks and times them.
+    candidates
+        What is known of the program's schedules.
+    kernels
+        Tunes their local kernels first; None leaves these as the records say.
+    """
+
+    def __init__(self, bench: ProgramBench, candidates: Candidates, kernels: KernelTuner | None) -> None:
+        self.bench, self.candidates, self.kernels = bench, candidates, kernels
+
+    @property
+    def conditions(self) -> dict[str, str | int]:
+        """Under what conditions schedules are measured."""
+        runs = {} if self.bench.repeat is None else {"runs": self.bench.repeat}
+        return {"devices": self.bench.engine, **CONDITIONS, **runs}
+
+    def prepare(self, mod: IRModule) -> Measurement:
+        """Nothing: the program as it is, which may share nothing, isn't run."""
+        return Measurement(None)
+
+    def measure_all(self, mods: Sequence[IRModule]) -> Iterator[Measurement]:
+        """Tune the schedules' kernels; then compile, check and time one schedule after the other."""
+        if self.kernels is not None:
+            self.kernels.tune(mods)
+        for mod in mods:
+            yield self._measure(mod)
+
+    def _measure(self, mod: IRModule) -> Measurement:
+        start = time.perf_counter()
+        try:
+            lowered = self.candidates.lowered(mod)
+            median, build = self.bench.time(lowered, summing_slack(mod["main"]))
+        except AxeError as error:
+            return Measurement(None, str(error).splitlines()[0], 0.0, time.perf_counter() - start)
+        return Measurement(median, None, build, time.perf_counter() - start - build)
