@@ -254,9 +254,10 @@ class ModelExecutable(Executable):
 
 def _device(exe: Executable) -> tvm.runtime.Device:
     """The device of an executable's target on this machine."""
-    device = tvm.device(backend_of(exe.target).device)
+    backend = backend_of(exe.target)
+    device = tvm.device(backend.device)
     if not device.exist:
-        raise LowerError(f"{exe.name} was compiled for {exe.target}; this machine has no such device")
+        raise LowerError(f"{exe.name} was compiled for {backend.name}; this machine has no {backend.device} device")
     return device
 
 
