@@ -104,11 +104,12 @@ def contestant(folder: Path, target: Any, tensors: list[Any], want: list[Any], n
     import tvm
 
     from tvm_axe.lower.tiles import with_tile_kernels
+    from tvm_axe.machines.vector_math import PIPELINE
 
     calls = []
     for record in records_below(folder)[:CANDIDATES]:
         scheduled = record.as_measure_candidate().sch.mod
-        executable = tvm.compile(with_tile_kernels(scheduled, target), target=target)
+        executable = tvm.compile(with_tile_kernels(scheduled, target), target=target, tir_pipeline=PIPELINE)
         tensors[-1].copyfrom(np.full(want[-1].shape, np.nan, want[-1].dtype))
         executable["main"](*tensors)
         error = np.abs(tensors[-1].numpy() - want[-1]).max() / np.abs(want[-1]).max()

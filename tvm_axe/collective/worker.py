@@ -54,6 +54,7 @@ from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, Aborted, Control, Late
 from tvm_axe.collective.tensor import decode_view
 from tvm_axe.layout import Mesh
+from tvm_axe.machines.vector_math import PIPELINE
 
 
 class Site:
@@ -193,7 +194,8 @@ class Worker:
 
         def compile_it() -> Any:
             text = self._view(module).tobytes().decode()
-            return tvm.compile(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
+            mod = self._link(tvm.ir.load_json(text))
+            return tvm.compile(mod, tvm.target.Target(json.loads(target)), tir_pipeline=PIPELINE)
 
         self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), tvm.cpu())
 

@@ -12,6 +12,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines.target import resolve_target
+from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.meta.search.workloads import fuse
 from tvm_axe.records import apply_best
 
@@ -68,4 +69,4 @@ def compile_model(
     kernels = with_tile_kernels(kernels, resolved)
     # Upstream's whole pipeline would take the scheduled kernels for operators that it may fuse again.
     rest = tvm.transform.Sequential(_tvm.relax_lowering(resolved))
-    return tvm.compile(kernels, target=resolved, relax_pipeline=rest)
+    return tvm.compile(kernels, target=resolved, relax_pipeline=rest, tir_pipeline=PIPELINE)

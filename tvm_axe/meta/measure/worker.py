@@ -36,6 +36,7 @@ from tvm_axe import _tvm
 from tvm_axe.lower.tiles import overlaps, with_tile_kernels
 from tvm_axe.machines import cache, nvcc
 from tvm_axe.machines.target import cores
+from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
 from tvm_axe.meta.measure.child import serve
 from tvm_axe.meta.measure.devices import Device, OnCpu, device_for
@@ -113,7 +114,7 @@ def build(mod: IRModule, target: Target) -> Module:
     """Compile a candidate, all of it: nothing is left for its first call but to link."""
     chosen = with_tile_kernels(mod, target)
     if str(target.kind.name) != "cuda":
-        module = tvm.compile(chosen, target=target).jit()
+        module = tvm.compile(chosen, target=target, tir_pipeline=PIPELINE).jit()
         module.get_function("main")  # generates the code
         return module
     # A tile kernel leaves a function of TIRx, which upstream's other pipeline takes for something else.
