@@ -9,7 +9,7 @@ from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
-from tvm_axe.cli import entry as cli
+from tvm_axe import cli
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.records import shipped
 from tvm_axe.records.database import RECORDS, Database, normalize

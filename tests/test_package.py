@@ -106,7 +106,7 @@ def test_metadata():
     assert config["metadata"]["version"] == tvm_axe.__version__ == metadata.version("tvm-axe")
     assert set(config["options.extras_require"]) == {"test", "viz", "mpi", "stream", "cuda", "dev"}
     (command,) = metadata.entry_points(group="console_scripts", name="tvm-axe")
-    assert command.value == "tvm_axe.cli.entry:main"
+    assert command.value == "tvm_axe.cli:main"
     assert (Path(tvm_axe.__file__).parent / "py.typed").exists()
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     assert f"## {tvm_axe.__version__}" in (ROOT / "CHANGELOG.md").read_text()

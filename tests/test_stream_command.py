@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tvm_axe.cli import entry as cli
+from tvm_axe import cli
 from tvm_axe.stream.programs.samples import PROGRAMS
 
 

@@ -20,10 +20,10 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from tvm_axe.analysis.parameters import parameters
 from tvm_axe.collective import Workers, launch
 from tvm_axe.compiler import compile
 from tvm_axe.executable import Executable
-from tvm_axe.inputs import parameters
 from tvm_axe.lower import Lowered, lower
 from tvm_axe.meta.measure.check import difference, random_array, summing_slack
 from tvm_axe.meta.measure.child import serve
