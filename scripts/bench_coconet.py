@@ -30,7 +30,7 @@ import tvm_axe as axe
 from tvm_axe.collective import Workers
 from tvm_axe.executable import Executable
 from tvm_axe.meta import tune
-from tvm_axe.programs import PROGRAMS, Program
+from tvm_axe.programs import PROGRAMS, DistributedProgram
 
 ROUNDS, REPEAT = 9, 5
 
@@ -61,7 +61,7 @@ if comm.rank == 0:
 """
 
 
-def mpi_adam(program: Program) -> list[float] | None:
+def mpi_adam(program: DistributedProgram) -> list[float] | None:
     """Seconds of each of some steps, of the slower process; None where there is no MPI."""
     mpiexec = Path(sys.executable).with_name("mpiexec")
     starter = str(mpiexec) if mpiexec.exists() else shutil.which("mpiexec")
@@ -76,7 +76,7 @@ def mpi_adam(program: Program) -> list[float] | None:
     return list(json.loads(done.stdout))
 
 
-def compiled(program: Program, name: str, trials: int, work_dir: Path) -> Executable:
+def compiled(program: DistributedProgram, name: str, trials: int, work_dir: Path) -> Executable:
     """The program under a schedule, its local kernels tuned if `trials` is not 0."""
     exe = axe.compile(program.schedule(name), work_dir=work_dir)
     if trials:
@@ -85,7 +85,9 @@ def compiled(program: Program, name: str, trials: int, work_dir: Path) -> Execut
     return exe
 
 
-def medians(program: Program, names: Sequence[str], workers: Workers, trials: int, work_dir: Path) -> dict[str, float]:
+def medians(
+    program: DistributedProgram, names: Sequence[str], workers: Workers, trials: int, work_dir: Path
+) -> dict[str, float]:
     """Median milliseconds of each schedule, run in turns, once each result was found right."""
     arrays = program.inputs(np.random.default_rng(0))
     expected = program.reference(*arrays)

@@ -20,7 +20,7 @@ import numpy as np
 import tvm_axe as axe
 from tvm_axe.executable import Executable
 from tvm_axe.meta.mesh.exhaustive import SearchResult
-from tvm_axe.programs import PROGRAMS, Program
+from tvm_axe.programs import PROGRAMS, DistributedProgram
 
 ROUNDS, REPEAT = 5, 4
 
@@ -30,7 +30,9 @@ def kept(known: dict[str, Executable]) -> set[str]:
     return {name for exe in known.values() for name in exe.outputs if exe.layouts[name].R == ()}
 
 
-def found(program: Program, known: dict[str, Executable], arrays: tuple[np.ndarray, ...], engine: str) -> SearchResult:
+def found(
+    program: DistributedProgram, known: dict[str, Executable], arrays: tuple[np.ndarray, ...], engine: str
+) -> SearchResult:
     """What the search finds."""
     with tempfile.TemporaryDirectory() as work_dir:
         options = {"keep": kept(known), "inputs": arrays, "engine": engine, "work_dir": work_dir, "progress": False}

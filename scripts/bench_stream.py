@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tvm_axe.stream import Machine, Program, functions
+from tvm_axe.stream import Accelerator, StreamProgram, functions
 from tvm_axe.stream.programs.samples import MODELS, PROGRAMS, make_sample
 from tvm_axe.stream.report import Report
 
@@ -27,12 +27,12 @@ BATCH = 64
 
 def chain(elements: int) -> Callable[[], Report]:
     """Return a run of so many tiles through a chain of functions."""
-    program = Program("chain")
+    program = StreamProgram("chain")
     stream = program.load(program.tensor("x", elements, 8), (1, 8)).flatten()
     for _ in range(STAGES):
         stream = stream.map(functions.exp())
     stream.discard()
-    return partial(program.run, machine=Machine(), values=False)
+    return partial(program.run, accelerator=Accelerator(), values=False)
 
 
 def sample(name: str, model: str) -> Callable[[], Report]:

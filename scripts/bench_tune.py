@@ -101,15 +101,13 @@ def records_below(folder: Path) -> list[Any]:
 def contestant(folder: Path, target: Any, tensors: list[Any], want: list[Any], name: str) -> Call:
     """The fastest of a tuner's best schedules, as they are timed here."""
     import numpy as np
-    import tvm
 
-    from tvm_axe.lower.tiles import with_tile_kernels
-    from tvm_axe.machines.vector_math import PIPELINE
+    from tvm_axe.pipeline import build
 
     calls = []
     for record in records_below(folder)[:CANDIDATES]:
         scheduled = record.as_measure_candidate().sch.mod
-        executable = tvm.compile(with_tile_kernels(scheduled, target), target=target, tir_pipeline=PIPELINE)
+        executable = build(scheduled, target)
         tensors[-1].copyfrom(np.full(want[-1].shape, np.nan, want[-1].dtype))
         executable["main"](*tensors)
         error = np.abs(tensors[-1].numpy() - want[-1]).max() / np.abs(want[-1]).max()
@@ -277,7 +275,7 @@ def mlps(args: argparse.Namespace, target: Any) -> list[dict[str, Any]]:
         machines = {}
         for packed in (False, True):
             tune_ours(model, target, args.trials, folder, pack_weights=packed)
-            executable = axe.compile(model, target=target, work_dir=folder, pack_weights=packed)
+            executable = axe.compile(model, target=target, work_dir=folder, pack_weights=packed).vm
             machines[packed] = relax.VirtualMachine(executable, tvm.cpu())
         weights = machines[True]["forward_transform_params"](tensors[1:])
         runs: dict[str, Callable[[], Any]] = {

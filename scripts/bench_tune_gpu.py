@@ -30,15 +30,12 @@ from tvm import s_tir, tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
-from tvm_axe import _tvm
-from tvm_axe.lower.tiles import overlaps, with_tile_kernels
-from tvm_axe.machines import nvcc
-from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.search.job import kernel_tools
 from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.task import Workload
 from tvm_axe.meta.spaces.kernels import choose, offers
+from tvm_axe.pipeline import build
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import normalize
 from tvm_axe.schedule.tiles import choices_in
@@ -116,9 +113,7 @@ def default(m: int, n: int, k: int, target: Target) -> tvm.IRModule:
 
 def compiled(mod: tvm.IRModule, target: Target) -> Callable[..., None]:
     """The module's ``main``, with tile kernels where they were chosen."""
-    lowered, store = with_tile_kernels(mod, target), Cache()
-    module, _ = _tvm.build_cuda(lowered, target, lambda text: nvcc.cubin(text, target, store), overlaps(lowered))
-    return module["main"]
+    return build(mod, target)["main"]
 
 
 def chosen(mod: tvm.IRModule) -> str:

@@ -1,6 +1,12 @@
-"""What all the tests share: repeatable property tests, the GPU, small programs with references, and their judge."""
+"""What all the tests share: how they are spread over processes, repeatable property tests, goldens, the GPU, small
+programs with references, and their judge.
+"""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +20,115 @@ import tvm_axe as axe
 from tvm_axe.collective import Workers
 from tvm_axe.layout import Mesh
 
+# ---- Several processes: `pytest -n auto` ---------------------------------------------------------------------------
+
+ALONE = (
+    "collective/test_faults.py",
+    "collective/test_mpi.py",
+    "collective/test_stress.py",
+    "collective/test_workers.py",
+    "meta/test_child.py",
+    "meta/test_database_writers.py",
+    "meta/test_finals.py",
+    "meta/test_guarded.py",
+    "meta/test_job.py",
+    "meta/test_loop.py",
+    "meta/test_measure.py",
+    "meta/test_measure_cuda.py",
+    "test_demo.py",
+    "tile/test_hopper_gpu.py",
+    "tile/test_uniform_gpu.py",
+)
+"""The files of which no two run at once: they start many processes or MPI jobs, kill and interrupt them and look what
+is left, time kernels, or need the GPU."""
+
+LONG = (
+    "programs/test_programs.py",
+    "tile/kernels/test_programs.py",
+    "tile/kernels/test_on_cuda.py",
+    "relax/test_model.py",
+    "tile/test_cpu_gemm.py",
+    "tile/test_cpu.py",
+)
+"""The files that take longest, which start first."""
+
+
+def _place(nodeid: str) -> str:
+    """What a test is handed out with: the others of its file, or of the files that go alone."""
+    file = nodeid.split("::")[0].removeprefix("tests/")
+    return "alone" if file in ALONE else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """As many processes as there are cores to run on."""
+    return len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """A file's tests share their fixtures in one process; the files that go alone follow each other in one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlace(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _place(nodeid)
+
+    config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
+    return ByPlace(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start with what takes longest, so that no process is left with it at the end."""
+    if hasattr(config, "workerinput"):
+        first = ["alone", *LONG]
+        items.sort(key=lambda item: first.index(place) if (place := _place(item.nodeid)) in first else len(first))
+
+
+# ---- Goldens: `pytest --refresh-goldens` ---------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that refreshes goldens."""
+    parser.addoption(
+        "--refresh-goldens",
+        action="store_true",
+        help="write the files that tests compare what is made with (docs/tours/pictures/) anew, and list those that changed",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, str]], None]:
+    """Assert that the files of a folder are these texts, by name; ``--refresh-goldens`` makes them so."""
+
+    def check(folder: Path, texts: dict[str, str]) -> None:
+        kinds = {Path(name).suffix for name in texts}
+        files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.*") if path.suffix in kinds}
+        changed = sorted(name for name in {*files, *texts} if files.get(name) != texts.get(name))
+        if not request.config.getoption("--refresh-goldens"):
+            where = f"{folder}: {', '.join(changed)}"
+            assert not changed, f"{where}: not as made now; look at what pytest --refresh-goldens makes of them"
+        for name in changed:
+            if name in texts:
+                (folder / name).write_text(texts[name], encoding="utf-8")
+            else:
+                (folder / name).unlink()
+            request.node.user_properties.append(("golden", str(folder / name)))
+
+    return check
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List the goldens that were refreshed."""
+    if config.getoption("--refresh-goldens"):
+        reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+        changed = {path for report in reports for name, path in report.user_properties if name == "golden"}
+        terminalreporter.section("goldens")
+        terminalreporter.line("\n".join(sorted(changed)) if changed else "none changed")
+
+
+# ---- Properties and machines ---------------------------------------------------------------------------------------
+
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
@@ -25,6 +140,29 @@ def cuda():
     if not device.exist:
         pytest.skip("no CUDA GPU on this machine")
     return device
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"this takes more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="session")
+def limit() -> Callable[[float], AbstractContextManager[None]]:
+    """End a block that hangs: ``with limit(10):`` raises TimeoutError in it after ten seconds.
+
+    No test compares times that it measured, as they are the machine's, too.
+    """
+    return _limit
 
 
 # ---- Small programs, one for each way to communicate -------------------------------------------------------------

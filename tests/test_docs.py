@@ -1,9 +1,9 @@
-"""The tours in docs/ run, and what they state holds; docs/layouts.py has its test beside the pictures that it draws."""
+"""The tours in docs/tours/ run, and what they state holds; docs/tours/layouts.py has its test beside the pictures that it draws."""
 
 import runpy
 from pathlib import Path
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "tours"
 
 
 def test_communication(capsys):
@@ -17,11 +17,10 @@ def test_tile(capsys):
     assert printed.count("relative error") == 3 and "persistent" in printed
 
 
-def test_stream(capsys):
+def test_stream(capsys, golden):
     pictures = runpy.run_path(str(DOCS / "stream.py"))["PICTURES"]
     assert "off-chip bytes: " in capsys.readouterr().out
-    files = (DOCS / "pictures/stream").glob("*.svg")
-    assert pictures == {file.stem: file.read_text(encoding="utf-8") for file in files}, "run python docs/stream.py"
+    golden(DOCS / "pictures/stream", {f"{name}.svg": text for name, text in pictures.items()})
 
 
 def test_tuning(capsys, monkeypatch, tmp_path):

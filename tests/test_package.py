@@ -133,7 +133,10 @@ def checkout(tmp_path):
     python = root / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\necho "$@" >>"$LOG"\necho "output of $2"\n')
-    python.chmod(0o755)
+    linter = python.with_name("lint-imports")
+    linter.write_text('#!/bin/sh\necho "lint-imports $@" >>"$LOG"\n')
+    for program in (python, linter):
+        program.chmod(0o755)
     return root
 
 
@@ -168,8 +171,8 @@ def test_demo_script_installs_once_and_prints_only_the_demos_output(checkout):
 def test_test_script_installs_its_extra_and_passes_arguments_on(checkout):
     for script in ["scripts/test.sh", ".ci/run"]:
         _, calls = run_script(checkout, script, "-k", "name")
-        checks = ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m pytest -rs -k name"]
-        assert calls[-4:] == checks
+        checks = ["-m ruff check .", "-m ruff format --check .", "-m mypy", "lint-imports --no-cache"]
+        assert calls[-5:] == [*checks, "-m pytest -rs -n auto -k name"]
         assert any("--editable .[test]" in call for call in calls) == (script == "scripts/test.sh")
     _, calls = run_script(checkout, "scripts/demo.sh")
     assert calls == ["-m tvm_axe demo"], "the test extra brings the package itself"

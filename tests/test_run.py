@@ -40,8 +40,11 @@ def test_unscheduled_function_runs_on_every_device(compiled, programs):
 
 
 def test_compile_without_a_mesh(compiled, programs):
+    """A function that is scheduled for a mesh isn't compiled for one device by oversight."""
+    sch = Schedule(programs.block(4, 3, 6).func, mesh=Mesh({"tp": 2}))
+    mm_fuse(sch)
     with pytest.raises(axe.LowerError, match=r'name the mesh, for example mesh=axe.Mesh\(\{"tp": 2\}\)'):
-        compiled(programs.block(4, 3, 6).func)
+        compiled(sch.mod["main"])
 
 
 def test_compile_for_another_mesh_than_the_schedule(compiled, programs):
@@ -175,7 +178,7 @@ def test_collected_in_the_middle_of_a_command(launched, compiled, programs):
     held = [exe]
     del exe
     collected = threading.Thread(target=held.clear)
-    with workers._engine._busy:
+    with workers._session._busy:
         collected.start()
         collected.join(timeout=10)
         assert not collected.is_alive()

@@ -6,6 +6,8 @@ import pytest
 
 from tvm_axe import cli
 from tvm_axe.stream.programs.samples import PROGRAMS
+from tvm_axe.stream.published import DATA
+from tvm_axe.stream.reproduce import Reproduction
 
 
 def test_list(capsys):
@@ -31,6 +33,18 @@ def test_run_as_json(capsys):
     assert cli.main(["stream", "run", "moe-dynamic", "--model", "mixtral", "--batch", "64", "--json"]) == 0
     real = json.loads(capsys.readouterr().out)
     assert real["relative_error"] is None and real["cycles"] > 1e6
+
+
+def test_reproduce_takes_what_comes_with_the_package(capsys, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(
+        "tvm_axe.stream.reproduce.reproduce", lambda folder: asked.append(folder) or Reproduction([], [], 0)
+    )
+    assert cli.main(["stream", "reproduce"]) == 0
+    assert cli.main(["stream", "reproduce", "--data", str(tmp_path), "--json"]) == 0
+    assert asked == [DATA, tmp_path]
+    text, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert "0 published results" in text and json.loads(line) == {"rows": [], "ratios": {}, "wall_s": 0}
 
 
 @pytest.mark.parametrize(

@@ -329,9 +329,15 @@ def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
     return parts["split_weight_prepack"], parts["split_prepacked"]
 
 
-def relax_lowering(target: Target) -> list[ir.transform.Pass]:
-    """The passes of upstream's pipeline that come after operators have become kernels; only its modules export them."""
-    pipeline = _cuda_pipeline if target.kind.name == "cuda" else _cpu_pipeline
+_PIPELINES = {"cpu": _cpu_pipeline, "cuda": _cuda_pipeline}
+
+
+def relax_lowering(target: Target, device: str) -> list[ir.transform.Pass]:
+    """The passes of upstream's pipeline for a device that come after operators have become kernels.
+
+    Only the pipelines' modules export them.
+    """
+    pipeline = _PIPELINES[device]
     return [*pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)]
 
 
@@ -347,16 +353,6 @@ def tensor_argument(buffer: tirx.Buffer, start: tirx.Expr | None, shape: Sequenc
     extents = tirx.call_intrin("handle", "tirx.tvm_stack_make_shape", *shape)
     zero = tirx.const(0, buffer.dtype)
     return tirx.call_intrin("handle", "tirx.tvm_stack_make_array", data, extents, 0, len(shape), zero, 0)
-
-
-def packed_call(body: tirx.Stmt) -> tuple[str, list[tuple[tirx.Expr | None, list[int]]]]:
-    """The callee of a body that is one packed call, and of each of its `tensor_argument`s the start and the shape."""
-    callee, *arguments = body.value.args
-    found = []
-    for data, extents, *_ in (argument.args for argument in arguments):
-        start = data.args[0].indices[0] if isinstance(data.args[0], ir.TensorLoad) else None
-        found.append((start, [int(extent) for extent in extents.args]))
-    return str(callee.value), found
 
 
 # ---- Building -----------------------------------------------------------------------------------------------------
@@ -513,6 +509,11 @@ def builder() -> Any:
 def function_frame() -> Any:
     """The frame of a TIRx function inside `builder`."""
     return _tirx_builder.prim_func()
+
+
+def device_call(name: str, *arguments: tirx.Expr, code: str) -> tirx.Expr:
+    """A call of a CUDA device function without a result; `code` defines it, once in a module."""
+    return _cuda_op.cuda_func_call(name, *arguments, source_code=code)
 
 
 def fast_exp2(value: tirx.Expr) -> tirx.Expr:

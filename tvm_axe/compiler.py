@@ -1,74 +1,56 @@
-"""axe.compile: from a scheduled function or a Relax model to something that runs on a mesh."""
+"""axe.compile: from a function, a schedule or a Relax model to something that runs, on one device or on a mesh."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import tvm
-from tvm import relax, s_tir, tirx
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import IRModule
+from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
+from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable, interfaces
+from tvm_axe.executable.mesh import MeshExecutable
 from tvm_axe.layout import Mesh
-from tvm_axe.lower import lower
+from tvm_axe.lower import Lowered
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.meta.search.workloads import is_model
-from tvm_axe.records import apply_best
-from tvm_axe.relax import compile_model, schedule_model
+from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, TILE_KERNELS, Work, run
+from tvm_axe.relax import schedule_model
+from tvm_axe.relax.alone import model_passes
+from tvm_axe.relax.fuse import is_model
 from tvm_axe.schedule import Schedule
+from tvm_axe.schedule.query import bound_axis
 
 TUNING_LOGS = "tuning_logs"
 
 
-@overload
 def compile(
-    program: Schedule,
-    mesh: Mesh | None = None,
-    target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = TUNING_LOGS,
-) -> Executable: ...
-
-
-@overload
-def compile(
-    program: tirx.PrimFunc | tvm.IRModule,
-    mesh: Mesh,
-    target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = TUNING_LOGS,
-) -> Executable: ...
-
-
-@overload
-def compile(
-    program: tvm.IRModule,
-    mesh: None = None,
-    target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = TUNING_LOGS,
-    *,
-    pack_weights: bool = False,
-) -> relax.VMExecutable: ...
-
-
-def compile(
-    program: Schedule | tirx.PrimFunc | tvm.IRModule,
+    program: Schedule | tirx.PrimFunc | IRModule | Lowered,
     mesh: Mesh | None = None,
     target: str | dict[str, Any] | Target = "llvm",
     work_dir: str | Path | None = TUNING_LOGS,
     *,
     pack_weights: bool = False,
-) -> Executable | relax.VMExecutable:
-    """Compile a program for a mesh, or a Relax model for one device.
+) -> Executable:
+    """Compile a program for a mesh, or for one device.
+
+    It goes through the passes that `tvm_axe.pipeline.PASSES` lists, a model for one device through
+    `tvm_axe.relax.alone.model_passes`.
 
     Parameters
     ----------
-    program : Schedule | PrimFunc | IRModule
-        A schedule; a function over whole tensors, scheduled or not; a module that holds one such function; or a Relax
-        model, which `tvm_axe.relax.schedule_model` then schedules (call it yourself for a mesh of several axes).
+    program : Schedule | PrimFunc | IRModule | Lowered
+        A schedule; a function over whole tensors, scheduled or not; a module that holds one such function; a Relax
+        model, which `tvm_axe.relax.schedule_model` schedules for a mesh (call it yourself for one of several axes); or
+        what `tvm_axe.lower.lower` made of a function, if that is there already.
     mesh : Mesh, optional
-        The devices; taken from the schedule where one is given. A Relax model without a mesh is compiled for one
-        device, as `tvm_axe.relax.compile_model` says, and run by ``tvm.relax.VirtualMachine``.
+        The devices; taken from the schedule, or from what was lowered, where one is given. Without a mesh a function
+        or a model is compiled for one device.
     target : str | dict | Target
         What to compile each device's kernels for; a plain ``"llvm"`` means this machine's CPU, its cores shared by the
         devices.
@@ -77,36 +59,84 @@ def compile(
     pack_weights : bool
         Of a Relax model for one device: see `tvm_axe.relax.compile_model`.
 
+    Returns
+    -------
+    exe : Executable
+        On a mesh, workers run it: ``exe.run(workers, *arrays)``. On one device it runs in this process:
+        ``exe(*arrays)``; of a model, ``exe.vm`` is upstream's executable.
+
     Raises
     ------
     LowerError
-        If `program` cannot be lowered: see `tvm_axe.lower.lower` and, for a Relax model, `tvm_axe.relax.merge`.
+        If `program` cannot be lowered: see `tvm_axe.lower.lower` and, for a Relax model, `tvm_axe.relax.merge`; if its
+        loops are bound to mesh axes and there is no mesh; or if a tile kernel that was chosen can't be compiled.
     LayoutError
         If a declared layout doesn't fit.
+    InputError
+        If a function for one device takes what is no array of constant shape.
+    TuneError
+        If `target` is none, or weights can't be packed.
     """
-    if isinstance(program, Schedule):
+    if isinstance(program, Schedule | Lowered):
         if mesh is not None and mesh != program.mesh:
-            raise LowerError(f"compile: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
+            kind = "schedule" if isinstance(program, Schedule) else "program"
+            raise LowerError(f"compile: the {kind} is for the mesh {program.mesh}, not {mesh}; leave mesh out")
         mesh = program.mesh
-    if mesh is None and isinstance(program, tvm.IRModule) and is_model(program):
-        return compile_model(program, target, work_dir, pack_weights)
+    if mesh is None and isinstance(program, IRModule) and is_model(program):
+        return _model(program, resolve_target(target), work_dir, pack_weights)
     if pack_weights:
         raise LowerError("compile: pack_weights is for a Relax model on one device; leave it out")
     if mesh is None:
-        raise LowerError('compile: name the mesh, for example mesh=axe.Mesh({"tp": 2})')
-    lowered = lower(_function(program, mesh), mesh)
+        return _on_one_device(_function(program), resolve_target(target), work_dir)
     resolved = resolve_target(target, threads=cores_per_device(mesh))
-    module, tuned = (lowered.module, {}) if work_dir is None else apply_best(lowered.module, resolved, work_dir)
-    return Executable(lowered, module, resolved, tuned)
+    if isinstance(program, Lowered):
+        return _on_mesh(Work.from_lowered(program, resolved, work_dir))
+    return _on_mesh(Work.of(_function(program, mesh), resolved, mesh, work_dir))
 
 
-def _function(program: Schedule | tirx.PrimFunc | tvm.IRModule, mesh: Mesh) -> tirx.PrimFunc:
+def _on_mesh(work: Work) -> Executable:
+    work = run(work, (LOWER, APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
+    assert work.lowered is not None and work.scheduled is not None
+    return MeshExecutable(work.lowered, work.scheduled, work.module, work.target, work.tuned)
+
+
+def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | None) -> Executable:
+    if not isinstance(func.body, s_tir.SBlockRealize):
+        raise LowerError(
+            "compile: the function is no schedulable one (@T.prim_func(s_tir=True)); a tile program is compiled by "
+            "tvm_axe.tile.compile"
+        )
+    axes: list[str] = []
+
+    def on_loop(loop: tirx.For) -> None:
+        axis = bound_axis(loop)
+        axes.extend([] if axis is None else [axis])
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
+    if axes:
+        raise LowerError(
+            f"compile: loops of the function are bound to the mesh axes {', '.join(dict.fromkeys(axes))}; name the "
+            f'mesh, for example mesh=axe.Mesh({{"{axes[0]}": 2}})'
+        )
+    name = str(func.attrs["global_symbol"]) if "global_symbol" in (func.attrs or {}) else "main"
+    work = run(Work.of(func.with_attr("global_symbol", "main"), target, None, work_dir), PASSES)
+    assert work.scheduled is not None and isinstance(work.built, Module)
+    return FunctionExecutable(name, work.scheduled, work.module, work.built, target, work.tuned)
+
+
+def _model(model: IRModule, target: Target, work_dir: str | Path | None, pack_weights: bool) -> Executable:
+    work = run(Work(model, target, work_dir=work_dir), model_passes(pack_weights))
+    assert work.scheduled is not None and isinstance(work.built, tvm.relax.VMExecutable)
+    return ModelExecutable(interfaces(model), pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
+
+
+def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:
     if isinstance(program, tirx.PrimFunc):
         return program
     module = program.mod if isinstance(program, s_tir.Schedule) else program
-    if not isinstance(module, tvm.IRModule):
+    if not isinstance(module, IRModule):
         raise LowerError(f"compile: a schedule, a function or a module is compiled, not a {type(module).__name__}")
-    if is_model(module):
+    if mesh is not None and is_model(module):
         return schedule_model(module, mesh)
     functions = [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
     if len(functions) != 1:

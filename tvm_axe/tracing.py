@@ -10,28 +10,29 @@ from typing import Any
 
 from tvm_axe.collective import Arrow, Event, Recording, Timeline
 from tvm_axe.collective.timeline import ARRIVAL, EDGE, WAITING
-from tvm_axe.lower.calls import Box, Call, Calls, Touch
+from tvm_axe.lower.calls import Box, Call, Touch, Touches
 from tvm_axe.lower.lowered import Lowered
 
 _KINDS = {"axe.barrier": WAITING, "axe.wait": WAITING, "axe.arrive": ARRIVAL}
 
 
-def timeline_of(lowered: Lowered, calls: Calls, recordings: Sequence[Recording]) -> Timeline:
-    """What the workers did in a run of `lowered`, whose ``main`` makes these `calls`.
+def timeline_of(lowered: Lowered, recordings: Sequence[Recording]) -> Timeline:
+    """What the workers did in a run of `lowered`.
 
     What is in place from the beginning comes from an event before the first call on any device, and what is left in
     the end goes to one after the last, until which the others wait; it stops when the worker has noticed.
     """
-    mesh = lowered.mesh
-    touched = [[calls.touches(call, device) for call in calls.calls] for device in range(mesh.size)]
-    moved = _bytes(lowered, calls.calls, touched)
+    mesh, calls = lowered.mesh, lowered.calls
+    touches = Touches(mesh, lowered.module, lowered.buffers)
+    touched = [[touches.of(call, device) for call in calls] for device in range(mesh.size)]
+    moved = _bytes(lowered, calls, touched)
     begun = min(recording.calls[0].start for recording in recordings)
     finished = max(recording.stop for recording in recordings)
     done: list[list[Event]] = []
     waits = []
     for device, recording in enumerate(recordings):
         done.append([Event(device, "inputs", EDGE, 0, begun)])
-        for number, (call, called) in enumerate(zip(calls.calls, recording.calls, strict=True)):
+        for number, (call, called) in enumerate(zip(calls, recording.calls, strict=True)):
             name, kind, details = _described(lowered, call)
             if number in moved[device]:
                 details["bytes"] = moved[device][number]
@@ -41,7 +42,7 @@ def timeline_of(lowered: Lowered, calls: Calls, recordings: Sequence[Recording])
         done[device].append(Event(device, "outputs", EDGE, finished, max(recording.left, finished + 1)))
     arrows = [
         Arrow(buffer, done[writer][first], done[reader][second])
-        for buffer, writer, first, reader, second in _crossings(lowered, calls.calls, touched)
+        for buffer, writer, first, reader, second in _crossings(lowered, calls, touched)
     ]
     workers = []
     for device in range(mesh.size):

@@ -13,6 +13,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import psutil
@@ -21,9 +24,10 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_axe.collective import Coord, MeshTensor, Program, WorkerError, Workers, launch
-from tvm_axe.collective import engine as engines
+from tvm_axe.collective import Coord, MeshTensor, Program, WorkerError, Workers, launch, local
 from tvm_axe.layout import Mesh
+
+Limit: TypeAlias = "Callable[[float], AbstractContextManager[None]]"
 
 
 @I.ir_module
@@ -50,6 +54,19 @@ class Spin:
     def refuse(out: T.Buffer((1,), "float32"), rank: T.int64):
         assert rank == 0, "only rank 0 may do this"
         out[0] = T.float32(1)
+
+    @T.prim_func(s_tir=True)
+    def sleep(out: T.Buffer((1,), "float32"), microseconds: T.int64):
+        T.evaluate(T.call_extern("int32", "usleep", microseconds))
+        out[0] = T.float32(1)
+
+    @R.function(pure=False)
+    def nap(out: R.Tensor((1,), "float32"), microseconds: R.Prim("int64")):
+        R.func_attr({"relax.force_pure": False})
+        cls = Spin
+        _: R.Tuple() = cls.sleep(out, microseconds)
+        _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+        return R.tuple()
 
     @R.function(pure=False)
     def fails(out: R.Tensor((1,), "float32"), steps: R.Prim("int64"), rank: R.Prim("int64")):
@@ -91,9 +108,19 @@ class Spin:
         return R.tuple()
 
 
+def workers_here() -> list[psutil.Process]:
+    """The processes that are workers of this one: those that its server has forked."""
+    return [child for child in psutil.Process().children(recursive=True) if child.ppid() != os.getpid()]
+
+
+def servers_here() -> list[psutil.Process]:
+    """The processes that fork workers."""
+    return psutil.Process().children()
+
+
 def held() -> tuple[int, set[int], int]:
-    """What a process can leak: descriptors, children, mappings of an arena."""
-    children = {child.pid for child in psutil.Process().children()}
+    """What a process can leak: descriptors, workers, mappings of an arena."""
+    children = {child.pid for child in workers_here()}
     with open("/proc/self/maps") as maps:
         arenas = sum("memfd:tvm_axe" in line for line in maps)
     return len(os.listdir("/proc/self/fd")), children, arenas
@@ -101,8 +128,9 @@ def held() -> tuple[int, set[int], int]:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    with launch(Mesh({"tp": 2}), engine="threads"):
-        pass  # what stays for the whole process, such as loaded libraries, is there now
+    for engine in ("threads", "processes"):
+        with launch(Mesh({"tp": 2}), engine=engine):
+            pass  # what stays for the whole process, such as loaded libraries and the server, is there now
     before = held()
     yield
     assert held() == before
@@ -118,7 +146,7 @@ def check_usable(workers: Workers) -> None:
 
 def process_of(rank: int, of: int = 2) -> psutil.Process:
     """The process of worker `rank` of the last launch, of `of` workers: it started them in the order of the ranks."""
-    children = sorted(psutil.Process().children(), key=lambda child: (child.create_time(), child.pid))
+    children = sorted(workers_here(), key=lambda child: (child.create_time(), child.pid))
     return children[len(children) - (of - 1) + rank - 1]
 
 
@@ -129,16 +157,14 @@ def later(seconds: float, action: Callable[[], object]) -> threading.Timer:
 
 
 @pytest.mark.parametrize("function", ["main", "meet"])
-def test_a_killed_worker_is_named(nothing_left: None, function: str) -> None:
+def test_a_killed_worker_is_named(nothing_left: None, function: str, limit: Limit) -> None:
     with launch(Mesh({"tp": 3})) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
         victim = process_of(1, of=3)
         timer = later(0.3, victim.kill)
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
+        with limit(10), pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
             workers.time(program, [(out, "slab"), 20_000_000], repeat=10_000, function=function)
-        assert time.monotonic() - start < 10
         timer.join()
         with pytest.raises(WorkerError, match="closed"):
             workers.call(program, [(out, "slab"), 1])
@@ -150,7 +176,8 @@ def test_a_killed_worker_is_named(nothing_left: None, function: str) -> None:
 
 
 def test_a_worker_that_does_not_start_is_named(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_START", "raise SystemExit(3)")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "processes")
+    monkeypatch.setattr(local, "_ENTRY", "entries:exit_with_3")
     with pytest.raises(WorkerError, match=r"worker 1 \(tp=1; pid \d+\) ended with exit status 3"):
         launch(Mesh({"tp": 2}))
 
@@ -168,7 +195,7 @@ def test_a_worker_killed_while_idle(nothing_left: None, then: str) -> None:
 def test_killing_at_any_moment(nothing_left: None) -> None:
     """The moments cover the launch, the commands and the end of a short session."""
     for moment in np.random.default_rng(0).uniform(0, 0.9, 8):
-        timer = later(moment, lambda: [child.kill() for child in psutil.Process().children()])
+        timer = later(moment, lambda: [child.kill() for child in psutil.Process().children(recursive=True)])
         try:
             with launch(Mesh({"tp": 2})) as workers:
                 for _ in range(100):
@@ -176,6 +203,24 @@ def test_killing_at_any_moment(nothing_left: None) -> None:
         except WorkerError as error:
             assert "worker 1" in str(error)
         timer.join()
+
+
+@pytest.mark.parametrize("function", ["main", "meet"])
+def test_a_killed_server_takes_its_workers_along(nothing_left: None, function: str) -> None:
+    """It is replaced without a word."""
+    with launch(Mesh({"tp": 3})) as workers:
+        out = workers.mesh_tensor((1,), "float32")
+        program = workers.load(Spin, "llvm")
+        (server,) = servers_here()
+        timer = later(0.3, server.kill)
+        with pytest.raises(WorkerError, match=r"worker ([12]) \(tp=\1; pid \d+\) died of SIGKILL"):
+            workers.time(program, [(out, "slab"), 20_000_000], repeat=10_000, function=function)
+        timer.join()
+        del out
+    with launch(Mesh({"tp": 3})) as workers:
+        check_usable(workers)
+        (again,) = servers_here()
+        assert again.pid != server.pid
 
 
 @pytest.mark.parametrize("function", ["main", "meet"])
@@ -196,7 +241,7 @@ MOMENTS = {"looking": 0.0, "asleep": 0.02, "in the slow path": 0.3}
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_worker_killed_while_others_wait_for_it(nothing_left: None, moment: str, size: int) -> None:
+def test_a_worker_killed_while_others_wait_for_it(nothing_left: None, moment: str, size: int, limit: Limit) -> None:
     """Two workers have a core each here and look before they sleep, three do not; see `native`."""
     with launch(Mesh({"tp": size})) as workers:
         out = workers.mesh_tensor((1,), "float32")
@@ -204,44 +249,40 @@ def test_a_worker_killed_while_others_wait_for_it(nothing_left: None, moment: st
         steps = steps_of(5.0, workers, program, out)
         victim = process_of(1, of=size)
         timer = later(MOMENTS[moment], victim.kill)
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
+        with limit(10), pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
             workers.call(program, [(out, "slab"), steps // size, Coord("tp")], "late")
-        assert time.monotonic() - start < MOMENTS[moment] + 2
         timer.join()
         del out
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_worker_stopped_while_another_waits_for_it(nothing_left: None, moment: str) -> None:
+def test_a_worker_stopped_while_another_waits_for_it(nothing_left: None, moment: str, limit: Limit) -> None:
     with launch(Mesh({"tp": 2}), timeout=0.5) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
         steps = steps_of(20.0, workers, program, out)
         victim = process_of(1)
         timer = later(MOMENTS[moment], victim.suspend)
-        start = time.monotonic()
-        with pytest.raises(
-            WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) did not arrive at a barrier within"
-        ):
+        named = rf"worker 1 \(tp=1; pid {victim.pid}\) did not arrive at a barrier within 0.5 s"
+        with limit(10), pytest.raises(WorkerError, match=named):
             workers.call(program, [(out, "slab"), steps, Coord("tp")], "late")
-        assert 0.5 < time.monotonic() - start < 0.5 + engines.GRACE + 2
         timer.join()
         del out
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("engine", ["processes", "threads"])
-def test_a_failure_calls_off_those_who_wait(nothing_left: None, engine: str, moment: str) -> None:
+def test_a_failure_calls_off_those_who_wait(nothing_left: None, engine: str, moment: str, limit: Limit) -> None:
     """The failed worker is named, not those that waited for it, and all can be used again."""
     with launch(Mesh({"tp": 2}), engine=engine) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
         steps = steps_of(0.01 + MOMENTS[moment], workers, program, out)
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match=r"^worker 1 \(tp=1; [^)]*\) failed:(?s:.*)only rank 0 may do this"):
+        with (
+            limit(10),
+            pytest.raises(WorkerError, match=r"^worker 1 \(tp=1; [^)]*\) failed:(?s:.*)only rank 0 may do this"),
+        ):
             workers.call(program, [(out, "slab"), steps, Coord("tp")], "fails")
-        assert time.monotonic() - start < MOMENTS[moment] + 2
         check_usable(workers)
         workers.call(program, [(out, "slab"), 1], "meet")
         del out
@@ -277,12 +318,12 @@ def steps_of(seconds: float, workers: Workers, program: Program, out: MeshTensor
 
 @pytest.mark.parametrize("engine", ["processes", "threads"])
 def test_a_command_may_take_longer_than_the_timeout(nothing_left: None, engine: str) -> None:
+    """Its parts may not: it sleeps sixteen times for a tenth of a second."""
     with launch(Mesh({"tp": 2}), engine=engine, timeout=0.5) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
-        steps = steps_of(0.1, workers, program, out)
-        seconds = workers.time(program, [(out, "slab"), steps], 16, function="meet")
-        assert sum(seconds) > 0.5
+        seconds = workers.time(program, [(out, "slab"), 100_000], 16, function="nap")
+        assert len(seconds) == 16
         del out
 
 
@@ -305,7 +346,7 @@ def test_one_may_not_be_later_than_the_timeout(nothing_left: None, engine: str, 
 def test_a_stuck_thread_is_left_alone(nothing_left: None) -> None:
     """What a thread of this process is still computing on stays mapped; then the process still ends well."""
     script = """
-        engines.GRACE = 0.3
+        session.GRACE = 0.3
         with launch(Mesh({"tp": 2}), timeout=0.4) as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
@@ -316,7 +357,7 @@ def test_a_stuck_thread_is_left_alone(nothing_left: None) -> None:
             except WorkerError as error:
                 print(error)
         print(held()[1:])
-        engines.GRACE = 60.0
+        session.GRACE = 60.0
         with launch(Mesh({"tp": 2})) as workers:
             check_usable(workers)
     """
@@ -348,7 +389,7 @@ LONG_RUN = """
         with launch(Mesh({"tp": 3}), engine=ENGINE) as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
-            print(json.dumps([child.pid for child in psutil.Process().children()]), flush=True)
+            print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]), flush=True)
             workers.time(program, [(out, "slab"), 100_000], repeat=100_000, function="meet")
     except KeyboardInterrupt:
         del out
@@ -365,7 +406,7 @@ def test_ctrl_c(engine: str) -> None:
     process = run_script(f"ENGINE = {engine!r}\n" + textwrap.dedent(LONG_RUN))
     assert process.stdout is not None
     children = json.loads(process.stdout.readline())
-    assert len(children) == (2 if engine == "processes" else 0)
+    assert len(children) == (3 if engine == "processes" else 0)
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
@@ -381,7 +422,7 @@ def test_a_killed_controller_leaves_no_worker() -> None:
     process.kill()
     process.communicate(timeout=60)
     _, alive = psutil.wait_procs(children, timeout=10)
-    assert len(children) == 2 and not alive
+    assert len(children) == 3 and not alive
 
 
 def test_workers_that_are_never_closed_end_with_the_program() -> None:
@@ -389,12 +430,12 @@ def test_workers_that_are_never_closed_end_with_the_program() -> None:
         """
         workers = launch(Mesh({"tp": 2}))
         check_usable(workers)
-        print(process_of(1).pid)
+        print(process_of(1).pid, servers_here()[0].pid)
         """
     )
     output, errors = process.communicate(timeout=60)
     assert (errors, process.returncode) == ("", 0)
-    assert not psutil.pid_exists(int(output))
+    assert not any(map(psutil.pid_exists, map(int, output.split())))
 
 
 def test_a_forked_child_does_not_end_the_workers() -> None:
@@ -410,6 +451,51 @@ def test_a_forked_child_does_not_end_the_workers() -> None:
     )
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
+
+
+def test_a_forked_child_launches_workers_of_its_own() -> None:
+    process = run_script(
+        """
+        with launch(Mesh({"tp": 2})) as workers:
+            child = os.fork()
+            if child == 0:
+                with launch(Mesh({"tp": 3})) as own:
+                    check_usable(own)
+                    print([server.ppid() == os.getpid() for server in servers_here()], len(workers_here()), flush=True)
+                sys.exit(0)
+            print(os.waitpid(child, 0)[1], flush=True)
+            check_usable(workers)
+            print(len(servers_here()), len(workers_here()))
+        """
+    )
+    output, errors = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("[True] 2\n0\n1 1\n", 0), errors
+
+
+def test_workers_outlive_the_thread_that_launched_them(nothing_left: None) -> None:
+    launched: list[Workers] = []
+    thread = threading.Thread(target=lambda: launched.append(launch(Mesh({"tp": 3}))))
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    with launched.pop() as workers:
+        check_usable(workers)
+
+
+def test_threads_launch_beside_each_other(nothing_left: None) -> None:
+    def use() -> None:
+        for _ in range(3):
+            with launch(Mesh({"tp": 2})) as workers:
+                check_usable(workers)
+        used.append(True)
+
+    used: list[bool] = []
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert used == [True] * 3
 
 
 def test_shared_memory_has_no_name(nothing_left: None) -> None:

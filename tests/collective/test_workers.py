@@ -16,7 +16,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tvm_axe.collective import Coord, WorkerError, Workers, launch, slab_stride
-from tvm_axe.collective.engine import CORES
+from tvm_axe.collective.session import CORES
 from tvm_axe.errors import AxeError, InputError, LayoutError
 from tvm_axe.layout import Mesh
 
@@ -167,7 +167,7 @@ def test_a_program_on_views_and_its_collectives(workers: Workers) -> None:
             np.testing.assert_array_equal(total.slab(device), expected)
             np.testing.assert_array_equal(gathered.slab(device), expected)
         seconds = workers.time(program, views, repeat=5, warmup=2)
-        assert len(seconds) == 5 and all(0 < value < 10 for value in seconds)
+        assert len(seconds) == 5 and min(seconds) > 0
         workers.free(program)
         with pytest.raises(InputError, match=r"Program\(main\) is not a program of these workers"):
             workers.call(program, views)
@@ -340,7 +340,7 @@ def test_no_worker_is_bound_to_fewer_cores(engine: str) -> None:
         assert out.slab(1).tolist() == list(range(64))
         threads = set(os.listdir("/proc/self/task")) - before
         assert len(threads) == (1 if engine == "processes" else 2) * max(1, len(CORES) // 2)
-        processes = {str(child.pid) for child in psutil.Process().children()}
+        processes = {str(child.pid) for child in psutil.Process().children(recursive=True)}
         for task in threads | processes:
             assert os.sched_getaffinity(int(task)) == set(CORES)
     assert os.sched_getaffinity(0) == caller

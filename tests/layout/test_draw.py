@@ -20,7 +20,7 @@ from tvm_axe.layout.memory import Access, bank_conflicts, sectors_touched
 from tvm_axe.layout.picture import Cell, Entry, Picture, fills
 from tvm_axe.layout.placement import Placement
 
-DOCS = Path(tvm_axe.__file__).parents[1] / "docs"
+DOCS = Path(tvm_axe.__file__).parents[1] / "docs" / "tours"
 SVG = "{http://www.w3.org/2000/svg}"
 quick = settings(derandomize=True, max_examples=60, deadline=None)
 
@@ -451,8 +451,7 @@ def test_the_command_refuses(arguments, message):
     assert message in str(caught.value)
 
 
-def test_the_tour_runs_and_its_pictures_are_current(capsys):
+def test_the_tour_runs_and_its_pictures_are_current(capsys, golden):
     pictures = runpy.run_path(str(DOCS / "layouts.py"))["PICTURES"]
     assert "total: 786,432 bytes a device" in capsys.readouterr().out
-    files = {file.stem: file.read_text() for file in (DOCS / "pictures").glob("*.svg")}
-    assert {name: picture.svg() for name, picture in pictures.items()} == files, "run python docs/layouts.py"
+    golden(DOCS / "pictures", {f"{name}.svg": picture.svg() for name, picture in pictures.items()})

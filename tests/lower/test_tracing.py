@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import tvm_axe as axe
-from tvm_axe import executable, tracing
+from tvm_axe import tracing
 from tvm_axe.collective import Timeline, Workers
 from tvm_axe.collective.timeline import ARRIVAL, EDGE, WAITING
+from tvm_axe.executable import mesh as on_mesh
 from tvm_axe.layout import Mesh
 from tvm_axe.programs.registry import PROGRAMS
 
@@ -141,12 +142,12 @@ def test_events_are_what_was_called(trace: Trace, monkeypatch: pytest.MonkeyPatc
         seen.append(arguments)
         return tracing.timeline_of(*arguments)
 
-    monkeypatch.setattr(executable, "timeline_of", spying)
+    monkeypatch.setattr(on_mesh, "timeline_of", spying)
     for program, schedule in SOME[:3]:
         timeline, _ = trace(program, schedule, Mesh({"tp": 2}), engine=engine)
-        _, calls, recordings = seen.pop()
+        lowered, recordings = seen.pop()
         for device, recording in enumerate(recordings):
-            for call, called in zip(calls.calls, recording.calls, strict=True):
+            for call, called in zip(lowered.calls, recording.calls, strict=True):
                 linked = "axe_" + call.function.removeprefix("axe.")
                 assert called.name == call.function or re.fullmatch(rf"{linked}(_?\d+)?", called.name)
             events = [event for event in timeline.track(device) if event.kind != EDGE and "end" not in event.name]

@@ -299,7 +299,7 @@ def test_the_worker_times_in_turns(target, matmul, tmp_path):
         assert worker.prepare(func).failure is None
         times = worker.in_turns([func, func], 3)
         assert [len(turns) for turns in times] == [3, 3]
-        assert all(1e-6 < s < 1e-1 for turns in times for s in turns)
+        assert all(s > 0 for turns in times for s in turns)
         with pytest.raises(TuneError, match=r"^turns: "):
             worker.in_turns([normalize(matmul(32, 64, 64)), func], 3)
         (measured,) = worker.measure_all([func])  # by a new process

@@ -102,7 +102,7 @@ def test_both_ways_compute_what_numpy_does(func, expected, many, target, monkeyp
             assert np.array_equal(have, given)
     median, once = found.seconds(device)
     assert (median is None) == (many == 0)
-    assert 0 < once < 60
+    assert once > 0
 
 
 def test_a_function_without_products_is_taken_as_it_stands(target, monkeypatch):

@@ -10,8 +10,9 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_axe import _tvm
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
-from tvm_axe.meta.search.workloads import fuse, is_model, workloads_of
+from tvm_axe.meta.search.workloads import workloads_of
 from tvm_axe.relax import schedule_model
+from tvm_axe.relax.fuse import fuse, is_model
 
 
 class _Model(nn.Module):

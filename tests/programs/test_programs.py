@@ -15,7 +15,7 @@ import tvm_axe as axe
 from tvm_axe import InputError
 from tvm_axe.collective import Workers
 from tvm_axe.layout import Mesh
-from tvm_axe.programs import PROGRAMS, SIZES, Program
+from tvm_axe.programs import PROGRAMS, SIZES, DistributedProgram
 
 NAMES = {
     "sgd": ["AR-C", "RS-C-AG", "fuse(RS-C-AG)"],
@@ -57,12 +57,12 @@ def launched() -> Iterator[Callable[..., Workers]]:
 
 
 @functools.cache
-def program_of(name: str, size: str, sizes: tuple[int, ...]) -> Program:
+def program_of(name: str, size: str, sizes: tuple[int, ...]) -> DistributedProgram:
     """Made once, for all its schedules."""
     return PROGRAMS[name](mesh_of(name, sizes), size)
 
 
-def judge(program: Program, exe: axe.Executable, workers: Workers) -> None:
+def judge(program: DistributedProgram, exe: axe.Executable, workers: Workers) -> None:
     arrays = program.inputs(np.random.default_rng())
     exe.run(workers, *(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in arrays))
     outputs = exe.run(workers, *arrays)

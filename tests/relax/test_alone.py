@@ -13,11 +13,12 @@ from tvm.s_tir import meta_schedule as ms
 
 import tvm_axe as axe
 from tvm_axe.machines import resolve_target
-from tvm_axe.meta.search.workloads import fuse, workloads_of
+from tvm_axe.meta.search.workloads import workloads_of
 from tvm_axe.meta.spaces.contraction import find_contractions
 from tvm_axe.meta.spaces.registers import register_tile, tiles
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import Database
+from tvm_axe.relax.fuse import fuse
 
 
 class _Model(nn.Module):
@@ -47,7 +48,7 @@ def _error(got: np.ndarray) -> float:
 
 
 def _check(executable) -> None:
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = relax.VirtualMachine(executable.vm, tvm.cpu())
     assert _error(machine["forward"](*map(tvm.runtime.tensor, _arrays())).numpy()) < 1e-5
 
 
@@ -105,22 +106,22 @@ def test_constants_are_packed_while_compiling(model, target, tmp_path):
     bound = _bind(model)
     assert _packing_record(bound, target, tmp_path) == 2
     executable = axe.compile(bound, target=target, work_dir=tmp_path)
-    text = executable.as_text()
+    text = executable.vm.as_text()
     assert text.count("_prepacked in:") == 2
     assert "_weight_prepack" not in text
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = relax.VirtualMachine(executable.vm, tvm.cpu())
     assert _error(machine["forward"](tvm.runtime.tensor(_arrays()[0])).numpy()) < 1e-5
 
 
 def test_parameters_are_packed_by_a_function_beside_the_models(model, target, tmp_path):
     assert _packing_record(model, target, tmp_path) == 2
     executable = axe.compile(model, target=target, work_dir=tmp_path, pack_weights=True)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = relax.VirtualMachine(executable.vm, tvm.cpu())
     x, *weights = map(tvm.runtime.tensor, _arrays())
     packed = machine["forward_transform_params"](weights)
     assert sorted(len(tensor.shape) for tensor in packed) == [1, 1, 3, 3]
     assert _error(machine["forward"](x, *packed).numpy()) < 1e-5
-    forward, _, transform = executable.as_text().partition("@forward_transform_params:")
+    forward, _, transform = executable.vm.as_text().partition("@forward_transform_params:")
     if "@forward:" in transform:
         transform, _, forward = transform.partition("@forward:")
     assert forward.count("_prepacked in:") == transform.count("_weight_prepack in:") == 2
@@ -131,7 +132,7 @@ def test_what_would_be_packed_in_every_call_is_not(model, target, tmp_path):
     """Weights that are parameters, and stay so: records that pack are for others."""
     assert _packing_record(model, target, tmp_path) == 2
     executable = axe.compile(model, target=target, work_dir=tmp_path)
-    assert "prepack" not in executable.as_text()
+    assert "prepack" not in executable.vm.as_text()
     _check(executable)
     marked = relax.transform.AttachAttrLayoutFreeBuffers()(fuse(model, target))
     _, seconds = apply_best(fuse(marked, target), target, tmp_path)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tvm_axe.stream import Machine, Program, Selector, StreamError, StreamType, functions, symbol
+from tvm_axe.stream import Accelerator, Selector, StreamError, StreamProgram, StreamType, functions, symbol
 from tvm_axe.stream.draw import graph_svg, pareto_svg, timeline_svg
 from tvm_axe.stream.explore import Design, front
 
@@ -14,7 +14,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def program():
-    p = Program("dispatch")
+    p = StreamProgram("dispatch")
     free = p.feedback("free", StreamType((symbol("n"),), Selector(2)), 4, initial=[(0,), (1,)])
     parts = p.load(p.tensor("x", 12, 64), (1, 64)).flatten().partition(free.stream)
     done = [part.promote(0).bufferize().streamify().accum(functions.exp()) for part in parts]
@@ -47,7 +47,7 @@ def test_a_graph_has_a_box_an_operator_and_an_edge_an_input(program):
 
 
 def test_a_timeline_shows_who_worked_when(program):
-    report = program.run({}, Machine(), values=False, trace=True)
+    report = program.run({}, Accelerator(), values=False, trace=True)
     svg = timeline_svg(report, width=500)
     assert rectangles(svg)
     words = [text.text for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
@@ -63,8 +63,8 @@ def test_a_timeline_shows_who_worked_when(program):
 
 
 def test_a_run_that_was_not_traced_has_no_timeline(program):
-    with pytest.raises(StreamError, match="run the program on a machine with trace=True"):
-        timeline_svg(program.run({}, Machine(), values=False))
+    with pytest.raises(StreamError, match="run the program on an accelerator with trace=True"):
+        timeline_svg(program.run({}, Accelerator(), values=False))
 
 
 def test_a_front_is_drawn_as_a_line():

@@ -8,12 +8,12 @@ import pytest
 from tvm_axe.errors import InputError
 from tvm_axe.layout import Layout
 from tvm_axe.stream import (
-    Machine,
+    Accelerator,
     OffChip,
-    Program,
     Scalar,
     Selector,
     StreamError,
+    StreamProgram,
     StreamType,
     Tile,
     View,
@@ -22,7 +22,7 @@ from tvm_axe.stream import (
     symbol,
 )
 
-FAST = Machine(hop=0)
+FAST = Accelerator(hop=0)
 
 
 def busy(cycles):
@@ -35,7 +35,7 @@ def numbers(p, count, name="x"):
 
 
 def test_a_pipeline_is_as_slow_as_its_slowest_unit():
-    p = Program("pipeline")
+    p = StreamProgram("pipeline")
     numbers(p, 100).map(busy(3)).map(busy(10)).map(busy(2)).output("y")
     report = p.run({"x": list(range(100))}, FAST)
     assert report.cycles == 3 + 100 * 10 + 2
@@ -47,14 +47,14 @@ def test_a_pipeline_is_as_slow_as_its_slowest_unit():
 
 
 def test_a_token_crosses_a_channel_in_a_hop():
-    p = Program("hops")
+    p = StreamProgram("hops")
     numbers(p, 1).map(busy(5)).map(busy(7)).output("y")
-    assert p.run({"x": [1]}, Machine(hop=4)).cycles == 4 + 5 + 4 + 7 + 4
+    assert p.run({"x": [1]}, Accelerator(hop=4)).cycles == 4 + 5 + 4 + 7 + 4
 
 
 def test_units_take_the_longest_of_reading_computing_and_writing():
     def cycles(compute, writes, stored):
-        p = Program("roofline")
+        p = StreamProgram("roofline")
         tile = (
             p.load(p.tensor("w", 4, 32, "bfloat16"), (4, 32))
             if stored
@@ -62,7 +62,7 @@ def test_units_take_the_longest_of_reading_computing_and_writing():
         )
         tile.map(functions.exp(), compute=compute, writes=writes, name="unit").output("y")
         given = {} if stored else {"x": [[(4, 32)]]}
-        return p.run(given, Machine(), values=False).unit("unit").busy
+        return p.run(given, Accelerator(), values=False).unit("unit").busy
 
     flops, size = 4 * 4 * 32, 4 * 32 * 2
     assert cycles(100, False, False) == -(-flops // 100)
@@ -72,10 +72,10 @@ def test_units_take_the_longest_of_reading_computing_and_writing():
 
 
 def test_a_load_waits_for_the_whole_tile():
-    p = Program("load")
+    p = StreamProgram("load")
     p.load(p.tensor("x", 8, 48, "bfloat16"), (4, 48)).output("y")
-    machine = Machine(hop=0, off_chip=OffChip(latency=16))
-    report = p.run({}, machine, values=False)
+    accelerator = Accelerator(hop=0, off_chip=OffChip(latency=16))
+    report = p.run({}, accelerator, values=False)
     # 4 rows of 96 B are 8 requests; two tiles, one after the other.
     assert report.cycles == 2 * (8 - 1 + 16)
     assert report.read == 8 * 96 and report.unit("x0").memory == report.cycles
@@ -83,10 +83,10 @@ def test_a_load_waits_for_the_whole_tile():
 
 def test_many_loads_share_the_off_chip_bandwidth():
     def cycles(loads):
-        p = Program("loads")
+        p = StreamProgram("loads")
         for number in range(loads):
             p.load(p.tensor(f"t{number}", 1024, 32, "bfloat16"), (1024, 32)).discard()
-        return p.run({}, Machine(hop=0), values=False).cycles
+        return p.run({}, Accelerator(hop=0), values=False).cycles
 
     alone = cycles(1)
     assert cycles(16) == alone  # 16 requests a cycle
@@ -95,10 +95,10 @@ def test_many_loads_share_the_off_chip_bandwidth():
 
 def test_bank_conflicts_slow_down_reading():
     def cycles(layout, banked):
-        p = Program("banks")
+        p = StreamProgram("banks")
         tile = Tile(32, 32, layout=Layout.parse(layout))
         p.load(p.tensor("x", 32, 32), tile).map(functions.add(), compute=10**6, name="unit").output("y")
-        return p.run({}, Machine(banked=banked), values=False).unit("unit").busy
+        return p.run({}, Accelerator(banked=banked), values=False).unit("unit").busy
 
     row, column = "S[(32, 32) : (32, 1)]", "S[(32, 32) : (1, 32)]"
     assert cycles(row, True) == cycles(row, False) == 64
@@ -106,7 +106,7 @@ def test_bank_conflicts_slow_down_reading():
 
 
 def merged(slow, fast):
-    p = Program("merge")
+    p = StreamProgram("merge")
     a = numbers(p, 3, "a").map(busy(slow))
     b = numbers(p, 3, "b").map(busy(fast))
     data, origin = p.eager_merge([a, b])
@@ -123,7 +123,7 @@ def test_eager_merge_takes_what_comes_first():
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_reassemble_takes_what_comes_first_but_whole(in_order):
-    p = Program("reassemble")
+    p = StreamProgram("reassemble")
     selectors = p.input("s", StreamType((2,), Selector(2)))
     pieces = StreamType((3,), Scalar())
     slow = numbers(p, 2, "a").map(busy(50)).flat_map(lambda n: [n] * 3, pieces, cycles=9)
@@ -135,7 +135,7 @@ def test_reassemble_takes_what_comes_first_but_whole(in_order):
 
 def test_reassemble_in_order_waits_for_all():
     def cycles(in_order):
-        p = Program("wait")
+        p = StreamProgram("wait")
         s = p.input("s", StreamType((1,), Selector(2)))
         slow, fast = numbers(p, 1, "a").map(busy(100)), numbers(p, 1, "b")
         p.reassemble([slow, fast], s, in_order=in_order).map(busy(30)).output("y")
@@ -147,7 +147,7 @@ def test_reassemble_in_order_waits_for_all():
 
 
 def test_a_merge_says_where_something_came_from_when_it_came():
-    p = Program("merge")
+    p = StreamProgram("merge")
     a, b = (numbers(p, 2, name).map(busy(100)) for name in "ab")
     data, origin = p.eager_merge([a, b])
     data.discard()
@@ -159,7 +159,7 @@ def test_a_merge_says_where_something_came_from_when_it_came():
 
 
 def test_feedback_sends_work_to_whoever_is_free():
-    p = Program("dispatch")
+    p = StreamProgram("dispatch")
     free = p.feedback("free", StreamType((symbol("n"),), Selector(2)), 4, initial=[(0,), (1,)])
     parts = numbers(p, 20).partition(free.stream)
     done = [part.map(busy(cycles)) for part, cycles in zip(parts, (10, 30))]
@@ -173,7 +173,7 @@ def test_feedback_sends_work_to_whoever_is_free():
 
 
 def test_a_deadlock_says_who_waits_for_what():
-    p = Program("loop")
+    p = StreamProgram("loop")
     x = numbers(p, 8)
     even, odd = x.partition(p.input("s", StreamType((8,), Selector(2))))
     a, b = even.promote(), odd.promote()
@@ -191,12 +191,12 @@ def test_a_deadlock_says_who_waits_for_what():
 
 
 def test_buffers_are_kept_from_the_first_write_to_the_last_read():
-    p = Program("buffers")
+    p = StreamProgram("buffers")
     tiles = p.input("x", StreamType((3, 4), Tile(2, 8)))
     again = tiles.bufferize().streamify(View((2, 4), (0, 1)))
     again.output("y")
     xs = [[np.full((2, 8), 10 * row + at, "float32") for at in range(4)] for row in range(3)]
-    report = p.run({"x": xs}, Machine())
+    report = p.run({"x": xs}, Accelerator())
     for row, (first, second) in zip(xs, report.outputs["y"]):
         np.testing.assert_array_equal(first, row)
         np.testing.assert_array_equal(second, row)
@@ -205,22 +205,22 @@ def test_buffers_are_kept_from_the_first_write_to_the_last_read():
     with pytest.raises(
         StreamError, match=r"Bufferize 'Bufferize0': a buffer of .* is larger than the on-chip memory, 200"
     ):
-        p.run({"x": xs}, Machine(capacity=200))
+        p.run({"x": xs}, Accelerator(capacity=200))
 
 
 def test_buffers_together_must_fit_too():
-    p = Program("buffers")
+    p = StreamProgram("buffers")
     x = p.input("x", StreamType((1, 4), Tile(2, 8)))
     for name in "ab":
         x.bufferize().streamify().map(functions.exp(), compute=1).output(name)
     given = {"x": [[(2, 8)] * 4]}
-    assert p.run(given, Machine(), values=False).peak_on_chip == 2 * 256
+    assert p.run(given, Accelerator(), values=False).peak_on_chip == 2 * 256
     with pytest.raises(StreamError, match="its buffers take up 512 bytes at a time, more than the on-chip memory, 300"):
-        p.run(given, Machine(capacity=300), values=False)
+        p.run(given, Accelerator(capacity=300), values=False)
 
 
 def test_ragged_buffers_come_back_as_they_were():
-    p = Program("ragged")
+    p = StreamProgram("ragged")
     x = p.input("x", StreamType((symbol("n"), ragged("m")), Tile(1, 2)))
     x.bufferize().streamify().map(functions.row_sum()).output("y")
     xs = [[np.full((1, 2), value, "float32") for value in row] for row in ([1, 2, 3], [], [4])]
@@ -229,7 +229,7 @@ def test_ragged_buffers_come_back_as_they_were():
 
 
 def test_runs_with_and_without_values_take_the_same_time():
-    p = Program("both")
+    p = StreamProgram("both")
     x, w = p.tensor("x", 16, 8), p.tensor("w", 8, 8)
     parts = p.load(x, (1, 8)).flatten().partition(p.input("s", StreamType((16,), Selector(2))))
     for number, part in enumerate(parts):
@@ -238,27 +238,27 @@ def test_runs_with_and_without_values_take_the_same_time():
     rng = np.random.default_rng(1)
     given = {"s": [0, 1, 1, 0] * 4}
     arrays = {"x": rng.standard_normal((16, 8)), "w": rng.standard_normal((8, 8))}
-    full, shapes = p.run(given | arrays, Machine()), p.run(given, Machine(), values=False)
+    full, shapes = p.run(given | arrays, Accelerator()), p.run(given, Accelerator(), values=False)
     assert full.cycles == shapes.cycles > 0 and full.units == shapes.units
     assert shapes.outputs == {"y0": [(8, 8)], "y1": [(8, 8)]}
     assert p.run(given | arrays).cycles == 0
 
 
 def test_a_trace_has_a_track_a_unit(tmp_path):
-    p = Program("trace")
+    p = StreamProgram("trace")
     numbers(p, 5).map(busy(7)).map(busy(3)).output("y")
-    report = p.run({"x": [1] * 5}, Machine(), trace=True)
+    report = p.run({"x": [1] * 5}, Accelerator(), trace=True)
     report.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     spans = [(names[event["tid"]], event["dur"]) for event in events if event["ph"] == "X"]
     assert sorted(spans) == [("busy30", 3)] * 5 + [("busy70", 7)] * 5
     with pytest.raises(InputError, match="kept no times"):
-        p.run({"x": [1] * 5}, Machine()).save_trace(tmp_path / "none.json")
+        p.run({"x": [1] * 5}, Accelerator()).save_trace(tmp_path / "none.json")
 
 
 def test_events_grow_linearly_with_the_stream():
-    p = Program("linear")
+    p = StreamProgram("linear")
     p.input("x", StreamType((symbol("n"),), Scalar())).map(busy(1)).output("y")
     few, many = (p.run({"x": [0] * count}, FAST).tokens for count in (100, 1000))
     assert (few, many) == (200, 2000)

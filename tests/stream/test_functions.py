@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tvm_axe.stream import Program, Selector, StreamError, StreamType, Tile, functions, symbol
+from tvm_axe.stream import Selector, StreamError, StreamProgram, StreamType, Tile, functions, symbol
 
 R = symbol("R")
 CASES = {
@@ -62,7 +62,7 @@ def test_columns_and_rows_are_repeated():
 
 
 def test_accumulations_join_states():
-    p = Program("accumulate")
+    p = StreamProgram("accumulate")
     x = p.input("x", StreamType((1, 3), Tile(2, 4)))
     made = {
         "below": functions.retile(),
@@ -81,12 +81,12 @@ def test_accumulations_join_states():
 
 
 def test_an_empty_list_has_a_result_only_with_an_initial_state():
-    p = Program("empty")
+    p = StreamProgram("empty")
     x = p.input("x", StreamType((1, symbol("n")), Tile(2, 4)))
     x.accum(functions.sum_tiles()).output("y")
     with pytest.raises(StreamError, match="Accum 'sum_tiles0': sum_tiles has no result for an empty list"):
         p.run({"x": [[]]})
-    q = Program("zero")
+    q = StreamProgram("zero")
     x = q.input("x", StreamType((1, symbol("n")), Tile(2, 4)))
     x.accum(functions.sum_tiles().starting(np.zeros((2, 4)))).output("y")
     np.testing.assert_array_equal(q.run({"x": [[]]}).outputs["y"][0], np.zeros((2, 4)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tvm
 
-from tvm_axe.stream import Program, Selector, StreamError, StreamType, Tile, functions, kernels, symbol
+from tvm_axe.stream import Selector, StreamError, StreamProgram, StreamType, Tile, functions, kernels, symbol
 
 R = symbol("R")
 
@@ -36,7 +36,7 @@ def test_a_dynamic_tile_never_recompiles(compiled):
 
 
 def test_kernels_in_a_program_of_dynamic_tiles(compiled):
-    p = Program("experts")
+    p = StreamProgram("experts")
     x, w = p.tensor("x", 9, 16), p.tensor("w", 32, 8)
     parts = p.load(x, (1, 16)).flatten().partition(p.input("routing", StreamType((9,), Selector(2))))
     act, product = kernels.tensor_ir(kernels.silu), kernels.tensor_ir(kernels.matmul)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tvm_axe.stream import Machine, OffChip, StreamError
+from tvm_axe.stream import Accelerator, OffChip, StreamError
 from tvm_axe.stream.memory import MemoryQueue, Occupancy
 
 
@@ -59,7 +59,7 @@ def test_occupancy_is_what_is_in_use_at_a_time():
 
 
 def test_machines_are_checked():
-    with pytest.raises(StreamError, match="Machine: compute must be 1 or more, not 0"):
-        Machine(compute=0)
+    with pytest.raises(StreamError, match="Accelerator: compute must be 1 or more, not 0"):
+        Accelerator(compute=0)
     with pytest.raises(StreamError, match="OffChip: channels must be 1 or more"):
         OffChip(channels=0)

@@ -3,14 +3,25 @@
 import numpy as np
 import pytest
 
-from tvm_axe.stream import Machine, Program, Selector, StreamError, StreamType, Tile, View, functions, ragged, symbol
+from tvm_axe.stream import (
+    Accelerator,
+    Selector,
+    StreamError,
+    StreamProgram,
+    StreamType,
+    Tile,
+    View,
+    functions,
+    ragged,
+    symbol,
+)
 from tvm_axe.stream.metrics import evaluate, flops, off_chip_read, off_chip_traffic, off_chip_written, on_chip_memory
 
 
 def layer(tile, batch=None):
     """Tokens go to two of three experts, which load their weights for each tile of tokens."""
     batch = symbol("B") if batch is None else batch
-    p = Program("layer")
+    p = StreamProgram("layer")
     rows = p.load(p.tensor("x", batch, 16, "bfloat16"), (1, 16)).flatten()
     selectors = p.input("routing", StreamType((batch,), Selector(3)))
     w = p.tensor("w", 48, 32, "bfloat16")
@@ -35,7 +46,7 @@ def test_bound_metrics_are_what_a_run_counts(tile, seed):
     p = layer(tile)
     rng = np.random.default_rng(seed)
     routing = [tuple(rng.choice(3, 2, replace=False).tolist()) for _ in range(rng.integers(1, 20))]
-    report = p.run({"routing": routing, "x": (len(routing), 16)}, Machine(), values=False)
+    report = p.run({"routing": routing, "x": (len(routing), 16)}, Accelerator(), values=False)
     assert evaluate(off_chip_read(p), report.bindings) == report.read
     assert evaluate(off_chip_written(p), report.bindings) == report.written
     assert evaluate(off_chip_traffic(p), report.bindings) == report.traffic
@@ -53,22 +64,22 @@ def test_metrics_are_expressions_of_the_symbols():
 
 
 def test_buffers_are_counted_one_at_a_time():
-    p = Program("buffers")
+    p = StreamProgram("buffers")
     x = p.input("x", StreamType((5, 6), Tile(2, 4)))
     x.bufferize().streamify().output("y")
     assert on_chip_memory(p) == 6 * 32
-    q = Program("ragged")
+    q = StreamProgram("ragged")
     x = q.input("x", StreamType((symbol("n"), ragged("m")), Tile(2, 4)))
     x.bufferize().streamify().output("y")
-    report = q.run({"x": [[(2, 4)] * 3, [(2, 4)] * 5]}, Machine(), values=False)
+    report = q.run({"x": [[(2, 4)] * 3, [(2, 4)] * 5]}, Accelerator(), values=False)
     assert evaluate(on_chip_memory(q), report.bindings) == 4 * 32  # the mean
 
 
 def test_lengths_of_ragged_dims_are_measured():
-    p = Program("lengths")
+    p = StreamProgram("lengths")
     x = p.input("x", StreamType((symbol("n"), ragged("m")), Tile(1, 4)))
     x.reshape(2).accum(functions.retile(), name="tile").output("y")
-    report = p.run({"x": [[(1, 4)] * 3, [], [(1, 4)] * 4]}, Machine(), values=False)
+    report = p.run({"x": [[(1, 4)] * 3, [], [(1, 4)] * 4]}, Accelerator(), values=False)
     found = {str(name): value for name, value in report.bindings.items()}
     assert (found["n"], found["m"], found["Reshape0_pieces"]) == (3, 7, 4)
     assert found["tile_rows"] * 4 == 7

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_axe.stream import Program, Scalar, Selector, StreamError, StreamType, functions, ragged, symbol
+from tvm_axe.stream import Scalar, Selector, StreamError, StreamProgram, StreamType, functions, ragged, symbol
 from tvm_axe.stream.codec import EMPTY, encode
 from tvm_axe.stream.operators.base import Operator
 
@@ -50,7 +50,7 @@ stops = st.lists(st.integers(0, 4), min_size=1, max_size=5)
 
 def compute(build, *sources):
     """Run a program of `build` on streams given as (type, lists, choices of late stops)."""
-    p = Program("test")
+    p = StreamProgram("test")
     streams = [p.add(Late(*source), [], f"in{number}")[0] for number, source in enumerate(sources)]
     built = build(p, *streams)
     for number, stream in enumerate(built if isinstance(built, tuple) else (built,)):

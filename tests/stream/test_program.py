@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from tvm_axe.stream import (
+    Accelerator,
     Dim,
-    Machine,
-    Program,
     Scalar,
     Selector,
     StreamError,
+    StreamProgram,
     StreamType,
     Tile,
     Tuple,
@@ -24,7 +24,7 @@ N = symbol("N")
 
 @pytest.fixture
 def p():
-    return Program("test")
+    return StreamProgram("test")
 
 
 def tiles(p, *shape, name="x"):
@@ -115,7 +115,10 @@ def test_operators_type_what_they_send(p):
             r"each tile needs a row .* \[4\] of Tile\(4, 8, float32\) and \[5\] of Scalar",
         ),
         (lambda p: (tiles(p, 4), tiles(p, 4)), "Input 'x': program 'test' has an operator, or a tensor, of that name"),
-        (lambda p: tiles(p, 4).zip(tiles(Program("other"), 4)), "stream 'x' belongs to program 'other', not 'test'"),
+        (
+            lambda p: tiles(p, 4).zip(tiles(StreamProgram("other"), 4)),
+            "stream 'x' belongs to program 'other', not 'test'",
+        ),
         (lambda p: p.feedback("f", StreamType((N, N), Scalar()), 2), "a stream of rank 1 and at most capacity=2"),
         (
             lambda p: p.feedback("f", StreamType((N,), Scalar()), 2).close(tiles(p, 4)),
@@ -181,10 +184,10 @@ def test_tensors_must_fit(p):
     w = p.tensor("w", N, 8)
     p.load(w, (1, 8)).output("y")
     with pytest.raises(StreamError, match=r"tensor 'w' \(N, 8\) float32 isn't given; pass an array"):
-        p.run(machine=Machine())
+        p.run(accelerator=Accelerator())
     with pytest.raises(StreamError, match=r"is given with shape \(4, 9\)"):
         p.run({"w": np.ones((4, 9))})
-    report = p.run({"w": (5, 8)}, Machine(), values=False)
+    report = p.run({"w": (5, 8)}, Accelerator(), values=False)
     assert report.outputs["y"] == [[(1, 8)]] * 5 and report.bindings == {N: 5}
     values = np.arange(40.0).reshape(5, 8)
     np.testing.assert_array_equal(np.concatenate([row for (row,) in p.run({"w": values}).outputs["y"]]), values)
@@ -196,7 +199,7 @@ def test_stores_put_tiles_where_they_belong(p):
     x.store(p.tensor("copy", 4, 8, "float64"))
     rows = p.load(p.tensor("again", 4, 8), (1, 8)).flatten()
     rows.store_at(p.tensor("swapped", 6, 8), p.input("at", StreamType((4,), Scalar()))).discard()
-    report = p.run({"x": values, "again": values, "at": [5, 0, 2, 1]}, Machine())
+    report = p.run({"x": values, "again": values, "at": [5, 0, 2, 1]}, Accelerator())
     np.testing.assert_array_equal(report.tensors["copy"], values)
     swapped = report.tensors["swapped"]
     np.testing.assert_array_equal(swapped[[5, 0, 2, 1]], values)

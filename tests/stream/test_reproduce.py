@@ -1,34 +1,25 @@
-"""The published results come out again, every one of them within the stated error, and the headline ratios with them.
-
-The published inputs and results are read from $STEP_DATA, or from ../shared/data/step beside the checkout.
-"""
+"""The published results come out again, each within the stated error, and the headline ratios with them."""
 
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tvm_axe.errors import InputError
-from tvm_axe.stream import Machine
-from tvm_axe.stream.programs.attention import attention, attention_inputs, cached_tiles
+from tvm_axe.stream import Accelerator
+from tvm_axe.stream.programs.cached_attention import attention, attention_inputs, cached_tiles
 from tvm_axe.stream.programs.moe import moe_inputs, moe_layer
 from tvm_axe.stream.programs.reference import attention_reference, moe_reference
 from tvm_axe.stream.programs.workloads import MIXTRAL_8X7B, QWEN3_30B_A3B, Heads
-from tvm_axe.stream.published import read_points
+from tvm_axe.stream.published import DATA, read_points
 from tvm_axe.stream.reproduce import pareto_improvement, reproduce
-
-DATA = Path(os.environ.get("STEP_DATA", Path(__file__).parents[3] / "shared/data/step"))
 
 
 @pytest.fixture(scope="module")
 def found():
     """All of it, once."""
-    if not (DATA / "published").is_dir():
-        pytest.skip(f"no published results in {DATA}; set STEP_DATA to where they are")
-    return reproduce(DATA)
+    return reproduce()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +37,7 @@ def test_every_published_result_is_there(found):
     lines = sum(len(file.read_text().strip().splitlines()) - 1 for file in (DATA / "published").glob("*tiling*.csv"))
     lines += sum(len(file.read_text().strip().splitlines()) - 1 for file in (DATA / "published").glob("*time*.csv"))
     windows = sum(len(file.read_text().strip().splitlines()) - 1 for file in (DATA / "published").glob("*paral*.csv"))
-    assert len(found.rows) == lines + 3 * windows
+    assert len(found.rows) == lines + 3 * windows == 76
 
 
 def test_time_multiplexing(found):
@@ -142,7 +133,7 @@ class TestRealRequests:
 
     @pytest.mark.parametrize("tile", [16, None])
     @pytest.mark.parametrize("model", [MIXTRAL_8X7B, QWEN3_30B_A3B], ids=["mixtral", "qwen"])
-    def test_routing(self, found, model, tile):
+    def test_routing(self, model, tile):
         routing = np.load(DATA / f"moe_routing/{model.name}_b64.npz")["data"]
         moe = replace(model.moe, width=24, hidden=16)
         program = moe_layer(moe, len(routing), tile, 8, regions=8)
@@ -152,11 +143,11 @@ class TestRealRequests:
             for name, tensor in program.tensors.items()
             if name != "y"
         }
-        report = program.run({**moe_inputs(routing), **given}, Machine())
+        report = program.run({**moe_inputs(routing), **given}, Accelerator())
         expected = moe_reference(given, routing, moe)["y"]
         np.testing.assert_allclose(report.tensors["y"], expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
-    def test_lengths(self, found):
+    def test_lengths(self):
         lengths = np.load(DATA / "kv_traces/b16/conv_stdev1455_0821_0836.npy")
         heads = Heads(groups=1, queries=2, size=8)
         cached = int(cached_tiles(lengths, 32).max())
@@ -167,6 +158,6 @@ class TestRealRequests:
             for name, tensor in program.tensors.items()
             if name != "out"
         }
-        report = program.run({**attention_inputs(lengths, heads, "dynamic"), **given}, Machine(depth=1))
+        report = program.run({**attention_inputs(lengths, heads, "dynamic"), **given}, Accelerator(depth=1))
         expected = attention_reference(given, lengths, heads)["out"]
         np.testing.assert_allclose(report.tensors["out"], expected, rtol=1e-4, atol=1e-4)

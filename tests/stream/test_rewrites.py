@@ -5,7 +5,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tvm_axe.stream import Machine, Program, Scalar, Selector, StreamError, StreamType, Tile, View, functions, symbol
+from tvm_axe.stream import (
+    Accelerator,
+    Scalar,
+    Selector,
+    StreamError,
+    StreamProgram,
+    StreamType,
+    Tile,
+    View,
+    functions,
+    symbol,
+)
 from tvm_axe.stream.explore import explore, front
 from tvm_axe.stream.rewrites import dynamic_parallelization, dynamic_tiling, time_multiplexing
 
@@ -14,7 +25,7 @@ EXPERTS, BATCH, WIDTH, HIDDEN = 4, 12, 8, 16
 
 def experts(tile=4):
     """Tokens go to one expert each, which multiplies tiles of them with its weights, in two pieces."""
-    p = Program("experts")
+    p = StreamProgram("experts")
     x, w = p.tensor("x", BATCH, WIDTH), p.tensor("w", EXPERTS * WIDTH, HIDDEN)
     selectors = p.input("routing", StreamType((BATCH,), Selector(EXPERTS))).buffered(BATCH)
     parts = p.load(x, (1, WIDTH)).flatten().partition(selectors)
@@ -71,13 +82,13 @@ REWRITES = {
 def test_rewritten_programs_compute_the_same(case, name):
     inputs, want = case
     # What `beside` makes is typed as one half; the store sees both.
-    found = REWRITES[name](experts()).run(inputs, Machine()).tensors["y"]
+    found = REWRITES[name](experts()).run(inputs, Accelerator()).tensors["y"]
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
 
 
 def test_dynamic_tiles_compute_no_padding_and_load_no_more_often(case):
     inputs, _ = case
-    static, dynamic = (program.run(inputs, Machine()) for program in (experts(2), dynamic_tiling(experts(2))))
+    static, dynamic = (program.run(inputs, Accelerator()) for program in (experts(2), dynamic_tiling(experts(2))))
     assert dynamic.flops == 2 * BATCH * WIDTH * HIDDEN < static.flops
     assert dynamic.read < static.read
 
@@ -85,7 +96,7 @@ def test_dynamic_tiles_compute_no_padding_and_load_no_more_often(case):
 def test_time_multiplexing_uses_fewer_units_better(case):
     inputs, _ = case
     alone, shared = (
-        program.run(inputs, Machine()) for program in (experts(), time_multiplexing(experts(), regions(), 4))
+        program.run(inputs, Accelerator()) for program in (experts(), time_multiplexing(experts(), regions(), 4))
     )
     assert shared.flops == alone.flops and shared.traffic == alone.traffic
     assert shared.compute < alone.compute
@@ -94,7 +105,7 @@ def test_time_multiplexing_uses_fewer_units_better(case):
 
 def requests(count=12):
     """Requests of different lengths, dealt out to two regions that compute for as long as a request says."""
-    p = Program("requests")
+    p = StreamProgram("requests")
     lengths = p.input("lengths", StreamType((count,), Scalar()))
     rows = p.input("rows", StreamType((count,), Scalar()))
     region = p.input("region", StreamType((count,), Selector(2)))
@@ -113,8 +124,8 @@ def test_dynamic_parallelization_balances_regions():
     lengths = [30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1]
     inputs = {"lengths": lengths, "rows": list(range(12))}
     in_turn = {"region": [0, 1] * 6}
-    static = requests().run(inputs | in_turn, Machine())
-    dynamic = dynamic_parallelization(requests(), "region", ["sums0", "sums1"]).run(inputs, Machine())
+    static = requests().run(inputs | in_turn, Accelerator())
+    dynamic = dynamic_parallelization(requests(), "region", ["sums0", "sums1"]).run(inputs, Accelerator())
     want = np.array([[n * (n - 1) / 2] for n in lengths])
     for report in (static, dynamic):
         both = np.stack([report.tensors["y0"], report.tensors["y1"]])
@@ -130,14 +141,14 @@ def test_the_front_has_what_nothing_beats(case):
         program = dynamic_tiling(experts()) if tile is None else experts(tile)
         return program if share == 1 else time_multiplexing(program, regions(), share)
 
-    designs = explore(build, {"tile": [2, 8, None], "share": [1, 4]}, inputs, Machine())
+    designs = explore(build, {"tile": [2, 8, None], "share": [1, 4]}, inputs, Accelerator())
     assert len(designs) == 6
     best = front(designs)
     assert best and all(a.cycles < b.cycles and a.on_chip > b.on_chip for a, b in pairwise(best))
     for design in designs:
         beaten = any(b.cycles <= design.cycles and b.on_chip <= design.on_chip for b in best if b is not design)
         assert beaten or design in best
-    small = Machine(capacity=min(design.on_chip for design in designs))
+    small = Accelerator(capacity=min(design.on_chip for design in designs))
     assert all(
         design.on_chip <= small.capacity for design in explore(build, {"tile": [2], "share": [1, 4]}, inputs, small)
     )
@@ -169,7 +180,7 @@ def test_rewrites_that_do_not_apply(rewrite, message):
 
 
 def test_regions_that_differ_are_not_shared():
-    p = Program("two")
+    p = StreamProgram("two")
     x = p.tensor("x", 2, 4)
     a, b = p.load(x, (1, 4)).flatten().partition(p.input("which", StreamType((2,), Selector(2))))
     a.map(functions.exp(), name="ya").output("a")

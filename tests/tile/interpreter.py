@@ -30,7 +30,9 @@ from tvm_axe.tile.program import (
     Program,
     Reduce,
     Region,
+    Signal,
     Tile,
+    Wait,
     read,
 )
 
@@ -48,11 +50,13 @@ class TooLarge(Fault):
 
 def interpret(
     program: Program | tirx.PrimFunc,
-    *arrays: np.ndarray,
+    *arguments: np.ndarray | float,
     rng: np.random.Generator | None = None,
     largest: Mapping[str, float] | None = None,
 ) -> list[np.ndarray]:
-    """Run a program on arrays, one for each parameter, which stay as they are.
+    """Run a program on an array or a number for each parameter; arrays stay as they are.
+
+    Blocks run one after the other, so a wait is for flags that the arrays have set, and those of blocks before it.
 
     Parameters
     ----------
@@ -61,15 +65,17 @@ def interpret(
 
     Returns
     -------
-    What each parameter holds afterwards, outputs or not: float64, int64 or bool.
+    What each tensor holds afterwards, outputs or not: float64, int64 or bool.
     """
     program = program if isinstance(program, Program) else read(program)
-    points = list(np.ndindex(*(_extents(program, arrays))))
+    given = dict(zip(program.func.params, arguments, strict=True))
+    arrays = [np.asarray(given[tile.buffer]) for tile in program.params]
+    sizes = {**_sizes(program, arrays), **{scalar: np.asarray(given[scalar]) for scalar in program.scalars}}
+    points = list(np.ndindex(*(_extents(program, sizes))))
     (rng or np.random.default_rng(0)).shuffle(points)
     tensors = {
         tile: _Memory(tile, _widened(array), "block") for tile, array in zip(program.params, arrays, strict=True)
     }
-    sizes = _sizes(program, arrays)
     with np.errstate(all="ignore"):
         for number, point in enumerate(points):
             on_chip = {tile: _Memory(tile, _poison(tile), "point") for tile in program.tiles}
@@ -92,8 +98,8 @@ def _sizes(program: Program, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.
     return sizes
 
 
-def _extents(program: Program, arrays: Sequence[np.ndarray]) -> list[int]:
-    evaluate = Evaluator(_sizes(program, arrays), _no_load)
+def _extents(program: Program, sizes: Mapping[tirx.Var, np.ndarray]) -> list[int]:
+    evaluate = Evaluator(dict(sizes), _no_load)
     return [int(evaluate(extent)) for _, extent in program.grid]
 
 
@@ -169,6 +175,24 @@ class _Block:
         memory = self.memories[assign.tile]
         self._inside(memory, where, np.True_)
         memory.data[where] = self._kept(self._value(assign.value), assign.tile.dtype)
+
+    def _wait(self, wait: Wait) -> None:
+        memory, there = self._flags(wait.flags)
+        if (memory.data[there] < self._scalar(wait.value)).any():
+            raise Fault(f"{wait}: nobody has signalled, it is {memory.data[there].ravel()}")
+        if wait.reset:
+            memory.data[there] = 0
+
+    def _signal(self, signal: Signal) -> None:
+        memory, there = self._flags(signal.flags)
+        value = self._scalar(signal.value)
+        memory.data[there] = wrapped(memory.data[there] + value if signal.add else np.asarray(value), "int32")
+
+    def _flags(self, region: Region) -> tuple[_Memory, tuple[slice, ...]]:
+        memory, there, _ = self._box(region)
+        if memory.data[there].shape != region.extents:
+            raise Fault(f"{region} leaves {memory.tile}")
+        return memory, there
 
     def _copy(self, copy: Copy) -> None:
         source = self._load(copy.src)

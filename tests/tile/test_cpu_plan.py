@@ -10,7 +10,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
 from tvm_axe.tile import read
 from tvm_axe.tile.targets import llvm as cpu
-from tvm_axe.tile.targets.llvm.machine import TILE_BYTES
+from tvm_axe.tile.targets.llvm.plan import TILE_BYTES
 
 
 def plan(func):

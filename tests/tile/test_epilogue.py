@@ -49,10 +49,10 @@ def epilogue_of(func, name="epi"):
 
 
 def test_the_rewrite():
-    recipe = with_epilogue(Recipe((program,), ("A",), ("C",)), epilogue_of(scaled))
+    recipe = with_epilogue(Recipe((tile.read(program),), ("A",), ("C",)), epilogue_of(scaled))
     (made,) = recipe.programs
     assert recipe.inputs == ("A", "epilogue_0")
-    bare = [func.without_attr("global_symbol") for func in (made, golden)]
+    bare = [func.without_attr("global_symbol") for func in (made.func, golden)]
     tvm.ir.assert_structural_equal(*bare, map_free_vars=True)
 
 
@@ -82,7 +82,7 @@ def test_of_a_kernel_with_tails(kernel):
         "epilogue_0": rng.standard_normal(n),
         "epilogue_1": rng.standard_normal(shape),
     }
-    names = [param.name for param in tile.read(made).params]
+    names = [param.name for param in made.params]
     got = dict(zip(names, interpret(made, *(arrays[name].astype("float32") for name in names))))["C"]
     given = {name: array.astype("float32").astype("float64") for name, array in arrays.items()}
     want = np.maximum(given["A"] @ given["B"] + given["epilogue_0"], 0) * given["epilogue_1"]
@@ -166,7 +166,7 @@ def stored_twice(A: T.Buffer((20, 8), "float32"), C: T.Buffer((20, 8), "float32"
 @pytest.mark.parametrize("func", [added, stored_twice])
 def test_programs_that_take_none(func):
     with pytest.raises(TileError, match="takes no epilogue: its result isn't stored once, from a fragment"):
-        with_epilogue(Recipe((func,), ("A",), ("C",)), epilogue_of(relu))
+        with_epilogue(Recipe((tile.read(func),), ("A",), ("C",)), epilogue_of(relu))
 
 
 @T.prim_func
@@ -192,7 +192,7 @@ def test_of_a_program_that_stores_elements():
                 vi, vj = T.axis.remap("SS", [i, j])
                 out[vi, vj] = T.cast((P[vi, vj] + bias[vj]) * T.float32(4096), "float16")
 
-    recipe = with_epilogue(Recipe((transposed,), ("A",), ("C",)), epilogue_of(epilogue))
+    recipe = with_epilogue(Recipe((tile.read(transposed),), ("A",), ("C",)), epilogue_of(epilogue))
     assert recipe.inputs == ("A", "epilogue_0")
     rng = np.random.default_rng(2)
     a, bias = rng.standard_normal((40, 24), "float32") * 1e-3, -rng.standard_normal(40, "float32") * 1e-3
@@ -210,5 +210,5 @@ def test_one_that_only_rounds_is_left_to_the_copy():
                 vi, vj = T.axis.remap("SS", [i, j])
                 out[vi, vj] = T.cast(P[vi, vj], "float16")
 
-    (made,) = with_epilogue(Recipe((program,), ("A",), ("C",)), epilogue_of(rounds)).programs
-    assert made.same_as(program)
+    (made,) = with_epilogue(Recipe((tile.read(program),), ("A",), ("C",)), epilogue_of(rounds)).programs
+    assert made.func.same_as(program)

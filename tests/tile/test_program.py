@@ -117,15 +117,15 @@ def test_kernel_refused():
                     tile.fill(A, 0)
 
     @T.prim_func
-    def scalar(A: T.Buffer((4,), "float32"), n: T.int32):
-        with tile.kernel(n):
+    def scalar(A: T.Buffer((4,), "float32"), n: T.int8):
+        with tile.kernel(1):
             tile.fill(A, 0)
 
     for func, message in [
         (none, "one `with tile.kernel.*found BufferStore at its top"),
         (two, "nothing beside it; found For at its top"),
         (inside, "a kernel inside a kernel"),
-        (scalar, "parameter n: a tile program takes tensors, not scalars"),
+        (scalar, "parameter n: int8; valid scalars are int32, int64, float32, float64"),
     ]:
         with pytest.raises(TileError, match=message):
             tile.read(func)

@@ -1,4 +1,4 @@
-"""The kernel, the mesh and the schedule that `run`, `show`, `tune` and `search` are given."""
+"""What several commands are given: a kernel, the mesh and the schedule of it, and an engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from inspect import isfunction
 from typing import TYPE_CHECKING, NamedTuple
 
+from tvm_axe.collective import registry
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import InputError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tvm_axe.layout import Mesh
     from tvm_axe.schedule import Schedule
 
-__all__ = ["GivenKernel", "add_kernel_arguments", "given_kernel", "mesh_of"]
+__all__ = ["GivenKernel", "add_engine_argument", "add_kernel_arguments", "given_kernel", "mesh_of"]
 
 
 class GivenKernel(NamedTuple):
@@ -51,6 +52,14 @@ def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="llvm", help="what to compile for (default: %(default)s)")
     parser.add_argument(
         "--work-dir", default=WORK_DIR, metavar="DIR", help="tuning records are here (default: %(default)s)"
+    )
+
+
+def add_engine_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of an engine."""
+    names = registry.names()
+    parser.add_argument(
+        "--engine", default=names[0], help=f"what a mesh's devices are: {', '.join(names)} (default: %(default)s)"
     )
 
 

@@ -34,7 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     """List the kernels, or check them; progress and faults go to stderr."""
-    from tvm_axe.machines.target import resolve_target
+    from tvm_axe.machines import resolve_target
     from tvm_axe.tile.kernels.registry import KERNELS
 
     kernels = [_kernel(name) for name in args.names or KERNELS]
@@ -55,11 +55,12 @@ def _check(kernels: Sequence[Kernel], target: Target, seed: int | None, as_json:
     import numpy as np
     import tvm
 
+    from tvm_axe.machines import backend_of
     from tvm_axe.tile.kernels.check import run
-    from tvm_axe.tile.kernels.tiling import is_cuda
 
-    if is_cuda(target) and not tvm.cuda().exist:
-        raise InputError("--target cuda checks kernels on a GPU, and this machine has none")
+    device = backend_of(target).device
+    if not tvm.runtime.device(device).exist:
+        raise InputError(f"--target {device} checks kernels on a GPU, and this machine has none")
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
     print(f"kernels: data from seed {seed}", file=sys.stderr)
     rows = []

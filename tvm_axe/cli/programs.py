@@ -8,17 +8,18 @@ import sys
 from dataclasses import asdict
 
 from tvm_axe.cli.command import Command
+from tvm_axe.cli.given import add_engine_argument
 
 __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_argument(parser)
     parser.add_argument(
         "--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: two on each axis that a program uses"
     )
     parser.add_argument("--programs", metavar="NAME,...", help="which ones (default: all)")
     parser.add_argument("--size", choices=("test", "uneven", "bench"), default="test", help="(default: %(default)s)")
-    parser.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 

@@ -7,7 +7,8 @@ import statistics
 from typing import Any
 
 from tvm_axe.cli.command import Command, positive
-from tvm_axe.cli.given import add_kernel_arguments, given_kernel
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel
+from tvm_axe.collective import registry
 from tvm_axe.errors import InputError
 
 __all__ = ["COMMAND"]
@@ -17,11 +18,9 @@ REPEAT = 5
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
+    add_engine_argument(parser)
     parser.add_argument("--inputs", required=True, metavar="IN.npz", help="one array for each input, by parameter name")
     parser.add_argument("--output", required=True, metavar="OUT.npz", help="the outputs are written here")
-    parser.add_argument(
-        "--engine", default="processes", help="what the devices are: processes, threads or mpi (default: %(default)s)"
-    )
     parser.add_argument(
         "--timeline", metavar="T.json", help="what each device did when in one more run, for ui.perfetto.dev"
     )
@@ -38,10 +37,11 @@ def _run(args: argparse.Namespace) -> None:
     from tvm_axe.collective.start import start_ranks
 
     program = given_kernel(args)
-    if args.engine == "mpi":
+    if registry.find(args.engine).has_ranks:
         start_ranks(program.mesh, args.n, ["-m", "tvm_axe", *args.arguments])
     elif args.n is not None:
-        raise InputError(f"-n is for --engine mpi; {args.engine} has a worker for each of the mesh's devices")
+        by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
+        raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")
     # First, because the other ranks of an MPI job go no further.
     with launch(program.mesh, engine=args.engine) as workers:
         params = parameters(program.func)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 
 from tvm_axe.cli.command import Command, names, positive
-from tvm_axe.cli.given import add_kernel_arguments, given_kernel
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel
 
 __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
+    add_engine_argument(parser)
     parser.add_argument("--keep", default="", metavar="NAME,...", help="outputs that may stay sharded, such as state")
     parser.add_argument("--inputs", metavar="IN.npz", help="arrays to run on (default: random ones)")
     parser.add_argument("--measure", type=positive, default=12, help="schedules to run at most (default: %(default)s)")
     parser.add_argument(
         "--trials", type=int, default=0, help="tune each schedule's local kernels first (default: as they are recorded)"
     )
-    parser.add_argument("--engine", default="processes", help="what the devices are (default: %(default)s)")
     parser.add_argument("--save", metavar="BEST.json", help="write the best schedule's trace, for --schedule")
 
 

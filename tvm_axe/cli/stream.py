@@ -36,7 +36,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data", required=True, metavar="DIR", help="where moe_routing/, kv_traces/ and published/ are"
+        "--data", metavar="DIR", help="where other moe_routing/, kv_traces/ and published/ are than the package's"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
@@ -95,9 +95,10 @@ def _run(args: argparse.Namespace) -> int:
 def _reproduce(args: argparse.Namespace) -> None:
     """`tvm-axe stream reproduce`"""
     _check_packages()
+    from tvm_axe.stream.published import DATA
     from tvm_axe.stream.reproduce import reproduce
 
-    found = reproduce(Path(args.data))
+    found = reproduce(DATA if args.data is None else Path(args.data))
     print(found.json() if args.json else found.text())
 
 

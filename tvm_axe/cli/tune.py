@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.cli.command import Command, names, positive
-from tvm_axe.cli.given import GivenKernel, add_kernel_arguments, given_kernel, mesh_of
+from tvm_axe.cli.given import GivenKernel, add_engine_argument, add_kernel_arguments, given_kernel, mesh_of
 from tvm_axe.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = ["COMMAND"]
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
+    add_engine_argument(parser)
     parser.add_argument(
         "--trials", type=positive, default=64, help="measurements for each kernel on average (default: %(default)s)"
     )
@@ -34,7 +35,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a Relax model: let kernels have their weights packed once, as compile(..., pack_weights=True) does",
     )
     parser.add_argument("--report", metavar="OUT.html", help="the page on this job (default: in the work directory)")
-    parser.add_argument("--engine", default="processes", help="what a mesh's devices are (default: %(default)s)")
     parser.add_argument(
         "--keep", default="", metavar="NAME,...", help="outputs that a mesh's schedule may leave sharded"
     )
@@ -89,7 +89,7 @@ def _model(args: argparse.Namespace) -> tuple[IRModule, Any] | None:
     import tvm_axe as axe
     from tvm_axe.cli.inputs import load_attribute
     from tvm_axe.layout import Mesh
-    from tvm_axe.meta.search.workloads import is_model
+    from tvm_axe.relax.fuse import is_model
 
     model, file = load_attribute(
         args.kernel, lambda value: isinstance(value, tirx.PrimFunc | IRModule), "a PrimFunc, or a module"

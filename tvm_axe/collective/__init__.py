@@ -9,11 +9,15 @@ with launch(Mesh({"tp": 2})) as workers:        # two processes, one of them a t
 ```
 """
 
-from tvm_axe.collective.recording import Called, Recording
-from tvm_axe.collective.tensor import Coord, MeshTensor, slab_stride
-from tvm_axe.collective.timeline import Arrow, Event, Timeline
-from tvm_axe.collective.workers import Argument, Program, Workers, launch
-from tvm_axe.errors import WorkerError
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm_axe.collective.recording import Called, Recording
+    from tvm_axe.collective.tensor import Coord, MeshTensor, slab_stride
+    from tvm_axe.collective.timeline import Arrow, Event, Timeline
+    from tvm_axe.collective.workers import Argument, Program, Workers, launch
+    from tvm_axe.errors import WorkerError
 
 __all__ = [
     "Argument",
@@ -30,3 +34,20 @@ __all__ = [
     "launch",
     "slab_stride",
 ]
+
+_HOMES = {
+    "tvm_axe.collective.recording": ["Called", "Recording"],
+    "tvm_axe.collective.tensor": ["Coord", "MeshTensor", "slab_stride"],
+    "tvm_axe.collective.timeline": ["Arrow", "Event", "Timeline"],
+    "tvm_axe.collective.workers": ["Argument", "Program", "Workers", "launch"],
+    "tvm_axe.errors": ["WorkerError"],
+}
+
+
+def __getattr__(name: str) -> object:
+    # When it is first used, so that the command line knows the engines' names without the compiler.
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(home), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

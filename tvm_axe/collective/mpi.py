@@ -29,9 +29,10 @@ from typing import Any, NoReturn
 
 from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.arena import Arena
-from tvm_axe.collective.engine import CORES, GRACE, STARTUP, Engine
+from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.job import ABORT, ANSWER, CLOSE, COMMAND, DO, END, LAUNCH, MEMORY, Job, Nap, join
 from tvm_axe.collective.mirror import Mirror
+from tvm_axe.collective.session import CORES, GRACE, STARTUP, Session
 from tvm_axe.collective.sync import FAILED, SLICE, Control
 from tvm_axe.collective.worker import Site, Worker, attend
 from tvm_axe.errors import WorkerError
@@ -41,8 +42,8 @@ _IDLE = 5e-3  # seconds; the longest nap between looks for a command
 _READS = ("load", "unload")  # the commands that write to no slab, of those that `Workers` gives
 
 
-class MpiEngine(Engine):
-    """The workers of one launch, as rank 0 of their job holds them; on another rank, the constructor never returns.
+class MpiSession(Session):
+    """The workers of one launch, as rank 0 of their job holds them.
 
     Parameters
     ----------
@@ -50,37 +51,45 @@ class MpiEngine(Engine):
         One worker for each of its devices.
     timeout : float
         Seconds that a worker may be behind another.
-
-    Raises
-    ------
-    InputError
-        If mpi4py isn't there, the number of ranks isn't the mesh's, or ranks were launched with other meshes.
-    WorkerError
-        If a worker didn't start, or the job has lost ranks.
+    job : Job
+        The job that this process is rank 0 of.
     """
 
-    def __init__(self, mesh: Mesh, timeout: float) -> None:
-        self._job = join(mesh, max(timeout, STARTUP), CORES)
-        if self._job.rank:
-            serve(self._job)
+    def __init__(self, mesh: Mesh, timeout: float, job: Job) -> None:
         super().__init__(mesh, timeout)
-        self._far = frozenset(range(mesh.size)).difference(self._job.host)
-        self._axes = spanning_axes(mesh, self._job.hosts)
+        self._job = job
+        self._far = frozenset(range(mesh.size)).difference(job.host)
+        self._axes = spanning_axes(mesh, job.hosts)
         self._failed = False
         self._nap = Nap()
         self._work: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
-        site = Site(mesh, self.arena, timeout, CORES, self._job)
-        self._control = site.control
+        self._site = Site(mesh, self.arena, timeout, CORES, job)
+        self._control = self._site.control
+
+    def start(self) -> None:
+        """Have the ranks be workers of this launch.
+
+        Raises
+        ------
+        WorkerError
+            If one didn't start, or the job has lost ranks.
+        """
         self._job.claim(self.close)
+        size = self._mesh.size
         try:
-            self.arena.allocate(Control.nbytes(mesh.size))  # the first allocation, so at offset 0, where Control looks
+            self.arena.allocate(Control.nbytes(size))  # the first allocation, so at offset 0, where Control looks
             commands = self._job.commands
-            launch = {"axes": dict(mesh.axes), "timeout": timeout, "size": self.arena.size, "commands": commands}
-            for rank in range(1, mesh.size):
+            launch = {
+                "axes": dict(self._mesh.axes),
+                "timeout": self._timeout,
+                "size": self.arena.size,
+                "commands": commands,
+            }
+            for rank in range(1, size):
                 self._job.send(rank, COMMAND, [LAUNCH, launch])
             _lend(self._job, self.arena)
             # Ends with the process, if it doesn't come out of a command before.
-            threading.Thread(target=_work, args=(Worker(site, 0), self._work), daemon=True).start()
+            threading.Thread(target=_work, args=(Worker(self._site, 0), self._work), daemon=True).start()
             self._command("start")
         except BaseException:
             self.close(force=True)
@@ -273,3 +282,30 @@ class _Watch:
                 with self._lock:
                     if self._current is not None and self._current[0] == order[1]:
                         self._current[1].abort()
+
+
+class MpiEngine(Engine):
+    """The workers are the ranks of the MPI job that this process is one of."""
+
+    name = "mpi"
+    has_ranks = True
+
+    def launch(self, mesh: Mesh, timeout: float) -> MpiSession:
+        """Launch workers as rank 0; on another rank, serve rank 0's launches and never return.
+
+        Raises
+        ------
+        InputError
+            If mpi4py isn't there, the number of ranks isn't the mesh's, or ranks were launched with other meshes.
+        WorkerError
+            If a worker didn't start, or the job has lost ranks.
+        """
+        job = join(mesh, max(timeout, STARTUP), CORES)
+        if job.rank:
+            serve(job)
+        session = MpiSession(mesh, timeout, job)
+        session.start()
+        return session
+
+
+MPI = MpiEngine()

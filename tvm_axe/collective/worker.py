@@ -36,6 +36,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,6 @@ from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, Aborted, Control, Late
 from tvm_axe.collective.tensor import decode_view
 from tvm_axe.layout import Mesh
-from tvm_axe.machines.vector_math import PIPELINE
 
 
 class Site:
@@ -189,13 +189,14 @@ class Worker:
         """Give this worker its share of the cores."""
         _tvm.use_threads(max(1, len(self._site.cores) // self._site.sharing), self._site.cores)
 
-    def load(self, program: int, module: Sequence[Any], target: str) -> None:
-        """Compile a module, given as JSON text in shared memory, and make a virtual machine for it."""
+    def load(self, program: int, module: Sequence[Any], target: str, builder: str) -> None:
+        """Have a builder, named as ``module:function``, compile JSON text in shared memory; make a virtual machine."""
 
         def compile_it() -> Any:
             text = self._view(module).tobytes().decode()
-            mod = self._link(tvm.ir.load_json(text))
-            return tvm.compile(mod, tvm.target.Target(json.loads(target)), tir_pipeline=PIPELINE)
+            home, _, function = builder.partition(":")
+            build = getattr(import_module(home), function)
+            return build(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
 
         self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), tvm.cpu())
 
@@ -358,51 +359,38 @@ _tvm.register_functions({f"axe.{name}": _packed(name) for name in VIEWS})
 
 
 def serve(
+    descriptors: Sequence[int],
     launch: str,
     rank: int,
     axes: dict[str, int],
-    memory: tuple[int, int],
-    pipe: tuple[int, int],
-    parent: int,
+    memory: int,
     timeout: float,
     cores: list[int],
 ) -> None:
-    """Be worker `rank` of a launch, in a process of its own, until the controller closes it or is gone.
+    """Be worker `rank` of a launch, alone in this process, until the controller closes it.
 
     Parameters
     ----------
+    descriptors : sequence of int
+        The arena's file, and the descriptors to read commands from and to write to.
     launch : str
         The launch's name.
     axes : dict
         The mesh.
-    memory : (int, int)
-        The arena's file descriptor and its size in bytes.
-    pipe : (int, int)
-        The file descriptors to read commands from and to write to.
-    parent : int
-        The controller's process id.
+    memory : int
+        The size of the arena in bytes.
     timeout : float
         Seconds to wait at a barrier.
     cores : list of int
         The cores that the launch may use.
     """
-    # Ctrl-C in a terminal goes to every process in it; the controller decides what becomes of its workers.
+    # Who stops a job by hand sends Ctrl-C's signal to all of it; the controller decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     os.sched_setaffinity(0, cores)
+    arena, read, write = descriptors
     mesh = Mesh(axes)
-    WORKERS[launch, rank] = Worker(Site(mesh, Arena(*memory), timeout, cores), rank)
-    _tvm.disco_serve(rank, mesh.size, *pipe)
+    WORKERS[launch, rank] = Worker(Site(mesh, Arena(arena, memory), timeout, cores), rank)
+    _tvm.disco_serve(rank, mesh.size, read, write)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # there is nothing to save, and taking the compiler down takes longer than the rest of closing
-
-
-def _follow(parent: int) -> None:
-    """End this process when the controller is gone.
-
-    The kernel's own means, PR_SET_PDEATHSIG, follows the thread that started the process, not its process.
-    """
-    while os.getppid() == parent:
-        time.sleep(0.25)
-    os._exit(1)

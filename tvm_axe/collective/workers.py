@@ -22,13 +22,15 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from tvm_axe.collective.engine import ENGINES, Engine, LocalEngine
-from tvm_axe.collective.mpi import MpiEngine
+from tvm_axe.collective import registry
+from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.plan import chunk
 from tvm_axe.collective.recording import Recording, aligned
+from tvm_axe.collective.session import Session
 from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Mesh
+from tvm_axe.machines.builder import PROGRAM_BUILDER
 
 Argument = tuple[MeshTensor, str] | Coord | int
 
@@ -57,13 +59,13 @@ class Workers:
         The engine's name.
     """
 
-    def __init__(self, mesh: Mesh, engine: str, timeout: float) -> None:
+    def __init__(self, mesh: Mesh, engine: Engine, session: Session) -> None:
         self.mesh = mesh
-        self.engine = engine
-        local = engine != "mpi"
-        self._engine: Engine = LocalEngine(mesh, engine, timeout) if local else MpiEngine(mesh, timeout)
+        self.engine = engine.name
+        self._engine = engine
+        self._session = session
         # Also when the caller forgets to close, and at the interpreter's exit.
-        self._closer = weakref.finalize(self, self._engine.close)
+        self._closer = weakref.finalize(self, session.close)
         self._tensors: set[MeshTensor] = set()
         self._programs: set[Program] = set()
         self._loaded = 0
@@ -72,7 +74,7 @@ class Workers:
     @property
     def closed(self) -> bool:
         """Whether the workers have gone: closed by the caller, or after a fault."""
-        return self._engine.closed
+        return self._session.closed
 
     def spans_hosts(self, axis: str) -> bool:
         """Whether workers along a mesh axis are on several machines.
@@ -86,7 +88,7 @@ class Workers:
             If the mesh has no such axis.
         """
         self.mesh.axis_size(axis)
-        return self._engine.spans_hosts(axis)
+        return self._session.spans_hosts(axis)
 
     def mesh_tensor(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
         """Make a tensor of zeros with a slab on each device.
@@ -109,7 +111,7 @@ class Workers:
         """
         self._check_open()
         self._free_discarded()
-        tensor = MeshTensor(self._engine.arena, self.mesh, shape, dtype, shared, self._engine.mirror)
+        tensor = MeshTensor(self._session.arena, self.mesh, shape, dtype, shared, self._session.mirror)
         self._tensors.add(tensor)
         return tensor
 
@@ -123,7 +125,7 @@ class Workers:
         else:
             self._check_program(item, None)
             self._programs.remove(item)
-            self._engine.run("unload", item.number)
+            self._session.run("unload", item.number)
 
     def discard(self, item: MeshTensor | Program) -> None:
         """Have `item` freed when memory or a program is asked for next.
@@ -133,7 +135,7 @@ class Workers:
         """
         self._discarded.append(item)
 
-    def load(self, mod: IRModule, target: str | Target) -> Program:
+    def load(self, mod: IRModule, target: str | Target, builder: str = PROGRAM_BUILDER) -> Program:
         """Compile a module on every worker.
 
         Parameters
@@ -141,21 +143,30 @@ class Workers:
         mod : IRModule
             With at least one public Relax function. It may call the functions that `tvm_axe.collective.worker` lists.
         target : str or Target
-            The CPU to compile for.
+            What to compile for; of the engine's kind of devices.
+        builder : str
+            What compiles it, as ``module:function`` of a module and a target, which workers import.
 
         Raises
         ------
+        InputError
+            If the target is of another kind.
         WorkerError
             If it doesn't compile; has the compiler's message.
         """
         names = [str(var.name_hint) for var, f in mod.functions_items() if isinstance(f, tvm.relax.Function)]
         text = np.frombuffer(tvm.ir.save_json(mod).encode(), "uint8")
         target = Target(target) if isinstance(target, str) else target
+        if not self._engine.matches(target):
+            devices = self._engine.device_type
+            raise InputError(
+                f"load: engine {self.engine!r} has devices of type {devices}; target {target} is for others"
+            )
         carrier = self.mesh_tensor(text.shape, "uint8", shared=True)
         carrier.slab(0)[:] = text
         self._loaded += 1
         try:
-            self._engine.run("load", self._loaded, carrier.encode(SLAB), str(target))
+            self._session.run("load", self._loaded, carrier.encode(SLAB), str(target), builder)
         finally:
             self._drop(carrier)
         program = Program(self._loaded, names)
@@ -184,7 +195,7 @@ class Workers:
             If a worker failed, died or fell behind.
         """
         self._check_program(program, function)
-        self._engine.run("run", program.number, function, self._encode(args))
+        self._session.run("run", program.number, function, self._encode(args))
 
     def time(
         self, program: Program, args: Sequence[Argument], repeat: int, warmup: int = 1, function: str = "main"
@@ -200,7 +211,7 @@ class Workers:
         arguments = self._encode(args)
         seconds = self.mesh_tensor((repeat,), "float64")
         try:
-            self._engine.run("time", program.number, function, arguments, warmup, repeat, seconds.encode(SLAB))
+            self._session.run("time", program.number, function, arguments, warmup, repeat, seconds.encode(SLAB))
             return np.max([seconds.slab(device) for device in range(self.mesh.size)], axis=0).tolist()
         finally:
             self._drop(seconds)
@@ -228,7 +239,7 @@ class Workers:
         arguments = self._encode(args)
         recording = self.mesh_tensor((Recording.room(calls),), "uint8")
         try:
-            self._engine.run("trace", program.number, function, arguments, warmup, recording.encode(SLAB))
+            self._session.run("trace", program.number, function, arguments, warmup, recording.encode(SLAB))
             return aligned([Recording.read(recording.slab(device)) for device in range(self.mesh.size)])
         finally:
             self._drop(recording)
@@ -318,10 +329,10 @@ class Workers:
         self._collective("broadcast", source.encode(axis), target.encode(SLAB), root, axis)
 
     def _collective(self, name: str, source: list[Any], target: list[Any], *arguments: int | str) -> None:
-        self._engine.run("collective", name, source, target, arguments)
+        self._session.run("collective", name, source, target, arguments)
 
     def _check_open(self) -> None:
-        if self._engine.closed:
+        if self._session.closed:
             raise WorkerError("the workers are closed; launch new ones")
 
     def _free_discarded(self) -> None:
@@ -392,7 +403,7 @@ class Workers:
     def _drop(self, tensor: MeshTensor) -> None:
         """Free a tensor of our own, unless a fault has taken the arena with it."""
         self._tensors.remove(tensor)
-        if not self._engine.closed:
+        if not self._session.closed:
             tensor.release()
 
     def close(self) -> None:
@@ -422,6 +433,7 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
         MPI job that this process is one of (``mpiexec -n 4 python script.py``), on one machine or on many. On rank 0,
         which is worker 0, this returns; on the others it serves rank 0's launches until rank 0 ends, and then ends the
         process. So all the ranks must come here, with the same mesh, and what the script does before, all of them do.
+        `registry` has the engines, and takes others.
     timeout : float
         Seconds that a worker may be behind another, at a barrier or at the end of a command, before it is taken for
         hung. Not a limit to what all of them do together.
@@ -434,12 +446,10 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
     WorkerError
         If a worker doesn't start.
     """
-    if engine not in ENGINES:
-        raise InputError(f"launch: unknown engine {engine!r}; valid: {', '.join(ENGINES)}")
+    found = registry.find(engine)
     if not isinstance(mesh, Mesh):
         raise InputError(f"launch: mesh must be a Mesh, such as Mesh({{'tp': 2}}), not {mesh!r}")
-    if not mesh.is_row_major:
-        raise InputError(f"launch: workers of one machine are numbered row-major; leave the order of mesh {mesh} out")
+    found.check(mesh)
     if not timeout > 0:
         raise InputError(f"launch: timeout must be a positive number of seconds, not {timeout!r}")
-    return Workers(mesh, engine, timeout)
+    return Workers(mesh, found, found.launch(mesh, timeout))

@@ -10,14 +10,14 @@ from tvm_axe.errors import LayoutError
 from tvm_axe.layout.arrays import memory_size, pack, unpack
 from tvm_axe.layout.axes import Coordinate
 from tvm_axe.layout.draw import show
-from tvm_axe.layout.explain import explain
+from tvm_axe.layout.explaining import explain
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.memory import Access, bank_conflicts, sectors_touched
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.picture import Picture
 from tvm_axe.layout.placement import Placement
-from tvm_axe.layout.redistribute import Link, Plan, redistribute
+from tvm_axe.layout.redistributing import Link, Plan, redistribute
 from tvm_axe.layout.swizzle import ComposeLayout
 
 __all__ = [

@@ -213,7 +213,7 @@ class ComposeLayout:
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> str:
         """Return how ``self.op(*args, **kwargs)`` comes about, step by step: see `tvm_axe.layout.explain`."""
-        from tvm_axe.layout.explain import explain  # which imports this module
+        from tvm_axe.layout.explaining import explain  # which imports this module
 
         return explain(self, op, *args, **kwargs)
 

@@ -1,24 +1,26 @@
-"""What ``main`` of an emitted module calls, in order, and whose elements each call touches on which device.
+"""What ``main`` of a lowered function calls, in order, and whose elements each call touches on which device.
 
-Read off the module, as that is what runs: a collective touches what the engine plans for it, a kernel what its blocks
-say, with the device's coordinates and the chunk's numbers put in.
+`tvm_axe.lower.emit` decides the calls and prints them as ``main``; who wants to know what runs reads them here. A
+collective touches what the engine plans for it, a kernel what its blocks say, with the device's coordinates and the
+chunk's numbers put in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import tvm
 import tvm_ffi
-from tvm import ir, relax, s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_axe import _tvm
-from tvm_axe.collective.plan import VIEWS, plan
-from tvm_axe.lower.localize import CHUNK, OWN, STEP
-from tvm_axe.lower.lowered import Lowered
+from tvm_axe.collective.plan import plan
+from tvm_axe.layout import Mesh
+from tvm_axe.lower.localize import OWN
+from tvm_axe.lower.window import Window
 from tvm_axe.schedule.query import substitute
 
 
@@ -56,12 +58,19 @@ class Touch:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An argument that is a tensor: of a mesh buffer the own slab or the view along a mesh axis, or the device's alone.
+    """An argument that is a tensor: the device's own slab of a buffer, or a mesh buffer's view along a mesh axis.
 
-    The latter has no buffer.
+    Attributes
+    ----------
+    buffer : str
+        A mesh buffer, which the caller of ``main`` allocates; or one that each device has for itself.
+    view : str
+        ``"slab"`` or the mesh axis.
+    shape : tuple[int, ...]
+        Of the argument: that of the slab as it is stored, behind the size of the axis where it is a view.
     """
 
-    buffer: str | None
+    buffer: str
     view: str
     shape: tuple[int, ...]
 
@@ -71,12 +80,13 @@ class Tensor:
         return self.shape if self.view == OWN else self.shape[1:]
 
 
-Argument = Tensor | str | int  # a tensor; a mesh axis, or the device's coordinate on it; a number
+Argument = Tensor | str | int
+"""A tensor; a mesh axis, for a kernel the device's coordinate on it; a number."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function of the module, or of one that workers have: ``axe.barrier``.
+    """One call of a function of the module, or of one that workers have, such as ``axe.barrier``.
 
     Attributes
     ----------
@@ -84,8 +94,17 @@ class Call:
         Its name.
     stage : int or None
         The stage that the call does, or does a chunk of; None if it waits or says that others needn't.
+    arguments : tuple of Argument
+        In order.
     step, chunk : int or None
-        Which chunk: the step around the ring, the number in the slice.
+        Which chunk, where the kernel is told: the step around the ring, the number in the slice.
+    kernel : str or None
+        The function of the module whose blocks run; None of what workers have. It is another one than `function` if
+        that calls it on windows of the tensors.
+    windows : tuple of (Window or None)
+        Of each argument of such a kernel, the rows that it sees; None for all.
+    ring : str or None
+        The mesh axis around which its slices go.
     """
 
     function: str
@@ -93,56 +112,33 @@ class Call:
     arguments: tuple[Argument, ...]
     step: int | None = None
     chunk: int | None = None
+    kernel: str | None = None
+    windows: tuple[Window | None, ...] = ()
+    ring: str | None = None
 
 
-class Calls:
-    """The calls of a lowered function's ``main``, but for allocations.
+class Touches:
+    """What calls touch of mesh buffers.
 
-    Attributes
+    Parameters
     ----------
-    calls : tuple of Call
-        In order, the same on each device.
+    mesh : Mesh
+        The devices.
+    module : IRModule
+        The functions that the calls are of.
+    buffers : collection of str
+        The names of the mesh buffers.
     """
 
-    def __init__(self, lowered: Lowered) -> None:
-        self._mesh = lowered.mesh
-        self._kernels = {
-            str(var.name_hint): _Kernel.of(lowered.module, func)
-            for var, func in lowered.module.functions_items()
-            if isinstance(func, tirx.PrimFunc)
-        }
-        main = lowered.module["main"]
-        known = dict(zip(main.params, [*lowered.arguments, *lowered.coordinates]))
-        stages = {stage.kernel: index for index, stage in enumerate(lowered.stages) if stage.kernel is not None}
-        collectives = iter([index for index, stage in enumerate(lowered.stages) if stage.kernel is None])
-        found = []
-        for binding in (binding for block in main.body.blocks for binding in block.bindings):
-            call = binding.value
-            if not isinstance(call.op, ir.GlobalVar | relax.ExternFunc):
-                continue
-            arguments = tuple(_argument(argument, known) for argument in call.args)
-            if isinstance(call.op, ir.GlobalVar):
-                name = str(call.op.name_hint)
-                kernel = self._kernels[name]
-                numbers = {str(param.name): value for param, value in zip(kernel.params, arguments)}
-                stage = stages[kernel.callee or name]
-                step, chunk = (
-                    number if isinstance(number, int) else None for number in map(numbers.get, (STEP, CHUNK))
-                )
-                found.append(Call(name, stage, arguments, step, chunk))
-            else:
-                name = str(call.op.global_symbol)
-                is_collective = name.removeprefix("axe.") in VIEWS
-                found.append(Call(name, next(collectives) if is_collective else None, arguments))
-        self.calls = tuple(found)
+    def __init__(self, mesh: Mesh, module: tvm.IRModule, buffers: Collection[str]) -> None:
+        self._mesh, self._module, self._buffers = mesh, module, frozenset(buffers)
+        self._kernels: dict[str, _Kernel] = {}
 
-    def touches(self, call: Call, device: int) -> frozenset[Touch]:
+    def of(self, call: Call, device: int) -> frozenset[Touch]:
         """What a call on `device` reads and writes of the slabs of mesh buffers, its own and its peers'."""
-        if call.function in self._kernels:
-            return frozenset(self._kernel_touches(self._kernels[call.function], call.arguments, device))
-        if call.stage is None:
-            return frozenset()
-        return frozenset(self._collective_touches(call, device))
+        if call.kernel is not None:
+            return frozenset(self._kernel_touches(call, device))
+        return frozenset() if call.stage is None else frozenset(self._collective_touches(call, device))
 
     def _devices(self, tensor: Tensor, device: int) -> Sequence[int]:
         """The devices whose slabs `tensor` has, by its dimension 0 if it is a view."""
@@ -156,7 +152,7 @@ class Calls:
         found = []
         for move in plan(name, source.slab, target.slab, numbers, self._mesh[axis], self._mesh.coords(device)[axis]):
             for tensor, corner, is_write in ((source, move.source, False), (target, move.target, True)):
-                if tensor.buffer is None:
+                if tensor.buffer not in self._buffers:
                     continue
                 stop = tuple(at + extent for at, extent in zip(corner.at, move.box))
                 box = Box(corner.shape, corner.at, stop)
@@ -164,19 +160,22 @@ class Calls:
                 found += [Touch(tensor.buffer, devices[slab], box, is_write) for slab in corner.slabs]
         return found
 
-    def _kernel_touches(self, kernel: _Kernel, arguments: Sequence[Argument], device: int) -> list[Touch]:
-        coords = self._mesh.coords(device)
+    def _kernel_touches(self, call: Call, device: int) -> list[Touch]:
+        assert call.kernel is not None
+        if call.kernel not in self._kernels:
+            self._kernels[call.kernel] = _Kernel(self._module[call.kernel])
+        kernel, coords = self._kernels[call.kernel], self._mesh.coords(device)
         numbers = {
             param: tirx.IntImm("int32", coords[value] if isinstance(value, str) else value)
-            for param, value in zip(kernel.params, arguments)
+            for param, value in zip(kernel.params, call.arguments)
             if isinstance(value, str | int)
         }
         found = []
         for access in kernel.accesses:
-            tensor = arguments[access.argument]
-            if not isinstance(tensor, Tensor) or tensor.buffer is None:
+            tensor = call.arguments[access.argument]
+            if not isinstance(tensor, Tensor) or tensor.buffer not in self._buffers:
                 continue
-            box = access.box(tensor.shape, numbers)
+            box = self._window(call, access.argument, coords) if call.windows else access.box(tensor.shape, numbers)
             if tensor.view == OWN:
                 found.append(Touch(tensor.buffer, device, box, access.is_write))
                 continue
@@ -185,18 +184,16 @@ class Calls:
             found += [Touch(tensor.buffer, peer, inner, access.is_write) for peer in devices]
         return found
 
-
-def _argument(argument: relax.Expr, known: Mapping[relax.Var, tuple[str, str] | str]) -> Argument:
-    """What an argument in ``main`` is, where `known` says what the parameters are: (buffer, view), or a mesh axis."""
-    if isinstance(argument, tirx.IntImm):
-        return int(argument)
-    if isinstance(argument, ir.StringImm):
-        return str(argument.value)
-    what = known.get(argument, (None, OWN))
-    if isinstance(what, str):
-        return what
-    buffer, view = what
-    return Tensor(buffer, view, tuple(int(extent) for extent in argument.ty.shape.values))
+    def _window(self, call: Call, argument: int, coords: Mapping[str, int]) -> Box:
+        """What a kernel on windows sees of an argument on the device at these coordinates."""
+        tensor, window = call.arguments[argument], call.windows[argument]
+        assert isinstance(tensor, Tensor)
+        if window is None:
+            return Box(tensor.shape, (0,) * len(tensor.shape), tensor.shape)
+        turn = 0 if call.ring is None else (coords[call.ring] + (call.step or 0)) % self._mesh[call.ring]
+        first = turn * window.slice_rows + (call.chunk or 0) * window.chunk_rows
+        start = (first, *(0 for _ in tensor.shape[1:]))
+        return Box(tensor.shape, start, (min(tensor.shape[0], first + window.rows), *tensor.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -223,36 +220,25 @@ class _Access:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A function of the module: what it does with its arguments, and for one on windows, the function that it calls."""
+    """A function of blocks: what it does with its arguments."""
 
-    params: tuple[tirx.Var, ...]
-    accesses: tuple[_Access, ...]
-    callee: str | None
+    func: tirx.PrimFunc
 
-    @classmethod
-    def of(cls, module: tvm.IRModule, func: tirx.PrimFunc) -> _Kernel:
-        if isinstance(func.body, s_tir.SBlockRealize):
-            return cls(tuple(func.params), tuple(_accesses(func)), None)
-        callee, windows = _tvm.packed_call(func.body)
-        accesses = []
-        for access in cls.of(module, module[callee]).accesses:
-            start, shape = windows[access.argument]
-            first = ir.Range.from_min_extent(tirx.IntImm("int32", 0) if start is None else start, shape[0])
-            others = [ir.Range(0, extent) for extent in shape[1:]]
-            accesses.append(_Access(access.argument, access.is_write, (first, *others)))
-        return cls(tuple(func.params), tuple(accesses), callee)
+    @property
+    def params(self) -> tuple[tirx.Var, ...]:
+        return tuple(self.func.params)
 
+    @cached_property
+    def accesses(self) -> tuple[_Access, ...]:
+        """What its blocks say they read and write of its arguments."""
+        found: list[_Access] = []
 
-def _accesses(func: tirx.PrimFunc) -> list[_Access]:
-    """What the blocks of a kernel say they read and write of its arguments."""
-    found: list[_Access] = []
+        def on_block(block: s_tir.SBlock) -> None:
+            for regions, is_write in ((block.reads, False), (block.writes, True)):
+                for region in regions:
+                    for number, param in enumerate(self.func.params):
+                        if region.source.same_as(param):
+                            found.append(_Access(number, is_write, tuple(region.region), tuple(block.iter_vars)))
 
-    def on_block(block: s_tir.SBlock) -> None:
-        for regions, is_write in ((block.reads, False), (block.writes, True)):
-            for region in regions:
-                for number, param in enumerate(func.params):
-                    if region.source.same_as(param):
-                        found.append(_Access(number, is_write, tuple(region.region), tuple(block.iter_vars)))
-
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
-    return found
+        tvm_ffi.structural_walk(self.func.body, (s_tir.SBlock, on_block))
+        return tuple(found)

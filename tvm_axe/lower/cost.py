@@ -3,7 +3,7 @@
 Of each stage: the bytes that a device moves to or from its peers, and those of its own that it touches, over the
 bandwidth; and a latency for each time that it must wait for others. Arithmetic is left out: schedules that share a
 program over the same axes do the same amount of it, which `operations` counts for those that don't. (The alpha-beta
-model of `tvm_axe.layout.redistribute`.)
+model of `tvm_axe.layout.redistributing`.)
 """
 
 from __future__ import annotations

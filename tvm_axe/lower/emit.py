@@ -1,5 +1,7 @@
 """Emit a Relax module: ``main`` runs one device's kernels and collectives in order, with barriers where they depend.
 
+What ``main`` calls is data, `tvm_axe.lower.calls.Call`; each is printed as it is decided.
+
 Every tensor that another device reads or writes, and every parameter, is a mesh tensor that the caller allocates and
 passes in, as the device's own slab or as the view along a mesh axis; ``main`` allocates the rest, under Relax's memory
 planning. What devices are to each other comes in as their coordinates.
@@ -14,6 +16,7 @@ from types import MappingProxyType
 import tvm
 from tvm import relax, tirx
 
+from tvm_axe.lower.calls import Argument, Call, Tensor
 from tvm_axe.lower.derive import ALL_GATHER, ALL_REDUCE, LOCAL, MESH_KERNEL, Step
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.localize import CHUNK, OWN, STEP, Kernel, localize
@@ -23,9 +26,13 @@ from tvm_axe.lower.program import Program
 
 @dataclass(frozen=True)
 class Emitted:
-    """The module, and what ``main`` is called with: (buffer name, view) pairs, then the coordinates on these axes."""
+    """The module, and its ``main``: the calls that it makes, and what it is called with itself.
+
+    That is (buffer name, view) pairs, then the coordinates on these axes.
+    """
 
     module: tvm.IRModule
+    calls: tuple[Call, ...]
     arguments: tuple[tuple[str, str], ...]
     coordinates: tuple[str, ...]
     mesh_buffers: tuple[tirx.Buffer, ...]
@@ -63,10 +70,13 @@ class _Emitter:
         inside = [b for b in program.intermediates if b not in crossing and len(users[b]) == 1]
         self.private = {b: users[b][0] for b in inside if steps[users[b][0]].kind in (LOCAL, MESH_KERNEL)}
         self.builder = relax.BlockBuilder()
-        self.arguments: dict[tuple[tirx.Buffer, str], relax.Var] = {}
+        self.arguments: dict[tuple[str, str], relax.Var] = {}  # by the buffer's name and the view
         self.coordinates: dict[str, relax.Var] = {}
-        self.temporaries: dict[tirx.Buffer, relax.Expr] = {}
+        self.temporaries: dict[str, relax.Expr] = {}
+        self.dtypes = {program.names[buffer]: str(buffer.dtype) for buffer in program.buffers()}
+        self.functions: dict[str, tvm.ir.GlobalVar] = {}
         self.kernels: list[str | None] = []
+        self.calls: list[Call] = []
 
     def module(self) -> Emitted:
         localized = {
@@ -82,18 +92,20 @@ class _Emitter:
         with self.builder.function("main", params, pure=False):
             for steps, barrier in zip(groups, barriers_before(groups, self.shardings)):
                 if barrier:
-                    self._call_packed("axe.barrier")
-                kernels = [localized.get(self.steps.index(step)) for step in steps]
+                    self._call(Call("axe.barrier", None, ()))
+                indices = [self.steps.index(step) for step in steps]
                 if steps[0].stage.overlap is not None:
-                    self._region(steps, [kernel for kernel in kernels if kernel is not None])
-                elif kernels[0] is not None:
-                    self._call_kernel(self._add_kernel(steps[0], kernels[0]), kernels[0])
+                    self._region(indices, [localized[index] for index in indices])
+                elif indices[0] in localized:
+                    kernel = localized[indices[0]]
+                    self._call_kernel(indices[0], self._add_kernel(steps[0], kernel), kernel)
                 else:
-                    self._collective(steps[0])
+                    self._collective(indices[0])
             self.builder.emit_func_output(relax.Tuple([]))
         return Emitted(
             self.builder.finalize(),
-            tuple((self.program.names[buffer], view) for buffer, view in self.arguments),
+            tuple(self.calls),
+            tuple(self.arguments),
             tuple(self.coordinates),
             self.mesh_buffers,
             tuple(self.kernels),
@@ -105,15 +117,17 @@ class _Emitter:
         touched = {access.buffer for block in self.steps[index].stage.blocks for access in block.accesses}
         return sum(self.shardings[buffer].nbytes(buffer.dtype) for buffer in touched if buffer not in self.private)
 
-    def _region(self, steps: Sequence[Step], kernels: Sequence[Kernel]) -> None:
+    def _region(self, indices: Sequence[int], kernels: Sequence[Kernel]) -> None:
         """The chunks of overlapping stages, in the order of `pipeline`, with the waits between them."""
+        steps = [self.steps[index] for index in indices]
         functions = [self._add_kernel(step, kernel) for step, kernel in zip(steps, kernels)]
         for work in pipeline(steps, self.shardings):
             if work.behind is not None:
-                self._call_packed("axe.wait", relax.prim_value(work.behind))
-            self._call_kernel(functions[work.stage], kernels[work.stage], {STEP: work.step, CHUNK: work.chunk})
+                self._call(Call("axe.wait", None, (work.behind,)))
+            chunk = {STEP: work.step, CHUNK: work.chunk}
+            self._call_kernel(indices[work.stage], functions[work.stage], kernels[work.stage], chunk)
             if work.arrives:
-                self._call_packed("axe.arrive")
+                self._call(Call("axe.arrive", None, ()))
 
     def _declare(self, localized: Mapping[int, Kernel]) -> None:
         """Find out what ``main`` takes: parameters first, in their order, then other views, then coordinates."""
@@ -128,48 +142,84 @@ class _Emitter:
                 wanted += [source, target]
         on_mesh = set(self.mesh_buffers)
         for buffer, view in wanted:
-            if buffer in on_mesh and (buffer, view) not in self.arguments:
-                shape, name = list(self.shardings[buffer].stored), self.program.names[buffer]
-                if view != OWN:
-                    shape, name = [self.program.mesh.axis_size(view), *shape], f"{name}_{view}"
-                self.arguments[buffer, view] = relax.Var(name, relax.TensorType(shape, buffer.dtype))
+            tensor = self._tensor(buffer, view)
+            if buffer in on_mesh and (tensor.buffer, view) not in self.arguments:
+                name = tensor.buffer if view == OWN else f"{tensor.buffer}_{view}"
+                declared = relax.Var(name, relax.TensorType(list(tensor.shape), buffer.dtype))
+                self.arguments[tensor.buffer, view] = declared
         for axis in self.program.mesh.names:
             if axis in coordinates:
                 self.coordinates[axis] = relax.Var(axis, tvm.ir.PrimType("int32"))
 
-    def _add_kernel(self, step: Step, kernel: Kernel) -> tvm.ir.GlobalVar:
-        """Add a step's kernel to the module; returns what is called, which may be a function that calls it."""
+    def _add_kernel(self, step: Step, kernel: Kernel) -> tuple[str, str]:
+        """Add a step's kernel to the module; returns what is called, which may be a function that calls it, and it."""
         name = self.builder.get_unique_name(step.name)
         self.kernels.append(name)
-        function = self.builder.add_func(kernel.func.with_attr("global_symbol", name), name)
+        self.functions[name] = self.builder.add_func(kernel.func.with_attr("global_symbol", name), name)
         if kernel.caller is None:
-            return function
+            return name, name
         caller = self.builder.get_unique_name(f"{name}_chunk")
-        return self.builder.add_func(kernel.caller(name).with_attr("global_symbol", caller), caller)
+        self.functions[caller] = self.builder.add_func(kernel.caller(name).with_attr("global_symbol", caller), caller)
+        return caller, name
 
     def _call_kernel(
-        self, function: tvm.ir.GlobalVar, kernel: Kernel, chunk: Mapping[str, int] = MappingProxyType({})
+        self,
+        stage: int,
+        functions: tuple[str, str],
+        kernel: Kernel,
+        chunk: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         tensors = [self._tensor(buffer, view) for buffer, view in kernel.arguments]
-        coordinates = [self.coordinates[axis] for axis in kernel.coordinates]
-        numbers = [tirx.IntImm("int32", chunk[name]) for name in kernel.chunk]
-        self.builder.emit(relax.Call(function, [*tensors, *coordinates, *numbers]))
+        told = {name: chunk[name] for name in kernel.chunk}
+        arguments: tuple[Argument, ...] = (*tensors, *kernel.coordinates, *told.values())
+        overlap, (function, called) = self.steps[stage].stage.overlap, functions
+        self._call(
+            Call(
+                function,
+                stage,
+                arguments,
+                told.get(STEP),
+                told.get(CHUNK),
+                called,
+                kernel.windows,
+                None if overlap is None else overlap.axis,
+            )
+        )
 
-    def _collective(self, step: Step) -> None:
+    def _collective(self, stage: int) -> None:
+        step = self.steps[stage]
         self.kernels.append(None)
         axis, source, target = _collective_views(step)
-        numbers = [relax.prim_value(number) for number in step.arguments]
-        tensors = [self._tensor(*source), self._tensor(*target)]
-        self._call_packed(f"axe.{step.kind.replace('-', '_')}", *tensors, *numbers, tvm.ir.StringImm(axis))
+        tensors = (self._tensor(*source), self._tensor(*target))
+        self._call(Call(f"axe.{step.kind.replace('-', '_')}", stage, (*tensors, *step.arguments, axis)))
 
-    def _tensor(self, buffer: tirx.Buffer, view: str) -> relax.Expr:
-        if (buffer, view) in self.arguments:
-            return self.arguments[buffer, view]
-        if buffer not in self.temporaries:
-            shape = relax.ShapeExpr(list(self.shardings[buffer].stored))
-            allocated = relax.op.builtin.alloc_tensor(shape, buffer.dtype, 0)
-            self.temporaries[buffer] = self.builder.emit(allocated, self.program.names[buffer])
-        return self.temporaries[buffer]
+    def _tensor(self, buffer: tirx.Buffer, view: str) -> Tensor:
+        stored = self.shardings[buffer].stored
+        shape = stored if view == OWN else (self.program.mesh.axis_size(view), *stored)
+        return Tensor(self.program.names[buffer], view, shape)
 
-    def _call_packed(self, name: str, *arguments: relax.Expr) -> None:
-        self.builder.emit(relax.Call(relax.ExternFunc(name), list(arguments), ty_args=[relax.TupleType([])]))
+    def _call(self, call: Call) -> None:
+        """Have ``main`` make a call."""
+        self.calls.append(call)
+        of_kernel = call.kernel is not None
+        arguments = [self._printed(argument, of_kernel) for argument in call.arguments]
+        if of_kernel:
+            self.builder.emit(relax.Call(self.functions[call.function], arguments))
+        else:
+            self.builder.emit(relax.Call(relax.ExternFunc(call.function), arguments, ty_args=[relax.TupleType([])]))
+
+    def _printed(self, argument: Argument, of_kernel: bool) -> relax.Expr:
+        """An argument in ``main``: kernels take coordinates and int32, what workers have takes axes and int64."""
+        if isinstance(argument, int):
+            return tirx.IntImm("int32", argument) if of_kernel else relax.prim_value(argument)
+        if isinstance(argument, str):
+            return self.coordinates[argument] if of_kernel else tvm.ir.StringImm(argument)
+        key = (argument.buffer, argument.view)
+        if key in self.arguments:
+            return self.arguments[key]
+        if argument.buffer not in self.temporaries:
+            allocated = relax.op.builtin.alloc_tensor(
+                relax.ShapeExpr(list(argument.shape)), self.dtypes[argument.buffer], 0
+            )
+            self.temporaries[argument.buffer] = self.builder.emit(allocated, argument.buffer)
+        return self.temporaries[argument.buffer]

@@ -32,8 +32,8 @@ class Kernel:
     """A device's function for one stage: its buffers, as own slabs or views along a mesh axis, then coordinates.
 
     The last parameters of one that does a chunk are those of `chunk`: the step around the ring, the chunk of a slice.
-    Where there is a `caller`, `func` sees windows of the buffers and takes nothing beside them; the caller takes the
-    whole buffers and all the rest.
+    Where there is a `caller`, `func` sees `windows` of the buffers (None: the whole) and takes nothing beside them; the
+    caller takes the whole buffers and all the rest.
     """
 
     func: tirx.PrimFunc
@@ -42,25 +42,26 @@ class Kernel:
     chunk: tuple[str, ...] = ()
     caller: Callable[[str], tirx.PrimFunc] | None = None
     """Given the kernel's name in the module, the function of whole buffers that calls it on windows of them."""
+    windows: tuple[Window | None, ...] = ()
 
 
 def localize(
     program: Program, step: Step, shardings: Mapping[tirx.Buffer, Sharding], private: tuple[tirx.Buffer, ...]
 ) -> Kernel:
     """The kernel of one local stage or mesh kernel; `private` buffers live inside it."""
-    localizer = _Localizer(program, step, shardings, private, {})
-    kernel = localizer.kernel()
+    localizer = _Localizer(program, step, shardings, private)
+    kernel = localizer.kernel({})
     windows = localizer.found_windows()
     if any(windows.values()):
         # Of what lives inside the kernel a window is enough in any case.
         inside = {key: window for key, window in windows.items() if window is not None and key[0] in private}
-        kernel = _Localizer(program, step, shardings, private, inside).kernel()
+        if inside:
+            kernel = localizer.kernel(inside)
         outside = {key: window for key, window in windows.items() if key[0] not in private}
         if all(w is not None and w.is_aligned(shardings[b].slab, b.dtype) for (b, _), w in outside.items()):
-            localizer = _Localizer(program, step, shardings, private, inside | outside)
-            windowed = localizer.kernel()
+            windowed = localizer.kernel(inside | outside)
             if not windowed.coordinates and not windowed.chunk:
-                kernel = replace(kernel, func=windowed.func, caller=localizer.caller(kernel))
+                kernel = localizer.called_on_windows(kernel, windowed, outside)
     laid_out = [(program.names[buffer], shardings[buffer].memory) for buffer, _ in kernel.arguments]
     if all(memory is None for _, memory in laid_out):
         return kernel
@@ -81,20 +82,38 @@ def flat_stride(sharding: Sharding, dtype: str, axis: str) -> int:
 
 
 class _Localizer:
+    """Writes the kernel of one stage, for any choice of windows; made once a stage.
+
+    What holds all along:
+
+    - The stage's nest is walked from the outside in, and each of its blocks is written once a kernel.
+    - A device loop leaves no loop behind: in its place stands the device's coordinate, a variable of the program. A
+      loop of `cut`, over the chunks or around the ring, leaves none either: in its place stands `chunk_var`, or
+      `slice_var`, which `around_ring` replaces by the coordinate and `step_var` before the function is made. A kernel
+      takes those of these variables that its body still uses, and no others.
+    - ``whole = replacement(coordinates, cut, local)`` for every iterator of a block, and `local` runs over what is left
+      on the device and in the chunk. The block's analyzer knows the bounds of all of these variables before any index
+      is simplified.
+    - An element of a whole buffer has one address on a device: `address` says in which view and at which index, and
+      `local` has one buffer for each (buffer, view). A buffer that the stage exchanges is seen through the mesh view
+      in all of its accesses (`viewed`): two arguments for one memory would overlap, and kernels say that theirs don't.
+    - A window holds for every access to its (buffer, view): `seen` collects what each access would need, and only
+      where all need the same is there one. What an index is less the window's start stays below its number of rows.
+    """
+
     def __init__(
         self,
         program: Program,
         step: Step,
         shardings: Mapping[tirx.Buffer, Sharding],
         private: tuple[tirx.Buffer, ...],
-        windows: Mapping[tuple[tirx.Buffer, str], Window | None],
     ) -> None:
-        self.program, self.step, self.shardings = program, step, shardings
-        self.private, self.windows = private, windows
+        self.program, self.step, self.shardings, self.private = program, step, shardings, private
+        self.windows: Mapping[tuple[tirx.Buffer, str], Window | None] = {}  # of the kernel that is being written
         self.seen: dict[tuple[tirx.Buffer, str], set[Window | None]] = {}  # what each access takes for its chunk
         self.local: dict[tuple[tirx.Buffer, str], tirx.Buffer] = {}
-        self.by_realize = {block.realize: block for block in step.stage.blocks}
         self.peer_vars: dict[Block, tirx.Var] = {}
+        self.by_realize = {block.realize: block for block in step.stage.blocks}
         self.step_var, self.chunk_var = tirx.Var(STEP, "int32"), tirx.Var(CHUNK, "int32")
         self.slice_var = tirx.Var("slice", "int32")
         self.viewed = {
@@ -109,7 +128,9 @@ class _Localizer:
         if overlap is not None:
             self.cut[overlap.chunk.loop_var] = self.chunk_var
 
-    def kernel(self) -> Kernel:
+    def kernel(self, windows: Mapping[tuple[tirx.Buffer, str], Window | None]) -> Kernel:
+        """The kernel in which `windows` stand for these buffers."""
+        self.windows, self.seen, self.local, self.peer_vars = windows, {}, {}, {}
         body = self.statement(self.step.stage.nest)
         written = [access.buffer for block in self.step.stage.blocks for access in block.writes]
         arguments = [key for key in self.local if not any(key[0].same_as(buffer) for buffer in self.private)]
@@ -143,17 +164,23 @@ class _Localizer:
         """For each buffer the window that every access to it stays in, or None if there is none."""
         return {key: next(iter(seen)) if len(seen) == 1 else None for key, seen in self.seen.items()}
 
-    def caller(self, kernel: Kernel) -> Callable[[str], tirx.PrimFunc]:
-        """See `Kernel.caller`; `kernel` is the one that this one stands for."""
-        whole = [self.buffer(*key, whole=True) for key in kernel.arguments]
-        found = [self.windows.get(key) for key in kernel.arguments]
-        windows = [None if window is None or not window.rows else window for window in found]
+    def called_on_windows(
+        self, kernel: Kernel, windowed: Kernel, windows: Mapping[tuple[tirx.Buffer, str], Window | None]
+    ) -> Kernel:
+        """`windowed`, with a caller that takes what `kernel` takes, the one of whole buffers that it stands for."""
+        whole = [self.declared(*key) for key in kernel.arguments]
+        found = [windows.get(key) for key in kernel.arguments]
+        rows = tuple(None if window is None or not window.rows else window for window in found)
         scalars = [self.program.coordinates[axis] for axis in kernel.coordinates]
         scalars += [{STEP: self.step_var, CHUNK: self.chunk_var}[name] for name in kernel.chunk]
         zero = tirx.IntImm("int32", 0)
         turn = self.slice_at()
         at = {"slice": zero if turn is None else turn, "chunk": self.chunk_var if CHUNK in kernel.chunk else zero}
-        return lambda name: s_tir.renew_defs(calling(name, whole, windows, scalars, at))
+
+        def caller(name: str) -> tirx.PrimFunc:
+            return s_tir.renew_defs(calling(name, whole, rows, scalars, at))
+
+        return replace(kernel, func=windowed.func, caller=caller, windows=rows)
 
     def chunked(self, block: Block, iterator: LocalIterator) -> LocalIterator:
         """What one chunk leaves of an iterator."""
@@ -169,26 +196,28 @@ class _Localizer:
             block.analyzer.bind(inner.var, inner.dom)
         return replace(iterator, local=local, value=value, replacement=replacement)
 
-    def buffer(self, buffer: tirx.Buffer, view: str, whole: bool = False) -> tirx.Buffer:
+    def buffer(self, buffer: tirx.Buffer, view: str) -> tirx.Buffer:
         """What stands for `buffer` in the kernel: the device's slab (or a window of it), or the mesh view."""
         key = (buffer, view)
-        if key not in self.local or whole:
-            sharding = self.shardings[buffer]
-            shape, name, strides = list(sharding.slab), self.program.names[buffer], None
+        if key not in self.local:
             window = self.windows.get(key)
-            if window is not None and window.rows and not whole:
-                shape[0] = window.rows
-            if view != OWN:
-                inner = [1]
-                for extent in reversed(shape[1:]):
-                    inner.insert(0, inner[0] * extent)
-                strides = [flat_stride(sharding, buffer.dtype, view), *inner[: len(shape)]]
-                shape, name = [self.program.mesh.axis_size(view), *shape], f"{name}_{view}"
-            declared = tirx.decl_buffer(shape, buffer.dtype, name, strides=strides, layout=None)
-            if whole:
-                return declared
-            self.local[key] = declared
+            rows = None if window is None or not window.rows else window.rows
+            self.local[key] = self.declared(buffer, view, rows)
         return self.local[key]
+
+    def declared(self, buffer: tirx.Buffer, view: str, rows: int | None = None) -> tirx.Buffer:
+        """A new one of these, of so many rows of the slab if not of all."""
+        sharding = self.shardings[buffer]
+        shape, name, strides = list(sharding.slab), self.program.names[buffer], None
+        if rows is not None:
+            shape[0] = rows
+        if view != OWN:
+            inner = [1]
+            for extent in reversed(shape[1:]):
+                inner.insert(0, inner[0] * extent)
+            strides = [flat_stride(sharding, buffer.dtype, view), *inner[: len(shape)]]
+            shape, name = [self.program.mesh.axis_size(view), *shape], f"{name}_{view}"
+        return tirx.decl_buffer(shape, buffer.dtype, name, strides=strides, layout=None)
 
     def statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.For):

@@ -10,6 +10,7 @@ from tvm import tirx
 
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower.calls import Call
 from tvm_axe.lower.derive import derive_steps
 from tvm_axe.lower.emit import emit_module
 from tvm_axe.lower.infer import Sharding, infer_shardings
@@ -62,12 +63,14 @@ class Lowered:
     """What each device of `mesh` runs; `notation` is its schedule as CoCoNet writes it.
 
     ``module["main"]`` takes one tensor for each (buffer name, view) of `arguments`, where the view is ``"slab"`` or a
-    mesh axis, then the device's coordinate on each axis of `coordinates`.
+    mesh axis, then the device's coordinate on each axis of `coordinates`. It makes the `calls`, in order, the same on
+    each device; what it allocates is left out of them.
     """
 
     name: str
     mesh: Mesh
     module: tvm.IRModule
+    calls: tuple[Call, ...]
     notation: str
     stages: tuple[Stage, ...]
     buffers: Mapping[str, MeshBuffer]
@@ -129,6 +132,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
         program.name,
         mesh,
         emitted.module,
+        emitted.calls,
         notation(steps, shardings),
         stages,
         buffers,

@@ -20,6 +20,7 @@ from tvm_axe.schedule import TILE, query
 from tvm_axe.schedule.product import Product, product_of
 from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of
 from tvm_axe.tile import lowering
+from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import Recipe
 
@@ -48,9 +49,9 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
 def overlaps(mod: tvm.IRModule) -> bool:
     """Whether all functions of a module are tile kernels that wait for what was launched before them.
 
-    Then they may be launched while that still runs (`tvm_axe._tvm.build_cuda`).
+    Then they may be launched while that still runs (`tvm_axe.machines.Backend.build`).
     """
-    return all(_OVERLAPS in func.attrs for func in mod.functions.values())
+    return all(_OVERLAPS in (func.attrs or {}) for func in mod.functions.values())
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,14 @@ class _Rewriter:
         buffers = [buffer for buffer in self.root.alloc_buffers if query.uses(body, buffer)] + self.scratch
         params = list(self.func.params)
         others = [str(block.block.name_hint) for stmt in done for block in _blocks(stmt)]
-        on_cpu = str(self.target.kind.name) == "llvm"
-        if others and not on_cpu:
+        backend = tile_backend_of(self.target)
+        if others and not backend.joins_blocks:
             raise LowerError(
                 f"{self.name}: the blocks {', '.join(others)} share the function with a tile kernel; on "
-                f"{self.target.kind.name} valid are blocks that tile kernels compute, and their epilogues: give the "
+                f"{backend.device} valid are blocks that tile kernels compute, and their epilogues: give the "
                 "others stages of their own"
             )
-        if others or (buffers and on_cpu):
+        if others or (buffers and backend.joins_blocks):
             root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
             func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root), self.func.ret_type)
             return s_tir.renew_defs(func.with_attrs(self.attrs))

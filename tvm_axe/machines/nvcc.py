@@ -18,6 +18,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.machines import cache
+from tvm_axe.machines.target import architecture
 
 _HOMES = ("CUDA_HOME", "CUDA_PATH")
 _USUAL_HOME = "/usr/local/cuda"
@@ -50,7 +51,7 @@ def cubin(source: str, target: Target, store: cache.Cache) -> bytes:
         There is neither nvcc nor nvrtc, or nvrtc without the toolkit's headers.
     """
     compiler = find_compiler()
-    arch = str(target.attrs["arch"])
+    arch = architecture(target)
 
     def compile_it() -> bytes:
         return _nvrtc(source, arch) if compiler.path is None else _nvcc(compiler.path, source, arch)

@@ -12,12 +12,14 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
+from tvm_axe.machines.machine import Cpu, Gpu
+from tvm_axe.machines.registry import machine_of
 
 if TYPE_CHECKING:
     from tvm_axe.layout import Mesh
 
 __all__ = [
-    "HOPPER",
+    "architecture",
     "cores",
     "cores_per_device",
     "gpu_arch",
@@ -30,10 +32,14 @@ __all__ = [
 # LLVM's names of the features that the kernels are written for, and the kernel's names in /proc/cpuinfo. A CPU model
 # implies them, but a hypervisor may have taken them away, and code that uses them then dies with SIGILL.
 _FLAGS = {"avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512vl": "avx512vl"}
-HOPPER = "sm_90a"
+_NO_GPU = "sm_90a"  # what "cuda" is for on a machine without a GPU
 # What upstream's design spaces ask a GPU's target for: threads, static shared memory and registers of a block, the same
 # for every architecture.
-_CUDA_LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 48 << 10, "registers_per_block": 64 << 10}
+_CUDA_LIMITS = {
+    "max_threads_per_block": Gpu.block_threads,
+    "max_shared_memory_per_block": 48 << 10,
+    "registers_per_block": Gpu.registers,
+}
 _GENERIC = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 
 
@@ -71,7 +77,7 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
         elif isinstance(target, str) and target.startswith("cuda:"):
             target = {"kind": "cuda", "arch": target.removeprefix("cuda:")}
         if target in ("cuda", {"kind": "cuda"}):  # upstream would say sm_50 where it sees no GPU
-            target = {"kind": "cuda", "arch": gpu_arch() or HOPPER}
+            target = {"kind": "cuda", "arch": gpu_arch() or _NO_GPU}
         # The Target constructor takes a tag or a kind as text, a dict, but no Target.
         resolved = target if isinstance(target, Target) else Target(target)
     except (ValueError, TypeError) as error:  # JSON's errors are ValueErrors too
@@ -117,6 +123,11 @@ def gpu_arch() -> str | None:
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
+def architecture(target: Target) -> str:
+    """The architecture that a GPU's target says to compile for, such as ``"sm_90a"``."""
+    return str(target.attrs["arch"])
+
+
 def _cpuinfo_flags() -> frozenset[str] | None:
     """The instruction sets that the running system offers, or None where it doesn't say (any CPU but x86)."""
     try:
@@ -128,8 +139,9 @@ def _cpuinfo_flags() -> frozenset[str] | None:
 
 
 def cores(target: Target) -> int:
-    """Number of threads that a kernel of this (resolved) target may use."""
-    return int(target.attrs.get("num-cores", 1))
+    """Number of threads of the host that a kernel of this (resolved) target may use."""
+    machine = machine_of(target)
+    return machine.processors if isinstance(machine, Cpu) else 1
 
 
 def cores_per_device(mesh: Mesh) -> int:
@@ -138,12 +150,12 @@ def cores_per_device(mesh: Mesh) -> int:
 
 
 def vector_bits(target: Target) -> int:
-    """Width of the widest vector registers, in bits; `llvm_get_vector_width` says 512 whatever the CPU."""
-    features = _tvm.cpu_features(target)
-    return 512 if "avx512f" in features else 256 if "avx2" in features else 128
+    """The most bits that an instruction loads: the width of a CPU's vector registers."""
+    return machine_of(target).vector_bits
 
 
 def vector_registers(target: Target) -> int:
-    """Number of architectural vector registers: 32 with AVX-512 and on AArch64, else 16."""
-    features = _tvm.cpu_features(target)
-    return 32 if "avx512f" in features or "neon" in features else 16
+    """Number of architectural vector registers of a CPU."""
+    machine = machine_of(target)
+    assert isinstance(machine, Cpu), machine
+    return machine.vector_registers

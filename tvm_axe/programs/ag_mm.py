@@ -7,7 +7,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
 from tvm_axe.programs.recipes import Recipe, chunks_of
 from tvm_axe.schedule import Schedule, with_layouts
 
@@ -16,7 +16,7 @@ __all__ = ["AG_MM"]
 _EXTENTS = {"test": (12, 8, 24), "uneven": (7, 5, 11), "bench": (2048, 768, 3072)}
 
 
-def ag_mm(mesh: Mesh, size: str) -> Program:
+def ag_mm(mesh: Mesh, size: str) -> DistributedProgram:
     """Y = X W, where each device has some rows of X, and computes some columns of Y, of the same columns of W."""
     tokens, inner, outer = _EXTENTS[size]
 
@@ -54,7 +54,7 @@ def ag_mm(mesh: Mesh, size: str) -> Program:
     schedules: dict[str, Recipe] = {"AG-MM": gathered, "ol(AG, MM)": overlapped}
     moved = dict.fromkeys(schedules, exchanged(mesh, "tp", 4 * tokens * inner))
     func = with_layouts(kernel, layouts)
-    return Program(
+    return DistributedProgram(
         name="ag_mm",
         func=func,
         mesh=mesh,

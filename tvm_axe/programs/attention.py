@@ -11,8 +11,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.dropout import dropout, dropped
-from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.random import dropout, dropped
 from tvm_axe.programs.recipes import matmul_then
 from tvm_axe.schedule import Schedule
 
@@ -22,7 +22,7 @@ RATE = 0.1
 _EXTENTS = {"test": (2, 12, 8, 12, 2), "uneven": (2, 5, 6, 7, 3), "bench": (2, 256, 768, 12, 64)}
 
 
-def attention(mesh: Mesh, size: str) -> Program:
+def attention(mesh: Mesh, size: str) -> DistributedProgram:
     """out = dropout(concat over heads of softmax(Q K^T / sqrt d) V, times Wo, + bias) + residual; Q, K, V = X Wqkv."""
     batch, seq, hidden, heads, d = _EXTENTS[size]
     scale = d**-0.5
@@ -123,7 +123,7 @@ def attention(mesh: Mesh, size: str) -> Program:
     schedules = matmul_then(share, ["epi"], seq, 1, "C")
     product = 4 * batch * seq * hidden
     moved = dict.fromkeys(schedules, exchanged(mesh, "tp", product, product))
-    return Program(
+    return DistributedProgram(
         name="attention",
         func=kernel,
         mesh=mesh,

@@ -10,7 +10,7 @@ import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
 from tvm_axe.programs.recipes import data_parallel
 from tvm_axe.programs.updates import BETA1, BETA2, EPSILON, bucket_of, mean_block, mean_of, moment_blocks, moments_of
 
@@ -19,7 +19,7 @@ __all__ = ["LAMB"]
 DECAY = 0.01
 
 
-def lamb(mesh: Mesh, size: str) -> Program:
+def lamb(mesh: Mesh, size: str) -> DistributedProgram:
     """p_out = p - lr |p| / |u| u for each tensor's p and its Adam step u with weight decay."""
     bucket = bucket_of(size)
     n, (rows, width), tensors = mesh["dp"], bucket.shape, len(bucket.shapes)
@@ -107,7 +107,7 @@ def lamb(mesh: Mesh, size: str) -> Program:
     moved = {
         name: exchanged(mesh, "dp", size_, size_, *([] if name == "AR-C" else [small, small])) for name in schedules
     }
-    return Program(
+    return DistributedProgram(
         name="lamb",
         func=kernel,
         mesh=mesh,

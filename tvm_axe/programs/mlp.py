@@ -10,8 +10,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.dropout import dropout, dropped
-from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.random import dropout, dropped
 from tvm_axe.programs.recipes import matmul_then
 from tvm_axe.schedule import Schedule
 
@@ -21,7 +21,7 @@ RATE = 0.1
 _EXTENTS = {"test": (12, 24, 8), "uneven": (7, 11, 5), "bench": (4096, 3072, 768)}
 
 
-def mlp(mesh: Mesh, size: str) -> Program:
+def mlp(mesh: Mesh, size: str) -> DistributedProgram:
     """out = dropout(X W + bias) + residual."""
     tokens, inner, outer = _EXTENTS[size]
 
@@ -64,7 +64,7 @@ def mlp(mesh: Mesh, size: str) -> Program:
     schedules = matmul_then(share, ["epi"], tokens, 0, "C")
     product = 4 * tokens * outer
     moved = dict.fromkeys(schedules, exchanged(mesh, "tp", product, product))
-    return Program(
+    return DistributedProgram(
         name="mlp",
         func=kernel,
         mesh=mesh,

@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
 from tvm_axe.programs.recipes import Recipe
 from tvm_axe.schedule import Schedule, with_layouts
 
@@ -53,7 +53,7 @@ def route(expert: np.ndarray, experts: int, capacity: int) -> tuple[np.ndarray, 
     return index, slot
 
 
-def moe(mesh: Mesh, size: str) -> Program:
+def moe(mesh: Mesh, size: str) -> DistributedProgram:
     """Y[s, t] = sum over t's experts e of gate * relu(X[s, t] W1[e]) W2[e], of those that had a slot for it."""
     n = mesh["ep"]
     tokens, hidden, inner, experts, capacity, choices = _EXTENTS[size]
@@ -153,7 +153,7 @@ def moe(mesh: Mesh, size: str) -> Program:
         "A2A-MM-A2A": exchanged(mesh, "ep", slots, slots),
     }
     func = with_layouts(kernel, {"Y": Layout.sharded((n, tokens, hidden), mesh, {0: "ep"})})
-    return Program(
+    return DistributedProgram(
         name="moe",
         func=func,
         mesh=mesh,

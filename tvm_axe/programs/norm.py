@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
 from tvm_axe.programs.recipes import matmul_then
 from tvm_axe.schedule import Schedule
 
@@ -20,7 +20,7 @@ EPSILON = 1e-6
 _EXTENTS = {"test": (12, 24, 8), "uneven": (7, 11, 5), "bench": (2048, 3072, 768)}
 
 
-def norm(mesh: Mesh, size: str) -> Program:
+def norm(mesh: Mesh, size: str) -> DistributedProgram:
     """Y = RMSNorm(X W + residual) gamma (Zhang and Sennrich, 2019)."""
     tokens, inner, outer = _EXTENTS[size]
 
@@ -76,7 +76,7 @@ def norm(mesh: Mesh, size: str) -> Program:
     schedules = matmul_then(share, ["hidden", "squares", "norm"], tokens, 0, "Norm")
     product = 4 * tokens * outer
     moved = dict.fromkeys(schedules, exchanged(mesh, "tp", product, product))
-    return Program(
+    return DistributedProgram(
         name="norm",
         func=kernel,
         mesh=mesh,

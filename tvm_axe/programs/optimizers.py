@@ -15,7 +15,7 @@ import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
 from tvm_axe.programs.recipes import data_parallel
 from tvm_axe.programs.updates import BETA1, BETA2, EPSILON, bucket_of, mean_block, mean_of, moment_blocks, moments_of
 
@@ -24,7 +24,7 @@ __all__ = ["ADAM", "ADAM_F16", "SGD"]
 MOMENTUM = 0.9
 
 
-def sgd(mesh: Mesh, size: str) -> Program:
+def sgd(mesh: Mesh, size: str) -> DistributedProgram:
     """p_out = p - lr m_out, where m_out = 0.9 m + mean of g."""
     n, (rows, width) = mesh["dp"], bucket_of(size).shape
     mean_of_g = mean_block()
@@ -60,7 +60,7 @@ def sgd(mesh: Mesh, size: str) -> Program:
     schedules = data_parallel(["mean", "m", "p"], states=["m"])
     bucket = 4 * rows * width
     moved = dict.fromkeys(schedules, exchanged(mesh, "dp", bucket, bucket))
-    return Program(
+    return DistributedProgram(
         name="sgd",
         func=kernel,
         mesh=mesh,
@@ -74,7 +74,7 @@ def sgd(mesh: Mesh, size: str) -> Program:
     )
 
 
-def adam(mesh: Mesh, size: str) -> Program:
+def adam(mesh: Mesh, size: str) -> DistributedProgram:
     """Adam (Kingma and Ba, 2015, algorithm 1); beta_power is beta1 and beta2 to the number of the step."""
     n, (rows, width) = mesh["dp"], bucket_of(size).shape
     mean_of_g, moments, step = mean_block(), moment_blocks(), _step_block()
@@ -102,7 +102,7 @@ def adam(mesh: Mesh, size: str) -> Program:
     moved = dict.fromkeys(schedules, exchanged(mesh, "dp", bucket, bucket))
     inputs = _adam_inputs(n, rows, width, "float32")
     reduced = ((rows, width), "float32")
-    return Program(
+    return DistributedProgram(
         name="adam",
         func=kernel,
         mesh=mesh,
@@ -116,7 +116,7 @@ def adam(mesh: Mesh, size: str) -> Program:
     )
 
 
-def adam_f16(mesh: Mesh, size: str) -> Program:
+def adam_f16(mesh: Mesh, size: str) -> DistributedProgram:
     """Adam in mixed precision: gradients f16, state and master parameters f32, f16 parameters for the next step too.
 
     The f32 parameters are state as well, so that an all-gather moves 2 bytes a parameter.
@@ -158,7 +158,7 @@ def adam_f16(mesh: Mesh, size: str) -> Program:
     moved["AR-C"] = Fraction((n - 1) * bucket)
     inputs = _adam_inputs(n, rows, width, "float16")
     reduced = ((rows, width), "float16")
-    return Program(
+    return DistributedProgram(
         name="adam_f16",
         func=kernel,
         mesh=mesh,

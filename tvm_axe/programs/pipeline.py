@@ -13,8 +13,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.dropout import dropout, dropped
-from tvm_axe.programs.program import Builder, Program, exchanged, normal
+from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.random import dropout, dropped
 from tvm_axe.programs.recipes import Recipe, chunks_of, on_slices
 from tvm_axe.schedule import Schedule, with_layouts
 
@@ -24,7 +24,7 @@ RATE = 0.1
 _EXTENTS = {"test": (12, 24, 8), "uneven": (7, 11, 5), "bench": (2048, 3072, 768)}
 
 
-def pipeline(mesh: Mesh, size: str) -> Program:
+def pipeline(mesh: Mesh, size: str) -> DistributedProgram:
     """out[s] = dropout(C[s - 1] + bias[s]) + residual[s], where C[s] = X[s] W[s]; stage 0 follows the last."""
     stages = mesh["pp"]
     tokens, inner, outer = _EXTENTS[size]
@@ -99,7 +99,7 @@ def pipeline(mesh: Mesh, size: str) -> Program:
     sliced = reduced + Fraction(sent, mesh["tp"])
     moved = {name: reduced + sent if name == "AR-P2P-C" else sliced for name in schedules}
     func = with_layouts(kernel, {"out": Layout.sharded((stages, tokens, outer), mesh, {0: "pp"})})
-    return Program(
+    return DistributedProgram(
         name="pipeline",
         func=func,
         mesh=mesh,

@@ -13,14 +13,14 @@ from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import Schedule
 
-__all__ = ["SIZES", "Builder", "Program", "exchanged", "normal"]
+__all__ = ["SIZES", "Builder", "DistributedProgram", "exchanged", "normal"]
 
 SIZES = ("test", "uneven", "bench")
 """Extents that up to four devices divide; those that they don't; those to measure."""
 
 
 @dataclass(frozen=True)
-class Program:
+class DistributedProgram:
     """A distributed program of one size, for one mesh.
 
     Attributes
@@ -99,14 +99,14 @@ class Builder:
     ----------
     axes : tuple[str, ...]
         The mesh axes that its schedules share work over; on any other axis all devices do the same.
-    build : Callable[[Mesh, str], Program]
+    build : Callable[[Mesh, str], DistributedProgram]
         For a mesh that has these axes.
     """
 
     axes: tuple[str, ...]
-    build: Callable[[Mesh, str], Program]
+    build: Callable[[Mesh, str], DistributedProgram]
 
-    def __call__(self, mesh: Mesh, size: str = "test") -> Program:
+    def __call__(self, mesh: Mesh, size: str = "test") -> DistributedProgram:
         """Make the program.
 
         Raises

@@ -19,7 +19,7 @@ from tvm_axe.compiler import compile
 from tvm_axe.errors import InputError
 from tvm_axe.executable import Executable
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import Program
+from tvm_axe.programs.program import DistributedProgram
 from tvm_axe.programs.registry import PROGRAMS
 from tvm_axe.schedule import Schedule
 
@@ -122,7 +122,9 @@ def run(meshes: Mapping[str, Mesh], engine: str, size: str) -> Report:
     return report
 
 
-def _run_program(program: Program, workers_of: Callable[[Mesh], Workers], engine: str, report: Report) -> None:
+def _run_program(
+    program: DistributedProgram, workers_of: Callable[[Mesh], Workers], engine: str, report: Report
+) -> None:
     """Add a row for each schedule of `program`, or what was wrong with it, to `report`."""
     mesh = program.mesh
     _say(f"{program.name} on {mesh}: numpy")
@@ -151,7 +153,7 @@ def _run_program(program: Program, workers_of: Callable[[Mesh], Workers], engine
 
 
 def _error(
-    program: Program,
+    program: DistributedProgram,
     exe: Executable,
     workers: Workers,
     arrays: tuple[np.ndarray, ...],
@@ -167,7 +169,7 @@ def _median_ms(exe: Executable, workers: Workers, arrays: tuple[np.ndarray, ...]
     return 1e3 * statistics.median(exe.time(workers, *arrays, repeat=REPEAT, warmup=1))
 
 
-def _numpy_ms(program: Program, arrays: tuple[np.ndarray, ...]) -> float:
+def _numpy_ms(program: DistributedProgram, arrays: tuple[np.ndarray, ...]) -> float:
     """The median time of numpy's computation, given what an all-reduce would have summed."""
     summed = [array[:1] if index in program.terms else array for index, array in enumerate(arrays)]
     seconds = []
@@ -178,7 +180,7 @@ def _numpy_ms(program: Program, arrays: tuple[np.ndarray, ...]) -> float:
     return 1e3 * statistics.median(seconds[1:])  # the first is a warm-up
 
 
-def _all_reduce_ms(program: Program, workers: Workers) -> float:
+def _all_reduce_ms(program: DistributedProgram, workers: Workers) -> float:
     """The median time of the engine's all-reduce of what `program` would have to sum without schedules."""
     shape, dtype = program.reduced
     axis = program.axis

@@ -13,14 +13,12 @@ from pathlib import Path
 
 from tvm.target import Target
 
-from tvm_axe.machines.target import cores, resolve_target, vector_bits
+from tvm_axe.machines import find_backend
 from tvm_axe.records.folders import target_name, workload_suffix
 
 __all__ = ["SHIPPED", "shipped_folders", "stand_ins"]
 
 SHIPPED = Path(__file__).parent.parent / "tuning_logs"
-
-_LEVELS = {512: ("x86-64-v4", "x86-64-v3"), 256: ("x86-64-v3",)}  # by bits of a vector register
 
 
 def stand_ins(target: Target) -> list[Target]:
@@ -28,17 +26,14 @@ def stand_ins(target: Target) -> list[Target]:
 
     Examples
     --------
+    >>> from tvm_axe.machines import resolve_target
     >>> target = resolve_target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
     >>> [str(other.attrs["mcpu"]) for other in stand_ins(target)]
     ['haswell', 'x86-64-v3']
     """
-    if target.kind.name != "llvm":
-        return [target]
-    levels = [
-        resolve_target({"kind": "llvm", "mcpu": level, "num-cores": cores(target)})
-        for level in _LEVELS.get(vector_bits(target), ())
-    ]
-    return [target, *(level for level in levels if str(level) != str(target))]
+    backend = find_backend(target)
+    generic = () if backend is None else backend.stand_ins(target)
+    return [target, *(other for other in generic if str(other) != str(target))]
 
 
 def shipped_folders(target: Target, digest: str) -> list[Path]:

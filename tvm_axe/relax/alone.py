@@ -2,21 +2,68 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.lower.tiles import with_tile_kernels
-from tvm_axe.machines.target import resolve_target
-from tvm_axe.machines.vector_math import PIPELINE
-from tvm_axe.meta.search.workloads import fuse
-from tvm_axe.records import apply_best
+from tvm_axe.machines import backend_of, builder, resolve_target
+from tvm_axe.pipeline import APPLY_RECORDS, TILE_KERNELS, Pass, Work, run
+from tvm_axe.relax.fuse import fuse
 
-__all__ = ["compile_model"]
+__all__ = ["BUILD_MODEL", "compile_model", "model_passes"]
+
+
+def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
+    """The way of a model for one device: `tvm_axe.pipeline.PASSES` with what is a model's own.
+
+    >>> for each in model_passes():
+    ...     print(each)
+    fuse           operators become kernels, each with the pointwise operators behind it
+    apply records  functions that were tuned become as the best record says
+    pack weights   what packs weights is split off, and done at once where they are constants
+    tile kernels   nests that chose a tile kernel become its programs, lowered for the target
+    build          the model becomes a program of upstream's virtual machine
+
+    Parameters
+    ----------
+    pack_weights : bool
+        As `compile_model` takes it.
+    """
+
+    def fused(work: Work) -> Work:
+        return replace(work, module=fuse(work.module, work.target, pack_weights))
+
+    def packed(work: Work) -> Work:
+        return replace(work, module=_packed(work.module, pack_weights))
+
+    return (
+        Pass("fuse", "operators become kernels, each with the pointwise operators behind it", fused),
+        APPLY_RECORDS,
+        Pass("pack weights", "what packs weights is split off, and done at once where they are constants", packed),
+        TILE_KERNELS,
+        BUILD_MODEL,
+    )
+
+
+def _packed(model: IRModule, pack_weights: bool) -> IRModule:
+    lift = [relax.transform.LiftTransformParams()] if pack_weights else []
+    packing = [relax.transform.SplitLayoutRewritePreproc(), *lift, relax.transform.FoldConstant()]
+    return tvm.transform.Sequential(packing)(model)
+
+
+def _build_model(work: Work) -> Work:
+    # Upstream's whole pipeline would take the scheduled kernels for operators that it may fuse again.
+    rest = tvm.transform.Sequential(_tvm.relax_lowering(work.target, backend_of(work.target).device))
+    return replace(work, built=builder.build_program(work.module, work.target, rest))
+
+
+BUILD_MODEL = Pass("build", "the model becomes a program of upstream's virtual machine", _build_model)
 
 
 def compile_model(
@@ -25,17 +72,17 @@ def compile_model(
     work_dir: str | Path | None = "tuning_logs",
     pack_weights: bool = False,
 ) -> relax.VMExecutable:
-    """Compile a Relax model for one device. ::
+    """Compile a Relax model for one device; `tvm_axe.compile` gives what this returns as ``.vm``. ::
 
         tvm_axe.tune(model, target=target)
-        vm = tvm.relax.VirtualMachine(tvm_axe.compile(model, target=target), tvm.cpu())
+        vm = tvm.relax.VirtualMachine(tvm_axe.compile(model, target=target).vm, tvm.cpu())
         vm["main"](x, *weights)
 
     Its operators become the kernels that `tvm_axe.tune` made of them: a matmul with the pointwise operators behind it
     is one, and reads weights that a layer transposes as they lie. Weights that are constants of the model
     (`relax.transform.BindParams`) are packed for the kernels while it is compiled. ::
 
-        vm = tvm.relax.VirtualMachine(tvm_axe.compile(model, target=target, pack_weights=True), tvm.cpu())
+        vm = tvm.relax.VirtualMachine(tvm_axe.compile(model, target=target, pack_weights=True).vm, tvm.cpu())
         packed = vm["main_transform_params"](weights)     # once
         vm["main"](x, *packed)
 
@@ -55,18 +102,11 @@ def compile_model(
     Raises
     ------
     TuneError
-        If `target` is none, or weights cannot be packed (`tvm_axe.meta.search.workloads.fuse`).
+        If `target` is none, or weights cannot be packed (`tvm_axe.relax.fuse`).
     LowerError
         If a tile kernel that a record chose can't be compiled.
     """
-    resolved = resolve_target(target)
-    kernels = fuse(model, resolved, pack_weights)
-    if work_dir is not None:
-        kernels, _ = apply_best(kernels, resolved, work_dir)
-    lift = [relax.transform.LiftTransformParams()] if pack_weights else []
-    packing = [relax.transform.SplitLayoutRewritePreproc(), *lift, relax.transform.FoldConstant()]
-    kernels = tvm.transform.Sequential(packing)(kernels)
-    kernels = with_tile_kernels(kernels, resolved)
-    # Upstream's whole pipeline would take the scheduled kernels for operators that it may fuse again.
-    rest = tvm.transform.Sequential(_tvm.relax_lowering(resolved))
-    return tvm.compile(kernels, target=resolved, relax_pipeline=rest, tir_pipeline=PIPELINE)
+    work = Work(model, resolve_target(target), work_dir=work_dir)
+    built = run(work, model_passes(pack_weights)).built
+    assert isinstance(built, relax.VMExecutable)
+    return built

@@ -12,10 +12,8 @@ from tvm.target import Target
 
 from tvm_axe.errors import LayoutError, LowerError
 from tvm_axe.layout import Mesh
-from tvm_axe.lower import lower
-from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.records import apply_best
+from tvm_axe.pipeline import APPLY_RECORDS, LOWER, TILE_KERNELS, Work, run
 from tvm_axe.relax.model import mesh_axis, schedule_model
 
 # A pass is called through C++, which would make a RuntimeError of an error that it doesn't know.
@@ -54,13 +52,10 @@ def axe_pipeline(
         `tvm_axe.lower.lower` do.
     """
     name, resolved = mesh_axis(mesh, axis), resolve_target(target, threads=cores_per_device(mesh))
+    passes = [LOWER] if work_dir is None else [LOWER, APPLY_RECORDS, TILE_KERNELS]
 
     @tvm.transform.module_pass(opt_level=0, name="axe")
     def to_device(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        module = lower(schedule_model(mod, mesh, name), mesh).module
-        if work_dir is None:
-            return module
-        tuned, _ = apply_best(module, resolved, work_dir)
-        return with_tile_kernels(tuned, resolved)
+        return run(Work.of(schedule_model(mod, mesh, name), resolved, mesh, work_dir), passes).module
 
     return to_device

@@ -2,16 +2,16 @@
 
 from tvm_axe.analysis.annotations import BIND, LAYOUTS, OVERLAP, RING, ROOT, TILE, layouts_of, with_layouts
 from tvm_axe.errors import ScheduleError
-from tvm_axe.schedule.fuse import fuse_collective
+from tvm_axe.schedule.fusing import fuse_collective
 from tvm_axe.schedule.memory import set_layout
-from tvm_axe.schedule.overlap import overlap
-from tvm_axe.schedule.redistribute import redistribute
-from tvm_axe.schedule.reorder import reorder_collective
+from tvm_axe.schedule.overlapping import overlap
+from tvm_axe.schedule.redistributing import redistribute
+from tvm_axe.schedule.reordering import reorder_collective
 from tvm_axe.schedule.schedule import Schedule
-from tvm_axe.schedule.send import send
-from tvm_axe.schedule.shard import all_reduce, shard
-from tvm_axe.schedule.slice import as_slice
-from tvm_axe.schedule.split import split_collective
+from tvm_axe.schedule.sending import send
+from tvm_axe.schedule.sharding import all_reduce, shard
+from tvm_axe.schedule.slicing import as_slice
+from tvm_axe.schedule.splitting import split_collective
 from tvm_axe.schedule.tiles import tile_kernel
 
 __all__ = [

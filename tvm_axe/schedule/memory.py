@@ -30,6 +30,11 @@ def set_layout(
     `tvm_axe.unpack`. Set layouts last, after the loops over the buffer are in place: other primitives reason about
     its dimensions, which are gone then. On every target, whatever the buffer's scope.
 
+    Valid when one buffer that blocks touch has this name, and `layout` admits its shape (or that of `tile`, which
+    divides it) and gives each element an address in linear memory, the lowest 0.
+
+    Leaves no annotation.
+
     Parameters
     ----------
     sch : s_tir.Schedule
@@ -49,6 +54,16 @@ def set_layout(
         If no block touches such a buffer, several buffers have that name, or `tile` doesn't divide its shape.
     LayoutError
         If the layout doesn't admit the shape or isn't one of linear memory (see `tvm_axe.layout.memory_size`).
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> sch.set_layout("C", "S[(12, 8) : (9, 1)]")
+    >>> sch.get(sch.get_sblock("mm")).body.buffer.shape
+    (107,)
     """
     if isinstance(layout, str):
         layout = Layout.parse(layout)

@@ -9,13 +9,13 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ExprRV, SBlockRV
-from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import TILE
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 from tvm_axe.schedule.product import Product, product_of
+from tvm_axe.tile.backend import tile_targets
 from tvm_axe.tile.kernels import KERNELS, Kernel
 from tvm_axe.tile.kernels.kernel import Problem
 
@@ -24,7 +24,6 @@ PRODUCTS = ("matmul", "batched_matmul", "split_k_matmul", "stream_k_matmul", "sk
 
 _EITHER_ORDER = ("matmul", "batched_matmul")
 _DTYPES = ("float32", "float16", "bfloat16")
-_TARGETS = ({"kind": "llvm"}, {"kind": "cuda", "arch": "sm_90a"}, {"kind": "cuda", "arch": "sm_80"})
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,11 @@ def tile_kernel(
     The annotated program computes what it did; the kernel takes the block's place, on what each device holds, when the
     program is compiled (`tvm_axe.lower.tiles`).
 
+    Valid when `block` is a product of matrices of one type that `kernel` computes, `parameters` are the kernel's, and
+    `epilogue`, if given, is pointwise and alone reads the product.
+
+    Leaves ``axe.tile`` on the block, and ``axe.tile.NAME`` for each parameter NAME.
+
     Parameters
     ----------
     sch : s_tir.Schedule
@@ -73,15 +77,26 @@ def tile_kernel(
         One of `PRODUCTS`.
     epilogue : SBlockRV, optional
         The pointwise block that alone reads the product; it is moved into the block's nest.
-    **parameters
-        Of the kernel (``tvm-axe kernels`` lists them), as ints, which the schedule may sample; those left out have the
-        kernel's defaults for the target.
+    **parameters : int or ExprRV
+        The kernel's parameters (``tvm-axe kernels`` lists them), which the schedule may sample; those left out have
+        their defaults for the target.
 
     Raises
     ------
     ScheduleError
-        The block is no product of matrices of one type, the kernel isn't one for products, it has no such parameter on
-        any target, or the epilogue cannot be moved.
+        If the block is no product of matrices of one type, the kernel isn't one for products, it has no such parameter
+        on any target, or the epilogue cannot be moved.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> mm = sch.get_sblock("mm")
+    >>> sch.tile_kernel(mm, "matmul", epilogue=sch.get_sblock("epi"), block_m=64)
+    >>> print(sch.get(mm).annotations)
+    {"axe.tile": "matmul", "axe.tile.block_m": 64}
     """
     query.given(sch, block, "tile_kernel")
     name = query.name_of(sch, block)
@@ -91,7 +106,7 @@ def tile_kernel(
         problem = problem_of(made, product, _left(sch, block, product, epilogue))
     except ScheduleError as error:
         raise ScheduleError(f"tile_kernel: block {name!r}: {error}") from error
-    known = {key: None for config in _TARGETS for key in made.parameters(_target(config), problem)}
+    known = {key: None for target in tile_targets() for key in made.parameters(target, problem)}
     unknown = [key for key in parameters if key not in known]
     if unknown:
         raise ScheduleError(
@@ -231,7 +246,3 @@ def _check_epilogue(sch: s_tir.Schedule, name: str, epilogue: SBlockRV, product:
         raise ScheduleError(
             f"tile_kernel: block {name!r}: its epilogue {stmt.name_hint!r} sums; valid is a pointwise block"
         )
-
-
-def _target(config: Mapping[str, str]) -> Target:
-    return Target(dict(config))

@@ -1,30 +1,30 @@
 """Streaming tensor programs: streams of tiles between operators, run for their results, for their time, or both.
 
-`Program` builds a dataflow graph for a spatial accelerator, where shapes, lengths and routing may be known only when it
-runs. `Program.run` computes it, simulates it on a `Machine`, or does both from the same operators. `functions` has what
-is applied to tiles. Source: Streaming Tensor Programs (arXiv 2511.07776).
+`StreamProgram` builds a dataflow graph for a spatial accelerator, where shapes, lengths and routing may be known only
+when it runs. `StreamProgram.run` computes it, simulates it on an `Accelerator`, or does both from the same operators.
+`functions` has what is applied to tiles. Source: Streaming Tensor Programs (arXiv 2511.07776).
 """
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.memory import Machine, OffChip
-from tvm_axe.stream.program import Feedback, Program, Stream, Tensor
+from tvm_axe.stream.memory import Accelerator, OffChip
+from tvm_axe.stream.program import Feedback, Stream, StreamProgram, Tensor
 from tvm_axe.stream.report import Activity, Report
 from tvm_axe.stream.types import Buffer, Dim, Scalar, Selector, StreamType, Tile, Tuple, ragged, symbol
 from tvm_axe.stream.views import View
 
 __all__ = [
+    "Accelerator",
     "Activity",
     "Buffer",
     "Dim",
     "Feedback",
-    "Machine",
     "OffChip",
-    "Program",
     "Report",
     "Scalar",
     "Selector",
     "Stream",
     "StreamError",
+    "StreamProgram",
     "StreamType",
     "Tensor",
     "Tile",

@@ -10,7 +10,7 @@ from tvm_axe.errors import StreamError
 
 if TYPE_CHECKING:
     from tvm_axe.stream.explore import Design
-    from tvm_axe.stream.program import Node, Program
+    from tvm_axe.stream.program import Node, StreamProgram
     from tvm_axe.stream.report import Report
 
 _FAMILIES = {
@@ -26,7 +26,7 @@ _BOX, _GAP, _ROW, _PITCH = 168, 46, 46, 60  # pixels: a box across, between colu
 _FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
-def graph_svg(program: Program) -> str:
+def graph_svg(program: StreamProgram) -> str:
     """Return a picture of a program's graph: operators from left to right, with the types of what they send.
 
     A stream that several take is an edge to each; feedback is dashed.
@@ -74,7 +74,7 @@ def timeline_svg(report: Report, width: int = 960, units: Sequence[str] | None =
     """
     shown = [unit for unit in report.units if unit.spans and (units is None or unit.name in units)]
     if not shown:
-        raise StreamError("timeline_svg: no unit's times were kept; run the program on a machine with trace=True")
+        raise StreamError("timeline_svg: no unit's times were kept; run the program on an accelerator with trace=True")
     label, row = 8 + max(len(unit.name) for unit in shown) * 6, 16
     across = max(50, width - label - 16)
     scale = report.cycles / across
@@ -150,7 +150,7 @@ def _ticks(most: float) -> list[int]:
     return list(range(step, int(most) + 1, step))
 
 
-def _columns(program: Program) -> list[list[Node]]:
+def _columns(program: StreamProgram) -> list[list[Node]]:
     """Nodes by how many operators are before them at most; feedback counts as a beginning."""
     depth: dict[Node, int] = {}
     for node in program.nodes:  # in the order of construction, so after what feeds them

@@ -20,7 +20,7 @@ import numpy as np
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import Token
-from tvm_axe.stream.memory import Machine, MemoryQueue, Occupancy, Tenant
+from tvm_axe.stream.memory import Accelerator, MemoryQueue, Occupancy, Tenant
 
 if TYPE_CHECKING:
     from tvm_axe.stream.graph import Tensor
@@ -64,7 +64,7 @@ class Channel:
 
 
 class Unit:
-    """An operator on the machine.
+    """An operator on the accelerator.
 
     Attributes
     ----------
@@ -197,7 +197,7 @@ class Engine:
 
     Parameters
     ----------
-    machine : Machine, optional
+    accelerator : Accelerator, optional
         What to simulate; without, nothing takes time.
     values : bool
         Whether tiles are computed. If not, a tile is its (rows, columns).
@@ -205,10 +205,10 @@ class Engine:
         Whether to keep when each unit worked.
     """
 
-    def __init__(self, machine: Machine | None, values: bool, traced: bool) -> None:
-        self.machine, self.values, self.traced = machine, values, traced
-        self.hop = machine.hop if machine else 0
-        self.memory = MemoryQueue(machine.off_chip, machine.hop) if machine else None
+    def __init__(self, accelerator: Accelerator | None, values: bool, traced: bool) -> None:
+        self.accelerator, self.values, self.traced = accelerator, values, traced
+        self.hop = accelerator.hop if accelerator else 0
+        self.memory = MemoryQueue(accelerator.off_chip, accelerator.hop) if accelerator else None
         self.occupancy = Occupancy()
         self.ready: deque[Unit] = deque()
         self.units: list[Unit] = []
@@ -251,7 +251,7 @@ class Engine:
 
     def check_capacity(self, unit: Unit, size: int) -> None:
         """Raise an error if a buffer of that size is larger than the on-chip memory."""
-        capacity = self.machine.capacity if self.machine else None
+        capacity = self.accelerator.capacity if self.accelerator else None
         if capacity is not None and size > capacity:
             raise unit.fail(f"a buffer of {size:,} bytes is larger than the on-chip memory, {capacity:,} bytes")
 

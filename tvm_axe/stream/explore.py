@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.memory import Machine
+from tvm_axe.stream.memory import Accelerator
 from tvm_axe.stream.metrics import evaluate, on_chip_memory
-from tvm_axe.stream.program import Program
+from tvm_axe.stream.program import StreamProgram
 from tvm_axe.stream.report import Report
 
 
@@ -47,11 +47,11 @@ class Design:
 
 
 def explore(
-    build: Callable[..., Program],
+    build: Callable[..., StreamProgram],
     choices: Mapping[str, Sequence[Any]],
     inputs: Mapping[str, Any] | Callable[..., Mapping[str, Any]],
-    machine: Machine,
-    memory: Callable[[Program, Report], int] | None = None,
+    accelerator: Accelerator,
+    memory: Callable[[StreamProgram, Report], int] | None = None,
 ) -> list[Design]:
     """Simulate every combination of choices, without values.
 
@@ -62,8 +62,8 @@ def explore(
     choices : Mapping
         The values of each choice.
     inputs : Mapping or callable
-        What `Program.run` takes, or that for the choices.
-    machine : Machine
+        What `StreamProgram.run` takes, or that for the choices.
+    accelerator : Accelerator
         What to simulate.
     memory : callable, optional
         From a program and its run to its bytes on chip; `metrics.on_chip_memory` with the run's bindings by default.
@@ -71,7 +71,7 @@ def explore(
     Returns
     -------
     list of Design
-        In the order of the choices. Those that don't fit the machine's on-chip memory are left out.
+        In the order of the choices. Those that don't fit the accelerator's on-chip memory are left out.
 
     Raises
     ------
@@ -85,9 +85,9 @@ def explore(
         chosen = dict(zip(choices, values))
         program = build(**chosen)
         given = inputs(**chosen) if callable(inputs) else inputs
-        report = program.run(given, machine, values=False)
+        report = program.run(given, accelerator, values=False)
         needed = memory(program, report) if memory else evaluate(on_chip_memory(program), report.bindings)
-        if machine.capacity is None or needed <= machine.capacity:
+        if accelerator.capacity is None or needed <= accelerator.capacity:
             found.append(Design(chosen, report.cycles, needed, report.traffic, report.utilization))
     return found
 

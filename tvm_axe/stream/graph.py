@@ -16,7 +16,7 @@ from tvm_axe.stream.types import Size, StreamType, Tile, as_size, data_differ, s
 if TYPE_CHECKING:
     from tvm_axe.stream.functions import TileFunction
     from tvm_axe.stream.operators.base import Operator
-    from tvm_axe.stream.program import Program
+    from tvm_axe.stream.program import StreamProgram
     from tvm_axe.stream.views import View
 
 
@@ -53,7 +53,7 @@ class Stream:
     consumers : list of Node
         Who takes it; where several do, a broadcast is put in between when the program runs.
     depth : int or None
-        Tokens that each of its channels holds, if not the machine's default.
+        Tokens that each of its channels holds, if not the accelerator's default.
     """
 
     def __init__(self, node: Node, number: int, type: StreamType, stored: bool) -> None:
@@ -63,7 +63,7 @@ class Stream:
         self.discarded = False
 
     @property
-    def program(self) -> Program:
+    def program(self) -> StreamProgram:
         """The program that it belongs to."""
         return self.node.program
 
@@ -109,7 +109,7 @@ class Stream:
     def load(
         self, tensor: Tensor, tile: tuple[int, int] | Tile, view: View | None = None, name: str | None = None
     ) -> Stream:
-        """LinearOffChipLoad: for each element of this stream, load a view of a tensor; see `Program.load`."""
+        """LinearOffChipLoad: for each element of this stream, load a view of a tensor; see `StreamProgram.load`."""
         from tvm_axe.stream.operators.off_chip import LinearLoad
 
         return self.program.add(LinearLoad(tensor, tile, view), [self], name)[0]
@@ -188,7 +188,7 @@ class Stream:
         function : TileFunction
             From `tvm_axe.stream.functions`.
         compute : int, optional
-            FLOPs a cycle of the unit, instead of the machine's.
+            FLOPs a cycle of the unit, instead of the accelerator's.
         writes : bool
             Whether the unit writes what it sends to on-chip memory; else that goes straight to the next unit.
         """
@@ -311,7 +311,7 @@ class Stream:
 class Node:
     """An operator in a program: who feeds it and what it sends."""
 
-    def __init__(self, program: Program, operator: Operator, name: str, inputs: list[Stream]) -> None:
+    def __init__(self, program: StreamProgram, operator: Operator, name: str, inputs: list[Stream]) -> None:
         self.program, self.operator, self.name, self.inputs = program, operator, name, inputs
         self.outputs: tuple[Stream, ...] = ()
 
@@ -330,7 +330,7 @@ class Node:
 
 
 class Feedback:
-    """A stream that is used before what it carries is made; see `Program.feedback`."""
+    """A stream that is used before what it carries is made; see `StreamProgram.feedback`."""
 
     def __init__(self, stream: Stream, initial: Sequence[Any]) -> None:
         self.stream, self.initial = stream, tuple(initial)

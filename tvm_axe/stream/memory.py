@@ -1,4 +1,4 @@
-"""The machine that a program is simulated on: units, channels between them, on-chip and off-chip memory.
+"""The accelerator that a program is simulated on: units, channels between them, on-chip and off-chip memory.
 
 Off-chip memory serves requests of a fixed size, spread over its channels in turn, so that together they are one queue
 that serves `OffChip.rate` requests a cycle. Whoever loads or stores a tile sends one request a cycle and waits for the
@@ -62,7 +62,7 @@ class OffChip:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Accelerator:
     """What a program is simulated on.
 
     Attributes
@@ -94,7 +94,7 @@ class Machine:
     def __post_init__(self) -> None:
         _check_positive(self, ("compute", "on_chip_bandwidth", "depth"))
         if self.hop < 0:
-            raise StreamError(f"Machine: hop must be 0 or more, not {self.hop}")
+            raise StreamError(f"Accelerator: hop must be 0 or more, not {self.hop}")
 
 
 class MemoryQueue:

@@ -1,7 +1,7 @@
 """Symbolic metrics: off-chip traffic, FLOPs and on-chip memory of a program, in the symbols of its dynamic dims.
 
->>> from tvm_axe.stream import Program, Selector, StreamType, functions
->>> p = Program("experts")
+>>> from tvm_axe.stream import StreamProgram, Selector, StreamType, functions
+>>> p = StreamProgram("experts")
 >>> rows = p.load(p.tensor("x", 64, 32), (1, 32)).flatten()
 >>> parts = rows.partition(p.input("routing", StreamType((64,), Selector(2))))
 >>> for part in parts:
@@ -28,16 +28,16 @@ from tvm_axe.stream.operators.on_chip import Bufferize
 from tvm_axe.stream.types import Buffer, StreamType, Tile, Tuple, product
 
 if TYPE_CHECKING:
-    from tvm_axe.stream.program import Node, Program
+    from tvm_axe.stream.program import Node, StreamProgram
 
 
-def off_chip_read(program: Program) -> sympy.Expr:
+def off_chip_read(program: StreamProgram) -> sympy.Expr:
     """Return the bytes that a program loads from off-chip memory."""
     loads = (LinearLoad, RandomLoad)
     return _total(node.outputs[0].type.bytes for node in program.nodes if isinstance(node.operator, loads))
 
 
-def off_chip_written(program: Program) -> sympy.Expr:
+def off_chip_written(program: StreamProgram) -> sympy.Expr:
     """Return the bytes that a program stores to off-chip memory."""
     found = []
     for node in program.nodes:
@@ -49,12 +49,12 @@ def off_chip_written(program: Program) -> sympy.Expr:
     return _total(found)
 
 
-def off_chip_traffic(program: Program) -> sympy.Expr:
+def off_chip_traffic(program: StreamProgram) -> sympy.Expr:
     """Return the bytes that a program loads from and stores to off-chip memory."""
     return off_chip_read(program) + off_chip_written(program)
 
 
-def flops(program: Program) -> sympy.Expr:
+def flops(program: StreamProgram) -> sympy.Expr:
     """Return the FLOPs of all of a program's functions."""
     found = []
     for node in program.nodes:
@@ -66,7 +66,7 @@ def flops(program: Program) -> sympy.Expr:
     return _total(found)
 
 
-def on_chip_memory(program: Program) -> sympy.Expr:
+def on_chip_memory(program: StreamProgram) -> sympy.Expr:
     """Return the bytes of on-chip memory that a program's operators need.
 
     A load needs room for a tile, an accumulation or scan for its state, what buffers for a buffer; tiles that are

@@ -1,12 +1,12 @@
 """Programs of streams: built by calls that read as a dataflow graph, each of which checks its shape rule at once.
 
->>> from tvm_axe.stream import Machine, Program, StreamType, Tile, functions
->>> p = Program("double")
+>>> from tvm_axe.stream import Accelerator, StreamProgram, StreamType, Tile, functions
+>>> p = StreamProgram("double")
 >>> x = p.input("x", StreamType((2, 3), Tile(1, 4)))
 >>> print(x.map(functions.add(), x).accum(functions.sum_tiles()).output("y"))
 [2] of Tile(1, 4, float32)
 
-A program holds no state of a run: `Program.run` can be called again with other inputs, machines and tensors.
+A program holds no state of a run: `StreamProgram.run` can be called again with other inputs, accelerators and tensors.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tvm_axe.stream.graph import Feedback, Node, Stream, Tensor
 from tvm_axe.stream.types import Size, StreamType, Tile
 
 if TYPE_CHECKING:
-    from tvm_axe.stream.memory import Machine
+    from tvm_axe.stream.memory import Accelerator
     from tvm_axe.stream.operators.base import Operator
     from tvm_axe.stream.report import Report
     from tvm_axe.stream.views import View
 
-__all__ = ["Feedback", "Node", "Program", "Stream", "Tensor"]
+__all__ = ["Feedback", "Node", "Stream", "StreamProgram", "Tensor"]
 
 
-class Program:
+class StreamProgram:
     """A dataflow graph.
 
     Parameters
@@ -76,7 +76,7 @@ class Program:
         """LinearOffChipLoad: load tiles of a tensor, row by row, or an affine view of them.
 
         Shape: ``[rows / tile rows, columns / tile columns]``, or the view's. A `Tile` instead of its shape can have a
-        layout, whose bank conflicts slow down what reads it (`Machine.banked`).
+        layout, whose bank conflicts slow down what reads it (`Accelerator.banked`).
         """
         from tvm_axe.stream.operators.off_chip import LinearLoad
 
@@ -172,7 +172,7 @@ class Program:
     def run(
         self,
         inputs: Mapping[str, Any] | None = None,
-        machine: Machine | None = None,
+        accelerator: Accelerator | None = None,
         values: bool = True,
         trace: bool = False,
     ) -> Report:
@@ -183,7 +183,7 @@ class Program:
         inputs : Mapping
             For each input stream nested lists of its values, for each tensor that is loaded an array; those aren't
             needed without values.
-        machine : Machine, optional
+        accelerator : Accelerator, optional
             What to simulate; without, the run computes and takes no time.
         values : bool
             Whether to compute tiles; without, they have shapes only, which is much faster.
@@ -203,7 +203,7 @@ class Program:
         """
         from tvm_axe.stream.running import run
 
-        return run(self, dict(inputs or {}), machine, values, trace)
+        return run(self, dict(inputs or {}), accelerator, values, trace)
 
     def __str__(self) -> str:
         lines = [f"program {self.name!r}"]

@@ -1,7 +1,8 @@
 """The published simulations: their inputs and results, read from a folder, and the same simulated here.
 
 The folder holds `moe_routing/{model}_b{batch}.npz`, `kv_traces/b{batch}/conv_stdev{std}_{first}_{last}.npy` and
-`published/*.csv`, as they come with the artifact of Streaming Tensor Programs (arXiv 2511.07776).
+`published/*.csv`. That of the artifact of Streaming Tensor Programs (arXiv 2511.07776) comes with the package: `DATA`,
+whose README says where each file is from.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_axe.errors import InputError
-from tvm_axe.stream.programs.attention import AttentionCase
+from tvm_axe.stream.programs.cached_attention import AttentionCase
 from tvm_axe.stream.programs.moe import MoECase
 from tvm_axe.stream.programs.workloads import MIXTRAL_8X7B, QWEN3_30B_A3B, Model
 
-__all__ = ["Point", "attention_case", "moe_case", "read_points"]
+__all__ = ["DATA", "Point", "attention_case", "moe_case", "read_points"]
+
+DATA = Path(__file__).with_name("data") / "step"
+"""The folder of the inputs and results that were published with the paper."""
 
 MODELS = {model.name: model for model in (MIXTRAL_8X7B, QWEN3_30B_A3B)}
 STATIC_COMPUTE, DYNAMIC_COMPUTE = 4096, 6400
@@ -54,8 +58,8 @@ class Point:
     on_chip: int | None = None
 
 
-def read_points(folder: Path) -> list[Point]:
-    """Return every published result under a folder.
+def read_points(folder: Path = DATA) -> list[Point]:
+    """Return every published result under a folder, by default those of the paper.
 
     Raises
     ------

@@ -67,7 +67,7 @@ class Report:
     tensors : Mapping
         For each tensor that was stored to its array, or in runs without values nothing.
     cycles : int
-        When the last unit had ended; 0 without a machine.
+        When the last unit had ended; 0 without an accelerator.
     units : tuple of Activity
         One an operator, and one a broadcast.
     bindings : Mapping
@@ -167,7 +167,7 @@ class Report:
             If the run wasn't traced, or the file cannot be written.
         """
         if not any(unit.spans for unit in self.units):
-            raise InputError("the run kept no times; run the program on a machine with trace=True")
+            raise InputError("the run kept no times; run the program on an accelerator with trace=True")
         try:
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(self.trace_events(), file)

@@ -2,7 +2,7 @@
 
 No constant is fitted to cycles: bandwidths, latency, FLOPs of the functions and units' compute come from the published
 configuration, and the graphs are those of the paper's figures. What the configuration leaves open and the cycles settle
-is said in docs/decisions/0015-published-cycles.md, with what it was settled on.
+is said in docs/decisions/0017-published-cycles.md, with what it was settled on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tvm_axe.stream.programs.attention import AttentionCase
+from tvm_axe.stream.programs.cached_attention import AttentionCase
 from tvm_axe.stream.programs.moe import MoECase
 from tvm_axe.stream.programs.outcome import Outcome
 from tvm_axe.stream.programs.workloads import MIXTRAL_8X7B, QWEN3_30B_A3B, Model
-from tvm_axe.stream.published import STATIC_COMPUTE, Point, attention_case, moe_case, read_points
+from tvm_axe.stream.published import DATA, STATIC_COMPUTE, Point, attention_case, moe_case, read_points
 
 __all__ = ["Ratio", "Reproduction", "Row", "pareto_improvement", "reproduce"]
 
@@ -152,13 +152,14 @@ class Reproduction:
         return found
 
 
-def reproduce(folder: Path) -> Reproduction:
+def reproduce(folder: Path = DATA) -> Reproduction:
     """Simulate every published result under a folder.
 
     Parameters
     ----------
     folder : Path
-        Of the published inputs and results; see `tvm_axe.stream.published`.
+        The folder of the published inputs and results, laid out as `tvm_axe.stream.published` says; by default the
+        one that comes with the package.
 
     Raises
     ------

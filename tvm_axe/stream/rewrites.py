@@ -18,15 +18,15 @@ from tvm_axe.stream.operators.higher import Accum
 from tvm_axe.stream.operators.off_chip import LinearLoad
 from tvm_axe.stream.operators.routing import Partition
 from tvm_axe.stream.operators.shape import Reshape
-from tvm_axe.stream.program import Feedback, Node, Program, Stream
+from tvm_axe.stream.program import Feedback, Node, Stream, StreamProgram
 from tvm_axe.stream.types import Scalar, Selector, StreamType
 from tvm_axe.stream.views import View
 
-Hook: TypeAlias = Callable[[Program, Node, list[Stream]], Sequence[Stream] | None]
+Hook: TypeAlias = Callable[[StreamProgram, Node, list[Stream]], Sequence[Stream] | None]
 """What a node becomes in the new program, given its inputs there; None for the same operator again."""
 
 
-def dynamic_tiling(program: Program) -> Program:
+def dynamic_tiling(program: StreamProgram) -> StreamProgram:
     """Pack rows into one tile of all there are, instead of tiles of a fixed height whose last one is filled up.
 
     ::
@@ -42,7 +42,7 @@ def dynamic_tiling(program: Program) -> Program:
     """
     found = False
 
-    def hook(new: Program, node: Node, inputs: list[Stream]) -> Sequence[Stream] | None:
+    def hook(new: StreamProgram, node: Node, inputs: list[Stream]) -> Sequence[Stream] | None:
         nonlocal found
         if not isinstance(node.operator, Reshape) or node.operator.pad is None:
             return None
@@ -59,7 +59,7 @@ def dynamic_tiling(program: Program) -> Program:
     return rewritten
 
 
-def dynamic_parallelization(program: Program, selector: str, finished: Sequence[str]) -> Program:
+def dynamic_parallelization(program: StreamProgram, selector: str, finished: Sequence[str]) -> StreamProgram:
     """Send each request to the region that is the first to be free, instead of where an input says.
 
     ::
@@ -104,7 +104,7 @@ def dynamic_parallelization(program: Program, selector: str, finished: Sequence[
     kind = StreamType((program.stream(finished[0]).type.shape[0],), data)
     loop: list[Feedback] = []
 
-    def hook(new: Program, node: Node, inputs: list[Stream]) -> Sequence[Stream] | None:
+    def hook(new: StreamProgram, node: Node, inputs: list[Stream]) -> Sequence[Stream] | None:
         if node is not origin.node:
             return None
         initial = [(region,) for region in range(data.outputs)]
@@ -125,7 +125,7 @@ def dynamic_parallelization(program: Program, selector: str, finished: Sequence[
     return replay.program
 
 
-def time_multiplexing(program: Program, regions: Sequence[tuple[str, str]], share: int) -> Program:
+def time_multiplexing(program: StreamProgram, regions: Sequence[tuple[str, str]], share: int) -> StreamProgram:
     """Let `share` regions that compute the same with different weights be one, which takes whichever has something.
 
     ::
@@ -225,14 +225,14 @@ class _Replay:
 
     Attributes
     ----------
-    program : Program
+    program : StreamProgram
         The new one; it shares the tensors.
     streams : dict
         What each stream of the old one has become.
     """
 
-    def __init__(self, old: Program, hook: Hook, groups: Sequence[Sequence[_Region]] = ()) -> None:
-        self.program, self.hook = Program(old.name), hook
+    def __init__(self, old: StreamProgram, hook: Hook, groups: Sequence[Sequence[_Region]] = ()) -> None:
+        self.program, self.hook = StreamProgram(old.name), hook
         self.program.tensors = dict(old.tensors)
         self.streams: dict[Stream, Stream] = {}
         inside = {node for group in groups for region in group for node in region.nodes}
@@ -301,7 +301,7 @@ class _Replay:
         addresses = wanted.flat_map(lambda chosen: tables[chosen[0]], kind, name=f"{node.name}_addresses")
         return addresses.load_at(operator.tensor, operator.data, name=node.name)
 
-    def _close(self, old: Program) -> None:
+    def _close(self, old: StreamProgram) -> None:
         for node in old.nodes:
             if isinstance(node.operator, Loop) and node.operator.feedback.closing is not None:
                 loop = self.streams[node.outputs[0]].node.operator

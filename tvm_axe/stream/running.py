@@ -14,13 +14,13 @@ import sympy
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token, decode, encode
 from tvm_axe.stream.engine import Channel, Engine, Unit
-from tvm_axe.stream.memory import Machine
+from tvm_axe.stream.memory import Accelerator
 from tvm_axe.stream.operators.base import shape_of
 from tvm_axe.stream.operators.endpoints import Input, Loop, Output
 from tvm_axe.stream.operators.higher import Accum, Map, Scan
 from tvm_axe.stream.operators.off_chip import LinearLoad, LinearStore, RandomLoad, RandomStore
 from tvm_axe.stream.operators.routing import broadcast
-from tvm_axe.stream.program import Node, Program, Stream
+from tvm_axe.stream.program import Node, Stream, StreamProgram
 from tvm_axe.stream.report import Activity, Report
 from tvm_axe.stream.types import Selector, StreamType, Tile
 
@@ -62,22 +62,24 @@ class Meter(deque):
             bindings.setdefault(data.rows, sympy.Rational(self.rows, outer) if outer else 0)
 
 
-def run(program: Program, inputs: dict[str, Any], machine: Machine | None, values: bool, trace: bool) -> Report:
-    """Run a program; see `Program.run`."""
-    engine = Engine(machine, values, trace and machine is not None)
+def run(
+    program: StreamProgram, inputs: dict[str, Any], accelerator: Accelerator | None, values: bool, trace: bool
+) -> Report:
+    """Run a program; see `StreamProgram.run`."""
+    engine = Engine(accelerator, values, trace and accelerator is not None)
     with _no_collection():
         bindings = _feed(program, inputs, engine)
         meters = _connect(program, engine)
         engine.run()
     for meter in meters:
         meter.bind(bindings)
-    cycles = max((unit.clock for unit in engine.units), default=0) if machine else 0
-    steps = engine.occupancy.steps() if machine else []
+    cycles = max((unit.clock for unit in engine.units), default=0) if accelerator else 0
+    steps = engine.occupancy.steps() if accelerator else []
     peak = max((used for _, used in steps), default=0)
-    if machine and machine.capacity is not None and peak > machine.capacity:
+    if accelerator and accelerator.capacity is not None and peak > accelerator.capacity:
         raise StreamError(
             f"program {program.name!r}: its buffers take up {peak:,} bytes at a time, more than the on-chip memory, "
-            f"{machine.capacity:,} bytes"
+            f"{accelerator.capacity:,} bytes"
         )
     nodes = {node.name: node for node in program.nodes}
     return Report(
@@ -85,7 +87,7 @@ def run(program: Program, inputs: dict[str, Any], machine: Machine | None, value
         outputs={node.name: _collected(node, engine) for node in program.nodes if isinstance(node.operator, Output)},
         tensors=_stored(program, engine, inputs, bindings),
         cycles=cycles,
-        units=tuple(_activity(unit, nodes.get(unit.name), machine) for unit in engine.units),
+        units=tuple(_activity(unit, nodes.get(unit.name), accelerator) for unit in engine.units),
         bindings=bindings,
         peak_on_chip=peak,
         off_chip_busy=engine.memory.busy if engine.memory else 0.0,
@@ -105,7 +107,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _feed(program: Program, inputs: dict[str, Any], engine: Engine) -> dict[sympy.Symbol, Any]:
+def _feed(program: StreamProgram, inputs: dict[str, Any], engine: Engine) -> dict[sympy.Symbol, Any]:
     """Give the engine the inputs; return the symbols that they determine."""
     bindings: dict[sympy.Symbol, Any] = {}
     wanted = {node.name: node for node in program.nodes if isinstance(node.operator, Input)}
@@ -161,7 +163,7 @@ def _tokens(node: Node, given: Any) -> list[Token]:
     return tokens
 
 
-def _connect(program: Program, engine: Engine) -> list[Meter]:
+def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
     """Make the units and the channels between them; return the meters of channels whose dims are dynamic."""
     units: dict[Node, Unit] = {}
     for node in program.nodes:
@@ -198,7 +200,7 @@ def _wire(
     meters: list[Meter],
 ) -> None:
     """Make the channels of a stream, and a broadcast if it has several."""
-    depth = engine.machine.depth if engine.machine else 2
+    depth = engine.accelerator.depth if engine.accelerator else 2
     ends: list[tuple[Stream, Node]] = []  # a stream as its consumer knows it, and the consumer
     for consumer in stream.consumers:
         if isinstance(consumer.operator, Loop):
@@ -269,7 +271,7 @@ def _collected(node: Node, engine: Engine) -> list:
 
 
 def _stored(
-    program: Program, engine: Engine, inputs: dict[str, Any], bindings: dict[sympy.Symbol, Any]
+    program: StreamProgram, engine: Engine, inputs: dict[str, Any], bindings: dict[sympy.Symbol, Any]
 ) -> dict[str, np.ndarray]:
     """Return the tensors that were stored to: over what was given, else over NaN or zeros."""
     found: dict[str, np.ndarray] = {}
@@ -293,10 +295,10 @@ def _stored(
     return found
 
 
-def _activity(unit: Unit, node: Node | None, machine: Machine | None) -> Activity:
+def _activity(unit: Unit, node: Node | None, accelerator: Accelerator | None) -> Activity:
     compute = 0
-    if machine is not None and node is not None and isinstance(node.operator, (Map, Accum, Scan)) and unit.flops:
-        compute = node.operator.compute or machine.compute
+    if accelerator is not None and node is not None and isinstance(node.operator, (Map, Accum, Scan)) and unit.flops:
+        compute = node.operator.compute or accelerator.compute
     return Activity(
         name=unit.name,
         kind=unit.kind,

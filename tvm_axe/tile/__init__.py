@@ -19,7 +19,9 @@ from tvm_axe.tile.language import (
     parallel,
     pipelined,
     shared,
+    signal,
     sum,
+    wait,
 )
 from tvm_axe.tile.lowering import explain, lower, plan
 from tvm_axe.tile.program import read
@@ -45,5 +47,7 @@ __all__ = [
     "plan",
     "read",
     "shared",
+    "signal",
     "sum",
+    "wait",
 ]

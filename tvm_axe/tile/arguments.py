@@ -13,10 +13,8 @@ from tvm import tirx
 
 from tvm_axe import _tvm
 from tvm_axe.errors import InputError
+from tvm_axe.machines import Backend
 from tvm_axe.tile.program import Program
-
-_ALIGNMENTS = {"cpu": 64, "cuda": 16}
-"""Bytes that a first element's address is a multiple of: what LLVM's vector code and TMA take for granted."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,25 @@ class Parameter:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def parameters(program: Program) -> tuple[Parameter, ...]:
+@dataclass(frozen=True)
+class Scalar:
+    """A number that a program takes."""
+
+    name: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}"
+
+
+def parameters(program: Program) -> tuple[Parameter | Scalar, ...]:
     """The parameters of a tile program, in order."""
     written = {tile for node in program.body for tile in node.writes}
-    return tuple(Parameter(tile.name, tile.shape, tile.dtype, tile in written) for tile in program.params)
+    found: dict[tirx.Var, Parameter | Scalar] = {
+        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile in written) for tile in program.params
+    }
+    found |= {scalar: Scalar(str(scalar.name), str(scalar.ty)) for scalar in program.scalars}
+    return tuple(found[param] for param in program.func.params)
 
 
 @dataclass(frozen=True)
@@ -53,15 +66,15 @@ class Binder:
     ----------
     name : str
         The function's name, for messages.
-    params : sequence of Parameter
+    params : sequence of Parameter or Scalar
         Its parameters.
-    device : str
-        ``"cpu"`` or ``"cuda"``.
+    backend : Backend
+        What it was compiled by, which says where it runs and how tensors are aligned.
     """
 
-    def __init__(self, name: str, params: Sequence[Parameter], device: str) -> None:
-        self.name, self.params, self.device = name, tuple(params), device
-        self._kind = getattr(tvm_ffi.DLDeviceType, {"cpu": "kDLCPU", "cuda": "kDLCUDA"}[device])
+    def __init__(self, name: str, params: Sequence[Parameter | Scalar], backend: Backend) -> None:
+        self.name, self.params, self.backend = name, tuple(params), backend
+        self._device = tvm.runtime.device(backend.device)
 
     def bind(self, given: Sequence[Any]) -> Arguments:
         """Check what is given, and bring numpy arrays to where the function runs.
@@ -69,15 +82,19 @@ class Binder:
         Raises
         ------
         InputError
-            The number of arguments is wrong, or a type, dtype, shape, device or memory order doesn't fit.
+            The number of arguments is wrong, or a type, dtype, shape, device or memory order doesn't fit; a scalar
+            is no number of its type.
         """
         if len(given) != len(self.params):
             takes = ", ".join(map(str, self.params))
-            raise InputError(f"{self.name} takes {len(self.params)} tensors ({takes}); got {len(given)}")
+            what = "arguments" if any(isinstance(param, Scalar) for param in self.params) else "tensors"
+            raise InputError(f"{self.name} takes {len(self.params)} {what} ({takes}); got {len(given)}")
         extents: dict[str, tuple[int, str]] = {}
         values, afterwards = [], []
         for param, value in zip(self.params, given):
-            if isinstance(value, np.ndarray):
+            if isinstance(param, Scalar):
+                values.append(self._scalar(param, value))
+            elif isinstance(value, np.ndarray):
                 self._check(param, value.shape, str(value.dtype), extents)
                 bound, after = self._array(param, value)
                 values.append(bound)
@@ -85,6 +102,19 @@ class Binder:
             else:
                 values.append(self._tensor(param, value, extents))
         return Arguments(tuple(values), tuple(afterwards))
+
+    def _scalar(self, param: Scalar, value: Any) -> int | float:
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if "float" in param.dtype:
+            if not whole and not isinstance(value, float | np.floating):
+                raise InputError(f"{self.name}: {param.name} is a number, {param.dtype}; got {type(value).__name__}")
+            return float(value)
+        if not whole:
+            raise InputError(f"{self.name}: {param.name} is an integer, {param.dtype}; got {type(value).__name__}")
+        limits = np.iinfo(param.dtype)
+        if not limits.min <= value <= limits.max:
+            raise InputError(f"{self.name}: {param.name} is {param.dtype}, {limits.min} to {limits.max}; got {value}")
+        return int(value)
 
     def _check(self, param: Parameter, shape: Sequence[int], dtype: str, extents: dict[str, tuple[int, str]]) -> None:
         if dtype != param.dtype:
@@ -106,15 +136,17 @@ class Binder:
     def _array(self, param: Parameter, array: np.ndarray) -> tuple[Any, list[Callable[[], None]]]:
         if param.is_output and not array.flags.writeable:
             raise InputError(f"{self.name} writes {param.name}; got a read-only array")
-        in_place = array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % _ALIGNMENTS["cpu"] == 0
-        if self.device == "cpu" and in_place:
+        in_place = (
+            array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % self.backend.alignment == 0
+        )
+        if self.backend.on_host and in_place:
             return _tvm.as_tensor(array), []
         host = tvm.runtime.empty(array.shape, param.dtype)
         view = _tvm.as_array(host)
         view[...] = array
-        if self.device == "cpu":
+        if self.backend.on_host:
             return host, [lambda: np.copyto(array, view)] if param.is_output else []
-        tensor = tvm.runtime.empty(array.shape, param.dtype, tvm.cuda())
+        tensor = tvm.runtime.empty(array.shape, param.dtype, self._device)
         host.copyto(tensor)
 
         def fetch() -> None:
@@ -139,12 +171,12 @@ class Binder:
                 f"{self.name}: {param.name} must be a numpy array or a tensor with __dlpack__; got "
                 f"{type(value).__name__}"
             )
-        if tensor.device.dlpack_device_type() != self._kind:
-            raise InputError(f"{self.name} runs on {self.device}; {param.name} is on {tensor.device}")
+        if tensor.device.dlpack_device_type() != self._device.dlpack_device_type():
+            raise InputError(f"{self.name} runs on {self.backend.device}; {param.name} is on {tensor.device}")
         self._check(param, tuple(tensor.shape), str(tensor.dtype), extents)
         if not tensor.is_contiguous():
             raise InputError(f"{self.name}: {param.name} must be dense, in row-major order")
-        alignment = _ALIGNMENTS[self.device]
+        alignment = self.backend.alignment
         if tensor.data_ptr() % alignment:
             raise InputError(f"{self.name}: {param.name} must start at a multiple of {alignment} bytes; copy it")
         return value

@@ -8,28 +8,22 @@ linker.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.runtime import Module
 from tvm.target import Target
 
-from tvm_axe import _tvm
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.machines import cache, nvcc
-from tvm_axe.machines.target import resolve_target
+from tvm_axe.machines import Built, backend_of, cache, resolve_target
 from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.plan import Plan
-
-_VERSIONS = [metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
-_DEVICES = {"llvm": "cpu", "cuda": "cuda"}
+from tvm_axe.tile.program import Program
 
 
 class TileExecutable:
-    """A compiled tile program: called with a tensor for each of its parameters, it fills the outputs in place.
+    """A compiled tile program: called with a tensor or a number for each parameter, it fills the outputs in place.
 
     Tensors are numpy arrays, TVM's tensors or anything else with ``__dlpack__``, such as PyTorch's. On a GPU, tensors
     that are there are used where they are, on PyTorch's current stream, and the call returns at once; numpy arrays are
@@ -43,27 +37,28 @@ class TileExecutable:
         What it was compiled for, complete.
     """
 
-    def __init__(self, decided: Plan, module: Module, cuda: str | None) -> None:
+    def __init__(self, decided: Plan, built: Built) -> None:
         self.name = decided.program.name
         self.target = decided.target
-        self._plan, self._module, self._cuda = decided, module, cuda
-        self._device = _DEVICES[str(self.target.kind.name)]
-        self._binder = Binder(self.name, parameters(decided.program), self._device)
+        self._plan, self._built = decided, built
+        self._backend = backend_of(self.target)
+        self._device = tvm.runtime.device(self._backend.device)
+        self._binder = Binder(self.name, parameters(decided.program), self._backend)
 
-    def __call__(self, *tensors: Any) -> None:
+    def __call__(self, *arguments: Any) -> None:
         """Run once.
 
         Raises
         ------
         InputError
-            The tensors don't fit the parameters, or there is no GPU to run on.
+            The arguments don't fit the parameters, or there is no GPU to run on.
         """
-        arguments = self._bind(tensors)
-        self._module[self.name](*arguments.values)
-        for step in arguments.afterwards:
+        bound = self._bind(arguments)
+        self._built.module[self.name](*bound.values)
+        for step in bound.afterwards:
             step()
 
-    def time(self, *tensors: Any, repeat: int = 20, warmup: int = 3) -> list[float]:
+    def time(self, *arguments: Any, repeat: int = 20, warmup: int = 3) -> list[float]:
         """Seconds of each of `repeat` runs, on a GPU by its own clock; nothing is flushed from caches in between.
 
         Raises
@@ -71,37 +66,38 @@ class TileExecutable:
         InputError
             As a call.
         """
-        arguments = self._bind(tensors)
+        bound = self._bind(arguments)
         for _ in range(warmup):
-            self._module[self.name](*arguments.values)
-        device = tvm.cuda() if self._device == "cuda" else tvm.cpu()
-        timer = self._module.time_evaluator(self.name, device, number=1, repeat=repeat)
-        return [float(seconds) for seconds in timer(*arguments.values).results]
+            self._built.module[self.name](*bound.values)
+        timer = self._built.module.time_evaluator(self.name, self._device, number=1, repeat=repeat)
+        return [float(seconds) for seconds in timer(*bound.values).results]
 
     @property
     def source(self) -> str:
         """The CUDA source of the kernel, or its LLVM code."""
-        return str(self._module.inspect_source("ll")) if self._cuda is None else self._cuda
+        return str(self._built.module.inspect_source("ll")) if self._built.source is None else self._built.source
 
     def explain(self) -> str:
         """Every decision about the program on its target, a line each, with its reason."""
         return self._plan.explain()
 
-    def _bind(self, tensors: Sequence[Any]) -> Any:
-        if self._device == "cuda" and not tvm.cuda().exist:
-            raise InputError(f"{self.name} was compiled for {self.target.attrs['arch']}; this machine has no GPU")
-        return self._binder.bind(tensors)
+    def _bind(self, arguments: Sequence[Any]) -> Any:
+        if not self._backend.on_host and not self._device.exist:
+            raise InputError(f"{self.name} was compiled for {self._backend.name}; this machine has no GPU")
+        return self._binder.bind(arguments)
 
 
 def compile(
-    func: tirx.PrimFunc, target: str | Mapping[str, Any] | Target = "llvm", store: cache.Cache | None = None
+    program: tirx.PrimFunc | Program,
+    target: str | Mapping[str, Any] | Target = "llvm",
+    store: cache.Cache | None = None,
 ) -> TileExecutable:
     """Compile a tile program.
 
     Parameters
     ----------
-    func : PrimFunc
-        A tile program (`tvm_axe.tile.kernel`).
+    program : PrimFunc or Program
+        A tile program (`tvm_axe.tile.kernel`), as written or as read.
     target : str | dict | Target
         As `tvm_axe.machines.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or
         for Hopper where there is none.
@@ -113,11 +109,11 @@ def compile(
     TileError
         The program is malformed, the target cannot run it, or there is no compiler for CUDA source.
     """
-    return compile_all([func], target, store)[0]
+    return compile_all([program], target, store)[0]
 
 
 def compile_all(
-    funcs: Sequence[tirx.PrimFunc],
+    programs: Sequence[tirx.PrimFunc | Program],
     target: str | Mapping[str, Any] | Target = "llvm",
     store: cache.Cache | None = None,
 ) -> list[TileExecutable]:
@@ -129,22 +125,13 @@ def compile_all(
         As `compile`, or two of them have one name.
     """
     resolved = resolve_target(target if isinstance(target, str | Target) else dict(target))
-    plans = [lowering.plan(func, resolved) for func in funcs]
+    plans = [lowering.plan(program, resolved) for program in programs]
     names = [decided.program.name for decided in plans]
     if len(set(names)) < len(names):
         raise TileError(f"compile: programs have names of their own, got {', '.join(names)}")
     functions = [lowering.emit(decided) for decided in plans]
     mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in zip(names, functions)})
     store = cache.Cache() if store is None else store
-    if resolved.kind.name == "cuda":
-        overlap = all(decided.overlaps for decided in plans)
-        module, source = _tvm.build_cuda(mod, resolved, lambda source: nvcc.cubin(source, resolved, store), overlap)
-        return [TileExecutable(decided, module, source) for decided in plans]
-    module = _build_llvm(mod, resolved, store)
-    return [TileExecutable(decided, module, None) for decided in plans]
-
-
-def _build_llvm(mod: tvm.IRModule, target: Target, store: cache.Cache) -> Module:
-    # Scripts say all but where the text stood; the hash says what they leave out.
-    name = cache.key("llvm", mod.script(show_meta=True), _tvm.workload_hash(mod), str(target), *_VERSIONS)
-    return _tvm.load_llvm(store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target).mod)))
+    overlap = all(decided.overlaps for decided in plans)
+    built = backend_of(resolved).build(mod, resolved, store, overlap)
+    return [TileExecutable(decided, built) for decided in plans]

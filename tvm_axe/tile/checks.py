@@ -28,7 +28,9 @@ from tvm_axe.tile.program import (
     Program,
     Reduce,
     Region,
+    Signal,
     Tile,
+    Wait,
 )
 from tvm_axe.tile.races import check_blocks, check_parallel
 
@@ -49,9 +51,11 @@ def check(program: Program) -> None:
             _gemm(node)
         elif isinstance(node, Reduce):
             _reduce(node)
+        elif isinstance(node, Wait | Signal):
+            _flags(node, program, scope, tiles)
         for region in _regions(node):
             _bounds(node, region, scope, analyzer)
-        for tile in _scalars(node, tiles):
+        for tile in scalars(node, tiles):
             if tile.scope == "fragment":
                 raise TileError(
                     f"{node}: a scalar is read from {tile}, whose elements are spread over threads, and every thread "
@@ -139,6 +143,30 @@ def _reduce(reduce: Reduce) -> None:
         )
 
 
+def _flags(node: Wait | Signal, program: Program, scope: Scope, tiles: dict[tirx.Buffer, Tile]) -> None:
+    word, tile = type(node).__name__.lower(), node.flags.tile
+    if tile.scope != "global" or tile.dtype != "int32":
+        raise TileError(f"{node}: flags are {tile}; valid is an int32 tensor in global memory")
+    if str(node.value.ty) != "int32":
+        raise TileError(f"{node}: the value is {node.value.ty}; valid is int32")
+    for other in program.nodes():
+        touched = () if isinstance(other, Loop | Branch | Wait | Signal) else (*other.reads, *other.writes)
+        if tile not in (*touched, *scalars(other, tiles)):
+            continue
+        raise TileError(
+            f"{node}: `{other}` touches {tile}, too, which is ordered by nothing; valid is a tensor of flags that wait "
+            "and signal alone touch"
+        )
+    for dimension, (start, extent, size) in enumerate(zip(node.flags.start, node.flags.extents, tile.shape)):
+        for values in scope.corners():
+            at = evaluate(start, values)
+            if at is not None and isinstance(size, int) and at + extent > size:
+                raise TileError(
+                    f"{node}: its flags end at {at + extent} in dimension {dimension} of {tile}{_when(scope, values)}; "
+                    f"valid is up to {size}: a {word} has no flags outside of their tensor"
+                )
+
+
 def _assign(assign: Assign, scope: Scope) -> None:
     for values in scope.ends():
         for dimension, (index, size) in enumerate(zip(assign.indices, assign.tile.shape)):
@@ -158,6 +186,8 @@ def _regions(node: Node) -> tuple[Region, ...]:
         return (node.c, node.a, node.b)
     if isinstance(node, Copy | Reduce):
         return (node.dst, node.src)
+    if isinstance(node, Wait | Signal):
+        return (node.flags,)
     return (node.dst,) if isinstance(node, Fill) else ()
 
 
@@ -210,10 +240,10 @@ def _when(scope: Scope, values: dict[tirx.Var, Any]) -> str:
 # ---- Values that nothing wrote ---------------------------------------------------------------------------------------
 
 
-def _scalars(node: Node, tiles: dict[tirx.Buffer, Tile]) -> tuple[Tile, ...]:
+def scalars(node: Node, tiles: dict[tirx.Buffer, Tile]) -> tuple[Tile, ...]:
     """The tiles and tensors from which a node needs an element as a scalar."""
     expressions: list[Any] = [index for region in _regions(node) for index in region.start]
-    if isinstance(node, Let | Assign | Fill):
+    if isinstance(node, Let | Assign | Fill | Wait | Signal):
         expressions.append(node.value)
     if isinstance(node, Assign):
         expressions += node.indices
@@ -257,7 +287,7 @@ def _written(
 
 def _touches(node: Node, tiles: dict[tirx.Buffer, Tile]) -> Iterator[tuple[Tile, bool]]:
     """The tiles that a node itself reads and writes (True), in order."""
-    for tile in _scalars(node, tiles):
+    for tile in scalars(node, tiles):
         yield tile, False
     if isinstance(node, Parallel):
         for access in accesses(node):

@@ -79,10 +79,10 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
         It doesn't end in one copy of a fragment to its one output, or in one `parallel` that stores it: its result is
         added up in memory, or there are several.
     """
-    (*before, last) = recipe.programs
-    program = read(last)
+    (*before, program) = recipe.programs
+    last = program.func
     stores = _stores(program, recipe.outputs)
-    earlier = [node for func in before for node in _stores(read(func), recipe.outputs)]
+    earlier = [node for other in before for node in _stores(other, recipe.outputs)]
     store = stores[0] if len(stores) == len(recipe.outputs) == 1 and not earlier else None
     buffers = {
         buffer: tirx.decl_buffer(list(buffer.shape), buffer.dtype, name) for name, buffer in epilogue.inputs.items()
@@ -108,7 +108,7 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
     else:
         raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
     func = tirx.PrimFunc([*last.params, *buffers.values()], body, last.ret_type, last.attrs)
-    return replace(recipe, programs=(*before, func), inputs=(*recipe.inputs, *epilogue.inputs))
+    return replace(recipe, programs=(*before, read(func)), inputs=(*recipe.inputs, *epilogue.inputs))
 
 
 def _own_store(parallel: Parallel, output: str) -> tirx.BufferStore | None:

@@ -27,12 +27,34 @@ back.
 In a `copy`, ``A[m * 128, k * 64]`` names the tile that starts there, of the other side's shape; a slice names it in
 full. A tile may reach over the end of a tensor in global memory: what lies outside reads as zero and is not written.
 
+Parameters of the function are tensors and scalars, such as the number of the device that runs: ``me: T.int32``. A
+scalar is used wherever an integer or a number is; it is the same for all blocks.
+
+Kernels that run at once, on one device or on several whose memory each other addresses, meet in flags: int32 in global
+memory that are 0 to begin with. `signal` sets flags, and `wait` goes on when they are set:
+
+>>> @T.prim_func
+... def doubled(A: T.Buffer((8, 64), "float32"), B: T.Buffer((8, 64), "float32"),
+...             turn: T.int32, ready: T.Buffer((8,), "int32"), done: T.Buffer((8,), "int32")):
+...     with tile.kernel(8) as i:
+...         a = tile.fragment((1, 64), "float32")
+...         tile.wait(ready[i], turn)
+...         tile.copy(A[i, 0], a)
+...         with tile.parallel(1, 64) as (x, y):
+...             a[x, y] = a[x, y] * 2.0
+...         tile.copy(a, B[i, 0])
+...         tile.signal(done[i], turn)
+
+A block may wait for what earlier kernels, other devices or the host set; one that waits for another block of its own
+kernel waits for ever where that block is not running yet.
+
 Source: TileLang (arXiv:2504.17577), section 3, for the level; the representation is TIRx's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,7 +77,7 @@ STAGES = "axe.stages"
 LAYOUT = "axe.layout"
 """Annotation of a tile's allocation: its layout's canonical text, instead of the inferred one."""
 
-OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles")
+OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "sends")
 """What `kernel` takes beside the grid; each becomes the annotation ``axe.<name>`` of the outermost grid loop."""
 
 
@@ -67,6 +89,8 @@ def kernel(
     swizzle: int | None = None,
     cluster: Sequence[int] | None = None,
     roles: str | None = None,
+    order: str | None = None,
+    sends: Sequence[int] | None = None,
 ) -> Iterator[Any]:
     """Open the kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
 
@@ -86,21 +110,34 @@ def kernel(
         target takes up yet: blocks load for themselves (docs/decisions/0013 says why).
     roles : str, optional
         ``"specialized"``: a producer warp loads, the others compute. ``"uniform"``: every warp does both.
+    order : str, optional
+        ``"given"``: points are taken in the order of the grid. Without it, a dimension along which loops grow longer
+        is taken from its end.
+    sends : sequence of int, optional
+        Rows and columns of the pieces in which a specialized kernel's storing warp writes tiles that leave through
+        shared memory, each complete before the next begins; without it a tile is written at once. It asks for a
+        storing warp, which a specialized kernel with a `signal` has anyway.
 
     Raises
     ------
     TileError
-        Not one to three extents, or an option that is not positive.
+        Not one to three extents, an option that is not positive, or an unknown word for `roles` or `order`.
     """
     if not 1 <= len(grid) <= 3:
         raise TileError(f"kernel: takes 1 to 3 extents, got {len(grid)}")
     if roles not in (None, "specialized", "uniform"):
         raise TileError(f"kernel: roles is 'specialized' or 'uniform', got {roles!r}")
-    values = (threads, persistent, swizzle, cluster, roles)
+    if order not in (None, "given"):
+        raise TileError(f"kernel: order is 'given' or left out, got {order!r}")
+    values = (threads, persistent, swizzle, cluster, roles, order)
     options: dict[str, Any] = {f"axe.{name}": value for name, value in zip(OPTIONS, values) if value is not None}
     for name in ("threads", "swizzle"):
         if options.get(f"axe.{name}", 1) < 1:
             raise TileError(f"kernel: {name} must be positive, got {options[f'axe.{name}']}")
+    if sends is not None:
+        if len(sends) != 2 or any(extent < 1 for extent in sends):
+            raise TileError(f"kernel: sends has two positive extents, rows and columns of a piece, got {sends}")
+        options["axe.sends"] = [int(extent) for extent in sends]
     if persistent is not None:
         options["axe.persistent"] = int(persistent)
     if cluster is not None:
@@ -235,6 +272,98 @@ def max(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
 def min(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
     """The smallest element along `axis`; with `accumulate`, of what `dst` holds too."""
     return primitives.min(dst, src, axis, accumulate)
+
+
+WAIT, SIGNAL = "axe.wait", "axe.signal"
+"""Names of the external calls that `wait` and `signal` become: of the first flag, a value, a mode and the extents."""
+
+RESET = 1
+"""Mode of a `wait` that sets its flags to 0 afterwards."""
+
+ORDERED, ADD = 1, 2
+"""Modes of a `signal`, which may be added up."""
+
+MOST_FLAGS = 1024
+"""The most flags of one `wait` or `signal`: as many as a block may have threads."""
+
+
+def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
+    """Go on when every one of the flags is at least `value`; whatever was ordered before their `signal` is seen then.
+
+    Loads stay behind the wait, loads that run ahead too. In a specialized kernel the producer waits, so only what is
+    loaded into shared memory may depend on it. A GPU's kernel that waits for about three seconds ends with an error.
+
+    Parameters
+    ----------
+    flags : an element or a slice of an int32 tensor in global memory, of up to 1024 elements
+        The flags. Other statements don't touch that tensor.
+    value : int or Expr, optional
+        An int32; a constant is at least 1.
+    reset : bool, optional
+        Whether the flags are set to 0 afterwards, which only one block may do.
+
+    Raises
+    ------
+    TileError
+        `flags` is no part of a tensor with constant extents, or has too many; `value` is no int32.
+
+    Notes
+    -----
+    An acquire at system scope (PTX ISA, section 8, memory consistency model).
+    """
+    if isinstance(value, int) and value < 1:
+        raise TileError(f"wait: for a value of {value}, which flags have from the start; valid is 1 or more")
+    return _on_flags("wait", flags, value, RESET * bool(reset))
+
+
+def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = False) -> Any:
+    """Set every one of the flags to `value` when all that the block has read and written so far is done.
+
+    In a specialized kernel the storing warp signals: at least one tile must have left through shared memory before, and
+    none may have been written otherwise.
+
+    Parameters
+    ----------
+    flags : an element or a slice of an int32 tensor in global memory of any device, of up to 1024 elements
+        The flags. Other statements don't touch that tensor.
+    value : int or Expr, optional
+        An int32.
+    ordered : bool, optional
+        Without it the flags are set at once, and say only that the kernels before this one have ended.
+    add : bool, optional
+        Whether the value is added, for flags that count; then several blocks may signal one flag.
+
+    Raises
+    ------
+    TileError
+        `flags` is no part of a tensor with constant extents, or has too many; `value` is no int32.
+
+    Notes
+    -----
+    A release at system scope, or relaxed without `ordered` (PTX ISA, section 8, memory consistency model).
+    """
+    return _on_flags("signal", flags, value, ORDERED * bool(ordered) + ADD * bool(add))
+
+
+def _on_flags(word: str, flags: Any, value: Any, mode: int) -> Any:
+    """The call of `wait` or `signal`, as the module's text says it."""
+    if isinstance(flags, tirx.Var) and tirx.is_buffer_var(flags):
+        flags = flags[tuple(slice(0, extent) for extent in flags.shape)]
+    if isinstance(flags, ir.TensorLoad):
+        first, extents = flags, (1,) * len(flags.indices)
+    elif isinstance(flags, ir.TensorRegion):
+        first, extents = flags.source[tuple(r.min for r in flags.region)], _shape(flags)
+    else:
+        raise TileError(f"{word}: flags are an element or a slice of a tensor, got {type(flags).__name__}")
+    if not 1 <= math.prod(extents) <= MOST_FLAGS:
+        raise TileError(f"{word}: {math.prod(extents)} flags; valid are 1 to {MOST_FLAGS}")
+    if isinstance(value, int):
+        if not -(1 << 31) <= value < 1 << 31:
+            raise TileError(f"{word}: value is an int32, got {value}")
+        value = tirx.const(value, "int32")
+    elif not (isinstance(value, ir.Expr) and str(value.ty) == "int32"):
+        raise TileError(f"{word}: value is an int32, got {getattr(value, 'ty', type(value).__name__)}")
+    return T.evaluate(T.call_extern("int32", WAIT if word == "wait" else SIGNAL, first, value, mode, *extents))
 
 
 def cdiv(a: Any, b: int) -> Any:

@@ -271,7 +271,48 @@ class Assign:
         return f"{self.tile.name}[{', '.join(map(str, self.indices))}] = {self.value}"
 
 
-Node = Copy | Fill | Gemm | Reduce | Parallel | Loop | Branch | Let | Assign
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """Go on when every flag is at least `value`; with `reset` the flags are set to 0 then."""
+
+    flags: Region
+    value: tirx.Expr
+    reset: bool
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,)
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,) if self.reset else ()
+
+    def __str__(self) -> str:
+        return f"wait for {self.flags} >= {self.value}" + (", then reset" if self.reset else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """Set every flag to `value`, or add it; if `ordered`, once all that the block has read and written is done."""
+
+    flags: Region
+    value: tirx.Expr
+    ordered: bool
+    add: bool
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,) if self.add else ()
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,)
+
+    def __str__(self) -> str:
+        return f"signal {self.flags} {'+=' if self.add else '='} {self.value}" + ("" if self.ordered else ", at once")
+
+
+Node = Copy | Fill | Gemm | Reduce | Parallel | Loop | Branch | Let | Assign | Wait | Signal
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,6 +323,7 @@ class Program:
     ----------
     func : the function as written
     params : its tensors in global memory, in order
+    scalars : its scalar parameters, in order, between the tensors or behind them
     tiles : the tiles on chip, in order of allocation
     grid : (variable, extent), the slowest first
     options : of `tvm_axe.tile.kernel`, only those given
@@ -290,6 +332,7 @@ class Program:
 
     func: tirx.PrimFunc
     params: tuple[Tile, ...]
+    scalars: tuple[tirx.Var, ...]
     tiles: tuple[Tile, ...]
     grid: tuple[tuple[tirx.Var, tirx.Expr], ...]
     options: Mapping[str, object]
@@ -303,7 +346,8 @@ class Program:
         """What was read, a line a tile and a node; it reads like the source."""
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         grid = ", ".join(f"{var.name} < {extent}" for var, extent in self.grid)
-        lines = [f"kernel {self.name}({', '.join(tile.name for tile in self.params)}) for {grid}{options}"]
+        lines = [f"kernel {self.name}({', '.join(str(p.name) for p in self.func.params)}) for {grid}{options}"]
+        lines += [f"    scalar {scalar.name}: {scalar.ty}" for scalar in self.scalars]
         lines += [f"    {tile}" for tile in (*self.params, *self.tiles)]
         return "\n".join([*lines, *_lines(self.body, "    ")])
 
@@ -355,7 +399,8 @@ def read(func: tirx.PrimFunc) -> Program:
         without constant extents; operands whose shapes, scopes or types don't go together; a copy that leaves a tile,
         or that starts outside of a tensor; an access of `parallel` outside of a tile; points of a `parallel`, or
         blocks, that race; what is read and was never written; a pipelined loop with more stages than iterations, or
-        whose iterations race on a shared tile.
+        whose iterations race on a shared tile; flags that aren't int32 in global memory, lie outside of their tensor,
+        are touched otherwise too, or are set or reset by several blocks.
     """
     from tvm_axe.tile.checks import check
     from tvm_axe.tile.reading import Reader

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm import tirx
+from tvm import sym, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.tile.points import Access, Scope, accesses, variables
-from tvm_axe.tile.program import Assign, Branch, Copy, Fill, Let, Loop, Node, Parallel, Program, Tile
+from tvm_axe.tile.program import Assign, Branch, Copy, Fill, Let, Loop, Node, Parallel, Program, Signal, Tile, Wait
 
 
 def check_parallel(parallel: Parallel, scope: Scope, tiles: dict[tirx.Buffer, Tile]) -> None:
@@ -121,16 +121,19 @@ def _point(parallel: Parallel, number: int) -> str:
 
 
 def check_blocks(program: Program) -> None:
-    """Refuse what several blocks store to the same elements of a tensor, in no order."""
+    """Refuse what several blocks store to the same elements of a tensor, or flags that they set, in no order."""
     grid = {var: extent for var, extent in program.grid if not (isinstance(extent, int) and extent == 1)}
-    _Blocks(grid).statements(program.body, frozenset())
+    _Blocks(grid, program.analyzer()).statements(program.body, frozenset())
 
 
 class _Blocks:
-    """Finds which of the grid's variables each value may depend on; `behind` has those of names and local tiles."""
+    """Finds which of the grid's variables each value may depend on; `behind` has those of names and local tiles.
 
-    def __init__(self, grid: dict[tirx.Var, Any]) -> None:
-        self.grid = grid
+    `runs` is False in the arm of a branch that is proved never to be taken.
+    """
+
+    def __init__(self, grid: dict[tirx.Var, Any], analyzer: sym.Analyzer) -> None:
+        self.grid, self.analyzer, self.runs = grid, analyzer, True
         self.behind: dict[tirx.Var, frozenset[tirx.Var]] = {var: frozenset([var]) for var in grid}
 
     def of(self, *values: Any) -> frozenset[tirx.Var]:
@@ -150,9 +153,11 @@ class _Blocks:
                 known = self.behind.get(node.tile.buffer, frozenset())
                 self.behind[node.tile.buffer] = known | around | self.of(node.value, *node.indices)
             elif isinstance(node, Branch):
-                inner = around | self.of(node.condition)
-                self.statements(node.then, inner)
-                self.statements(node.otherwise, inner)
+                inner, runs = around | self.of(node.condition), self.runs
+                for nodes, never in ((node.then, tirx.Not(node.condition)), (node.otherwise, node.condition)):
+                    self.runs = runs and not self.analyzer.can_prove(never)
+                    self.statements(nodes, inner)
+                self.runs = runs
             elif isinstance(node, Loop):
                 # Twice, as what an iteration assigns the next one reads.
                 for _ in range(2):
@@ -163,6 +168,9 @@ class _Blocks:
 
     def stores(self, node: Node, around: frozenset[tirx.Var]) -> None:
         """What an operation or a `parallel` stores: on chip it may be anything, in a tensor its place counts."""
+        if isinstance(node, Wait | Signal):
+            self.flags(node, around)
+            return
         for tile in node.writes:
             if tile.scope != "global":
                 self.behind[tile.buffer] = frozenset(self.grid)
@@ -172,6 +180,23 @@ class _Blocks:
                         self.refuse(node, tile, around | self.of(*access.vars, *access.guard.vars))
             elif isinstance(node, Copy | Fill) and not (isinstance(node, Copy) and node.atomic):
                 self.refuse(node, tile, around | self.of(*node.dst.start))
+
+    def flags(self, node: Wait | Signal, around: frozenset[tirx.Var]) -> None:
+        """Refuse flags that several blocks set, each for itself, or reset, which only the first of them would see."""
+        harmless = not node.reset if isinstance(node, Wait) else node.add or not node.ordered
+        if harmless or not self.runs:
+            return
+        found = around | self.of(*node.flags.start)
+        for var in self.grid:
+            if var not in found:
+                does, valid = "wait for and reset", "reset=False"
+                if isinstance(node, Signal):
+                    does, valid = "set", "add=True, and a wait for as many"
+                raise TileError(
+                    f"{node}: all {self.grid[var]} blocks along {var.name} {does} the same flags of {node.flags.tile}, "
+                    f"in no order, so the first alone decides; valid are flags, or an `if`, that depend on {var.name}, "
+                    f"or {valid}"
+                )
 
     def refuse(self, node: Node, tile: Tile, found: frozenset[tirx.Var]) -> None:
         """Refuse a store to a tensor that is in the same place for all of a grid variable's blocks."""

@@ -10,7 +10,7 @@ from tvm import ir, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
-from tvm_axe.tile.language import FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.language import ADD, FRAGMENT, GRID, LAYOUT, OPTIONS, ORDERED, RESET, SIGNAL, STAGES, WAIT
 from tvm_axe.tile.program import (
     Assign,
     Branch,
@@ -24,12 +24,17 @@ from tvm_axe.tile.program import (
     Program,
     Reduce,
     Region,
+    Signal,
     Tile,
+    Wait,
     constant,
     tiles_of,
 )
 
 _OPERATION = "tirx.tile."
+SCALARS = ("int32", "int64", "float32", "float64")
+"""Types of scalar parameters."""
+
 _SCOPES = {"global": "global", "shared": "shared", FRAGMENT: "fragment", "local": "local"}
 
 
@@ -42,16 +47,19 @@ class Reader:
     tiles: list[Tile] = field(default_factory=list)
 
     def program(self) -> Program:
-        params = []
+        params, scalars = [], []
         for param in self.func.params:
             if not tirx.is_buffer_var(param):
-                raise TileError(f"parameter {param.name}: a tile program takes tensors, not scalars")
+                if str(param.ty) not in SCALARS:
+                    raise TileError(f"parameter {param.name}: {param.ty}; valid scalars are {', '.join(SCALARS)}")
+                scalars.append(param)
+                continue
             tile = Tile(param, "global", tuple(constant(e) for e in param.shape), str(param.dtype))
             self.known[param] = tile
             params.append(tile)
         grid, options, stmt = self._kernel(self.func.body)
         body = self._nodes(stmt)
-        return Program(self.func, tuple(params), tuple(self.tiles), grid, options, body)
+        return Program(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body)
 
     def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
         if not (isinstance(stmt, tirx.For) and GRID in stmt.annotations):
@@ -103,6 +111,8 @@ class Reader:
         if isinstance(stmt, tirx.IfThenElse):
             otherwise = () if stmt.else_case is None else self._nodes(stmt.else_case)
             return Branch(stmt.condition, self._nodes(stmt.then_case), otherwise)
+        if _is_on_flags(stmt):
+            return self._on_flags(stmt)
         if isinstance(stmt, tirx.Bind):
             return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
         if isinstance(stmt, tirx.BufferStore):
@@ -114,6 +124,13 @@ class Reader:
                 )
             return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
         raise TileError(f"{type(stmt).__name__} is no part of a tile program:\n{stmt}")
+
+    def _on_flags(self, stmt: tirx.Evaluate) -> Wait | Signal:
+        word, flag, value, mode, *extents = stmt.value.args
+        flags = Region(self.known[flag.source], tuple(flag.indices), tuple(int(extent) for extent in extents))
+        if str(word.value) == WAIT:
+            return Wait(flags, value, bool(int(mode) & RESET))
+        return Signal(flags, value, bool(int(mode) & ORDERED), bool(int(mode) & ADD))
 
     def _operation(self, call: tirx.TilePrimitiveCall) -> Node:
         kind, args = str(call.op.name).removeprefix(_OPERATION), list(call.args)
@@ -184,6 +201,9 @@ class Reader:
         if isinstance(stmt, tirx.IfThenElse):
             otherwise = None if stmt.else_case is None else self._points(stmt.else_case)
             return tirx.IfThenElse(stmt.condition, self._points(stmt.then_case), otherwise)
+        if _is_on_flags(stmt):
+            word = str(stmt.value.args[0].value).removeprefix("axe.")
+            raise TileError(f"parallel: {word} in its body; valid is a {word} before or behind it, by the whole block")
         if not isinstance(stmt, tirx.SeqStmt):
             raise TileError(f"parallel: {type(stmt).__name__} in its body; valid are stores, names and `if`:\n{stmt}")
         done: list[tirx.Stmt] = []
@@ -200,6 +220,13 @@ class Reader:
             else:
                 done.append(self._points(first))
         return done[0] if len(done) == 1 else tirx.SeqStmt(done)
+
+
+def _is_on_flags(stmt: tirx.Stmt) -> bool:
+    """Whether a statement is what `wait` or `signal` became."""
+    if not (isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, ir.Call) and stmt.value.args):
+        return False
+    return str(getattr(stmt.value.args[0], "value", "")) in (WAIT, SIGNAL)
 
 
 def _renamed(stmt: tirx.Stmt, buffer: tirx.Buffer, name: tirx.Var) -> tirx.Stmt:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tvm_axe.stream import Machine
-from tvm_axe.stream.programs.attention import cached_tiles
+from tvm_axe.stream import Accelerator
+from tvm_axe.stream.programs.cached_attention import cached_tiles
 from tvm_axe.stream.programs.decoder import decoder_inputs, decoder_layer
 from tvm_axe.stream.programs.reference import decoder_reference
 from tvm_axe.stream.programs.workloads import Heads, Model, MoE, routing
@@ -30,8 +30,8 @@ def test_equals_numpy(tile, expert_regions):
         for request, cache in enumerate(given[name].reshape(MODEL.heads.groups * batch, -1, MODEL.heads.size)):
             cache[lengths[request % batch] :] = np.nan
     streams = decoder_inputs(lengths, chosen, MODEL.heads, regions, TILE)
-    report = program.run({**streams, **given}, Machine())
+    report = program.run({**streams, **given}, Accelerator())
     for name, expected in decoder_reference(given, lengths, chosen, MODEL.heads, MODEL.moe).items():
         known = ~np.isnan(expected)
         np.testing.assert_allclose(report.tensors[name][known], expected[known], rtol=1e-4, atol=1e-5)
-    assert report.cycles == program.run(streams, Machine(), values=False).cycles
+    assert report.cycles == program.run(streams, Accelerator(), values=False).cycles

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tvm_axe.stream import Machine, StreamError
+from tvm_axe.stream import Accelerator, StreamError
 from tvm_axe.stream.programs.moe import MoECase, moe_inputs, moe_layer
 from tvm_axe.stream.programs.reference import moe_reference
 from tvm_axe.stream.programs.workloads import MoE, routing
@@ -29,10 +29,10 @@ def test_equals_numpy(batch, tile, regions):
     rng = np.random.default_rng()
     given, chosen = arrays(batch, LAYER, rng), routing(batch, LAYER, seed=int(rng.integers(1 << 30)))
     program = moe_layer(LAYER, batch, tile, 5, regions)
-    report = program.run({**moe_inputs(chosen), **given}, Machine())
+    report = program.run({**moe_inputs(chosen), **given}, Accelerator())
     expected = moe_reference(given, chosen, LAYER)["y"]
     np.testing.assert_allclose(report.tensors["y"], expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
-    without = program.run(moe_inputs(chosen), Machine(), values=False)
+    without = program.run(moe_inputs(chosen), Accelerator(), values=False)
     assert (report.cycles, report.traffic, report.flops) == (without.cycles, without.traffic, without.flops)
 
 
@@ -43,7 +43,7 @@ def test_the_weights_of_experts_without_tokens_are_not_needed():
     unused = np.setdiff1d(np.arange(LAYER.experts), chosen)
     for name, rows in (("w_gate", LAYER.width), ("w_up", LAYER.width), ("w_down", LAYER.hidden)):
         given[name].reshape(LAYER.experts, rows, -1)[unused] = np.nan
-    report = moe_layer(LAYER, 4, None, 5).run({**moe_inputs(chosen), **given}, Machine())
+    report = moe_layer(LAYER, 4, None, 5).run({**moe_inputs(chosen), **given}, Accelerator())
     expected = moe_reference(given, chosen, LAYER)["y"]
     np.testing.assert_allclose(report.tensors["y"], expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
     weights = 3 * LAYER.width * LAYER.hidden * 4

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tvm_axe.stream import Machine, metrics
+from tvm_axe.stream import Accelerator, metrics
 from tvm_axe.stream.programs import Heads, MoE, attention, attention_inputs, lengths, moe_inputs, moe_layer, routing
-from tvm_axe.stream.programs.attention import cached_tiles
+from tvm_axe.stream.programs.cached_attention import cached_tiles
 from tvm_axe.stream.rewrites import dynamic_parallelization, dynamic_tiling, time_multiplexing
 
 LAYER = MoE(experts=8, chosen=2, width=64, hidden=96)
@@ -14,7 +14,7 @@ HEADS = Heads(groups=1, queries=8, size=64)
 
 
 def simulate(program, streams, depth=2):
-    report = program.run(streams, Machine(depth=depth), values=False)
+    report = program.run(streams, Accelerator(depth=depth), values=False)
     return report.cycles, report.traffic, report.flops
 
 
@@ -43,5 +43,5 @@ def test_dynamic_parallelization():
 @pytest.mark.parametrize("tile", [None, 16])
 def test_symbolic_traffic_is_what_a_run_counts(tile, regions):
     program = moe_layer(LAYER, 48, tile, 32, regions)
-    report = program.run(moe_inputs(ROUTING), Machine(), values=False)
+    report = program.run(moe_inputs(ROUTING), Accelerator(), values=False)
     assert metrics.evaluate(metrics.off_chip_traffic(program), report.bindings) == report.traffic

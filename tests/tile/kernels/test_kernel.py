@@ -35,7 +35,7 @@ def double(extent, name="double"):
 
 
 def test_tensors_of_a_recipe():
-    recipe = Recipe((double(8), double(8, "again")), ("X",), ("Y",))
+    recipe = Recipe((tile.read(double(8)), tile.read(double(8, "again"))), ("X",), ("Y",))
     assert recipe.tensors == {"X": ((8,), "float32"), "unused": ((3,), "float32"), "Y": ((8,), "float32")}
     assert recipe.scratch == {"unused": ((3,), "float32")}
     assert recipe.arguments == (("X", "unused", "Y"),) * 2
@@ -55,7 +55,7 @@ def test_only_used_parameters_stay():
 )
 def test_recipes_that_are_none(programs, inputs, message):
     with pytest.raises(TileError, match=message):
-        Recipe(programs, inputs, ("Y",))
+        Recipe(tuple(map(tile.read, programs)), inputs, ("Y",))
 
 
 def test_unknown_parameters_are_refused():

@@ -22,6 +22,7 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.machines import backend_of
 from tvm_axe.meta.measure.child import Fatal
 from tvm_axe.meta.measure.cuda_graph import Graph
 from tvm_axe.meta.measure.exchange import Params
@@ -62,7 +63,7 @@ class Device(Protocol):
 
 def device_for(target: Target, inputs: Sequence[Sequence[np.ndarray]]) -> Device:
     """The device that functions for a target run on, with these input sets."""
-    return OnGpu(inputs) if str(target.kind.name) == "cuda" else OnCpu(inputs)
+    return OnCpu(inputs) if backend_of(target).on_host else OnGpu(inputs)
 
 
 class OnCpu:

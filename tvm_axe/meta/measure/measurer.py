@@ -15,6 +15,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores
 from tvm_axe.meta.measure.batch import START_SECONDS, Batch, Function, Limits, Measurement, Slot
 from tvm_axe.meta.measure.child import Child
@@ -52,7 +53,7 @@ class Worker:
 
     def __init__(self, target: Target, log: Path, timeout: float) -> None:
         self.target, self.timeout = target, timeout
-        self._on_cpu = str(target.kind.name) == "llvm"
+        self._on_cpu = backend_of(target).on_host
         threads = {"TVM_NUM_THREADS": str(cores(target))}
         count = min(_PROCESSES, len(os.sched_getaffinity(0)))
         self._slots = [Slot(Child(_MAIN, log, threads)) for _ in range(count)]

@@ -22,6 +22,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import ScheduleError
+from tvm_axe.machines import backend_of
 from tvm_axe.meta.measure.devices import Device
 from tvm_axe.schedule import query
 from tvm_axe.schedule.product import Product, product_of
@@ -45,7 +46,7 @@ class Reference(Protocol):
 
 def reference_for(mod: IRModule, target: Target, build: Build) -> Reference:
     """The way to compute ``main`` on a target in seconds, if there is one."""
-    if str(target.kind.name) == "cuda":
+    if not backend_of(target).on_host:
         return Compiled(build(_a_thread_an_element(mod, target), target), as_it_stands=False)
     if _tvm.flops(mod) > _MANY:
         products = _split(mod["main"])

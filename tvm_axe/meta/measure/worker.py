@@ -33,15 +33,14 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.lower.tiles import overlaps, with_tile_kernels
-from tvm_axe.machines import cache, nvcc
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores
-from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
 from tvm_axe.meta.measure.child import serve
 from tvm_axe.meta.measure.devices import Device, OnCpu, device_for
 from tvm_axe.meta.measure.exchange import Exchange, Params
 from tvm_axe.meta.measure.reference import reference_for
+from tvm_axe.pipeline import build
 from tvm_axe.records.packing import split_packing
 
 BUILD, PREPARE, RUN, TURNS = "build", "prepare", "run", "turns"
@@ -108,21 +107,6 @@ def params_of(func: tirx.PrimFunc) -> Params:
     """Shape and type of each parameter of a function."""
     infos = ms.arg_info.ArgInfo.from_prim_func(func)
     return [(tuple(map(int, info.shape)), np.dtype(str(info.dtype))) for info in infos]
-
-
-def build(mod: IRModule, target: Target) -> Module:
-    """Compile a candidate, all of it: nothing is left for its first call but to link."""
-    chosen = with_tile_kernels(mod, target)
-    if str(target.kind.name) != "cuda":
-        module = tvm.compile(chosen, target=target, tir_pipeline=PIPELINE).jit()
-        module.get_function("main")  # generates the code
-        return module
-    # A tile kernel leaves a function of TIRx, which upstream's other pipeline takes for something else.
-    pipeline = "s_tir" if "s_tir" in chosen["main"].attrs else "tirx"
-    store = cache.Cache()
-    return _tvm.build_cuda(
-        chosen, target, lambda source: nvcc.cubin(source, target, store), overlaps(chosen), pipeline
-    )[0]
 
 
 class Bench:
@@ -253,7 +237,7 @@ class _Process:
 
     def _prepare(self, mod: str, target: str, exchange: Path, prepared: Prepared | None) -> Prepared:
         resolved = Target(json.loads(target))
-        if str(resolved.kind.name) == "llvm" and not self.pinned:
+        if backend_of(resolved).on_host and not self.pinned:
             self.pinned = cpus_for(resolved)
             _tvm.use_threads(cores(resolved), self.pinned)
         self.bench = None  # lets go of what the last one held before there is another

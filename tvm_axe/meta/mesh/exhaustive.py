@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 from tvm import s_tir, tirx
 from tvm.target import Target
 
@@ -27,6 +26,7 @@ from tvm_axe.meta.mesh.database import Database
 from tvm_axe.meta.mesh.moves import Candidate, schedules
 from tvm_axe.meta.mesh.seeds import seed_schedule
 from tvm_axe.meta.mesh.worker import random_inputs
+from tvm_axe.progress import counted
 from tvm_axe.schedule import Schedule
 
 __all__ = ["Found", "SearchResult", "search"]
@@ -236,7 +236,7 @@ class _Job:
         expected: list[np.ndarray] | None = None
         workers: Workers | None = None
         try:
-            for n, sch in tqdm(chosen.items(), desc="search", unit="schedule", disable=not self.progress):
+            for n, sch in counted(chosen.items(), "search", self.progress):
                 if workers is None or workers.closed:  # a fault may have taken them along
                     workers = launch(self.mesh, engine=self.engine)
                 try:

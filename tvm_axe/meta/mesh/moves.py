@@ -18,7 +18,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import Schedule, query
-from tvm_axe.schedule.redistribute import sharded_over
+from tvm_axe.schedule.redistributing import sharded_over
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.meta.mesh.moves import Candidate, structure
 from tvm_axe.schedule import Schedule, query
-from tvm_axe.schedule.shard import shard_dims
+from tvm_axe.schedule.sharding import shard_dims
 
 _SUM = -1  # in place of a loop's position: the longest reduction
 

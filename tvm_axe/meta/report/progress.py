@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from tqdm import tqdm
-
 from tvm_axe.meta.search.task import Task
+from tvm_axe.progress import Bar
 
 __all__ = ["Progress"]
 
 
 class Progress:
-    """A bar over all the trials of a job. ::
+    """A bar over all the trials of a job; where stderr isn't a terminal, a line a minute. ::
 
         matmul:  41%|####      | 26/64 [00:09<00:13, 171 trials a minute, best 0.512 ms, 524.3 GFLOP/s, 0 failed]
 
@@ -26,8 +25,7 @@ class Progress:
     """
 
     def __init__(self, total: int, done: int, shown: bool) -> None:
-        form = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-        self._bar = tqdm(total=total, initial=done, unit="trial", bar_format=form, disable=not shown)
+        self._bar = Bar(total, done, shown)
         self._start, self._done = time.monotonic(), 0
 
     def advance(self, task: Task, model_error: float | None) -> None:
@@ -42,22 +40,18 @@ class Progress:
         if model_error is not None:
             words.append(f"model error {model_error:.2f}")
         words.append(f"{len(task.failures)} failed")
-        self._bar.set_description(task.name, refresh=False)
-        self._bar.set_postfix_str(", ".join(words), refresh=False)
-        self._bar.update()
+        self._bar.advance(task.name, ", ".join(words))
 
     def confirm(self, task: Task) -> None:
         """Show that a task's best candidates are being timed again."""
-        self._bar.set_description(f"{task.name}, the best again", refresh=False)
-        self._bar.refresh()
+        self._bar.rename(f"{task.name}, the best again")
 
     def shorten(self, trials: int) -> None:
         """Take trials out of the total that will not be made."""
-        self._bar.total -= trials
-        self._bar.refresh()
+        self._bar.shorten(trials)
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._bar.close()
+        self._bar.__exit__()

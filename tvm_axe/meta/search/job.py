@@ -16,7 +16,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe.errors import TuneError
-from tvm_axe.machines.target import resolve_target
+from tvm_axe.machines import backend_of, resolve_target
 from tvm_axe.meta.measure.measurer import Worker
 from tvm_axe.meta.model.model import MODEL, CostModel
 from tvm_axe.meta.report.page import write_report
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tvm_axe.schedule import Schedule
 
 __all__ = ["TuneResult", "tune"]
-
-_TIMEOUT = {"llvm": 10.0, "cuda": 60.0}  # seconds for one candidate: some make LLVM unroll for minutes; nvcc takes long
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ def kernel_tools(target: Target, work_dir: str | Path, seed: int = 0) -> Iterato
         model = CostModel(target, seed)
         model.restore(folder / MODEL)
         known = _known(model)
-        with Worker(target, folder / "logs" / "worker.log", _TIMEOUT[str(target.kind.name)]) as worker:
+        with Worker(target, folder / "logs" / "worker.log", backend_of(target).timeout) as worker:
             try:
                 yield Tools(worker, model)
             finally:

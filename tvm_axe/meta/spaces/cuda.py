@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
+from tvm_axe.machines import backend_of
 from tvm_axe.meta.spaces.kernels import Offer, choose, offers
 from tvm_axe.meta.spaces.mutator import MutateChoice
 from tvm_axe.schedule.tiles import choice_of, kernel_for
@@ -25,7 +26,7 @@ from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels import matmul_for
 from tvm_axe.tile.kernels.kernel import Problem, stored
 from tvm_axe.tile.targets.cuda.instructions.wgmma import ROWS, WARPGROUP
-from tvm_axe.tile.targets.cuda.plan import SHARED_BYTES
+from tvm_axe.tile.targets.cuda.plan import gpu_of
 from tvm_axe.tile.targets.cuda.specialized.plan import REGISTERS, operand_registers, widest_product
 
 __all__ = ["Fits", "cuda_space", "fits"]
@@ -46,10 +47,11 @@ def cuda_space(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
     offered.sort(key=lambda offer: offer.kernel != _preferred(offer, target))
     blocks = [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]
     if not {*blocks} <= {name for offer in offered for name in (offer.block, offer.epilogue)}:
+        rules = backend_of(target).rules
         return ms.space_generator.PostOrderApply(
-            sch_rules=ms.ScheduleRule.create("cuda"),
-            postprocs=ms.Postproc.create("cuda"),
-            mutator_probs=ms.Mutator.create("cuda"),
+            sch_rules=ms.ScheduleRule.create(rules),
+            postprocs=ms.Postproc.create(rules),
+            mutator_probs=ms.Mutator.create(rules),
         )
     choices = [[offer for offer in offered if offer.block == name] for name in blocks]
     choices = [options for options in choices if options]
@@ -105,10 +107,10 @@ def fits(parameters: Mapping[str, int], problem: Problem, target: Target) -> boo
         rows, columns = parameters["block_n"], math.ceil(problem["m"] / 8) * 8
     size = int(tvm_ffi.dtype(stored(problem["dtype"])).bits) // 8
     ring = max(parameters["stages"], 1) * (rows + columns) * parameters["block_k"] * size
-    arch = str(target.attrs["arch"])
-    if ring > SHARED_BYTES.get(arch, SHARED_BYTES["sm_80"]):
+    gpu = gpu_of(target)
+    if ring > gpu.shared_bytes:
         return False
-    if arch != "sm_90a" or problem["dtype"] == "float32" or rows % ROWS:
+    if gpu.tensor_cores != "wgmma" or problem["dtype"] == "float32" or rows % ROWS:
         return True
     groups = max(n for n in REGISTERS if rows % (n * ROWS) == 0)
     return rows * columns // (groups * WARPGROUP) <= operand_registers(groups) and columns <= widest_product(groups)

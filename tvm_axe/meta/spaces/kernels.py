@@ -20,6 +20,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.target import Target
 
 from tvm_axe.errors import ScheduleError
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query, tile_kernel
 from tvm_axe.schedule.product import Product
 from tvm_axe.schedule.tiles import PRODUCTS, kernel_for, problem_of, product_at
@@ -58,7 +59,7 @@ def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:
     found = []
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         name = query.name_of(sch, block)
-        for kernel in _ON_CPU if str(target.kind.name) == "llvm" else PRODUCTS:
+        for kernel in PRODUCTS if isinstance(machine_of(target), Gpu) else _ON_CPU:
             try:
                 product = product_at(sch, block)
                 epilogue = _epilogue(sch, block, product)

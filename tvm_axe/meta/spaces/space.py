@@ -25,6 +25,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from tvm_axe.machines import Gpu, backend_of, machine_of
 from tvm_axe.machines.target import cores, vector_bits
 from tvm_axe.meta.spaces.around import inline_made
 from tvm_axe.meta.spaces.columns import column_schedules, find_columns
@@ -45,7 +46,7 @@ _Generate = Callable[[s_tir.Schedule], list[s_tir.Schedule]]
 
 def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
     """The design space of a function named ``main``."""
-    if str(target.kind.name) == "cuda":
+    if isinstance(machine_of(target), Gpu):
         return cuda_space(func, target)
     sch = s_tir.Schedule(func)
     blocks = {str(sch.get(b).name_hint): sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))}
@@ -70,30 +71,30 @@ def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
         # A candidate starts in a space drawn at random: as often in one of the kernels' as of the register tiles'.
         return [*kernels[:1], *registers, *kernels * max(1, len(registers) // max(1, len(kernels))), *others]
 
-    postprocs = _postprocs(func)
+    postprocs, rules = _postprocs(func), backend_of(target).rules
     if not generate(sch):
-        return _upstreams(postprocs)
+        return _upstreams(postprocs, rules)
     if offered:
         mutators = {ms.mutator.MutateTileSize(): 0.5, MutateChoice(): 0.5}
         return ms.space_generator.ScheduleFn(generate, sch_rules=[], postprocs=[], mutator_probs=mutators)
-    return _beside_upstreams(generate, postprocs)
+    return _beside_upstreams(generate, postprocs, rules)
 
 
-def _upstreams(postprocs: list[ms.Postproc]) -> ms.SpaceGenerator:
+def _upstreams(postprocs: list[ms.Postproc], rules: str) -> ms.SpaceGenerator:
     # Named, and not left to the target: for a CPU with VNNI upstream's choice needs tensor intrinsics that take 13 s to
     # import.
     return ms.space_generator.PostOrderApply(
-        sch_rules=ms.ScheduleRule.create("llvm"), postprocs=postprocs, mutator_probs=ms.Mutator.create("llvm")
+        sch_rules=ms.ScheduleRule.create(rules), postprocs=postprocs, mutator_probs=ms.Mutator.create(rules)
     )
 
 
-def _beside_upstreams(generate: _Generate, postprocs: list[ms.Postproc]) -> ms.SpaceGenerator:
+def _beside_upstreams(generate: _Generate, postprocs: list[ms.Postproc], rules: str) -> ms.SpaceGenerator:
     ours = ms.space_generator.ScheduleFn(generate, sch_rules=[], postprocs=[], mutator_probs={})
     return ms.space_generator.SpaceGeneratorUnion(
-        [ours, _upstreams(postprocs)],
+        [ours, _upstreams(postprocs, rules)],
         sch_rules=[],
         postprocs=postprocs,
-        mutator_probs={**ms.Mutator.create("llvm"), MutateChoice(): 0.1},
+        mutator_probs={**ms.Mutator.create(rules), MutateChoice(): 0.1},
     )
 
 

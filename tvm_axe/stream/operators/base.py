@@ -79,8 +79,8 @@ def byte_counter(data: DataType) -> Cost:
 
 def read_cost(unit: Unit, channel: Channel) -> Cost | None:
     """Return what it costs to read a value of the channel from on-chip memory; None if it needn't be read."""
-    machine = unit.engine.machine
-    if machine is None or not channel.stored:
+    accelerator = unit.engine.accelerator
+    if accelerator is None or not channel.stored:
         return None
     size, rate = byte_counter(channel.type.data), bandwidth(unit, channel.type.data)
     return lambda value: -(-size(value) // rate)
@@ -88,11 +88,11 @@ def read_cost(unit: Unit, channel: Channel) -> Cost | None:
 
 def bandwidth(unit: Unit, data: DataType) -> int:
     """Bytes a cycle between a unit and tiles of that type in on-chip memory."""
-    machine = unit.engine.machine
-    assert machine is not None
-    if not machine.banked or not isinstance(data, Tile) or data.layout is None:
-        return machine.on_chip_bandwidth
-    return max(1, machine.on_chip_bandwidth // _bank_ways(data.layout, data.shape, data.dtype))
+    accelerator = unit.engine.accelerator
+    assert accelerator is not None
+    if not accelerator.banked or not isinstance(data, Tile) or data.layout is None:
+        return accelerator.on_chip_bandwidth
+    return max(1, accelerator.on_chip_bandwidth // _bank_ways(data.layout, data.shape, data.dtype))
 
 
 @functools.lru_cache(maxsize=256)

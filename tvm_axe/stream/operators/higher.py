@@ -158,7 +158,7 @@ class FlatMap(Operator):
 
     def process(self, node: Node, unit: Unit) -> Process:
         rank, function = self.type.rank, self.function
-        cost = self.cycles if unit.engine.machine is not None else 0
+        cost = self.cycles if unit.engine.accelerator is not None else 0
 
         def step(value: Any, stop: int) -> tuple[int, list[Token]]:
             if value is EMPTY:
@@ -220,11 +220,11 @@ def _pricing(
     node: Node, unit: Unit, function: TileFunction, compute: int | None, writes: bool
 ) -> Callable[[tuple], Price]:
     """Return the function from arguments' shapes to a unit's cycles, the result's shape and the FLOPs."""
-    machine = unit.engine.machine
+    accelerator = unit.engine.accelerator
     data = _arguments([channel.type for channel in unit.inputs])
     stored = [channel.stored for channel in unit.inputs] * (len(data) if len(unit.inputs) == 1 else 1)
     counters = [byte_counter(item) for item in data]
-    rates = [bandwidth(unit, item) if machine else 1 for item in data]
+    rates = [bandwidth(unit, item) if accelerator else 1 for item in data]
     written = writing_cost(node, unit) if writes else None
 
     def price(shapes: tuple) -> Price:
@@ -232,11 +232,11 @@ def _pricing(
         result = function.result(*types)
         shape = result.shape if isinstance(result, Tile) else 0
         flops = int(function.flops(*types))
-        if machine is None:
+        if accelerator is None:
             return 0, shape, flops
         reading = sum(-(-size(s) // rate) for size, rate, s, here in zip(counters, rates, shapes, stored) if here)
         writing = written(shape) if written is not None else 0
-        computing = function.cycles if function.cycles is not None else -(-flops // (compute or machine.compute))
+        computing = function.cycles if function.cycles is not None else -(-flops // (compute or accelerator.compute))
         return max(reading, computing, writing), shape, flops
 
     return price
@@ -244,8 +244,8 @@ def _pricing(
 
 def writing_cost(node: Node, unit: Unit) -> Cost:
     """Return what it costs to write a result to on-chip memory."""
-    machine, size = unit.engine.machine, byte_counter(node.outputs[0].type.data)
-    return lambda value: -(-size(value) // machine.on_chip_bandwidth) if machine else 0
+    accelerator, size = unit.engine.accelerator, byte_counter(node.outputs[0].type.data)
+    return lambda value: -(-size(value) // accelerator.on_chip_bandwidth) if accelerator else 0
 
 
 def _shapes(values: tuple) -> tuple:

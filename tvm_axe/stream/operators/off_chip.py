@@ -46,7 +46,7 @@ class _Load(Operator):
         (rows, columns), engine = self.tile, unit.engine
         across = self.grid(node)[1]
         row_bytes = columns * self.data.itemsize
-        requests = engine.machine.off_chip.requests(rows, row_bytes) if engine.machine else 0
+        requests = engine.accelerator.off_chip.requests(rows, row_bytes) if engine.accelerator else 0
         if not engine.values:
             return lambda number: (rows, columns), requests
         array = engine.tensors[self.tensor.name]
@@ -66,7 +66,7 @@ class _Load(Operator):
 
 
 class LinearLoad(_Load):
-    """See `Program.load` and `Stream.load`."""
+    """See `StreamProgram.load` and `Stream.load`."""
 
     kind = "LinearOffChipLoad"
 
@@ -171,9 +171,9 @@ class _Store(Operator):
     def write(self, unit: Unit, value: Any) -> Generator[None, None, None]:
         """Wait until a tile is written."""
         rows, columns = shape_of(value)
-        itemsize, machine = Tile(rows, columns, self.tensor.dtype).itemsize, unit.engine.machine
+        itemsize, accelerator = Tile(rows, columns, self.tensor.dtype).itemsize, unit.engine.accelerator
         unit.written += rows * columns * itemsize
-        yield from unit.access(machine.off_chip.requests(rows, columns * itemsize) if machine else 0)
+        yield from unit.access(accelerator.off_chip.requests(rows, columns * itemsize) if accelerator else 0)
 
 
 class LinearStore(_Store):

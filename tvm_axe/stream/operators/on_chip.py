@@ -50,7 +50,7 @@ class Bufferize(Operator):
 
     def process(self, node: Node, unit: Unit) -> Process:
         (source,), (sink,) = unit.inputs, unit.outputs
-        machine, rank, whole = unit.engine.machine, self.rank, self.rank == source.rank
+        accelerator, rank, whole = unit.engine.accelerator, self.rank, self.rank == source.rank
         size = byte_counter(source.type.data)
         tokens: list[Token] = []
         tenant: Tenant | None = None
@@ -62,8 +62,8 @@ class Bufferize(Operator):
                     tenant = unit.engine.occupy(unit, taken)
                 else:
                     unit.engine.grow(unit, tenant, taken)
-                if machine is not None:
-                    unit.work(-(-taken // machine.on_chip_bandwidth))
+                if accelerator is not None:
+                    unit.work(-(-taken // accelerator.on_chip_bandwidth))
             unit.free(source)
             if value is not EMPTY or stop <= rank:
                 tokens.append((value, min(stop, rank)))
@@ -110,9 +110,9 @@ class Streamify(Operator):
 
     def process(self, node: Node, unit: Unit) -> Process:
         (source,), (sink,) = unit.inputs, unit.outputs
-        machine, view = unit.engine.machine, self.view
+        accelerator, view = unit.engine.accelerator, self.view
         tile = node.outputs[0].type.data
-        size, rate = byte_counter(tile), bandwidth(unit, tile) if machine is not None else 1
+        size, rate = byte_counter(tile), bandwidth(unit, tile) if accelerator is not None else 1
         order = None if view is None else list(zip(view.positions(), view.stops()))
         rank = sink.rank - source.rank
         while True:
@@ -123,7 +123,7 @@ class Streamify(Operator):
                 tiles: list[Any] = [value for value, _ in stored.tokens if value is not EMPTY]
                 tokens = stored.tokens if order is None else [(tiles[at], ends) for at, ends in order]
                 for value, ends in tokens:
-                    if machine is not None and value is not EMPTY:
+                    if accelerator is not None and value is not EMPTY:
                         unit.work(-(-size(value) // rate))
                         stored.tenant.use(unit.clock)
                     after = ends + stop if ends == rank and value is not EMPTY else ends

@@ -51,7 +51,7 @@ class Partition(Operator):
         source, selector = unit.inputs
         rank, sinks = self.rank, unit.outputs
         cost = read_cost(unit, source)
-        routing = 0 if unit.engine.machine is None else 1
+        routing = 0 if unit.engine.accelerator is None else 1
         known = selector.type.data
         assert isinstance(known, Selector)
         ended = False
@@ -86,7 +86,7 @@ class Partition(Operator):
 
 
 class Reassemble(Operator):
-    """See `Program.reassemble`."""
+    """See `StreamProgram.reassemble`."""
 
     kind = "Reassemble"
 
@@ -110,7 +110,7 @@ class Reassemble(Operator):
         (sink,) = unit.outputs
         rank = self.rank
         costs = [read_cost(unit, source) for source in sources]
-        routing = 0 if unit.engine.machine is None else 1
+        routing = 0 if unit.engine.accelerator is None else 1
         while True:
             chosen, stop = yield from unit.get(selector)
             if chosen is EMPTY:
@@ -133,7 +133,7 @@ class Reassemble(Operator):
 
 
 class EagerMerge(Operator):
-    """See `Program.eager_merge`."""
+    """See `StreamProgram.eager_merge`."""
 
     kind = "EagerMerge"
 

@@ -1,6 +1,6 @@
 """Programs of the paper: a mixture of experts, attention over caches of different lengths, a decoder layer."""
 
-from tvm_axe.stream.programs.attention import AttentionCase, attention, attention_inputs
+from tvm_axe.stream.programs.cached_attention import AttentionCase, attention, attention_inputs
 from tvm_axe.stream.programs.decoder import decoder_inputs, decoder_layer
 from tvm_axe.stream.programs.moe import MoECase, moe_inputs, moe_layer
 from tvm_axe.stream.programs.outcome import Outcome

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_axe.stream import functions
-from tvm_axe.stream.program import Program, Stream
-from tvm_axe.stream.programs.attention import Caches, Requests, attend, attention_inputs
+from tvm_axe.stream.program import Stream, StreamProgram
+from tvm_axe.stream.programs.cached_attention import Caches, Requests, attend, attention_inputs
 from tvm_axe.stream.programs.moe import cut_rows, mix, moe_inputs
 from tvm_axe.stream.programs.workloads import Heads, Model
 from tvm_axe.stream.types import Scalar, Selector, StreamType, Tile
@@ -41,7 +41,7 @@ def decoder_layer(
     cache_tile: int = 32,
     expert_regions: int | None = None,
     dtype: str = "float32",
-) -> Program:
+) -> StreamProgram:
     """Return the program of a layer.
 
     Tensors: ``x`` [batch, width], ``norm_1`` and ``norm_2`` [1, width], ``w_q`` [groups * width, queries * size],
@@ -71,7 +71,7 @@ def decoder_layer(
         If the sizes don't fit; see `moe_layer`.
     """
     moe, heads = model.moe, model.heads
-    p = Program("decoder")
+    p = StreamProgram("decoder")
     x = p.load(p.tensor("x", batch, moe.width, dtype), (batch, moe.width)).flatten()
     gains = [p.load(p.tensor(f"norm_{n}", 1, moe.width, dtype), (1, moe.width)).flatten() for n in (1, 2)]
 
@@ -115,7 +115,7 @@ def _norm(x: Stream, gain: Stream) -> Stream:
     ).map(functions.mul(), gain)
 
 
-def _heads(p: Program, x: Stream, heads: Heads, name: str, batch: int, width: int, dtype: str) -> Stream:
+def _heads(p: StreamProgram, x: Stream, heads: Heads, name: str, batch: int, width: int, dtype: str) -> Stream:
     """Project to the queries, keys or values of all the groups: [groups * batch] of (heads, size)."""
     count = heads.queries if name == "q" else 1
     columns = count * heads.size

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream import functions
-from tvm_axe.stream.memory import Machine
-from tvm_axe.stream.program import Program, Stream, Tensor
+from tvm_axe.stream.memory import Accelerator
+from tvm_axe.stream.program import Stream, StreamProgram, Tensor
 from tvm_axe.stream.programs.outcome import Outcome
 from tvm_axe.stream.programs.workloads import MoE
 from tvm_axe.stream.types import Scalar, Selector, StreamType, Tile, symbol
@@ -39,7 +39,7 @@ The published cycles are those of 2 bytes for all of them."""
 
 def moe_layer(
     moe: MoE, batch: int, tile: int | None, columns: int, regions: int | None = None, dtype: str = "float32"
-) -> Program:
+) -> StreamProgram:
     """Return the program of a layer.
 
     Tensors: ``x`` [batch, width], ``scale`` [batch, chosen], ``w_gate`` and ``w_up`` [experts * width, hidden],
@@ -65,7 +65,7 @@ def moe_layer(
     StreamError
         If the columns don't divide the hidden dim, or the regions the experts.
     """
-    p = Program("moe")
+    p = StreamProgram("moe")
     x = p.tensor("x", batch, moe.width, dtype)
     tokens = p.load(x, (1, moe.width), name="tokens").flatten()
     y = p.tensor("y", batch, moe.width, dtype)
@@ -74,7 +74,7 @@ def moe_layer(
 
 
 def mix(
-    p: Program,
+    p: StreamProgram,
     tokens: Stream,
     moe: MoE,
     batch: int,
@@ -148,7 +148,7 @@ class Weights:
         return self.moe.hidden // self.columns
 
     @classmethod
-    def of(cls, p: Program, moe: MoE, columns: int, dtype: str) -> Weights:
+    def of(cls, p: StreamProgram, moe: MoE, columns: int, dtype: str) -> Weights:
         """Declare the tensors."""
         wide, down = moe.experts * moe.width, moe.experts * moe.hidden
         gate, up = (p.tensor(name, wide, moe.hidden, dtype) for name in ("w_gate", "w_up"))
@@ -245,8 +245,8 @@ class MoECase:
     def simulate(self) -> Outcome:
         """Return what it comes to."""
         program = moe_layer(self.moe, len(self.routing), self.tile, self.columns, self.regions, "bfloat16")
-        machine = Machine(compute=self.compute, depth=self.depth)
-        report = program.run(moe_inputs(self.routing), machine, values=False)
+        accelerator = Accelerator(compute=self.compute, depth=self.depth)
+        report = program.run(moe_inputs(self.routing), accelerator, values=False)
         off_chip = report.read + report.written // ITEM_BYTES * STATE_BYTES
         return Outcome(report.cycles, off_chip, self.on_chip(), report.flops)
 

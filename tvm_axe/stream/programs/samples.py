@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.memory import Machine
-from tvm_axe.stream.program import Program
-from tvm_axe.stream.programs.attention import attention, attention_inputs, cached_tiles
+from tvm_axe.stream.memory import Accelerator
+from tvm_axe.stream.program import StreamProgram
+from tvm_axe.stream.programs.cached_attention import attention, attention_inputs, cached_tiles
 from tvm_axe.stream.programs.decoder import decoder_inputs, decoder_layer
 from tvm_axe.stream.programs.moe import moe_inputs, moe_layer
 from tvm_axe.stream.programs.reference import attention_reference, decoder_reference, moe_reference
@@ -38,11 +38,11 @@ class Sample:
 
     Attributes
     ----------
-    program : Program
+    program : StreamProgram
         What to run.
     streams : dict
         Its input streams.
-    machine : Machine
+    accelerator : Accelerator
         What it is simulated on.
     reference : callable
         From arrays to the float64 results of some tensors, NaN where nothing is said.
@@ -50,9 +50,9 @@ class Sample:
         Of the arrays.
     """
 
-    program: Program
+    program: StreamProgram
     streams: dict[str, Any]
-    machine: Machine
+    accelerator: Accelerator
     reference: Callable[[dict[str, np.ndarray]], dict[str, NDArray[np.float64]]]
     seed: int
 
@@ -68,7 +68,7 @@ class Sample:
     def run(self, values: bool = True, trace: bool = False) -> Report:
         """Compute and simulate it, or only simulate it."""
         given = self.arrays() if values else {}
-        return self.program.run({**self.streams, **given}, self.machine, values=values, trace=trace)
+        return self.program.run({**self.streams, **given}, self.accelerator, values=values, trace=trace)
 
     def error(self, report: Report) -> float:
         """Return the largest difference of a run's results from the reference, over the largest value; NaN is wrong."""
@@ -115,7 +115,7 @@ def _moe(model: Model, variant: str, batch: int, seed: int) -> Sample:
     moe, chosen = model.moe, routing(batch, model.moe, seed)
     tile, regions = 16 if variant == "static" else None, REGIONS if variant == "shared" else None
     program = moe_layer(moe, batch, tile, _columns(moe), regions)
-    return Sample(program, moe_inputs(chosen), Machine(), lambda arrays: moe_reference(arrays, chosen, moe), seed)
+    return Sample(program, moe_inputs(chosen), Accelerator(), lambda arrays: moe_reference(arrays, chosen, moe), seed)
 
 
 def _attention(model: Model, variant: str, batch: int, seed: int) -> Sample:
@@ -123,8 +123,8 @@ def _attention(model: Model, variant: str, batch: int, seed: int) -> Sample:
     sizes: dict[str, Any] = {"regions": min(REGIONS, batch), "block": -(-batch // REGIONS)}
     program = attention(heads, batch, int(cached_tiles(cached, 32).max()), variant, **sizes)
     streams = attention_inputs(cached, heads, variant, **sizes)
-    machine = Machine(compute=2048, depth=1)
-    return Sample(program, streams, machine, lambda arrays: attention_reference(arrays, cached, heads), seed)
+    accelerator = Accelerator(compute=2048, depth=1)
+    return Sample(program, streams, accelerator, lambda arrays: attention_reference(arrays, cached, heads), seed)
 
 
 def _decoder(model: Model, variant: str, batch: int, seed: int) -> Sample:
@@ -136,4 +136,4 @@ def _decoder(model: Model, variant: str, batch: int, seed: int) -> Sample:
     def reference(arrays: dict[str, np.ndarray]) -> dict[str, NDArray[np.float64]]:
         return decoder_reference(arrays, cached, chosen, heads, moe)
 
-    return Sample(program, streams, Machine(compute=4096), reference, seed)
+    return Sample(program, streams, Accelerator(compute=4096), reference, seed)

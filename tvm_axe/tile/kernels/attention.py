@@ -15,6 +15,7 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.data import normal, offsets
 from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import (
@@ -28,7 +29,6 @@ from tvm_axe.tile.kernels.kernel import (
     only_used,
     rounding_slack,
 )
-from tvm_axe.tile.kernels.tiling import arch, is_cuda
 
 MASKED = -(2.0**100)
 """The score of a key that a query doesn't see: its weight is 0 as soon as the query has seen one. (With an infinity,
@@ -220,7 +220,7 @@ def packed_attention(
                         if first + x < stop:
                             O[first + x, h, y] = T.cast(o[x, y], dtype)
 
-    return Recipe((packed_attention,), ("Q", "K", "V", "q_starts", "k_starts"), ("O",))
+    return Recipe((tile.read(packed_attention),), ("Q", "K", "V", "q_starts", "k_starts"), ("O",))
 
 
 def _cut_blocks(queries: int, keys: int, block_m: int, block_n: int, causal: bool) -> int:
@@ -241,12 +241,13 @@ def _group(heads: int, kv_heads: int) -> int:
 
 
 def attention_space(target: Target, problem: Problem) -> Space:
-    """128 queries and 128 keys at once on Hopper, two warpgroups of 64 rows; what fits elsewhere."""
-    if not is_cuda(target):
+    """128 queries and 128 keys at once with wgmma, two warpgroups of 64 rows; what fits elsewhere."""
+    machine = machine_of(target)
+    if not isinstance(machine, Gpu):
         return {"block_m": choose(128, 32, 64), "block_n": choose(128, 64, 256)}
     if problem["dtype"] == "float32":
         return {"block_m": choose(64, 32), "block_n": choose(32, 64), "stages": choose(0, 2)}
-    columns = 128 if arch(target) == "sm_90a" else 64
+    columns = 128 if machine.tensor_cores == "wgmma" else 64
     return {"block_m": choose(128, 64, 192), "block_n": choose(columns, 64, 96, 128, 160), "stages": choose(0, 2, 3)}
 
 

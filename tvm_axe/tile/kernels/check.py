@@ -10,10 +10,10 @@ import numpy as np
 from tvm.target import Target
 
 from tvm_axe.errors import AxeError
+from tvm_axe.machines import Gpu, backend_of, machine_of
 from tvm_axe.tile.build import compile_all
 from tvm_axe.tile.kernels.kernel import TOLERANCE, Expected, Kernel, Problem, Recipe, described
 from tvm_axe.tile.kernels.registry import KERNELS
-from tvm_axe.tile.kernels.tiling import arch, is_cuda
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ def run(kernels: Sequence[Kernel], target: Target, seed: int) -> Iterator[tuple[
 
 def supported(target: Target, problem: Problem) -> bool:
     """Whether the target multiplies the problem's dtype: 8-bit floats need Hopper among GPUs."""
-    return not (is_cuda(target) and problem["dtype"].startswith("float8") and arch(target) != "sm_90a")
+    machine = machine_of(target)
+    return not (isinstance(machine, Gpu) and problem["dtype"].startswith("float8") and not machine.float8)
 
 
 def checked(
@@ -56,9 +57,8 @@ def checked(
         error, fault = judged(outputs, kernel.reference(problem, arrays), TOLERANCE[problem["dtype"]])
     except Exception as failure:  # whatever a kernel does, the others are run
         fault = str(failure) if isinstance(failure, AxeError) else f"{type(failure).__name__}: {failure}"
-    kind = "cuda" if is_cuda(target) else "cpu"
     measured = None if math.isnan(error) else error
-    return Row(kernel.name, described(problem), problem["dtype"], kind, measured, not fault), fault
+    return Row(kernel.name, described(problem), problem["dtype"], backend_of(target).device, measured, not fault), fault
 
 
 def executed(recipe: Recipe, target: Target, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

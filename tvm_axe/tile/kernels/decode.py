@@ -11,11 +11,11 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.attention import MASKED, attend, mask, soften
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, Space, choose
-from tvm_axe.tile.kernels.tiling import is_cuda, processors
 
 ROWS = 16
 """Rows of the smallest tile of queries that tensor cores take."""
@@ -118,15 +118,16 @@ def decode_attention(
                 o[y] = o[y] / T.max(total[0], T.float32(1e-30))
             tile.copy(o, O[b, h, 0])
 
-    return Recipe((attend_pieces, combine_pieces), ("Q", "K", "V", "lengths"), ("O",))
+    return Recipe((tile.read(attend_pieces), tile.read(combine_pieces)), ("Q", "K", "V", "lengths"), ("O",))
 
 
 def _space(target: Target, problem: Problem) -> Space:
     """As many pieces as give every multiprocessor at most two blocks, each of two steps or more."""
-    if not is_cuda(target):
+    machine = machine_of(target)
+    if not isinstance(machine, Gpu):
         return {"splits": choose(1, 2, 4, 8), "block_n": choose(128, 64, 256)}
     block_n = 32 if problem["dtype"] == "float32" else 128
-    wanted = 2 * processors(target) // (problem["batch"] * problem["kv_heads"])
+    wanted = 2 * machine.processors // (problem["batch"] * problem["kv_heads"])
     most = tile.cdiv(problem["capacity"], 2 * block_n)
     return {
         "splits": choose(max(1, min(wanted, most)), 1, 2, 4, 8, 16, 32),

@@ -113,7 +113,7 @@ def batched_matmul(
                 tile.gemm(a, b, c, transpose_b=transpose_b, instruction=instruction)
             tile.copy(c, C[z, i * block_m, j * block_n])
 
-    return Recipe((batched_matmul,), ("A", "B"), ("C",))
+    return Recipe((tile.read(batched_matmul),), ("A", "B"), ("C",))
 
 
 # ---- Data and reference ------------------------------------------------------------------------------------------

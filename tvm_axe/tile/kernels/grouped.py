@@ -89,7 +89,7 @@ def grouped_matmul(
                         if row + x < stop and j * block_n + y < n:
                             Y[row + x, j * block_n + y] = T.cast(c[x, y], operand)
 
-    return Recipe((find_tiles, grouped_matmul), ("X", "W", "starts"), ("Y",))
+    return Recipe((tile.read(find_tiles), tile.read(grouped_matmul)), ("X", "W", "starts"), ("Y",))
 
 
 # ---- Data and reference ------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -35,8 +35,8 @@ class Recipe:
 
     Attributes
     ----------
-    programs : tuple of PrimFunc
-        In order; each with a name of its own.
+    programs : tuple of Program
+        As read, in order; each with a name of its own.
     inputs, outputs : tuple of str
         The tensors that a caller gives, by name. All others are `scratch`.
 
@@ -46,12 +46,12 @@ class Recipe:
         Two programs of one name, a tensor with two shapes, or an input or output that no program has.
     """
 
-    programs: tuple[tirx.PrimFunc, ...]
+    programs: tuple[Program, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        names = [program.name for program in self._read]
+        names = [program.name for program in self.programs]
         if len(set(names)) < len(names):
             raise TileError(f"recipe: programs have names of their own, got {', '.join(names)}")
         missing = [name for name in (*self.inputs, *self.outputs) if name not in self.tensors]
@@ -59,14 +59,10 @@ class Recipe:
             raise TileError(f"recipe: no program has a parameter {', '.join(missing)}; there are {[*self.tensors]}")
 
     @cached_property
-    def _read(self) -> tuple[Program, ...]:
-        return tuple(read(program) for program in self.programs)
-
-    @cached_property
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every tensor, by name."""
         found: dict[str, tuple[tuple[int, ...], str]] = {}
-        for program in self._read:
+        for program in self.programs:
             for param in program.params:
                 kind = (param.shape, param.dtype)
                 if found.setdefault(param.name, kind) != kind:
@@ -81,7 +77,7 @@ class Recipe:
     @property
     def arguments(self) -> tuple[tuple[str, ...], ...]:
         """The names of each program's tensors, in the order of its parameters."""
-        return tuple(tuple(param.name for param in program.params) for program in self._read)
+        return tuple(tuple(param.name for param in program.params) for program in self.programs)
 
 
 @dataclass(frozen=True)
@@ -130,12 +126,14 @@ class Kernel:
         return self.make(**problem, **chosen)
 
 
-def only_used(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The program without the parameters that nothing in it touches: those of options that were not asked for."""
+def only_used(func: tirx.PrimFunc) -> Program:
+    """The program, read, without parameters that nothing in it touches: those of options that were not asked for."""
     program = read(func)
     used = {tile for node in program.nodes() for tile in (*node.reads, *node.writes)}
-    params = [param for param, tile in zip(func.params, program.params) if tile in used]
-    return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
+    buffers = {tile.buffer for tile in used}
+    params = [param for param in func.params if param in buffers or not tirx.is_buffer_var(param)]
+    less = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
+    return replace(program, func=less, params=tuple(tile for tile in program.params if tile in used))
 
 
 def choose(default: int, *others: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from tvm.target import Target
 
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.attention import ATTENTION, PACKED_ATTENTION
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
 from tvm_axe.tile.kernels.gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
@@ -15,7 +16,7 @@ from tvm_axe.tile.kernels.kernel import Kernel, Problem
 from tvm_axe.tile.kernels.rows import RMS_NORM, SOFTMAX
 from tvm_axe.tile.kernels.skinny import SKINNY_MATMUL
 from tvm_axe.tile.kernels.splitting import SPLIT_K_MATMUL, STREAM_K_MATMUL
-from tvm_axe.tile.kernels.tiling import gpu_block, is_cuda, processors
+from tvm_axe.tile.kernels.tiling import gpu_block
 from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
@@ -28,10 +29,11 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel
 
 def matmul_for(target: Target, problem: Problem) -> Kernel:
     """The kernel for a product A B^T of one dtype: its tiles transposed for few rows, its sums split for few tiles."""
-    if not is_cuda(target):
+    gpu = machine_of(target)
+    if not isinstance(gpu, Gpu):
         return MATMUL
     if problem["m"] <= 64:
         return SKINNY_MATMUL
-    block_m, block_n = gpu_block(target, problem["m"], problem["n"], problem["dtype"])
+    block_m, block_n = gpu_block(gpu, problem["m"], problem["n"], problem["dtype"])
     tiles = -(-problem["m"] // block_m) * -(-problem["n"] // block_n)
-    return SPLIT_K_MATMUL if 2 * tiles <= processors(target) and problem["k"] >= 2048 else MATMUL
+    return SPLIT_K_MATMUL if 2 * tiles <= gpu.processors and problem["k"] >= 2048 else MATMUL

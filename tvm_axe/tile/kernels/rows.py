@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import (
@@ -25,7 +26,6 @@ from tvm_axe.tile.kernels.kernel import (
     power_of_two,
     rounding_slack,
 )
-from tvm_axe.tile.kernels.tiling import is_cuda
 
 _HELD = 4096
 """Elements that a block holds at least, where there are rows enough: 16 a thread of 256."""
@@ -60,7 +60,7 @@ def rms_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-6, *, bloc
                 x[r, c] = x[r, c] * factor[r] * w[c]
             tile.copy(x, Y[i * block_rows, 0])
 
-    return Recipe((rms_norm,), ("X", "weight"), ("Y",))
+    return Recipe((tile.read(rms_norm),), ("X", "weight"), ("Y",))
 
 
 def softmax(rows: int, columns: int, dtype: str, *, block_rows: int) -> Recipe:
@@ -88,7 +88,7 @@ def softmax(rows: int, columns: int, dtype: str, *, block_rows: int) -> Recipe:
                 x[r, c] = x[r, c] * total[r]
             tile.copy(x, Y[i * block_rows, 0])
 
-    return Recipe((softmax,), ("X",), ("Y",))
+    return Recipe((tile.read(softmax),), ("X",), ("Y",))
 
 
 def padded(columns: int) -> int:
@@ -97,7 +97,7 @@ def padded(columns: int) -> int:
 
 
 def _space(target: Target, problem: Problem) -> Space:
-    held = max(1, _HELD // padded(problem["columns"])) if is_cuda(target) else 4
+    held = max(1, _HELD // padded(problem["columns"])) if isinstance(machine_of(target), Gpu) else 4
     return {"block_rows": choose(min(held, power_of_two(problem["rows"])), 1, 2, 4, 8, 16)}
 
 

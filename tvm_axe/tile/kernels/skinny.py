@@ -8,10 +8,11 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.gemm import inputs, reference
 from tvm_axe.tile.kernels.kernel import Kernel, Problem, Recipe, Space, choose, only_used, stored
-from tvm_axe.tile.kernels.tiling import instructions, is_cuda, processors
+from tvm_axe.tile.kernels.tiling import instructions
 
 
 def skinny_matmul(
@@ -62,15 +63,16 @@ def skinny_matmul(
 def _space(target: Target, problem: Problem) -> Space:
     """Blocks of 64 weight rows unless 128 give every multiprocessor one; steps as deep as leave room for several."""
     m, n, k, dtype = problem["m"], problem["n"], problem["k"], problem["dtype"]
-    if not is_cuda(target):
+    machine = machine_of(target)
+    if not isinstance(machine, Gpu):
         return {"block_n": choose(64, 128, 256), "block_k": choose(256, 128, 512)}
-    block_n = 128 if n >= 128 * processors(target) else 64
+    block_n = 128 if n >= 128 * machine.processors else 64
     block_k = 16 if dtype == "float32" else 128 if block_n == 128 or m > 32 or k < 1024 else 256
     return {
         "block_n": choose(block_n, 64, 128, 192, 256),
         "block_k": choose(block_k, 64, 128, 256, 512),
         "stages": choose(0, 3, 4, 5, 6, 8),
-        **instructions(target, dtype),
+        **instructions(machine, dtype),
     }
 
 

@@ -15,10 +15,12 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
+from tvm_axe.machines import machine_of
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.gemm import inputs, reference
 from tvm_axe.tile.kernels.kernel import Kernel, Problem, Recipe, Space, choose, only_used, stored
-from tvm_axe.tile.kernels.tiling import matmul_space, processors
+from tvm_axe.tile.kernels.tiling import matmul_space
+from tvm_axe.tile.program import Program
 
 COMBINED = (8, 128)
 """The tile of the programs that add or convert what others left in scratch memory."""
@@ -62,13 +64,13 @@ def split_k_matmul(
             tile.copy(c, partial[z, i * block_m, j * block_n])
 
     return Recipe(
-        (partial_products, combine(splits, m, n, stored(dtype), Epilogue(**options))),
+        (tile.read(partial_products), combine(splits, m, n, stored(dtype), Epilogue(**options))),
         ("A", "B", *Epilogue(**options).tensors),
         ("C",),
     )
 
 
-def combine(splits: int, m: int, n: int, out: str, epilogue: Epilogue) -> T.PrimFunc:
+def combine(splits: int, m: int, n: int, out: str, epilogue: Epilogue) -> Program:
     """The program C = epilogue(the sum of `partial`'s m x n slices)."""
     rows, columns = COMBINED
 
@@ -152,7 +154,7 @@ def stream_k_matmul(
             tile.copy(total[i * rows, j * columns], c)
             tile.copy(c, C[i * rows, j * columns])
 
-    return Recipe((clear, stretches, convert), ("A", "B"), ("C",))
+    return Recipe((tile.read(clear), tile.read(stretches), tile.read(convert)), ("A", "B"), ("C",))
 
 
 def _split_space(target: Target, problem: Problem) -> Space:
@@ -161,12 +163,13 @@ def _split_space(target: Target, problem: Problem) -> Space:
     block_m, block_n, block_k = (int(space[name][0]) for name in ("block_m", "block_n", "block_k"))
     tiles = tile.cdiv(problem["m"], block_m) * tile.cdiv(problem["n"], block_n)
     most = tile.cdiv(problem["k"], 2 * block_k)
-    return {**space, "splits": choose(max(1, min(processors(target) // tiles, most)), 1, 2, 3, 4, 6, 8, 16)}
+    return {**space, "splits": choose(max(1, min(machine_of(target).processors // tiles, most)), 1, 2, 3, 4, 6, 8, 16)}
 
 
 def _stream_space(target: Target, problem: Problem) -> Space:
     space = {name: values for name, values in matmul_space(target, problem).items() if name != "swizzle"}
-    return {**space, "workers": choose(processors(target), 2 * processors(target))}
+    processors = machine_of(target).processors
+    return {**space, "workers": choose(processors, 2 * processors)}
 
 
 SPLIT_K_MATMUL = Kernel(

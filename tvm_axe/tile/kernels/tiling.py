@@ -6,10 +6,8 @@ import math
 
 from tvm.target import Target
 
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.kernel import Problem, Space, choose
-
-SMS = {"sm_80": 108, "sm_90a": 132}
-"""Multiprocessors of the largest GPU of an architecture; the next older one's where it isn't listed."""
 
 _BLOCKS = {
     "wgmma": (*((128, n) for n in (256, 224, 192, 128, 64)), (256, 128), (64, 128), (64, 96), (64, 64)),
@@ -20,27 +18,9 @@ _OPERAND = 48
 """What loading one row or column of operands costs, in elements of the product: the order of the blocks' speeds."""
 
 
-def arch(target: Target) -> str:
-    """The GPU's architecture, such as ``"sm_90a"``."""
-    return str(target.attrs["arch"])
-
-
-def is_cuda(target: Target) -> bool:
-    return str(target.kind.name) == "cuda"
-
-
-def processors(target: Target) -> int:
-    """How many blocks a GPU runs at once, or how many threads a CPU has."""
-    if is_cuda(target):
-        return SMS.get(arch(target), SMS["sm_80"])
-    return int(target.attrs.get("num-cores", 1))
-
-
-def instructions(target: Target, dtype: str) -> Space:
-    """A GPU's tensor cores take float32 as tf32 only where a gemm is annotated with them; it is exact otherwise."""
-    if not is_cuda(target) or dtype != "tf32":
-        return {}
-    return {"instruction": ("wgmma",) if arch(target) == "sm_90a" else ("mma",)}
+def instructions(gpu: Gpu, dtype: str) -> Space:
+    """Tensor cores take float32 as tf32 only where a gemm is annotated with them; it is exact otherwise."""
+    return {"instruction": (gpu.tensor_cores,)} if dtype == "tf32" else {}
 
 
 def matmul_space(target: Target, problem: Problem) -> Space:
@@ -50,65 +30,66 @@ def matmul_space(target: Target, problem: Problem) -> Space:
     tile takes. On a CPU as many rows as there are, and columns whose part of B stays in a core's second cache.
     """
     m, n, dtype = problem["m"], problem["n"], problem["dtype"]
-    if not is_cuda(target):
+    machine = machine_of(target)
+    if not isinstance(machine, Gpu):
         # Rows of A are read in place, so that rows that no tile divides cost nothing; B is packed a block at a time.
         rows = min(m, 512)
         blocks = math.ceil(m / rows) * math.ceil(n / 128) * problem.get("batch", 1)
         return {
             "block_m": choose(rows, 64, 128, 256),
-            "block_n": choose(128 if blocks >= 2 * processors(target) else 64, 32, 64, 128, 256),
+            "block_n": choose(128 if blocks >= 2 * machine.processors else 64, 32, 64, 128, 256),
             "block_k": choose(256, 128, 512),
         }
-    block_m, block_n = gpu_block(target, m * problem.get("batch", 1), n, dtype)
+    block_m, block_n = gpu_block(machine, m * problem.get("batch", 1), n, dtype)
     taller = [rows for rows in (64, 128, 192, 256) if rows < m + 64]
     wider = [columns for columns in (32, 64, 96, 128, 160, 192, 224, 256) if columns < n + 32]
-    wider += [columns for columns in _filling(target, problem) if columns not in wider]
+    wider += [columns for columns in _filling(machine, problem) if columns not in wider]
     return {
         "block_m": choose(block_m, *taller),
         "block_n": choose(block_n, *wider),
-        "block_k": choose(_depth(target, dtype, block_m), 32, 64, 128, 256),
+        "block_k": choose(_depth(machine, dtype, block_m), 32, 64, 128, 256),
         "stages": choose(0, 2, 3, 4, 5, 6),
         "swizzle": choose(16, 1, 4, 8, 32) if m > 64 else (16,),  # one row of tiles has one order
-        **instructions(target, dtype),
+        **instructions(machine, dtype),
     }
 
 
-def _filling(target: Target, problem: Problem) -> list[int]:
+def _filling(gpu: Gpu, problem: Problem) -> list[int]:
     """The columns of tiles of 64 or 128 rows that make one or two waves of blocks as full as they can be.
 
-    Only for Hopper's tensor cores, which take any multiple of 8.
+    Only for wgmma, which takes any multiple of 8.
     """
     m, n = problem["m"] * problem.get("batch", 1), problem["n"]
-    if arch(target) != "sm_90a" or problem["dtype"] == "float32":
+    if gpu.tensor_cores != "wgmma" or problem["dtype"] == "float32":
         return []
     found = []
     for rows, waves in ((64, 1), (128, 1), (64, 2), (128, 2)):
-        across = waves * processors(target) // math.ceil(m / rows)
+        across = waves * gpu.processors // math.ceil(m / rows)
         columns = 8 * math.ceil(n / (8 * across)) if across else 0
         if 32 <= columns <= 256 and columns not in found:
             found.append(columns)
     return found
 
 
-def gpu_block(target: Target, m: int, n: int, dtype: str) -> tuple[int, int]:
+def gpu_block(gpu: Gpu, m: int, n: int, dtype: str) -> tuple[int, int]:
     """The block with the least estimated time."""
-    kind = "fma" if dtype == "float32" else "wgmma" if arch(target) == "sm_90a" else "mma"
+    kind = "fma" if dtype == "float32" else gpu.tensor_cores
 
     def time(block: tuple[int, int]) -> float:
         rows, columns = block
-        waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / processors(target))
+        waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / gpu.processors)
         return waves * (rows * columns + _OPERAND * (rows + columns))
 
     return min(_BLOCKS[kind], key=time)
 
 
-def _depth(target: Target, dtype: str, rows: int) -> int:
-    """Steps along k: 128 bytes on Hopper, the widest swizzle; less where registers or shared memory are fewer.
+def _depth(gpu: Gpu, dtype: str, rows: int) -> int:
+    """Steps along k: 128 bytes for wgmma, the widest swizzle; less where registers or shared memory are fewer.
 
     Twice as deep with 64 rows of 16-bit operands, of which more slots would fit than rings have.
     """
     if dtype == "float32":
         return 16
-    if arch(target) != "sm_90a":
+    if gpu.tensor_cores != "wgmma":
         return 16 if dtype == "tf32" else 32
     return {"tf32": 32, "float8_e4m3fn": 128}.get(dtype, 128 if rows == 64 else 64)

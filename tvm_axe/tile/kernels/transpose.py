@@ -9,9 +9,9 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, Space, choose
-from tvm_axe.tile.kernels.tiling import is_cuda
 
 
 def transpose(rows: int, columns: int, dtype: str, *, block_m: int, block_n: int) -> Recipe:
@@ -27,12 +27,12 @@ def transpose(rows: int, columns: int, dtype: str, *, block_m: int, block_n: int
                 y[c, r] = x[r, c]
             tile.copy(y, Y[j * block_n, i * block_m])
 
-    return Recipe((transpose,), ("X",), ("Y",))
+    return Recipe((tile.read(transpose),), ("X",), ("Y",))
 
 
 def _space(target: Target, problem: Problem) -> Space:
     """Rows of 256 bytes on a GPU: whole lines of both sides, and enough of them in flight."""
-    extent = 256 // np.dtype(problem["dtype"]).itemsize if is_cuda(target) else 64
+    extent = 256 // np.dtype(problem["dtype"]).itemsize if isinstance(machine_of(target), Gpu) else 64
     return {"block_m": choose(extent, 32, 64, 128), "block_n": choose(extent, 32, 64, 128)}
 
 

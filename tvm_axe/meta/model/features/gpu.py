@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 
 from tvm.target import Target
 
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.meta.model.features.locality import log
 from tvm_axe.meta.model.features.nest import Access, Nest, shared_loops
-from tvm_axe.tile.kernels.tiling import is_cuda, processors
 
 __all__ = ["bank_conflict", "gpu_columns"]
 
 _BLOCKS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 _THREADS = ("threadIdx.x", "threadIdx.y", "threadIdx.z", "vthread.x", "vthread.y", "vthread.z")
 _WARP, _BANKS, _WORD, _SEGMENT = 32, 32, 4, 32  # lanes; banks of a word each; bytes of a memory transaction
-_PER_SM = {"threads": 2048, "shared": 227 * 1024, "registers": 64 * 1024, "blocks": 32}  # sm_80 and sm_90, the latter's
 _OWN_REGISTERS = 32  # a thread's addresses and counters, beside its arrays
 
 _NAMES = (
@@ -44,25 +43,26 @@ def gpu_columns(found: Sequence[Nest], target: Target) -> dict[str, float]:
         A resolved target.
     """
     threaded = [nest for nest in found if nest.kinds(*_THREADS)]
-    if not is_cuda(target) or not threaded:
+    gpu = machine_of(target)
+    if not isinstance(gpu, Gpu) or not threaded:
         return dict.fromkeys(_NAMES, 0.0)
     threads = max(nest.extent(*_THREADS[:3]) for nest in threaded)
     blocks = max(nest.extent(*_BLOCKS) for nest in threaded)
     shared, local = _held(threaded, "shared", _THREADS), _held(threaded, "local", ())
     resident = min(
-        _PER_SM["blocks"],
-        _PER_SM["threads"] // max(threads, 1),
-        int(_PER_SM["shared"] // shared) if shared else _PER_SM["blocks"],
-        int(_PER_SM["registers"] // (threads * (_OWN_REGISTERS + math.ceil(local / 4)))),
+        gpu.resident_blocks,
+        gpu.resident_threads // max(threads, 1),
+        int(gpu.shared_bytes // shared) if shared else gpu.resident_blocks,
+        int(gpu.registers // (threads * (_OWN_REGISTERS + math.ceil(local / 4)))),
     )
-    waves = blocks / (processors(target) * max(1, resident))
+    waves = blocks / (gpu.processors * max(1, resident))
     return {
         "gpu_threads": log(threads),
         "gpu_blocks": log(blocks),
         "gpu_shared_bytes": log(shared),
         "gpu_local_bytes": log(local),
         "gpu_resident": float(resident),
-        "gpu_occupancy": resident * threads / _PER_SM["threads"],
+        "gpu_occupancy": resident * threads / gpu.resident_threads,
         "gpu_waves": log(waves),
         "gpu_last_wave": waves / math.ceil(waves),
         "gpu_transactions": _mean(threaded, "global", transactions),

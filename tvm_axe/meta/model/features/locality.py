@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from tvm.target import Target
 
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.machines.target import vector_bits
 from tvm_axe.meta.model.features.nest import Access, Nest, shared_loops
-from tvm_axe.tile.kernels.tiling import is_cuda, processors
 
 __all__ = ["CAPACITIES", "hot_nest", "locality", "log"]
 
@@ -72,8 +72,9 @@ def locality(found: Sequence[Nest], needed: float, target: Target) -> dict[str, 
 
 def _parallel(found: Sequence[Nest], hot: Nest, target: Target) -> dict[str, float]:
     """How the work is cut, and how evenly the pieces fall on the cores (or blocks on multiprocessors)."""
-    kinds = ("blockIdx.x", "blockIdx.y", "blockIdx.z") if is_cuda(target) else ("parallel",)
-    pieces, workers = hot.extent(*kinds), processors(target)
+    machine = machine_of(target)
+    kinds = ("blockIdx.x", "blockIdx.y", "blockIdx.z") if isinstance(machine, Gpu) else ("parallel",)
+    pieces, workers = hot.extent(*kinds), machine.processors
     alone = sum(nest.iterations for nest in found if nest.extent(*kinds) == 1)
     return {
         "pieces": log(pieces),

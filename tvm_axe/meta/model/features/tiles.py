@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from tvm.target import Target
 
 from tvm_axe.analysis.annotations import TILE
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.meta.model.features.locality import log
 from tvm_axe.meta.model.features.nest import Access, Nest
 from tvm_axe.schedule.tiles import PRODUCTS
-from tvm_axe.tile.kernels.tiling import is_cuda, processors
 
 __all__ = ["tile_columns"]
 
 _PARAMETERS = ("block_m", "block_n", "block_k", "stages", "swizzle", "splits", "workers")
-_SHARED_BYTES = 227 * 1024  # what a block may have on sm_90; two blocks a multiprocessor need half of it each
 _PREFIX = f"{TILE}."
 _ROLES: dict[tuple[int, ...], str] = {(1, 0, 1): "m", (0, 1, 1): "n", (1, 1, 0): "k", (1, 1, 1): "batch"}
 
@@ -45,13 +44,15 @@ _DERIVED = ("tile_blocks", "tile_balance", "tile_waste", "tile_bytes", "tile_ope
 
 def _derived(nest: Nest, values: dict[str, int], target: Target) -> dict[str, float]:
     """What the parameters amount to for this problem: blocks and waves of them, padding, bytes a block works on."""
+    machine = machine_of(target)
+    gpu = machine if isinstance(machine, Gpu) else None
     m, n, k, batch, size = _problem(nest)
     rows, columns, depth = (values[name] or extent for name, extent in (("block_m", m), ("block_n", n), ("block_k", k)))
     splits = max(1, values["splits"])
     blocks = batch * math.ceil(m / rows) * math.ceil(n / columns) * splits
-    workers = values["workers"] or processors(target)
+    workers = values["workers"] or machine.processors
     steps = math.ceil(k / depth / splits)
-    operands = (rows + columns) * depth * size * max(1, values["stages"] if is_cuda(target) else 1)
+    operands = (rows + columns) * depth * size * max(1, values["stages"] if gpu else 1)
     padded = math.ceil(m / rows) * rows * math.ceil(n / columns) * columns * math.ceil(k / depth) * depth
     return {
         "tile_blocks": log(blocks),
@@ -60,7 +61,7 @@ def _derived(nest: Nest, values: dict[str, int], target: Target) -> dict[str, fl
         "tile_bytes": log(rows * columns * 4),
         "tile_operands": log(operands),
         "tile_steps": log(steps),
-        "tile_resident": float(min(8, _SHARED_BYTES // operands)) if is_cuda(target) else 0.0,
+        "tile_resident": float(min(8, gpu.shared_bytes // operands)) if gpu else 0.0,
     }
 
 

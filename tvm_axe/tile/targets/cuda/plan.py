@@ -11,19 +11,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
-from tvm_axe.errors import TileError
+from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.plan import Plan
 from tvm_axe.tile.program import Copy, Loop, Program, substitute_in
 from tvm_axe.tile.targets.cuda import raster
-
-PROCESSORS = {"sm_80": 108, "sm_90a": 132}
-"""Multiprocessors of the largest part of an architecture; persistent blocks are as many. Right on all, fast on it."""
-
-OVERLAPPING = ("sm_90a",)
-"""Architectures with programmatic dependent launch."""
-
-SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90a": 227 * 1024}
-"""The most shared memory that a block may have."""
 
 GROUP = 16
 """Rows of tiles taken together where both operands are reused; measured best for products of 2048 to 8192."""
@@ -59,7 +50,7 @@ class CudaPlan(Plan):
         """How many are launched."""
         if not self.persistent:
             return self.tiles
-        most = PROCESSORS[architecture(self.target)]
+        most = gpu_of(self.target).processors
         return min(most, self.tiles) if isinstance(self.tiles, int) else tirx.min(most, self.tiles)
 
     def point(self, index: tirx.Expr) -> dict[tirx.Var, tirx.Expr]:
@@ -77,18 +68,11 @@ class CudaPlan(Plan):
             T.evaluate(T.ptx.griddepcontrol.wait())
 
 
-def architecture(target: Target) -> str:
-    """The target's, such as ``sm_90a``.
-
-    Raises
-    ------
-    TileError
-        It is none that tile programs are lowered for.
-    """
-    arch = str(target.arch)
-    if arch not in PROCESSORS:
-        raise TileError(f"target arch {arch}: tile programs run on CUDA's {' and '.join(PROCESSORS)}")
-    return arch
+def gpu_of(target: Target) -> Gpu:
+    """The GPU that a CUDA target is."""
+    machine = machine_of(target)
+    assert isinstance(machine, Gpu), machine
+    return machine
 
 
 def decide_grid(plan: CudaPlan, fills_processor: bool) -> None:
@@ -103,7 +87,8 @@ def decide_grid(plan: CudaPlan, fills_processor: bool) -> None:
     options, variables = program.options, [var for var, _ in program.grid]
     loops = [node for node in program.nodes() if isinstance(node, Loop)]
     uneven = [loop for loop in loops if not isinstance(loop.extent, int | tirx.IntImm)]
-    plan.backwards = tuple(_grows(program, uneven, i) for i in range(len(variables)))
+    given = options.get("order") == "given"
+    plan.backwards = tuple(not given and _grows(program, uneven, i) for i in range(len(variables)))
     if any(plan.backwards):
         names = ", ".join(str(var.name) for var, back in zip(variables, plan.backwards) if back)
         plan.decide("grid", f"{names} from its end", "the longest loops start first, so that short ones fill the gaps")
@@ -115,7 +100,7 @@ def decide_grid(plan: CudaPlan, fills_processor: bool) -> None:
         plan.decide(
             "grid", f"groups of {GROUP} rows", "tiles are loaded by row and by column: blocks side by side share both"
         )
-    most = PROCESSORS[architecture(plan.target)]
+    most = gpu_of(plan.target).processors
     if "persistent" in options:
         plan.persistent = bool(options["persistent"])
         plan.decide("grid", "persistent" if plan.persistent else "one block a tile", "as annotated")
@@ -127,7 +112,7 @@ def decide_grid(plan: CudaPlan, fills_processor: bool) -> None:
     else:
         why = "extents of loops differ from tile to tile" if uneven else f"{plan.tiles} tiles on {most} multiprocessors"
         plan.decide("grid", "one block a tile", why)
-    if architecture(plan.target) in OVERLAPPING:
+    if gpu_of(plan.target).dependent_launch:
         plan.overlaps = True
         plan.decide("launch", "as the kernel before ends its last block", "launching runs beside that one's writes")
 

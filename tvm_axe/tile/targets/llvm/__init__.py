@@ -5,7 +5,8 @@ word of the language is a nest of loops over vectors. `plan` decides where tiles
 `lower` writes the function.
 """
 
+from tvm_axe.tile.targets.llvm.backend import BACKEND
 from tvm_axe.tile.targets.llvm.lower import lower
 from tvm_axe.tile.targets.llvm.plan import CpuPlan, plan
 
-__all__ = ["CpuPlan", "lower", "plan"]
+__all__ = ["BACKEND", "CpuPlan", "lower", "plan"]

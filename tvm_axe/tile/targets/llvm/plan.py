@@ -12,12 +12,12 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout
 from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.machines import Cpu, machine_of
 from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Copy, Gemm, Loop, Program, Region, Tile
+from tvm_axe.tile.program import Copy, Gemm, Loop, Program, Region, Signal, Tile, Wait
 from tvm_axe.tile.targets.llvm import atomics
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype
 from tvm_axe.tile.targets.llvm.elision import read_in_place
-from tvm_axe.tile.targets.llvm.machine import TILE_BYTES, Machine
 from tvm_axe.tile.targets.llvm.storage import Storage, as_annotated, in_panels, in_rows
 
 DTYPES = (
@@ -25,6 +25,9 @@ DTYPES = (
     *NARROW,
 )
 """The element types that CPU code is made for."""
+
+TILE_BYTES = 32 << 20
+"""What the tiles of one block may take, in bytes: they are of use only while the caches hold them."""
 
 MOST_ROWS = 8
 """Rows of a register tile. 14 x 2 vectors are slower than 6 x 4 where the rows of `a` are 4096 bytes apart: 224 and 250
@@ -58,7 +61,7 @@ class CpuPlan(Plan):
     micro : of every product
     """
 
-    machine: Machine = field(kw_only=True)
+    machine: Cpu = field(kw_only=True)
     in_place: dict[Tile, Copy] = field(default_factory=dict)
     storage: dict[Tile, Storage] = field(default_factory=dict)
     packed: dict[Gemm, Tile] = field(default_factory=dict)
@@ -74,12 +77,16 @@ def plan(program: Program, target: Target) -> CpuPlan:
         A type that CPU code isn't made for; an annotated layout that isn't one of memory; tiles of a block that take
         more than `TILE_BYTES`.
     """
-    made = CpuPlan(program, target, machine=Machine.of(target))
+    machine = machine_of(target)
+    assert isinstance(machine, Cpu), machine
+    made = CpuPlan(program, target, machine=machine)
+    registers = f"{machine.vector_registers} vectors of {machine.vector_bits} bits"
     _check_dtypes(program)
+    _check_flags(program)
     made.decide(
         "kernel",
         "its blocks in a parallel loop",
-        f"a thread takes a block at a time; the CPU has {made.machine.registers} vectors of {made.machine.bits} bits",
+        f"a thread takes a block at a time; the CPU has {registers}",
     )
     if program.options:
         made.decide("kernel", f"{', '.join(program.options)} unused", "they say how a GPU runs blocks")
@@ -100,7 +107,7 @@ def plan(program: Program, target: Target) -> CpuPlan:
         made.decide(
             node,
             f"{m.rows} x {m.vectors * m.lanes} in {m.rows * m.vectors} registers",
-            f"fewest cycles of those that fit {made.machine.registers} registers",
+            f"fewest cycles of those that fit {made.machine.vector_registers} registers",
         )
     for loop in program.nodes():
         if isinstance(loop, Loop) and loop.stages is not None:
@@ -207,7 +214,7 @@ def packed_b(made: CpuPlan, node: Gemm) -> Region:
 
 
 def _register_tile(made: CpuPlan, node: Gemm, lanes: int) -> tuple[int, int]:
-    return register_tile(*node.shape[:2], lanes, made.machine.registers)
+    return register_tile(*node.shape[:2], lanes, made.machine.vector_registers)
 
 
 def _across(node: Gemm) -> int:
@@ -238,6 +245,15 @@ def _check_dtypes(program: Program) -> None:
     for node in program.nodes():
         if isinstance(node, Copy) and node.atomic and node.dst.tile.dtype not in atomics.DTYPES:
             raise TileError(f"{node}: on a CPU, {', '.join(atomics.DTYPES)} add atomically, {node.dst.tile.dtype} not")
+
+
+def _check_flags(program: Program) -> None:
+    for node in program.nodes():
+        if isinstance(node, Wait | Signal):
+            raise TileError(
+                f"{node}: CPU code neither waits nor signals, as fewer blocks run at once than may have to; valid is a "
+                "CUDA target, or a kernel for what comes before and one for what comes behind it"
+            )
 
 
 def _check_bytes(made: CpuPlan) -> None:

@@ -20,9 +20,9 @@ from tvm_axe import _tvm
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile.program import Region, Tile
 
-_BOX = 256  # the most elements of a box along a dimension
+BOX = 256  # the most elements of a box along a dimension
 _ALIGNED = 16  # bytes: of the tensor's address and of its strides
-_ATOM_ROWS = 8
+ATOM_ROWS = 8  # after which a swizzle's pattern begins anew
 
 
 def item_bytes(dtype: str) -> int:
@@ -33,7 +33,7 @@ def swizzle(tile: Tile) -> int:
     """The widest swizzle of a tile's rows: 3, 2, 1 for 128, 64, 32 bytes; 0 where rows or columns divide by none."""
     rows, columns = matrix(tile)
     width = columns * item_bytes(tile.dtype)
-    return next((mode for mode in (3, 2, 1) if width % (16 << mode) == 0 and rows % _ATOM_ROWS == 0), 0)
+    return next((mode for mode in (3, 2, 1) if width % (16 << mode) == 0 and rows % ATOM_ROWS == 0), 0)
 
 
 def matrix(tile: Tile) -> tuple[int, int]:
@@ -79,8 +79,8 @@ def obstacle(tensor: Region, tile: Tile) -> str | None:
             return f"rows of {tensor.tile.name} are {stride} bytes apart, no multiple of {_ALIGNED}"
     if tensor.extents[-1] != tile.shape[-1]:
         return f"{tensor} doesn't run along the last dimension of {tensor.tile.name} as {tile.name} does"
-    if panel(tile) > _BOX or panel(tile) * item_bytes(dtype) % _ALIGNED:
-        return f"rows of {tile.name} are {tile.shape[-1]} {dtype}; at most {_BOX}, in multiples of {_ALIGNED} bytes"
+    if panel(tile) > BOX or panel(tile) * item_bytes(dtype) % _ALIGNED:
+        return f"rows of {tile.name} are {tile.shape[-1]} {dtype}; at most {BOX}, in multiples of {_ALIGNED} bytes"
     if sum(extent != 1 for extent in tensor.extents[:-1]) > 1:
         return f"{tensor} has more than two dimensions"
     return None
@@ -90,8 +90,8 @@ def load(tile: Tile, buffer: Any, slot: Any, source: Region, barrier: Any, tf32:
     """Emit the copies of a region into a slot of a tile's buffer; they complete on a barrier. `tf32`: rounded to it."""
     rows, columns = matrix(tile)
     width = _width(source, columns, panel(tile))
-    height = next(rows // n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= _BOX)
-    with _each(rows // height) as i, _each(columns // width) as j:
+    height = next(rows // n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= BOX)
+    with each(rows // height) as i, each(columns // width) as j:
         row, column = i * height, j * width
         part = buffer[slot, row : row + height, column : column + width]
         from_ = box(source, row, height, column, width)
@@ -104,7 +104,7 @@ def store(buffer: Any, place: tuple[Any, ...], target: Region, row: Any, column:
     rows, columns = (int(extent) for extent in buffer.shape[-2:])
     swizzled = (16 << _tvm.swizzle_of(buffer.layout)) // item_bytes(str(buffer.dtype))
     width = _width(target, columns, swizzled)
-    with _each(columns // width) as j:
+    with each(columns // width) as j:
         index = (*place, slice(0, rows), slice(j * width, j * width + width))
         to = box(target, row, rows, column + j * width, width)
         primitives.copy_async(to, buffer[index], dispatch=_dispatch(width, swizzled))
@@ -127,7 +127,7 @@ def _dispatch(width: int, swizzled: int) -> str:
 
 
 @contextlib.contextmanager
-def _each(count: int) -> Iterator[Any]:
+def each(count: int) -> Iterator[Any]:
     """An unrolled loop; upstream makes a tensor map for every copy that is written out, so none is twice."""
     if count == 1:
         yield 0

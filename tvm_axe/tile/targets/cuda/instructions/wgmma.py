@@ -17,9 +17,12 @@ from typing import Any
 
 import tvm_ffi
 from tvm.script import tirx as T
+from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.layout import Layout
+from tvm_axe.machines import Gpu, machine_of
+from tvm_axe.machines.registry import described
 from tvm_axe.tile.program import Gemm
 
 WARPGROUP = 128
@@ -148,8 +151,13 @@ def _register_operand(region: Any, rows: int, depth: int) -> Callable[[int, int]
     return lambda row, k: [words[row // ROWS * (depth // 4) + k // 4 + i] for i in range(4)]
 
 
+def _has_wgmma(target: Target) -> bool:
+    machine = machine_of(target)
+    return isinstance(machine, Gpu) and machine.tensor_cores == "wgmma"
+
+
 _APPLIES = [
-    _tvm.dispatch_predicate("sm_90a", lambda call, at: (at.target.arch == "sm_90a", f"arch {at.target.arch}")),
+    _tvm.dispatch_predicate("wgmma", lambda call, at: (_has_wgmma(at.target), described(at.target))),
     _tvm.dispatch_predicate("warpgroup", lambda call, at: (at.scope_kind == "warpgroup", at.scope_kind)),
 ]
 

@@ -13,7 +13,8 @@ from tvm.script import tirx as T
 from tvm_axe import _tvm
 from tvm_axe.tile.program import Copy, Tile
 from tvm_axe.tile.targets.cuda.instructions import tma
-from tvm_axe.tile.targets.cuda.specialized.plan import BARRIERS, SpecializedPlan, Staging
+from tvm_axe.tile.targets.cuda.specialized.plan import BARRIERS, SpecializedPlan
+from tvm_axe.tile.targets.cuda.specialized.staging import Staging
 
 Values = dict[tirx.Var, Any]
 """What the program's variables are where code is written."""
@@ -33,6 +34,9 @@ class Kernel:
         pool = T.SMEMPool()
         self.full = {ring: Barriers(pool, slots, 1) for ring, slots in plan.rings.items()}
         self.empty = {ring: Barriers(pool, slots, plan.warpgroups) for ring, slots in plan.rings.items()}
+        if plan.stores_apart:
+            self.staged_full = {copy: Barriers(pool, 1, plan.warpgroups) for copy in plan.staging}
+            self.staged_empty = {copy: Barriers(pool, 1, 1) for copy in plan.staging}
         pool.move_base_to(BARRIERS)
         slots = {tile: count for ring, count in plan.rings.items() for tile in ring.tiles}
         slots |= dict.fromkeys(plan.own_tiles, 1)

@@ -61,6 +61,8 @@ class Consumer:
                 offset = self.cursors[ring].slot * size[tile]
                 storages[tile] = Memory(kernel.flat[tile], tma.axe_layout(tile), offset)
         storages |= {tile: Memory(kernel.flat[tile], tma.axe_layout(tile)) for tile in plan.own_tiles}
+        # Of a storing warp's staging buffers, which are empty to begin with.
+        self.stagings = {copy: Cursor(1, 1) for copy in plan.staging} if plan.stores_apart else {}
         self.staged = {
             copy: T.alloc_buffer(
                 (copy.src.tile.shape[0] // plan.warpgroups, staging.columns),
@@ -105,7 +107,7 @@ class Consumer:
         if self.takes_turns:
             with when(self.kernel.group == 0):
                 T.evaluate(T.ptx["bar.sync"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
-        if self.staged:
+        if self.staged and not self.plan.stores_apart:
             T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
 
     @property
@@ -229,12 +231,21 @@ class Consumer:
         self.emitter.emit(node)
 
     def store(self, copy: Copy, values: Values) -> None:
-        """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup."""
+        """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup or by the storing warp."""
         kernel, staging = self.kernel, self.plan.staging[copy]
         group = kernel.group if self.plan.warpgroups > 1 else 0  # upstream can't prove that the index of one is aligned
         target, tile = self.moved(copy.dst, values), copy.src.tile
         source, cast, staged = self.registers[tile], self.staged[copy], kernel.staged[copy]
         rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
+        if self.plan.stores_apart:
+            self.stagings[copy].take(kernel.staged_empty[copy])
+            primitives.wg.cast(cast, source[:, 0:columns])
+            primitives.wg.copy(staged[group, 0], cast)
+            T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+            self.warpgroup_sync()
+            with when(tirx.all(kernel.warp == 0, kernel.lane == 0)):
+                kernel.staged_full[copy].arrive(0)
+            return
         with T.unroll(staging.pieces) as piece:
             slot, first = piece % staging.slots, piece * columns
             T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(staging.slots - 1))

@@ -3,6 +3,8 @@
 The producer and the consumers run the same loops and branches. The producer, one thread of the last warpgroup, has the
 copies from global memory into rings: it waits for a slot to be empty, and TMA makes it full. The consumers have the
 steps that `waiting.schedule` made of everything else. What one knows of the other is the barriers of the rings.
+
+A kernel that signals has a third role: a warp beside the producer that stores what consumers stage, and signals.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from tvm_axe.tile.targets.cuda.specialized.barriers import Kernel, Values, when
 from tvm_axe.tile.targets.cuda.specialized.consumer import Consumer
 from tvm_axe.tile.targets.cuda.specialized.plan import REGISTERS, SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.producer import Producer
+from tvm_axe.tile.targets.cuda.specialized.storer import Storer
 
 
 def lower(plan: SpecializedPlan) -> tirx.PrimFunc:
@@ -33,7 +36,7 @@ def lower(plan: SpecializedPlan) -> tirx.PrimFunc:
 
 
 def _emit(kernel: Kernel) -> None:
-    """Both roles, each a branch of its own: what setmaxnreg needs."""
+    """The roles; those that load and store, and the consumers, each in a branch of its own: what setmaxnreg needs."""
     plan = kernel.plan
     registers = REGISTERS[plan.warpgroups]
     with T.If(kernel.group == plan.warpgroups):
@@ -42,6 +45,11 @@ def _emit(kernel: Kernel) -> None:
                 T.evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(registers[0]))
             with when(kernel.warp == 0), when(T.cuda.elect_sync()):
                 _over_tiles(kernel, Producer(kernel).tile)
+            if plan.stores_apart:
+                with when(kernel.warp == 1), when(T.cuda.elect_sync()):
+                    storer = Storer(kernel)
+                    _over_tiles(kernel, storer.tile)
+                    storer.end()
         with T.Else():
             if registers:
                 T.evaluate(T.ptx.setmaxnreg.inc.sync.aligned.u32(registers[1]))

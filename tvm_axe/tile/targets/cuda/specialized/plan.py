@@ -16,14 +16,17 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Layout, bank_conflicts
 from tvm_axe.layout.swizzle import as_composed
-from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Program, Tile
+from tvm_axe.machines import Gpu
+from tvm_axe.machines.registry import described
+from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Program, Signal, Tile, Wait
 from tvm_axe.tile.targets.cuda.fragments.infer import Held, infer
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
-from tvm_axe.tile.targets.cuda.plan import SHARED_BYTES, CudaPlan, architecture, decide_grid, variables_in
-from tvm_axe.tile.targets.cuda.specialized import rings
+from tvm_axe.tile.targets.cuda.plan import CudaPlan, decide_grid, gpu_of, variables_in
+from tvm_axe.tile.targets.cuda.specialized import ordering, rings, staging
 from tvm_axe.tile.targets.cuda.specialized import schedule as waiting
 from tvm_axe.tile.targets.cuda.specialized.rings import Ring
+from tvm_axe.tile.targets.cuda.specialized.staging import Staging
 
 REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
 """Of a thread of the producer and of the consumers, by the number of consumer warpgroups; one needs no reallocation."""
@@ -32,22 +35,10 @@ BARRIERS = 1024
 """Bytes in front of the tiles, for barriers; also what a swizzled tile is aligned to."""
 
 _MOST_REGISTERS = 255
-_FILE = 1 << 16  # registers of a multiprocessor
 _OTHER_REGISTERS = 24  # that addresses, loops and barriers take at least
 _INSTRUCTION_REGISTERS = 26  # that ptxas wants beside the accumulator of one instruction
 
 _MOST_SLOTS = 8
-_STAGED = 64  # columns of a staged piece of an output tile
-
-
-@dataclass(frozen=True)
-class Staging:
-    """How an output tile leaves: `pieces` of `columns`, through `slots` pieces of shared memory a warpgroup."""
-
-    columns: int
-    pieces: int
-    slots: int
-    bytes: int
 
 
 @dataclass
@@ -70,6 +61,17 @@ class SpecializedPlan(CudaPlan):
     fragments: dict[Tile, Held] = field(default_factory=dict)
     scratch: int = 0
     schedule: waiting.Schedule | None = None
+
+    @cached_property
+    def stores_apart(self) -> bool:
+        """Whether a warp of its own stores what is staged."""
+        return _stores_apart(self.program)
+
+    @property
+    def sends(self) -> tuple[int, int] | None:
+        """Rows and columns of the pieces that the storing warp stores; None for whole tiles."""
+        given: Any = self.program.options.get("sends")
+        return None if given is None else (given[0], given[1])
 
     @property
     def threads(self) -> int:
@@ -95,8 +97,8 @@ class SpecializedPlan(CudaPlan):
 
 def obstacle(program: Program, target: Target) -> str | None:
     """Why a program isn't specialized, as a sentence; None if it can be."""
-    if architecture(target) != "sm_90a":
-        return f"{target.arch} has no asynchronous products and copies of tiles"
+    if gpu_of(target).tensor_cores != "wgmma":
+        return f"{described(target)} has no asynchronous products and copies of tiles"
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
     if not gemms:
         return "there is no gemm"
@@ -111,12 +113,16 @@ def obstacle(program: Program, target: Target) -> str | None:
         return "nothing is loaded from global memory into shared memory"
     written = {tile for node in program.nodes() if not isinstance(node, Loop | Branch) for tile in node.writes}
     for ring in found:
-        for copy in ring.copies:
+        for copy in ring.copies + ring.others:
             why = tma.obstacle(copy.src, copy.dst.tile)
             why = why or ("it is written in the same kernel" if copy.src.tile in written else None)
             if why:
                 return f"{copy}: {why}"
     return _scalars(program)
+
+
+def _stores_apart(program: Program) -> bool:
+    return "sends" in program.options or any(isinstance(node, Signal) for node in program.nodes())
 
 
 def _unfit(gemm: Gemm) -> str | None:
@@ -136,8 +142,9 @@ def _unfit(gemm: Gemm) -> str | None:
 
 
 def _scalars(program: Program) -> str | None:
-    """Why the producer, which waits for no consumer's results, can't follow the control flow; None if it can."""
+    """Why a role that waits for no consumer's results can't follow the control flow; None if all can."""
     steering: list[object] = []
+    apart = _stores_apart(program)
     followed: set[Tile] = set()  # scalars that the producer computes too
     written: set[Tile] = set()  # by consumers alone
     for node in program.nodes():
@@ -148,14 +155,19 @@ def _scalars(program: Program) -> str | None:
         elif isinstance(node, Let | Assign):
             steering.append(node.value)
             followed |= set(node.writes)
+        elif isinstance(node, Wait | Signal):
+            steering += [node.value, *node.flags.start]
         else:
             if isinstance(node, Copy) and node.src.tile.scope == "global" and node.dst.tile.scope == "shared":
                 steering += node.src.start
+            elif isinstance(node, Copy) and node.dst.tile.scope == "global" and apart:
+                steering += node.dst.start
             written |= set(node.writes)
     on_chip = {tile for tile in program.tiles if tile not in followed}
     read = variables_in(steering)
     blocking = [tile for tile in (*program.tiles, *program.params) if tile in written | on_chip and tile.buffer in read]
-    return f"{blocking[0]}, which only consumers know, steers loops or loads" if blocking else None
+    steered = "loops, loads, stores or flags" if apart else "loops or loads"
+    return f"{blocking[0]}, which only consumers know, steers {steered}" if blocking else None
 
 
 def decide(program: Program, target: Target) -> SpecializedPlan:
@@ -165,14 +177,15 @@ def decide(program: Program, target: Target) -> SpecializedPlan:
     ------
     TileError
         The threads asked for can't share the products' rows; the tiles don't fit shared memory; a fragment's uses
-        want different layouts.
+        want different layouts; what a wait or a signal wouldn't order (`ordering.check`); pieces to send that the
+        tiles don't divide into.
     """
     plan = SpecializedPlan(program, target)
     plan.warpgroups = _warpgroups(program)
     registers = REGISTERS[plan.warpgroups]
     plan.decide(
         "roles",
-        f"a producer warp and {plan.warpgroups} warpgroups that consume",
+        f"a producer warp{', a storing warp' * plan.stores_apart} and {plan.warpgroups} warpgroups that consume",
         "products are wgmma on tiles that TMA loads"
         + ("" if registers is None else f"; {registers[0]} and {registers[1]} registers a thread"),
     )
@@ -181,6 +194,9 @@ def decide(program: Program, target: Target) -> SpecializedPlan:
         plan.decide("cluster", "none", "blocks load for themselves; multicast was slower where it was tried")
     _decide_fragments(plan)
     _decide_shared(plan)
+    ordering.check(program, plan.rings, plan.staging)
+    for node, who, why in ordering.roles(program):
+        plan.decide(node, who, why)
     plan.schedule = waiting.schedule(program, plan.rings, turns=plan.warpgroups > 1)
     for fill, gemm in plan.schedule.folded:
         plan.decide(fill, "left out", f"{gemm} sets its accumulator the first time")
@@ -239,7 +255,7 @@ def widest_product(warpgroups: int) -> int:
     The assembler knows how many threads there are, not what setmaxnreg will give each, and wants the operands of one
     instruction to fit an equal share of the registers.
     """
-    share = _FILE // ((warpgroups + 1) * wgmma.WARPGROUP) - _INSTRUCTION_REGISTERS
+    share = Gpu.registers // ((warpgroups + 1) * wgmma.WARPGROUP) - _INSTRUCTION_REGISTERS
     return share * wgmma.WARPGROUP // wgmma.ROWS
 
 
@@ -273,10 +289,12 @@ def _decide_shared(plan: SpecializedPlan) -> None:
     assert not isinstance(found, str), found
     plan.rings = dict.fromkeys(found, 1)
     plan.scratch = -(-scratch_bytes(plan.program, plan.fragments, plan.threads) // BARRIERS) * BARRIERS
-    pieces, whole = _staging(plan, whole=False), _staging(plan, whole=True)
-    plan.staging = pieces
+    pieces, whole = (staging.find(plan.program, plan.warpgroups, plan.fragments, whole) for whole in (False, True))
+    plan.staging = whole if plan.stores_apart else pieces
+    if plan.sends is not None:
+        staging.check_pieces(plan.staging, plan.sends, plan.warpgroups)
     slots = _slots(plan)
-    if plan.persistent and whole != pieces:
+    if plan.persistent and whole != pieces and not plan.stores_apart:
         plan.staging = whole
         deep = _try_slots(plan)
         if deep and all(deep[ring] >= min(count, 3) for ring, count in slots.items()):
@@ -286,13 +304,14 @@ def _decide_shared(plan: SpecializedPlan) -> None:
     plan.rings = slots
     for ring, count in slots.items():
         _explain_ring(plan, ring, count)
-    for copy, staging in plan.staging.items():
+    for copy, stage in plan.staging.items():
         plan.decide(
             copy,
-            f"through {staging.slots} x {staging.columns} columns of shared memory a warpgroup, stored by TMA",
-            "a whole tile, so that no store delays the next" if staging.pieces == 1 else "in pieces, for deeper rings",
+            f"through {stage.slots} x {stage.columns} columns of shared memory a warpgroup, stored by "
+            + ("the storing warp" + f" in pieces of {plan.sends}" * bool(plan.sends) if plan.stores_apart else "TMA"),
+            "a whole tile, so that no store delays the next" if stage.pieces == 1 else "in pieces, for deeper rings",
         )
-    plan.decide("shared memory", f"{plan.shared_bytes} bytes", f"of {SHARED_BYTES['sm_90a']}")
+    plan.decide("shared memory", f"{plan.shared_bytes} bytes", f"of {gpu_of(plan.target).shared_bytes}")
 
 
 def _slots(plan: SpecializedPlan) -> dict[Ring, int]:
@@ -301,11 +320,10 @@ def _slots(plan: SpecializedPlan) -> dict[Ring, int]:
         annotated = {ring: (ring.loop.stages if ring.loop else None) or 1 for ring in plan.rings}
         sizes = [f"{ring.name}: {ring.bytes} bytes x {slots}" for ring, slots in annotated.items()]
         sizes += [f"{tile.name}: {tile.bytes} bytes" for tile in plan.own_tiles]
-        sizes += [
-            f"{copy.dst.tile.name} on its way out: {staging.bytes} bytes" for copy, staging in plan.staging.items()
-        ]
+        sizes += [f"{copy.dst.tile.name} on its way out: {stage.bytes} bytes" for copy, stage in plan.staging.items()]
+        most = gpu_of(plan.target).shared_bytes
         raise TileError(
-            f"shared memory: a block has {SHARED_BYTES['sm_90a']} bytes, {BARRIERS} of them for barriers; the tiles "
+            f"shared memory: a block has {most} bytes, {BARRIERS} of them for barriers; the tiles "
             f"take {'; '.join(sizes)}. Take smaller tiles or fewer stages"
         )
     return found
@@ -319,7 +337,7 @@ def _fewest(ring: Ring) -> int:
 
 def _try_slots(plan: SpecializedPlan) -> dict[Ring, int] | None:
     """As many slots for pipelined loops as fit, or as annotated; None if the fewest don't fit."""
-    most = SHARED_BYTES["sm_90a"]
+    most = gpu_of(plan.target).shared_bytes
 
     def fits(slots: dict[Ring, int]) -> bool:
         return plan.bytes_with(slots) <= most
@@ -340,34 +358,6 @@ def _try_slots(plan: SpecializedPlan) -> dict[Ring, int] | None:
             if ring.loop is None and fits({**slots, ring: 2}):
                 slots[ring] = 2
     return slots
-
-
-def _staging(plan: SpecializedPlan, whole: bool) -> dict[Copy, Staging]:
-    """Of the copies out that TMA does: 16-bit, from an accumulator's layout, of a whole fragment."""
-    read = {tile for node in plan.program.nodes() for tile in node.reads}
-    found = {}
-    for copy in _copies_out(plan.program):
-        tile, dtype = copy.src.tile, copy.dst.tile.dtype
-        if dtype not in ("float16", "bfloat16") or not copy.src.whole or copy.atomic or copy.dst.tile in read:
-            continue
-        if len(tile.shape) != 2 or tile.shape[0] % (wgmma.ROWS * plan.warpgroups):
-            continue
-        if plan.fragments[tile].layout != wgmma.accumulator(*tile.shape, plan.warpgroups):
-            continue
-        staged = Tile(tile.buffer, "shared", tile.shape, dtype)
-        if tma.obstacle(copy.dst, staged) or not tma.swizzle(staged):
-            continue
-        rows, columns = tile.shape
-        piece = columns if whole or columns % _STAGED else _STAGED
-        slots = 1 if piece == columns else 2
-        found[copy] = Staging(piece, columns // piece, slots, rows * piece * slots * tma.item_bytes(dtype))
-    return found
-
-
-def _copies_out(program: Program) -> tuple[Copy, ...]:
-    """The copies from fragments to global memory, in order."""
-    copies = (node for node in program.nodes() if isinstance(node, Copy))
-    return tuple(c for c in copies if c.src.tile.scope == "fragment" and c.dst.tile.scope == "global")
 
 
 def _explain_ring(plan: SpecializedPlan, ring: Ring, slots: int) -> None:

@@ -1,65 +1,41 @@
-"""The producer's code: one thread that runs the program's loops and branches for the copies into rings."""
+"""The producer's code: one thread that runs the program's loops and branches for the copies into rings, and waits."""
 
 from __future__ import annotations
 
-from tvm.script import tirx as T
-
-from tvm_axe.tile.program import Assign, Branch, Copy, Gemm, Let, Loop, Node, Region, substitute_in
-from tvm_axe.tile.targets.cuda.instructions import tma
+from tvm_axe.tile.program import Copy, Gemm, Node, Region, Wait, substitute_in
+from tvm_axe.tile.targets.cuda.instructions import flags, tma
 from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values
+from tvm_axe.tile.targets.cuda.specialized.following import Follower
 
 
-class Producer:
+class Producer(Follower):
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.plan = kernel, kernel.plan
+        plan = kernel.plan
         # Slots are empty to begin with: a wait for the phase before the first passes.
-        self.cursors = {ring: Cursor(slots, 1) for ring, slots in self.plan.rings.items()}
-        scalars = {tile for node in self.plan.program.nodes() if isinstance(node, Assign) for tile in node.writes}
-        self.locals = {tile.buffer: T.alloc_local(tile.shape, tile.dtype) for tile in scalars}
-        self.owner = {copy: ring for ring in self.plan.rings for copy in ring.copies}
-        gemms = [node for node in self.plan.program.nodes() if isinstance(node, Gemm)]
+        self.cursors = {ring: Cursor(slots, 1) for ring, slots in plan.rings.items()}
+        super().__init__(kernel)
+        self.owner = {copy: ring for ring in plan.rings for copy in ring.copies + ring.others}
+        self.opens = {copies[0] for ring in plan.rings for copies in (ring.copies, ring.others) if copies}
+        gemms = [node for node in plan.program.nodes() if isinstance(node, Gemm)]
         operands = {region.tile for gemm in gemms for region in (gemm.a, gemm.b)}
         self.rounded = {tile for tile in operands if tile.dtype == "float32"}  # the tensor cores would cut them off
 
-    def tile(self, values: Values) -> None:
-        self.body(self.plan.program.body, values | self.locals)
+    def owns(self, node: Node) -> bool:
+        return node in self.owner or isinstance(node, Wait)
 
-    def body(self, nodes: tuple[Node, ...], values: Values) -> None:
-        for node in nodes:
-            if node in self.owner:
-                self.load(node, values)
-            elif isinstance(node, Loop) and self.loads(node.body):
-                start, extent = (substitute_in(value, values) for value in (node.start, node.extent))
-                with T.serial(start, start + extent) as var:
-                    self.body(node.body, values | {node.var: var})
-            elif isinstance(node, Branch) and self.loads(node.then + node.otherwise):
-                with T.If(substitute_in(node.condition, values)):
-                    with T.Then():
-                        T.evaluate(0)  # an arm may have nothing for this role
-                        self.body(node.then, values)
-                    if self.loads(node.otherwise):
-                        with T.Else():
-                            self.body(node.otherwise, values)
-            elif isinstance(node, Let):
-                values = values | {node.var: T.bind(substitute_in(node.value, values))}
-            elif isinstance(node, Assign):
-                indices = [substitute_in(index, values) for index in node.indices]
-                T.buffer_store(self.locals[node.tile.buffer], substitute_in(node.value, values), indices)
-
-    def loads(self, nodes: tuple[Node, ...]) -> bool:
-        """Whether a body has anything for this role."""
-        return any(
-            node in self.owner
-            or isinstance(node, Assign)
-            or (isinstance(node, Loop) and self.loads(node.body))
-            or (isinstance(node, Branch) and self.loads(node.then + node.otherwise))
-            for node in nodes
-        )
+    def do(self, node: Node, values: Values) -> None:
+        if isinstance(node, Wait):
+            for index in flags.each(node.flags, values):
+                flags.wait(node, index, substitute_in(node.value, values))
+            flags.order_copies()
+        else:
+            assert isinstance(node, Copy), node
+            self.load(node, values)
 
     def load(self, copy: Copy, values: Values) -> None:
         ring = self.owner[copy]
         cursor, full = self.cursors[ring], self.kernel.full[ring]
-        if copy is ring.copies[0]:
+        if copy in self.opens:
             cursor.take(self.kernel.empty[ring])
             full.expect(cursor.slot, ring.bytes)
         tile, start = copy.dst.tile, tuple(substitute_in(start, values) for start in copy.src.start)

@@ -19,6 +19,7 @@ class Ring:
     Attributes
     ----------
     copies : what fills a slot, in order
+    others : what fills it instead, in order, where `copies` are in one arm of a branch and these in the other
     loop : the loop in whose body they are, or None
     first, last : the statements, beside the copies, with the first and the last reader
     threads : whether readers other than `gemm` are among them
@@ -29,6 +30,7 @@ class Ring:
     first: Node
     last: Node
     threads: bool
+    others: tuple[Copy, ...] = ()
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
@@ -52,31 +54,53 @@ def loaded_tiles(program: Program) -> tuple[Tile, ...]:
 
 def find(program: Program) -> tuple[Ring, ...] | str:
     """The rings of a program; or why a loaded tile can be in none, as a sentence."""
-    found: dict[tuple[Node, Node], list[Copy]] = {}
-    homes: dict[Copy, Loop | None] = {}
+    found: dict[tuple[Node, Node], list[tuple[Copy, Copy | None]]] = {}
+    homes: dict[Copy, tuple[Node, Loop | None]] = {}
     for tile in loaded_tiles(program):
-        writers = [node for node in _leaves(program.body) if tile in node.writes]
-        (copy, *others) = writers
-        if others or not isinstance(copy, Copy):
-            return f"{tile.name} is written in {len(writers)} places; a ring is filled in one"
-        if not copy.dst.whole:
-            return f"{copy} fills a part of {tile.name}"
+        filling = _filling(program, tile)
+        if isinstance(filling, str):
+            return filling
+        place, copy, other = filling
         for body, loop in _bodies(program.body, None):
-            if copy in body:
-                after = body[body.index(copy) + 1 :]
+            if place in body:
+                after = body[body.index(place) + 1 :]
                 readers = [node for node in after if tile in node.reads]
                 inside = sum(1 for node in _leaves(after) if tile in node.reads)
                 if not readers or inside != sum(1 for node in _leaves(program.body) if tile in node.reads):
                     return f"{tile.name} is read elsewhere than after {copy}"
-                found.setdefault((readers[0], readers[-1]), []).append(copy)
-                homes[copy] = loop
+                found.setdefault((readers[0], readers[-1]), []).append((copy, other))
+                homes[copy] = place, loop
+    order = {node: at for at, node in enumerate(program.nodes())}
     rings = []
-    for (first, last), copies in found.items():
+    for (first, last), filled in found.items():
+        copies = tuple(copy for copy, _ in filled)
+        others = tuple(sorted((other for _, other in filled if other is not None), key=lambda copy: order[copy]))
+        if others and len({homes[copy][0] for copy in copies}) > 1:
+            names = ", ".join(copy.dst.tile.name for copy in copies)
+            return f"{names} are read together, and loaded in different places; a branch loads all of them in each arm"
         tiles = {copy.dst.tile for copy in copies}
         readers = [node for node in _leaves(program.body) if tiles & set(node.reads)]
         threads = any(type(node).__name__ != "Gemm" for node in readers)
-        rings.append(Ring(tuple(copies), homes[copies[0]], first, last, threads))
+        rings.append(Ring(copies, homes[copies[0]][1], first, last, threads, others))
     return tuple(rings)
+
+
+def _filling(program: Program, tile: Tile) -> tuple[Node, Copy, Copy | None] | str:
+    """What fills a tile: the copy, or the copies in both arms of a branch, and the statement that is or holds them."""
+    writers = [node for node in _leaves(program.body) if tile in node.writes]
+    copies = [w for w in writers if isinstance(w, Copy) and w.src.tile.scope == "global"]
+    place: Node | None = None
+    if len(copies) == len(writers) == 1:
+        place = copies[0]
+    elif len(copies) == len(writers) == 2:
+        branches = (node for node in program.nodes() if isinstance(node, Branch))
+        place = next((b for b in branches if copies[0] in b.then and copies[1] in b.otherwise), None)
+    if place is None:
+        return f"{tile.name} is written in {len(writers)} places; a ring is filled in one, or in both arms of an `if`"
+    for copy in copies:
+        if not copy.dst.whole:
+            return f"{copy} fills a part of {tile.name}"
+    return place, copies[0], copies[1] if len(copies) == 2 else None
 
 
 def _leaves(body: tuple[Node, ...]) -> Iterator[Node]:

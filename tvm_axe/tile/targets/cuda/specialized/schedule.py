@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from tvm import tirx
 
-from tvm_axe.tile.program import Branch, Fill, Gemm, Let, Loop, Node, Program, Tile, walk
+from tvm_axe.tile.program import Branch, Fill, Gemm, Let, Loop, Node, Program, Signal, Tile, Wait, walk
 from tvm_axe.tile.targets.cuda.specialized.rings import Ring
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
@@ -89,7 +89,7 @@ class _Maker:
         self.folded: list[tuple[Fill, Gemm]] = []
         self.deferred: list[tuple[Gemm, Loop]] = []
         self.turn: tuple[Gemm, Gemm] | None = None
-        self.loads = {copy for ring in slots for copy in ring.copies}
+        self.loads = _others(program, slots)
         in_rings = {tile for ring in slots for tile in ring.tiles}
         leaves = [node for node in program.nodes() if not isinstance(node, Loop | Branch) and node not in self.loads]
         written = {tile for node in leaves for tile in node.writes}
@@ -149,6 +149,7 @@ class _Maker:
             if isinstance(node, Gemm):
                 self.issue(node)
             else:
+                assert not isinstance(node, Wait | Signal), node
                 self.steps.append(Define(node) if isinstance(node, Let) else Do(node))
         for ring in self.slots:
             if ring.last is node:
@@ -298,6 +299,18 @@ class _Maker:
             self.sets[gemm] = accumulate
         self.folded.append((fill, gemm))
         return True
+
+
+def _others(program: Program, slots: Mapping[Ring, int]) -> set[Node]:
+    """What roles other than consumers do: loads, waits and signals, and branches around nothing else."""
+    found: set[Node] = {copy for ring in slots for copy in ring.copies + ring.others}
+    found |= {node for node in program.nodes() if isinstance(node, Wait | Signal)}
+    for node in program.nodes():
+        if isinstance(node, Branch):
+            inner = tuple(walk(node.then + node.otherwise))
+            if all(child in found or isinstance(child, Branch) for child in inner):
+                found.add(node)
+    return found
 
 
 def _after_first(var: tirx.Var, start: int | tirx.Expr) -> tirx.Expr:

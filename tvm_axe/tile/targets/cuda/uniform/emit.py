@@ -16,10 +16,22 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.tile.program import Branch, Gemm, Loop, Node, Region, Tile, substitute, substitute_in, tiles_of
+from tvm_axe.tile.program import (
+    Branch,
+    Gemm,
+    Loop,
+    Node,
+    Region,
+    Signal,
+    Tile,
+    Wait,
+    substitute,
+    substitute_in,
+    tiles_of,
+)
 from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers, Threads
 from tvm_axe.tile.targets.cuda.fragments.layout import Holding
-from tvm_axe.tile.targets.cuda.instructions import cp_async, fma, mma
+from tvm_axe.tile.targets.cuda.instructions import cp_async, flags, fma, mma
 from tvm_axe.tile.targets.cuda.uniform.plan import ALIGNMENT, Ahead, UniformPlan
 
 Values = dict[tirx.Var, Any]
@@ -114,6 +126,8 @@ class _Block:
                 self._loop(node, values, emitter)
             elif isinstance(node, Branch):
                 self._branch(node, values, emitter)
+            elif isinstance(node, Wait | Signal):
+                self._flags(node, values, emitter)
             else:
                 reads = self._reads(node)
                 self._separate(reads, node.writes)
@@ -123,6 +137,30 @@ class _Block:
                 else:
                     values = values | emitter.emit(changed)
                 self.touched = self.touched.after(reads, node.writes)
+
+    def _flags(self, node: Wait | Signal, values: Values, emitter: Emitter) -> None:
+        """A thread a flag, or several. A signal comes behind what the block touched, a wait before what it will."""
+        region = node.flags
+        self._scalars(node.value, *region.start)
+        value, *start = (emitter.expression(substitute_in(v, values)) for v in (node.value, *region.start))
+        if isinstance(node, Signal) and node.ordered and self.touched != _Touched():
+            _sync()
+        self.touched = self._behind_flags(node, self.touched)
+        for first in range(0, flags.count(region), self.plan.threads):
+            number = self.thread + first
+            with T.If(number < flags.count(region)), T.Then():
+                index = flags.at(region.extents, start, number)
+                if isinstance(node, Signal):
+                    flags.signal(node, index, value)
+                else:
+                    flags.wait(node, index, value)
+        if isinstance(node, Wait):
+            _sync()
+
+    @staticmethod
+    def _behind_flags(node: Wait | Signal, touched: _Touched) -> _Touched:
+        """What is touched since the last barrier behind a wait, which has one, or a signal, which may have one."""
+        return _Touched() if isinstance(node, Wait) or node.ordered else touched
 
     def _gemm(self, emitter: Emitter, gemm: Gemm, warps: mma.Warps | None) -> None:
         if warps is None:
@@ -251,6 +289,10 @@ class _Block:
                 touched = self._settled(node.body, touched)
             elif isinstance(node, Branch):
                 touched = self._through(node.then, touched).also(self._through(node.otherwise, touched))
+            elif isinstance(node, Wait | Signal):
+                loaded = tiles_of([node.value, *node.flags.start], self.known)
+                touched = (_Touched() if touched.forbids(loaded, ()) else touched).after(loaded, ())
+                touched = self._behind_flags(node, touched)
             else:
                 reads = self._reads(node)
                 if touched.forbids(reads, node.writes):

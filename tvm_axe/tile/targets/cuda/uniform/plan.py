@@ -15,13 +15,14 @@ from tvm.target import Target
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Iter, Layout
-from tvm_axe.tile.program import Copy, Gemm, Let, Loop, Node, Parallel, Program, Tile, walk
+from tvm_axe.machines.registry import described
+from tvm_axe.tile.program import Copy, Gemm, Let, Loop, Node, Parallel, Program, Signal, Tile, Wait, walk
 from tvm_axe.tile.targets.cuda import swizzles
 from tvm_axe.tile.targets.cuda.fragments.infer import Held, infer
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD, Holding
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
 from tvm_axe.tile.targets.cuda.instructions import cp_async, fma, mma
-from tvm_axe.tile.targets.cuda.plan import SHARED_BYTES, CudaPlan, architecture, decide_grid, variables_in
+from tvm_axe.tile.targets.cuda.plan import CudaPlan, decide_grid, gpu_of, variables_in
 
 ALIGNMENT = 128
 """Bytes, of tiles in shared memory."""
@@ -92,14 +93,19 @@ def plan(program: Program, target: Target, reason: str) -> UniformPlan:
     """
     decided = UniformPlan(program, target)
     decided.decide("roles", "uniform: every warp loads and computes", reason)
-    _check_types(program, architecture(target))
+    _check_types(program, target)
     if "cluster" in program.options:
         decided.decide("cluster", "none", "only a specialized kernel loads for several blocks at once")
+    if "sends" in program.options:
+        decided.decide("sends", "no pieces", "only a specialized kernel has a storing warp")
     _threads(decided)
     _products(decided)
     _shared(decided)
     _loads(decided)
     decide_grid(decided, fills_processor=False)
+    for node in program.nodes():
+        if isinstance(node, Wait | Signal):
+            decided.decide(node, "a thread a flag", "the block meets behind a wait and before an ordered signal")
     return decided
 
 
@@ -114,13 +120,14 @@ def _item_bytes(tile: Tile) -> int:
     return int(tvm_ffi.dtype(tile.dtype).bits) // 8
 
 
-def _check_types(program: Program, arch: str) -> None:
+def _check_types(program: Program, target: Target) -> None:
+    float8 = gpu_of(target).float8
     for tile in (*program.params, *program.tiles):
         kind = tvm_ffi.dtype(tile.dtype)
-        if kind.bits < 8 or kind.lanes != 1 or (tile.dtype.startswith("float8") and arch == "sm_80"):
+        if kind.bits < 8 or kind.lanes != 1 or (tile.dtype.startswith("float8") and not float8):
             raise TileError(
-                f"{tile}: {arch} computes with booleans, integers, float16, bfloat16, float32 and float64"
-                + ("" if arch == "sm_80" else ", and with float8")
+                f"{tile}: {described(target)} computes with booleans, integers, float16, bfloat16, float32 and float64"
+                + (", and with float8" if float8 else "")
             )
 
 
@@ -128,8 +135,9 @@ def _threads(plan: UniformPlan) -> None:
     given = plan.program.options.get("threads")
     if given is not None:
         assert isinstance(given, int)
-        if given % _LANES or not 0 < given <= 1024:
-            raise TileError(f"kernel: threads={given}; valid are multiples of {_LANES} up to 1024")
+        most = gpu_of(plan.target).block_threads
+        if given % _LANES or not 0 < given <= most:
+            raise TileError(f"kernel: threads={given}; valid are multiples of {_LANES} up to {most}")
         plan.threads = given
         plan.decide("kernel", f"{given} threads", "as annotated")
         return
@@ -305,18 +313,20 @@ def _lanes(layout: Layout) -> Layout:
 
 def _loads(plan: UniformPlan) -> None:
     """Loops whose loads run ahead, and how far."""
-    analyzer, most = plan.program.analyzer(), SHARED_BYTES[architecture(plan.target)]
+    analyzer, most = plan.program.analyzer(), gpu_of(plan.target).shared_bytes
     for loop in plan.program.nodes():
         if not isinstance(loop, Loop) or loop.stages is None:
             continue
         copies = {}
-        for node in loop.body:
+        waits = any(isinstance(node, Wait) for node in walk(loop.body))
+        for node in () if waits else loop.body:
             if isinstance(node, Copy) and _runs_ahead(plan.program, loop, node):
                 size = cp_async.piece_bytes(analyzer, node, plan.shared[node.dst.tile])
                 if size is not None:
                     copies[node] = size
         if not copies or loop.stages == 1:
-            plan.decide(f"loop {loop.var.name}", "loads don't run ahead", "none can" if not copies else "as annotated")
+            why = "they may depend on a wait in it" if waits else "as annotated" if copies else "none can"
+            plan.decide(f"loop {loop.var.name}", "loads don't run ahead", why)
             continue
         _stages(plan, loop, copies, most)
     if plan.shared_bytes > most:

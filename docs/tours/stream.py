@@ -1,0 +1,161 @@
+"""
+Streaming tensor programs
+=========================
+
+Run it by ``python docs/tours/stream.py``: it prints what follows.
+
+Every statement below is checked when the script runs, and the pictures are those that it makes.
+"""
+
+import numpy as np
+
+from tvm_axe.stream import Accelerator, Selector, StreamProgram, StreamType, functions, metrics, rewrites
+from tvm_axe.stream.draw import graph_svg, pareto_svg, timeline_svg
+from tvm_axe.stream.explore import explore, front
+from tvm_axe.stream.programs import MoE, attention, attention_inputs, lengths, moe_inputs, moe_layer, routing
+from tvm_axe.stream.programs.cached_attention import cached_tiles
+from tvm_axe.stream.programs.reference import moe_reference
+from tvm_axe.stream.programs.workloads import Heads
+
+PICTURES = {}
+
+# %%
+# 1. Operators send tiles to each other
+# -------------------------------------
+#
+# A program is a graph of operators for an accelerator of many units with memory of their own, as it is laid out on the
+# chip. What flows between them are streams: tensors of tiles, sent one tile after the other, in which stop tokens close
+# the dims. Here sixteen tokens, rows of 32 numbers, are loaded from off-chip memory, and each is sent to one or both of
+# two experts, which the input `route` says. An expert packs all that it gets into one tile and multiplies it by its
+# weights.
+
+p = StreamProgram("two experts")
+tokens = p.load(p.tensor("x", 16, 32), (1, 32), name="tokens").flatten()
+parts = tokens.partition(p.input("route", StreamType((16,), Selector(2))))
+for expert, part in enumerate(parts):
+    tile = part.reshape(None).accum(functions.retile(), name=f"pack{expert}")
+    weights = tile.load(p.tensor(f"w{expert}", 32, 8), (32, 8), name=f"weights{expert}").flatten(0, 2)
+    tile.map(functions.matmul(), weights, name=f"multiply{expert}").store(p.tensor(f"y{expert}", 16, 8))
+print(p, end="\n\n")
+PICTURES["graph"] = graph_svg(p)
+
+# %%
+# How many tokens an expert gets is known only when the program runs: its type has a symbol there. It is checked all the
+# same, operator by operator, when the program is built; and how much it loads is an expression in these symbols:
+
+print("off-chip bytes:", metrics.off_chip_traffic(p), end="\n\n")
+
+# %%
+# 2. One run computes, and says how long it takes
+# -----------------------------------------------
+
+rng = np.random.default_rng(0)
+x, *w = (rng.standard_normal(shape, dtype="float32") for shape in [(16, 32), (32, 8), (32, 8)])
+route = [(0,), (0, 1), (1,), (0,)] * 4
+accelerator = Accelerator(compute=64)  # FLOPs a cycle of a unit; on-chip and off-chip memory as in the paper
+report = p.run({"x": x, "w0": w[0], "w1": w[1], "route": route}, accelerator)
+for expert in range(2):
+    mine = [token for token, experts in enumerate(route) if expert in experts]
+    np.testing.assert_allclose(report.tensors[f"y{expert}"][: len(mine)], x[mine] @ w[expert], rtol=1e-4, atol=1e-5)
+assert metrics.evaluate(metrics.off_chip_traffic(p), report.bindings) == report.traffic
+print(report, end="\n\n")
+
+# %%
+# The same run without values takes the same cycles, and no arrays: that is how models of real size are simulated.
+
+assert p.run({"route": route}, accelerator, values=False).cycles == report.cycles
+
+# %%
+# 3. A mixture of experts
+# -----------------------
+#
+# The package has the programs of the paper (arXiv 2511.07776). A layer of SwiGLU experts packs an expert's tokens into
+# tiles of a fixed height, the last one filled up, or into one of as many tokens as there are. The first loads the
+# weights once for each tile, or computes padding; the second does neither.
+
+moe = MoE(experts=8, chosen=2, width=256, hidden=512)
+chosen = routing(64, moe, seed=1)
+big = Accelerator(compute=1024)
+
+
+def simulate(program):
+    """Run a layer without values."""
+    return program.run(moe_inputs(chosen), big, values=False)
+
+
+runs = {tile: simulate(moe_layer(moe, 64, tile, columns=64)) for tile in (4, 16, 64, None)}
+for tile, run in runs.items():
+    print(f"tiles of {tile or 'all'} tokens: {run.cycles:,} cycles, {run.traffic:,} B, {run.flops:,} FLOPs")
+assert runs[4].traffic > runs[16].traffic > runs[64].traffic == runs[None].traffic
+assert runs[64].flops > runs[None].flops == min(run.flops for run in runs.values())
+print()
+
+# %%
+# It computes what numpy computes:
+
+program = moe_layer(moe, 64, None, columns=64)
+arrays = {
+    name: rng.standard_normal((tensor.rows, tensor.columns), dtype="float32") / 8
+    for name, tensor in program.tensors.items()
+    if name != "y"
+}
+y = program.run({**moe_inputs(chosen), **arrays}).tensors["y"]
+np.testing.assert_allclose(y, moe_reference(arrays, chosen, moe)["y"], rtol=1e-3, atol=1e-4)
+
+# %%
+# 4. Optimizations are rewrites
+# -----------------------------
+#
+# Dynamic tiling replaces the padded tiles of a program; configuration time-multiplexing lets several regions be one,
+# which takes whichever expert's tile is ready and loads the weights for it.
+
+static = moe_layer(moe, 64, 16, columns=64)
+regions = [(f"pack{expert}", f"expert{expert}") for expert in range(moe.experts)]
+assert simulate(rewrites.dynamic_tiling(static)).flops == runs[None].flops
+assert simulate(rewrites.time_multiplexing(static, regions, share=4)).compute < simulate(static).compute / 2
+
+
+def build(tile, share):
+    """One design: tiles of so many tokens (0: dynamic), and so many experts a region."""
+    layer = moe_layer(moe, 64, tile or 64, columns=64)
+    layer = layer if tile else rewrites.dynamic_tiling(layer)
+    return layer if share == 1 else rewrites.time_multiplexing(layer, regions, share)
+
+
+designs = explore(build, {"tile": [0, 8, 16, 64], "share": [1, 2, 4]}, moe_inputs(chosen), big)
+best = front(designs)
+for design in best:
+    print(f"{design.choices}: {design.cycles:,} cycles, {design.on_chip:,} B on chip")
+assert all(design.choices["tile"] != 64 for design in best)
+PICTURES["pareto"] = pareto_svg(designs, best)
+print()
+
+# %%
+# 5. Requests of different length
+# -------------------------------
+#
+# Attention over caches of keys and values, four regions side by side. Requests go to the regions in turn. Or each goes
+# to the first region that is free, which is another rewrite: a feedback edge says who has loaded its request's keys.
+
+cached = lengths(16, seed=3)
+heads = Heads(groups=1, queries=8, size=64)
+loads = [f"keys{region}" for region in range(4)]
+single = Accelerator(compute=2048, depth=1)
+
+in_turn = attention(heads, 16, int(cached_tiles(cached, 32).max()), "interleaved", dtype="bfloat16")
+streams = attention_inputs(cached, heads, "interleaved")
+timed = {"interleaved": in_turn.run(streams, single, values=False, trace=True)}
+del streams["region"]
+first_free = rewrites.dynamic_parallelization(in_turn, "region", loads)
+timed["dynamic"] = first_free.run(streams, single, values=False, trace=True)
+for way, run in timed.items():
+    print(f"{way}: {run.cycles:,} cycles")
+    PICTURES[way] = timeline_svg(run, units=loads)
+assert timed["dynamic"].cycles < 0.8 * timed["interleaved"].cycles
+
+# %%
+# `report.save_trace(path)` writes all the units' work for https://ui.perfetto.dev. On the command line::
+#
+#     tvm-axe stream list
+#     tvm-axe stream run attention-dynamic --trace t.json
+#     tvm-axe stream reproduce        # the published results, docs/results/2026-11-20-streams.md

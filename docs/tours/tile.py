@@ -1,0 +1,251 @@
+"""
+Tile programs, from a matrix product to attention
+=================================================
+
+Run it by ``python docs/tours/tile.py``: it prints what follows.
+
+A tile program says what moves and what is computed, tile by tile. Which thread does what, where an element of a tile
+lives, which instruction multiplies and how loads run ahead is inferred, for Hopper's and Ampere's tensor cores as for a
+CPU's vectors. Here all of it runs on the CPU.
+"""
+
+import math
+
+import numpy as np
+from tvm.script import tirx as T
+
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+
+rng = np.random.default_rng(0)
+
+
+def check(executable: tile.TileExecutable, inputs: list[np.ndarray], expected: np.ndarray, error: float) -> None:
+    """Run on an output of NaNs, and compare with numpy's result in float64."""
+    out = np.full(expected.shape, np.nan, inputs[0].dtype)
+    executable(*inputs, out)
+    found = np.linalg.norm(out - expected) / np.linalg.norm(expected)
+    assert found < error, found
+    print(f"{executable.name}: relative error {found:.1e}\n")
+
+
+# %%
+# 1. A matrix product
+# -------------------
+#
+# `with` opens what runs at once and in no order: here one block for each 64 x 64 tile of C. Within a block, statements
+# run in order. A tile in `shared` memory is seen by all of a block's threads, a `fragment` is spread over their
+# registers; on a CPU, both are buffers in the core's cache. `A[m * 64, k * 32]` names the tile that starts there. 100
+# and 200 divide by no tile: what lies beyond a tensor's end reads as zero and is not written.
+
+M, N, K = 100, 200, 300
+
+
+@T.prim_func
+def matmul(A: T.Buffer((M, K), "float32"), B: T.Buffer((K, N), "float32"), C: T.Buffer((M, N), "float32")):
+    with tile.kernel(tile.cdiv(M, 64), tile.cdiv(N, 64)) as (m, n):
+        a = tile.shared((64, 32), "float32")
+        b = tile.shared((32, 64), "float32")
+        c = tile.fragment((64, 64), "float32")
+        tile.fill(c, 0)
+        for k in tile.pipelined(tile.cdiv(K, 32)):
+            tile.copy(A[m * 64, k * 32], a)
+            tile.copy(B[k * 32, n * 64], b)
+            tile.gemm(a, b, c)
+        tile.copy(c, C[m * 64, n * 64])
+
+
+A, B = rng.standard_normal((M, K), dtype="float32"), rng.standard_normal((K, N), dtype="float32")
+executable = tile.compile(matmul, "llvm")
+check(executable, [A, B], A.astype("float64") @ B, 1e-5)
+
+# %%
+# What was read, and what was decided about it. The same program for a GPU; compiling needs none:
+
+print(tile.read(matmul), end="\n\n")
+print(executable.explain(), end="\n\n")
+
+# %%
+# 2. The same program for tensor cores
+# ------------------------------------
+#
+# In bfloat16 Hopper has an instruction for it (wgmma): a producer warp loads tiles with TMA into a ring of slots, as
+# many as fit, while others multiply. `explain` decides, but compiles nothing, so it needs neither GPU nor nvcc.
+# `tvm-axe tile explain docs/tours/tile.py:linear --target cuda:sm_80` prints the same for another one.
+
+
+@T.prim_func
+def linear(
+    X: T.Buffer((4096, 4096), "bfloat16"),
+    W: T.Buffer((4096, 4096), "bfloat16"),
+    bias: T.Buffer((4096,), "float32"),
+    Y: T.Buffer((4096, 4096), "bfloat16"),
+):
+    with tile.kernel(32, 16) as (m, n):
+        x = tile.shared((128, 64), "bfloat16")
+        w = tile.shared((256, 64), "bfloat16")
+        y = tile.fragment((128, 256), "float32")
+        tile.fill(y, 0)
+        for k in tile.pipelined(64):
+            tile.copy(X[m * 128, k * 64], x)
+            tile.copy(W[n * 256, k * 64], w)
+            tile.gemm(x, w, y, transpose_b=True)
+        with tile.parallel(128, 256) as (i, j):
+            y[i, j] = T.max(y[i, j] + bias[n * 256 + j], 0)
+        tile.copy(y, Y[m * 128, n * 256])
+
+
+# %%
+# `parallel` stores elements, for every point, in no order: the bias and the activation, before the tile is rounded.
+
+plan = tile.plan(linear, "cuda:sm_90a")
+assert any("TMA" in decision.reason for decision in plan.decisions)
+print(plan.explain(), end="\n\n")
+
+# %%
+# 3. Rows: reductions
+# -------------------
+#
+# A softmax of rows, eight rows a block, each held in registers. Reductions drop the axis that they run along.
+
+ROWS, WIDTH = 50, 300
+
+
+@T.prim_func
+def softmax(X: T.Buffer((ROWS, WIDTH), "float32"), Y: T.Buffer((ROWS, WIDTH), "float32")):
+    with tile.kernel(tile.cdiv(ROWS, 8)) as m:
+        x = tile.fragment((8, WIDTH), "float32")
+        row = tile.fragment((8,), "float32")
+        tile.copy(X[m * 8, 0], x)
+        tile.max(x, row)
+        with tile.parallel(8, WIDTH) as (i, j):
+            x[i, j] = T.exp(x[i, j] - row[i])
+        tile.sum(x, row)
+        with tile.parallel(8, WIDTH) as (i, j):
+            x[i, j] = x[i, j] / row[i]
+        tile.copy(x, Y[m * 8, 0])
+
+
+X = rng.standard_normal((ROWS, WIDTH), dtype="float32")
+weights = np.exp(X.astype("float64"))
+check(tile.compile(softmax, "llvm"), [X], weights / weights.sum(axis=1, keepdims=True), 1e-5)
+
+# %%
+# 4. Attention
+# ------------
+#
+# softmax(Q K^T / sqrt(D)) V, causal: a token sees itself and those before it. The scores are never whole: 32 keys at a
+# time, with the largest score and the sum of each row so far, and what was summed before is scaled when a larger score
+# turns up. A loop's extent may depend on the block. Exponentials are powers of 2, which GPUs have an instruction for.
+
+HEADS, TOKENS, D = 2, 150, 64
+SCALE = math.log2(math.e) / math.sqrt(D)
+
+
+@T.prim_func
+def attention(
+    Q: T.Buffer((HEADS, TOKENS, D), "float32"),
+    K: T.Buffer((HEADS, TOKENS, D), "float32"),
+    V: T.Buffer((HEADS, TOKENS, D), "float32"),
+    O: T.Buffer((HEADS, TOKENS, D), "float32"),
+):
+    with tile.kernel(HEADS, tile.cdiv(TOKENS, 64)) as (h, m):
+        q = tile.shared((64, D), "float32")
+        k = tile.shared((32, D), "float32")
+        v = tile.shared((32, D), "float32")
+        s = tile.fragment((64, 32), "float32")
+        o = tile.fragment((64, D), "float32")
+        top = tile.fragment((64,), "float32")
+        before = tile.fragment((64,), "float32")
+        total = tile.fragment((64,), "float32")
+        tile.copy(Q[h, m * 64, 0], q)
+        tile.fill(o, 0)
+        tile.fill(total, 0)
+        tile.fill(top, -1e30)
+        for j in tile.pipelined(T.min((m + 1) * 2, tile.cdiv(TOKENS, 32))):
+            tile.copy(K[h, j * 32, 0], k)
+            tile.copy(V[h, j * 32, 0], v)
+            tile.gemm(q, k, s, transpose_b=True, accumulate=False)
+            tile.copy(top, before)
+            with tile.parallel(64, 32) as (x, y):
+                s[x, y] = T.if_then_else(j * 32 + y <= m * 64 + x, s[x, y] * SCALE, -1e30)
+            tile.max(s, top, accumulate=True)
+            with tile.parallel(64) as x:
+                before[x] = T.exp2(before[x] - top[x])
+                total[x] = total[x] * before[x]
+            with tile.parallel(64, 32) as (x, y):
+                s[x, y] = T.exp2(s[x, y] - top[x])
+            tile.sum(s, total, accumulate=True)
+            with tile.parallel(64, D) as (x, y):
+                o[x, y] = o[x, y] * before[x]
+            tile.gemm(s, v, o)
+        with tile.parallel(64, D) as (x, y):
+            o[x, y] = o[x, y] / total[x]
+        tile.copy(o, O[h, m * 64, 0])
+
+
+q, k, v = (rng.standard_normal((HEADS, TOKENS, D), dtype="float32") for _ in range(3))
+scores = q.astype("float64") @ k.transpose(0, 2, 1) / math.sqrt(D)
+weights = np.exp(np.where(np.tri(TOKENS, dtype=bool), scores, -np.inf))
+check(tile.compile(attention, "llvm"), [q, k, v], weights / weights.sum(axis=2, keepdims=True) @ v, 1e-5)
+
+# %%
+# 5. Kernels that meet
+# --------------------
+#
+# A parameter may be a scalar, such as the number of the device that runs. And on GPUs kernels may meet while they run:
+# `tile.signal` sets flags, int32 in global memory of any device, when all that a block has read and written so far is
+# done, and `tile.wait` goes on when flags have a value. Here every device tells the others that its x is there, and
+# adds up the x of all; dim 0 of `x` and of `flags` is the device, whose memory the others address.
+DEVICES, ROWS = 4, 8
+
+
+@T.prim_func
+def all_reduce(
+    x: T.Buffer((DEVICES, ROWS, 1024), "float32"),
+    me: T.int32,
+    turn: T.int32,
+    flags: T.Buffer((DEVICES, DEVICES, ROWS), "int32"),
+    out: T.Buffer((ROWS, 1024), "float32"),
+):
+    with tile.kernel(ROWS) as r:
+        part = tile.fragment((1, 1024), "float32")
+        total = tile.fragment((1, 1024), "float32")
+        tile.fill(total, 0)
+        tile.signal(flags[0:DEVICES, me, r], turn)
+        tile.wait(flags[me, 0:DEVICES, r], turn)
+        for d in range(DEVICES):
+            tile.copy(x[d, r, 0], part)
+            with tile.parallel(1, 1024) as (z, y):
+                total[z, y] = total[z, y] + part[z, y]
+        tile.copy(total, out[r, 0])
+
+
+print(tile.explain(all_reduce, "cuda:sm_90a"))
+
+# %%
+# 6. What goes wrong
+# ------------------
+#
+# A program that can't be right on any target is refused when it is read, with what was seen and what would be valid.
+# Points of a `parallel` run in no order, so none may read what another stores:
+
+
+@T.prim_func
+def running(X: T.Buffer((64,), "float32")):
+    with tile.kernel(1):
+        x = tile.shared((64,), "float32")
+        tile.copy(X, x)
+        with tile.parallel(64) as i:
+            if i > 0:
+                x[i] = x[i] + x[i - 1]
+        tile.copy(x, X)
+
+
+try:
+    tile.read(running)
+except TileError as refusal:
+    print(refusal)
+    assert "x[i - 1] is read at i=2" in str(refusal)
+else:
+    raise AssertionError("the race went unseen")

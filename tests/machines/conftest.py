@@ -1,0 +1,6 @@
+"""Lets the tests import the folder of a target that they register."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

@@ -1,0 +1,194 @@
+"""The engines of one machine: each worker a process, or each a thread of the controller.
+
+A `LocalSession` sends a command through Disco and then watches the control block, never Disco: a call in C++ could
+neither be interrupted nor notice that a worker died. It also keeps both ends of every pipe open, because Disco ends the
+controller when it writes to a pipe that nobody reads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+
+from tvm_axe import _tvm, processes
+from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.session import CORES, GRACE, Session
+from tvm_axe.collective.sync import Control
+from tvm_axe.collective.worker import WORKERS, Site, Worker
+from tvm_axe.errors import WorkerError
+from tvm_axe.layout import Mesh
+
+_ENTRY = "tvm_axe.collective.worker:serve"
+# numpy's own threads would compete with those that the kernels use; and a process with threads can't be forked.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class LocalSession(Session):
+    """The workers of one launch, all on this machine.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        One worker for each of its devices.
+    timeout : float
+        Seconds that a worker may be behind another.
+    alone : bool
+        Whether each worker but worker 0 is a process, or all are threads of this one.
+    """
+
+    def __init__(self, mesh: Mesh, timeout: float, alone: bool) -> None:
+        super().__init__(mesh, timeout)
+        self._launch = secrets.token_hex(8)
+        self._processes: dict[int, processes.Process] = {}
+        self._descriptors: list[int] = []
+        self._disco: _tvm.DiscoSession | None = None
+        self._opener: threading.Thread | None = None
+        self._site = Site(mesh, self.arena, timeout, CORES, alone=alone)
+        self._control = self._site.control
+        self._local = [0] if alone else list(range(mesh.size))
+
+    def start(self) -> None:
+        """Start the workers.
+
+        Raises
+        ------
+        WorkerError
+            If one didn't start; then none is left.
+        """
+        try:
+            # The first allocation, so at offset 0, where Control looks.
+            self.arena.allocate(Control.nbytes(self._mesh.size))
+            for rank in self._local:
+                WORKERS[self._launch, rank] = Worker(self._site, rank)
+            pipes = [self._fork(rank) for rank in range(1, self._mesh.size)] if self._site.alone else None
+            # In a thread of its own, because Ctrl-C raises in the main thread only: an exception in Disco's callback
+            # would leave a half-made session, whose destructor never returns.
+            self._opener = threading.Thread(target=self._open, args=(pipes,))
+            self._opener.start()
+            self._opener.join()
+            if self._disco is None:
+                raise WorkerError(f"Disco could not open a session of {self._mesh.size} workers")
+            self.run("start")
+        except BaseException:
+            self.close(force=True)
+            raise
+
+    def _open(self, pipes: list[tuple[int, int]] | None) -> None:
+        self._disco = _tvm.DiscoSession(self._mesh.size, pipes)
+
+    def _fork(self, rank: int) -> tuple[int, int]:
+        """Start the process of worker `rank`; returns the descriptors to read from and to write to it."""
+        from_worker, worker_write = self._pipe()
+        worker_read, to_worker = self._pipe()
+        arguments = {
+            "launch": self._launch,
+            "rank": rank,
+            "axes": dict(self._mesh.axes),
+            "memory": self.arena.size,
+            "timeout": self._timeout,
+            "cores": CORES,
+        }
+        descriptors = self.arena.fd, worker_read, worker_write
+        try:
+            self._processes[rank] = processes.start(_ENTRY, arguments, descriptors, _ENVIRONMENT)
+        except OSError as error:
+            raise WorkerError(f"{self._name([rank])} did not start: {error}") from error
+        return from_worker, to_worker
+
+    def _pipe(self) -> tuple[int, int]:
+        pipe = os.pipe()
+        self._descriptors += pipe
+        return pipe
+
+    def _send(self, command: str) -> None:
+        assert self._disco is not None  # closed if it isn't open
+        self._disco.send(self._launch, self._sequence, command)
+
+    def _check_alive(self) -> None:
+        for rank, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+                raise WorkerError(f"{self._name([rank])} {how}")
+
+    def _place(self, rank: int) -> str:
+        if rank in self._local:
+            return "a thread of this process"
+        process = self._processes.get(rank)
+        return f"pid {process.pid}" if process else "no process yet"
+
+    def _close(self, force: bool) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if os.getpid() != self._pid:  # a child that was forked: the workers are its parent's
+            if self._disco is not None:
+                self._disco.leak()
+            return
+        try:
+            if force:
+                for process in self._processes.values():
+                    process.kill()
+            if self._opener is not None and self._opener.ident is not None:
+                self._opener.join()
+            self._end_disco()
+        finally:
+            deadline = time.monotonic() + (0 if force else GRACE)
+            for process in self._processes.values():
+                with contextlib.suppress(TimeoutError):
+                    process.wait(max(0, deadline - time.monotonic()))
+                process.kill()
+                process.wait()
+
+    def _end_disco(self) -> None:
+        """End the workers that are threads, and tell the others to end; what a thread is stuck in is never freed."""
+        if self._disco is not None:
+            if not self._threads_idle(self._local):
+                self._disco.leak()
+                atexit.register(self._settle, self._disco)
+                return
+            self._disco.close(self._local)
+        for rank in self._local:
+            WORKERS.pop((self._launch, rank), None)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._control.close()
+        self.arena.close()
+
+    def _settle(self, session: _tvm.DiscoSession) -> None:
+        """Before Python shuts down, give the threads that were left alone a last chance to come out.
+
+        One that returns to Python while it shuts down is ended by an exception, which C++ makes the end of the process.
+        """
+        if self._threads_idle(self._local):
+            session.sync(self._local)
+
+
+class LocalEngine(Engine):
+    """The workers are on this machine.
+
+    Parameters
+    ----------
+    name : str
+        What it is registered by.
+    alone : bool
+        Whether each worker but worker 0 is a process, or all are threads of this one.
+    """
+
+    def __init__(self, name: str, alone: bool) -> None:
+        self.name = name
+        self._alone = alone
+
+    def launch(self, mesh: Mesh, timeout: float) -> LocalSession:
+        session = LocalSession(mesh, timeout, self._alone)
+        session.start()
+        return session
+
+
+PROCESSES = LocalEngine("processes", alone=True)
+THREADS = LocalEngine("threads", alone=False)

@@ -1,0 +1,175 @@
+"""A function on a mesh of workers: slabs are filled, ``main`` runs on every device, and the slabs are put together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tvm
+from tvm.target import Target
+
+from tvm_axe.collective import Argument, Coord, MeshTensor, Program, Timeline, Workers
+from tvm_axe.errors import LowerError
+from tvm_axe.executable.base import Arrays, Executable, Input
+from tvm_axe.layout import Mesh, pack, unpack
+from tvm_axe.lower.derive import MESH_KERNEL
+from tvm_axe.lower.lowered import Lowered, MeshBuffer
+from tvm_axe.machines.builder import PROGRAM_BUILDER
+from tvm_axe.tracing import timeline_of
+
+__all__ = ["MeshExecutable"]
+
+
+class MeshExecutable(Executable):
+    """A lowered function, built by the workers that run it.
+
+    Parameters
+    ----------
+    lowered : Lowered
+        What each device runs, and what is known of it.
+    module : IRModule
+        The same module as records left it.
+    runnable : IRModule
+        The same with tile kernels in the place of the blocks that chose one, which workers build.
+    target, tuned
+        See `Executable`.
+    """
+
+    mesh: Mesh
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        module: tvm.IRModule,
+        runnable: tvm.IRModule,
+        target: Target,
+        tuned: Mapping[str, float],
+    ) -> None:
+        super().__init__(lowered.name, module, target, tuned)
+        self.lowered, self.runnable = lowered, runnable
+        self.mesh, self.stages = lowered.mesh, lowered.stages
+        self.notation, self.layouts = lowered.notation, lowered.layouts
+        self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(buffer.name for buffer in self.lowered.outputs)
+
+    def _inputs(self) -> Sequence[Input]:
+        return [Input(buffer.name, buffer.shape, buffer.dtype) for buffer in self.lowered.inputs]
+
+    def _run(self, workers: Workers | None, arrays: Arrays) -> Arrays:
+        assert workers is not None  # a mesh has them
+        loaded = self._load(workers, arrays)
+        workers.call(loaded.program, loaded.arguments)
+        return tuple(loaded.gather(buffer) for buffer in self.lowered.outputs)
+
+    def _time(self, workers: Workers | None, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
+        assert workers is not None
+        loaded = self._load(workers, arrays)
+        return workers.time(loaded.program, loaded.arguments, repeat, warmup)
+
+    def trace(self, *arguments: Workers | np.ndarray, warmup: int = 3, **named: np.ndarray) -> Timeline:
+        workers, arrays = self._taken(arguments, named)
+        assert workers is not None
+        loaded = self._load(workers, arrays)
+        recordings = workers.trace(loaded.program, loaded.arguments, len(self.lowered.calls), warmup)
+        return timeline_of(self.lowered, recordings)
+
+    def show(self) -> str:
+        width = max(len(name) for name in self.layouts)
+        lines = [f"schedule {self.notation} on mesh {self.mesh}", "", "layouts"]
+        lines += [f"  {name:<{width}}  {layout}" for name, layout in self.layouts.items()]
+        lines += ["", "stages (bytes a device)"]
+        for stage in self.stages:
+            over = f" over {stage.axis}" if stage.axis else ""
+            note = "" if stage.kernel is None else self._note(stage.kernel)
+            lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {_count(stage.bytes):>12}{note}")
+        lines += [f"  {'in all':<{width + 12}}  {'':<24}  {_count(self.bytes):>12}", "", self.module.script()]
+        return "\n".join(lines)
+
+    def _load(self, workers: Workers, arrays: Arrays) -> _Loaded:
+        """The program and its tensors on `workers`, made at the first use, with `arrays` put into place."""
+        if workers not in self._loaded:
+            self._check_hosts(workers)
+            self._loaded[workers] = _Loaded(self.lowered, self.runnable, self.target, workers)
+        loaded = self._loaded[workers]
+        for buffer, array in zip(self.lowered.inputs, arrays):
+            loaded.scatter(buffer, array)
+        return loaded
+
+    def _taken(
+        self, arguments: Sequence[Workers | np.ndarray], named: Mapping[str, np.ndarray]
+    ) -> tuple[Workers | None, Arrays]:
+        if arguments and isinstance(arguments[0], Workers) and arguments[0].mesh != self.mesh:
+            mesh = arguments[0].mesh
+            raise LowerError(
+                f"{self.name} was compiled for the mesh {self.mesh} ({self.mesh.size} devices); the workers are {mesh} "
+                f"({mesh.size}): launch the mesh that it was compiled for"
+            )
+        return super()._taken(arguments, named)
+
+    def _check_hosts(self, workers: Workers) -> None:
+        for stage in self.stages:
+            if stage.kind == MESH_KERNEL and stage.axis is not None and workers.spans_hosts(stage.axis):
+                raise LowerError(
+                    f"{self.name}: stage {stage.name!r} is a kernel that indexes the slabs of its peers over "
+                    f"{stage.axis}, and here these are on several machines; leave that axis within a machine, or its "
+                    "collectives unfused"
+                )
+
+
+class _Loaded:
+    """A program on one set of workers, with its mesh tensors; they free them once its executable has gone."""
+
+    def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, workers: Workers) -> None:
+        self.mesh = lowered.mesh
+        self.program: Program = workers.load(module, target, PROGRAM_BUILDER)
+        self.tensors: dict[str, MeshTensor] = {}
+        for buffer in lowered.buffers.values():
+            # What devices only read and all hold whole is stored once.
+            shared = buffer.is_input and not buffer.is_output and not buffer.sharding.axes
+            self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.stored, buffer.dtype, shared)
+        views = [(self.tensors[name], view) for name, view in lowered.arguments]
+        self.arguments: list[Argument] = [*views, *(Coord(axis) for axis in lowered.coordinates)]
+        weakref.finalize(self, _discard, weakref.ref(workers), [self.program, *self.tensors.values()])
+
+    def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:
+        """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays zero."""
+        tensor, memory = self.tensors[buffer.name], buffer.sharding.memory
+        for device in range(1 if tensor.shared else self.mesh.size):
+            share = array[buffer.layout.local_region(buffer.shape, self.mesh, device)]
+            share = share.squeeze(tuple(buffer.sharding.partial))
+            stored = tensor.slab(device)
+            slab = stored if memory is None else np.zeros(buffer.sharding.slab, stored.dtype)
+            slab[_corner(share.shape)] = share
+            if memory is not None:
+                stored[...] = pack(slab, memory)
+
+    def gather(self, buffer: MeshBuffer) -> np.ndarray:
+        """The whole array out of the devices' slabs."""
+        tensor, sharding = self.tensors[buffer.name], buffer.sharding
+        whole = np.empty(buffer.shape, tensor.slab(0).dtype)
+        for device in range(self.mesh.size if sharding.axes else 1):
+            region = buffer.layout.local_region(buffer.shape, self.mesh, device)
+            stored = tensor.slab(device)
+            slab = stored if sharding.memory is None else unpack(stored, sharding.memory, sharding.slab)
+            whole[region] = slab[_corner(whole[region].shape)]
+        return whole
+
+
+def _count(bytes_: float) -> str:
+    return f"{bytes_:,}" if isinstance(bytes_, int) else f"{bytes_:,.1f}"
+
+
+def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The part of a padded slab that the device's share fills."""
+    return tuple(slice(extent) for extent in shape)
+
+
+def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | Program]) -> None:
+    alive = workers()
+    if alive is not None:
+        for item in items:
+            alive.discard(item)

@@ -1,0 +1,261 @@
+"""Executables as files: a zip archive of JSON, which holds no code that Python would run.
+
+======================= =============================================================================================
+``manifest.json``       the format, the versions that wrote it, the kind of the executable, its target and what is
+                        known of it
+``0.json``, ``1.json``  the modules that the manifest names, as upstream's compiler writes them; equal ones once
+======================= =============================================================================================
+
+A file is for the versions that wrote it: what a lowered module means is no promise between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.runtime import Module
+from tvm.target import Target
+
+from tvm_axe.errors import InputError
+from tvm_axe.executable.alone import FunctionExecutable, Interface, ModelExecutable
+from tvm_axe.executable.base import Executable, Input
+from tvm_axe.executable.mesh import MeshExecutable
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower import Lowered, MeshBuffer, Stage
+from tvm_axe.lower.calls import Argument, Call, Tensor
+from tvm_axe.lower.infer import Sharding
+from tvm_axe.lower.window import Window
+from tvm_axe.pipeline import BUILD, Work
+from tvm_axe.relax.alone import BUILD_MODEL
+
+__all__ = ["read", "write"]
+
+FORMAT, LAYOUT = "tvm_axe executable", 1
+_MANIFEST = "manifest.json"
+# What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
+# errors as the last.
+_MALFORMED = (
+    zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, KeyError, TypeError, ValueError, IndexError,
+    AttributeError, RuntimeError,
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """What a file is for."""
+    import tvm_axe
+
+    names = ("apache-tvm", "apache-tvm-ffi")
+    return {"tvm_axe": tvm_axe.__version__, **{name: metadata.version(name) for name in names}}
+
+
+def write(exe: Executable, path: Path) -> None:
+    """See `Executable.save`; what was there before is replaced at the end."""
+    kind, details, modules = _parts(exe)
+    texts: list[str] = []
+    places = {}
+    for role, module in modules.items():
+        text = str(tvm.ir.save_json(module))
+        if text not in texts:
+            texts.append(text)
+        places[role] = f"{texts.index(text)}.json"
+    manifest = {
+        "format": FORMAT,
+        "layout": LAYOUT,
+        "versions": versions(),
+        "kind": kind,
+        "target": json.loads(str(exe.target)),
+        "tuned": dict(exe.tuned),
+        "modules": places,
+        "details": details,
+    }
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(_MANIFEST, json.dumps(manifest, indent=1))
+                for number, text in enumerate(texts):
+                    archive.writestr(f"{number}.json", text)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read(path: Path) -> Executable:
+    """See `Executable.load`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read(_MANIFEST))
+            if not isinstance(manifest, dict) or manifest["format"] != FORMAT:
+                raise ValueError("it says that it is something else")
+            _check_versions(path, manifest)
+            target = Target(dict(manifest["target"]))
+            tuned = {str(name): float(seconds) for name, seconds in manifest["tuned"].items()}
+            modules = {
+                role: tvm.ir.load_json(archive.read(place).decode()) for role, place in manifest["modules"].items()
+            }
+            if not all(isinstance(module, tvm.IRModule) for module in modules.values()):
+                raise ValueError("a part of it is no module")
+            restore = _KINDS[manifest["kind"]](manifest["details"], modules)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except _MALFORMED as error:
+        raise InputError(
+            f"{path}: no executable that Executable.save wrote, or a damaged one ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'nothing more is known'})"
+        ) from error
+    return restore(target, tuned)
+
+
+def _check_versions(path: Path, manifest: Mapping[str, Any]) -> None:
+    if manifest["layout"] != LAYOUT:
+        raise InputError(f"{path}: has the layout {manifest['layout']}; this version reads {LAYOUT}: compile it again")
+    made, own = dict(manifest["versions"]), versions()
+    wrong = [name for name in own if made.get(name) != own[name]]
+    if wrong:
+        said = "; ".join(f"{name} {made.get(name)}, and this is {own[name]}" for name in wrong)
+        raise InputError(f"{path}: was saved with {said}: compile it again")
+
+
+# ---- The kinds -------------------------------------------------------------------------------------------------------
+
+Modules = Mapping[str, tvm.IRModule]
+Restore = Callable[[Target, Mapping[str, float]], Executable]
+"""What makes the executable of what was read; it builds, and its faults are none of the file's."""
+
+
+def _parts(exe: Executable) -> tuple[str, dict[str, Any], dict[str, tvm.IRModule]]:
+    """The kind of an executable, what the manifest says of it, and its modules by their roles."""
+    if isinstance(exe, MeshExecutable):
+        roles = {"lowered": exe.lowered.module, "module": exe.module, "runnable": exe.runnable}
+        return "mesh", _from_lowered(exe.lowered), roles
+    if isinstance(exe, FunctionExecutable):
+        return "function", {"name": exe.name}, {"module": exe.module, "runnable": exe.runnable}
+    assert isinstance(exe, ModelExecutable)  # there are no other kinds
+    functions = [each._asdict() for each in exe.functions]
+    return "model", {"functions": functions, "packed": exe.packed}, {"module": exe.module, "runnable": exe.runnable}
+
+
+def _mesh(details: Mapping[str, Any], modules: Modules) -> Restore:
+    lowered = _to_lowered(details, modules["lowered"])
+    module, runnable = modules["module"], modules["runnable"]
+    return lambda target, tuned: MeshExecutable(lowered, module, runnable, target, tuned)
+
+
+def _function(details: Mapping[str, Any], modules: Modules) -> Restore:
+    name, module, runnable = str(details["name"]), modules["module"], modules["runnable"]
+
+    def restored(target: Target, tuned: Mapping[str, float]) -> Executable:
+        built = BUILD(Work(runnable, target)).built
+        assert isinstance(built, Module)
+        return FunctionExecutable(name, module, runnable, built, target, tuned)
+
+    return restored
+
+
+def _model(details: Mapping[str, Any], modules: Modules) -> Restore:
+    functions = [
+        Interface(
+            str(each["name"]),
+            None if each["inputs"] is None else tuple(Input(str(n), tuple(s), str(d)) for n, s, d in each["inputs"]),
+            tuple(map(str, each["outputs"])),
+        )
+        for each in details["functions"]
+    ]
+    packed, module, runnable = bool(details["packed"]), modules["module"], modules["runnable"]
+
+    def restored(target: Target, tuned: Mapping[str, float]) -> Executable:
+        built = BUILD_MODEL(Work(runnable, target)).built
+        assert isinstance(built, relax.VMExecutable)
+        return ModelExecutable(functions, packed, module, runnable, built, target, tuned)
+
+    return restored
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any], Modules], Restore]] = {
+    "mesh": _mesh,
+    "function": _function,
+    "model": _model,
+}
+
+
+# ---- What is known of a lowered function -----------------------------------------------------------------------------
+
+
+def _from_lowered(lowered: Lowered) -> dict[str, Any]:
+    return {
+        "name": lowered.name,
+        "mesh": str(lowered.mesh),
+        "notation": lowered.notation,
+        "stages": [asdict(stage) for stage in lowered.stages],
+        "buffers": [
+            {
+                "name": buffer.name,
+                "dtype": buffer.dtype,
+                "is_input": buffer.is_input,
+                "is_output": buffer.is_output,
+                "shape": buffer.sharding.shape,
+                "axes": list(buffer.sharding.axes.items()),
+                "partial": sorted(buffer.sharding.partial),
+                "memory": None if buffer.sharding.memory is None else str(buffer.sharding.memory),
+                "root": buffer.sharding.root,
+            }
+            for buffer in lowered.buffers.values()
+        ],
+        "layouts": {name: str(layout) for name, layout in lowered.layouts.items()},
+        "arguments": lowered.arguments,
+        "coordinates": lowered.coordinates,
+        "calls": [{**vars(call), "arguments": [_from_argument(a) for a in call.arguments], "windows": [
+            None if window is None else [window.slice_rows, window.chunk_rows] for window in call.windows
+        ]} for call in lowered.calls],
+    }  # fmt: skip
+
+
+def _from_argument(argument: Argument) -> Any:
+    return [argument.buffer, argument.view, argument.shape] if isinstance(argument, Tensor) else argument
+
+
+def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
+    mesh = Mesh.parse(data["mesh"])
+    buffers = {}
+    for each in data["buffers"]:
+        memory = None if each["memory"] is None else Layout.parse(each["memory"])
+        root = None if each["root"] is None else (str(each["root"][0]), int(each["root"][1]))
+        axes = {int(dim): str(axis) for dim, axis in each["axes"]}
+        sharding = Sharding(tuple(each["shape"]), axes, frozenset(each["partial"]), mesh, memory, root)
+        buffers[each["name"]] = MeshBuffer(each["name"], each["dtype"], sharding, each["is_input"], each["is_output"])
+    return Lowered(
+        name=str(data["name"]),
+        mesh=mesh,
+        module=module,
+        calls=tuple(_to_call(call) for call in data["calls"]),
+        notation=str(data["notation"]),
+        stages=tuple(Stage(**stage) for stage in data["stages"]),
+        buffers=buffers,
+        layouts={name: Layout.parse(text) for name, text in data["layouts"].items()},
+        arguments=tuple((str(name), str(view)) for name, view in data["arguments"]),
+        coordinates=tuple(map(str, data["coordinates"])),
+    )
+
+
+def _to_call(data: Mapping[str, Any]) -> Call:
+    arguments: list[Argument] = []
+    for each in data["arguments"]:
+        arguments.append(Tensor(each[0], each[1], tuple(each[2])) if isinstance(each, list) else each)
+    windows = tuple(None if window is None else Window(*window) for window in data["windows"])
+    return Call(**{**data, "arguments": tuple(arguments), "windows": windows})

@@ -1,0 +1,179 @@
+"""The passes that a program takes on its way from a function over whole tensors to what runs: the list, in order.
+
+Everybody who compiles takes passes from here: `tvm_axe.compile` all of them, the Relax pipeline ``"axe"`` those that
+leave a module, the tuner's measurer those behind the records. A model for one device has two of its own between them
+(`tvm_axe.relax.alone`).
+
+>>> for each in PASSES:
+...     print(each)
+lower          a scheduled function becomes the module that each device of the mesh runs
+apply records  functions that were tuned become as the best record says
+tile kernels   nests that chose a tile kernel become its programs, lowered for the target
+build          functions become machine code
+
+A pass is a function of the `Work` so far, and says nothing to the next one but in that:
+
+>>> from tvm_axe.layout import Mesh
+>>> from tvm_axe.machines import resolve_target
+>>> from tvm_axe.programs import PROGRAMS
+>>> program = PROGRAMS["sgd"](Mesh({"dp": 2}))
+>>> func = program.schedule("AR-C").mod["main"]
+>>> work = LOWER(Work.of(func, resolve_target("llvm"), program.mesh))
+>>> work.lowered.notation
+'AR-C'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from tvm import relax, tirx
+from tvm.ir import IRModule
+from tvm.runtime import Module
+from tvm.target import Target
+
+from tvm_axe.layout import Mesh
+from tvm_axe.lower import Lowered, lower
+from tvm_axe.lower.tiles import overlaps, with_tile_kernels
+from tvm_axe.machines import backend_of
+from tvm_axe.records import apply_best
+
+__all__ = ["APPLY_RECORDS", "BUILD", "LOWER", "PASSES", "TILE_KERNELS", "Pass", "Work", "build", "run"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A program on its way, and what has become known of it.
+
+    Attributes
+    ----------
+    module : IRModule
+        The program: before it is lowered for a mesh, one scheduled function, ``main``.
+    target : Target
+        What it is compiled for, resolved.
+    mesh : Mesh or None
+        The devices; None for one device, which takes the function as it is.
+    work_dir : Path or None
+        Where tuning results lie; None leaves all untuned.
+    lowered : Lowered or None
+        What each device of the mesh runs.
+    tuned : Mapping[str, float]
+        The functions that a record was found for, with the seconds it was measured at.
+    scheduled : IRModule or None
+        The module as records left it, before tile kernels took the place of nests.
+    built : Module or VMExecutable or None
+        What runs; None where workers are still to build it (`tvm_axe.machines.builder.PROGRAM_BUILDER`).
+    """
+
+    module: IRModule
+    target: Target
+    mesh: Mesh | None = None
+    work_dir: str | Path | None = None
+    lowered: Lowered | None = None
+    tuned: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    scheduled: IRModule | None = None
+    built: Module | relax.VMExecutable | None = None
+
+    @classmethod
+    def of(
+        cls, func: tirx.PrimFunc, target: Target, mesh: Mesh | None = None, work_dir: str | Path | None = None
+    ) -> Work:
+        """A function on its way."""
+        return cls(IRModule({"main": func}), target, mesh, work_dir)
+
+    @classmethod
+    def from_lowered(cls, lowered: Lowered, target: Target, work_dir: str | Path | None = None) -> Work:
+        """A program that was lowered before, by whoever had to look at what it communicates."""
+        return cls(lowered.module, target, lowered.mesh, work_dir, lowered)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step of the way, by name.
+
+    Attributes
+    ----------
+    name : str
+        What it is called.
+    about : str
+        What it does, in a line.
+    apply : Callable[[Work], Work]
+        What it does.
+    """
+
+    name: str
+    about: str
+    apply: Callable[[Work], Work] = field(repr=False)
+
+    def __call__(self, work: Work) -> Work:
+        """The work one step on."""
+        return self.apply(work)
+
+    def __str__(self) -> str:
+        return f"{self.name:<13}  {self.about}"
+
+
+def run(work: Work, passes: Sequence[Pass]) -> Work:
+    """The work after all of these passes, in their order."""
+    for each in passes:
+        work = each(work)
+    return work
+
+
+def _lower(work: Work) -> Work:
+    if work.mesh is None or work.lowered is not None:
+        return work
+    lowered = lower(work.module["main"], work.mesh)
+    return replace(work, module=lowered.module, lowered=lowered)
+
+
+def _apply_records(work: Work) -> Work:
+    if work.work_dir is None:
+        return work
+    module, tuned = apply_best(work.module, work.target, work.work_dir)
+    return replace(work, module=module, tuned=MappingProxyType(tuned))
+
+
+def _tile_kernels(work: Work) -> Work:
+    return replace(work, module=with_tile_kernels(work.module, work.target), scheduled=work.module)
+
+
+def _build(work: Work) -> Work:
+    backend = backend_of(work.target)
+    return replace(work, built=backend.build(work.module, work.target, overlap=overlaps(work.module)).module)
+
+
+LOWER = Pass("lower", "a scheduled function becomes the module that each device of the mesh runs", _lower)
+APPLY_RECORDS = Pass("apply records", "functions that were tuned become as the best record says", _apply_records)
+TILE_KERNELS = Pass(
+    "tile kernels", "nests that chose a tile kernel become its programs, lowered for the target", _tile_kernels
+)
+BUILD = Pass("build", "functions become machine code", _build)
+
+PASSES = (LOWER, APPLY_RECORDS, TILE_KERNELS, BUILD)
+"""The way of a function. On a mesh each worker does the last step for itself, told the builder by name."""
+
+
+def build(mod: IRModule, target: Target) -> Module:
+    """What runs a module of scheduled functions on one device: the passes behind the records.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Functions, scheduled for the target as a whole or with nests that chose tile kernels.
+    target : Target
+        Resolved.
+
+    Raises
+    ------
+    LowerError
+        A block chose a tile kernel that can't compute it.
+    TileError
+        There is no compiler for CUDA source.
+    """
+    built = run(Work(mod, target), (TILE_KERNELS, BUILD)).built
+    assert isinstance(built, Module)  # no program of Relax
+    return built

@@ -1,0 +1,115 @@
+"""A Relax model's operators as kernels, each with the pointwise operators behind it: what is tuned and compiled."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import BaseFunc, GenericConst, IRModule, Op
+from tvm.target import Target
+
+from tvm_axe.errors import TuneError
+from tvm_axe.machines import backend_of
+from tvm_axe.records.packing import LAYOUT_FREE
+
+__all__ = ["fuse", "is_model"]
+
+_NUM_INPUT = "num_input"  # attribute of a Relax function
+
+
+def is_model(mod: IRModule) -> bool:
+    """Whether it holds a Relax function that calls operators; one that only starts kernels is lowered already."""
+    found = False
+
+    def visit(node: relax.Expr) -> None:
+        nonlocal found
+        if isinstance(node, relax.Call) and isinstance(node.op, Op):
+            found = found or not str(node.op.name).startswith("relax.builtin.")
+
+    for _, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return found
+
+
+def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModule:
+    """A Relax model with a kernel for each operator and the pointwise ones behind it, as it is tuned and compiled.
+
+    These are the passes that upstream's pipeline starts with, except that a matmul reads a transposed operand, such as
+    a linear layer's weights, as it lies. A model that has been through it stays as it is.
+
+    On a CPU a kernel's parameters that are constants of the model are free to be stored in another layout
+    (`tvm_axe.records.packing`): what packs them is folded when the model is compiled.
+
+    Parameters
+    ----------
+    pack_weights
+        Whether the parameters of the model's functions behind the first ``num_input`` are too.
+
+    Raises
+    ------
+    TuneError
+        If weights are to be packed for a GPU, or no function of the model says which of its parameters they are.
+    """
+    backend = backend_of(target)
+    if pack_weights and not backend.on_host:
+        raise TuneError(f"pack_weights: weights are packed for a CPU, not for {backend.device}")
+    if pack_weights and not any(_inputs(func) is not None for func in model.functions.values()):
+        raise TuneError(
+            "pack_weights: no function of the model has the attribute num_input, which says how many of its first "
+            "parameters are inputs; the others are weights"
+        )
+    passes = [
+        relax.transform.FuseTransposeMatmul(),
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+    ]
+    with target:
+        fused = tvm.transform.Sequential(passes)(model)
+    return _with_free_weights(fused, pack_weights) if backend.on_host else fused
+
+
+def _with_free_weights(model: IRModule, pack_weights: bool) -> IRModule:
+    """The model, its kernels with the attribute for those of their parameters that are weights in a call, and only so.
+
+    A kernel that had it already, and whose weights aren't packed here, would pack them in every call.
+    """
+    found = pack_weights or _has_constants(model)
+    # Upstream's pass takes all parameters behind the inputs for weights.
+    hidden = {} if pack_weights else {v: n for v, func in model.functions_items() if (n := _inputs(func)) is not None}
+    model = model.clone()
+    for variable in hidden:
+        model[variable] = model[variable].without_attr(_NUM_INPUT)
+    if found:
+        model = relax.transform.AttachAttrLayoutFreeBuffers()(model).clone()
+    for variable, func in model.functions_items():
+        marked = isinstance(func, tirx.PrimFunc) and LAYOUT_FREE in (func.attrs or {})
+        if marked and not (found and func.attrs[LAYOUT_FREE]):
+            model[variable] = func.without_attr(LAYOUT_FREE)
+    for variable, count in hidden.items():
+        name = str(variable.name_hint)
+        model[name] = model[name].with_attr(_NUM_INPUT, count)
+    return model
+
+
+def _inputs(func: BaseFunc) -> int | None:
+    """How many of a Relax function's parameters are inputs, if it says so."""
+    if not isinstance(func, relax.Function) or not func.attrs or _NUM_INPUT not in func.attrs:
+        return None
+    return int(func.attrs[_NUM_INPUT])
+
+
+def _has_constants(model: IRModule) -> bool:
+    found: list[GenericConst] = []
+
+    def visit(node: relax.Expr) -> None:
+        if isinstance(node, GenericConst):
+            found.append(node)
+
+    for _, func in model.functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return bool(found)

@@ -1,0 +1,164 @@
+"""reorder_collective: an all-gather moves behind its consumers, which then compute on slices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
+
+from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Mesh
+from tvm_axe.schedule import query
+from tvm_axe.schedule.sharding import shard, shard_dims
+
+
+@query.all_or_nothing
+def reorder_collective(
+    sch: s_tir.Schedule, gather: SBlockRV, consumers: Sequence[SBlockRV], mesh: Mesh
+) -> list[SBlockRV]:
+    """Move the all-gather `gather` behind `consumers`: each computes on slices, and what leaves them is gathered. ::
+
+        for i, j in T.grid(M, N):                  for i_0 in T.serial(n, annotations={"axe.bind": "tp"}):
+            C[i, j] = C_global[i, j]                   for i_1, j in T.grid(M // n, N):
+        for i, j in T.grid(M, N):           ->             out_global[i, j] = f(C_global[i, j], bias[j])
+            out[i, j] = f(C[i, j], bias[j])        for i, j in T.grid(M, N):
+                                                       out[i, j] = out_global[i, j]
+
+    A consumer that reduces over the gathered dimension (a norm) becomes each device's partial over its slice and an
+    all-reduce of those, as `shard` leaves them. (CoCoNet, section 3.2, "reorder".)
+
+    Valid when `gather` is an all-gather, `consumers` has every block that reads what it gathers, and each of them is
+    pointwise in the gathered dimension or reduces over it and writes a buffer of its own.
+
+    Leaves ``axe.bind`` on each consumer's loop over the devices.
+
+    Parameters
+    ----------
+    sch : s_tir.Schedule
+        The schedule.
+    gather : SBlockRV
+        An all-gather: the copy that `split_collective` or an earlier reorder left.
+    consumers : Sequence[SBlockRV]
+        In program order, every block that reads the gathered buffer, and those that go on with their slices.
+    mesh : Mesh
+        The mesh that the blocks are bound to.
+
+    Returns
+    -------
+    gathers : list[SBlockRV]
+        One for each buffer that is live out of `consumers`, in their order.
+
+    Raises
+    ------
+    ScheduleError
+        If `gather` is not an all-gather; a reader of the gathered buffer is left out; or a consumer neither is
+        pointwise in the gathered dimension nor reduces over it, or updates a buffer in place. The schedule is then as
+        it was.
+
+    Examples
+    --------
+    >>> import tvm_axe as axe
+    >>> from tvm_axe.lower import lower
+    >>> from tvm_axe.programs import PROGRAMS
+    >>> mlp = PROGRAMS["mlp"](axe.Mesh({"tp": 2}))
+    >>> sch = axe.Schedule(mlp.func, mesh=mlp.mesh)
+    >>> partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[1], "tp")
+    >>> scatter, gather = sch.split_collective(reduce)
+    >>> (gather,) = sch.reorder_collective(gather, [sch.get_sblock("epi")])
+    >>> lower(sch.mod["main"], sch.mesh).notation
+    'MM-RS-C-AG'
+    """
+    for block in (gather, *consumers):
+        query.given(sch, block, "reorder_collective")
+    name = query.name_of(sch, gather)
+    axis, dim = query.gathered(sch, gather, "reorder_collective")
+    if not consumers:
+        raise ScheduleError(
+            f"reorder_collective: gather {name!r}: no consumers named; name the blocks to move it behind"
+        )
+    names = [query.name_of(sch, block) for block in consumers]
+    for reader in sch.get_consumers(gather):
+        if not query.among(sch, reader, consumers):
+            raise ScheduleError(
+                f"reorder_collective: gather {name!r}: block {query.name_of(sch, reader)!r} reads what it gathers and "
+                f"is not among the consumers ({', '.join(names)}); name it too"
+            )
+    # Of each buffer, the dimension that is sharded.
+    sliced = {sch.get(gather).body.buffer: dim}
+    iterators = []
+    for block in consumers:
+        iterator, written = _sliced_iterator(sch, block, sliced, axis)
+        iterators.append(iterator)
+        if written is not None:
+            sliced[sch.get(block).body.buffer] = written
+    readers = [sch.get_consumers(block) for block in consumers]
+    live = [sch.get(b).body.buffer in sliced and _is_live_out(sch, b, consumers) for b in consumers]
+
+    query.checked("reorder_collective", name, lambda: sch.compute_inline(gather))
+    gathers = []
+    for block, iterator, live_out, reads in zip(consumers, iterators, live, readers):
+        loop = query.loop_of(sch, block, iterator)
+        shared = shard(sch, loop, axis, mesh, block)
+        if isinstance(shared[0], SBlockRV):  # a reduction: its sum over the devices is nobody's slice
+            query.outermost(sch, shared[0], query.bound_loops(sch, shared[0], query.SPATIAL)[axis])
+            continue
+        query.outermost(sch, block, shared[0])
+        if live_out:
+            going_on = [reader for reader in reads if query.among(sch, reader, consumers)]
+            others = {other: at for other, at in query.sharded_dims(sch, block).items() if other != axis}
+            # The consumers go on with the slices; everyone else reads what is gathered.
+            write = functools.partial(sch.cache_write, block, 0, "global", going_on)
+            gathers.append(query.checked("reorder_collective", query.name_of(sch, block), write))
+            shard_dims(sch, gathers[-1], others, mesh)
+    return gathers
+
+
+def _sliced_iterator(
+    sch: s_tir.Schedule, block: SBlockRV, sliced: dict[tirx.Buffer, int], axis: str
+) -> tuple[tirx.Var, int | None]:
+    """The iterator of `block` along the gathered dimension, and the dimension of its result that it indexes.
+
+    That dimension is None where the block reduces over the gathered one.
+    """
+    name, stmt = query.name_of(sch, block), sch.get(block)
+    if stmt.init is None and query.loads_of(stmt, stmt.body.buffer):
+        raise ScheduleError(
+            f"reorder_collective: consumer {name!r} updates {stmt.body.buffer.name!r} in place, so that it has no "
+            "slices to gather; valid is a consumer that writes a buffer of its own"
+        )
+    found: tirx.Var | None = None
+    for buffer, dim in sliced.items():
+        for load in query.loads_of(stmt, buffer):
+            if load.source.same_as(stmt.body.buffer):
+                continue  # a sum's own running value
+            iterator = query.iterator_at(stmt, load.indices, dim)
+            if iterator is None or (found is not None and not iterator.same_as(found)):
+                raise ScheduleError(
+                    f"reorder_collective: consumer {name!r} is not pointwise in dimension {dim} of {buffer.name!r}: it "
+                    f"reads {load}; valid is a consumer that reads its own slice over {axis!r} only, or that reduces "
+                    "over it"
+                )
+            found = iterator
+    if found is None:
+        raise ScheduleError(
+            f"reorder_collective: consumer {name!r} reads nothing that is gathered "
+            f"({', '.join(buffer.name for buffer in sliced)}); leave it out"
+        )
+    reduces = any(iv.var.same_as(found) and iv.iter_type == query.REDUCE for iv in stmt.iter_vars)
+    written = [dim for dim, index in enumerate(stmt.body.indices) if found.same_as(index)]
+    if not (written or reduces) or query.loop_of(sch, block, found) is None:
+        raise ScheduleError(
+            f"reorder_collective: consumer {name!r} is not pointwise in the gathered dimension: its result is not "
+            f"written along {found.name!r} by one loop; valid is a consumer that writes the slice that it reads, or "
+            "that reduces over it"
+        )
+    return found, written[0] if written else None
+
+
+def _is_live_out(sch: s_tir.Schedule, block: SBlockRV, consumers: Sequence[SBlockRV]) -> bool:
+    """Whether `block`'s result is a parameter or read by a block that isn't among `consumers`."""
+    written = sch.get(block).body.buffer
+    elsewhere = not all(query.among(sch, reader, consumers) for reader in sch.get_consumers(block))
+    return elsewhere or query.is_parameter(sch, written)

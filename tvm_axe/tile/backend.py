@@ -1,0 +1,71 @@
+"""A back end that tile programs run on: it decides about a program, and writes the function that upstream compiles."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.target import Target
+
+from tvm_axe.errors import TileError
+from tvm_axe.machines import Backend, find_backend
+from tvm_axe.machines.registry import Registration, described, registered
+from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.program import Program
+
+__all__ = ["TileBackend", "tile_backend_of", "tile_targets"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileBackend(Backend):
+    """How tile programs are lowered for one kind of target.
+
+    Attributes
+    ----------
+    joins_blocks : bool
+        Whether what it writes may stand in one function with scheduled blocks, which upstream compiles with it.
+    """
+
+    joins_blocks: bool
+
+    @abstractmethod
+    def plan(self, program: Program, target: Target) -> Plan:
+        """Decide everything about a program: layouts, threads, instructions, stages.
+
+        Raises
+        ------
+        TileError
+            The target cannot run it.
+        """
+
+    @abstractmethod
+    def emit(self, plan: Plan) -> tirx.PrimFunc:
+        """Write the function that `build` compiles, as `plan` decided."""
+
+
+def tile_backend_of(target: Target) -> TileBackend:
+    """The back end for a target.
+
+    Raises
+    ------
+    TileError
+        None is registered for it, or tile programs don't run on that one.
+    """
+    found = find_backend(target)
+    if isinstance(found, TileBackend):
+        return found
+    able = _able()
+    kinds, names = dict.fromkeys(own.kind for own in able), [own.name for own in able]
+    raise TileError(
+        f"target {described(target)}: tile programs run on {' and '.join(kinds)}, by the back ends {', '.join(names)}"
+    )
+
+
+def tile_targets() -> list[Target]:
+    """A plain target of each back end that tile programs run on."""
+    return [registration.target() for registration in _able()]
+
+
+def _able() -> list[Registration]:
+    return [registration for registration in registered() if isinstance(registration.load(), TileBackend)]

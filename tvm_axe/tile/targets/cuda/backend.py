@@ -1,0 +1,64 @@
+"""What the back ends of CUDA GPUs share: how functions are compiled and run there, and how tile programs are lowered.
+
+A folder beside this one says of an architecture what it is, by a `Gpu`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.machines import Backend, Built, Gpu, nvcc
+from tvm_axe.machines.cache import Cache
+from tvm_axe.tile.backend import TileBackend
+from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.program import Program
+from tvm_axe.tile.targets.cuda import lower, plan
+from tvm_axe.tile.targets.cuda.plan import CudaPlan
+
+__all__ = ["CudaBackend", "CudaTileBackend"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaBackend(Backend):
+    """How functions are compiled, run and tuned on a CUDA GPU.
+
+    Attributes
+    ----------
+    gpu : Gpu
+        The largest GPU of the architecture: what is right on all of them is fastest on it.
+    """
+
+    gpu: Gpu
+    device: str = "cuda"
+    alignment: int = 16  # that of TMA and of the longest loads
+    rules: str = "cuda"
+    timeout: float = 60.0  # nvcc takes long
+
+    def machine(self, target: Target) -> Gpu:
+        return self.gpu
+
+    def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
+        kept = Cache() if store is None else store
+        # Tile programs become functions of TIRx, which upstream's other pipeline takes for something else.
+        scheduled = any("s_tir" in (func.attrs or {}) for func in mod.functions.values())
+        pipeline = "s_tir" if scheduled else "tirx"
+        return Built(*_tvm.build_cuda(mod, target, lambda code: nvcc.cubin(code, target, kept), overlap, pipeline))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaTileBackend(CudaBackend, TileBackend):
+    """The same on an architecture that tile programs are lowered for, in the model that its instructions allow."""
+
+    joins_blocks: bool = False
+
+    def plan(self, program: Program, target: Target) -> Plan:
+        return plan(program, target)
+
+    def emit(self, plan: Plan) -> tirx.PrimFunc:
+        assert isinstance(plan, CudaPlan), plan
+        return lower(plan)

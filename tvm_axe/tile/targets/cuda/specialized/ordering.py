@@ -1,0 +1,151 @@
+"""What flags order in a specialized kernel, whose roles run beside each other; `check` refuses what they wouldn't.
+
+The producer waits, so a wait holds back what TMA loads behind it, and what consumers do once they have such a load. The
+storing warp signals, so a signal is behind the tiles that it has stored, and what consumers did before they staged
+them. Reads and stores that consumers make themselves are ordered by neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from tvm import sym
+
+from tvm_axe.errors import TileError
+from tvm_axe.tile.checks import scalars
+from tvm_axe.tile.program import Branch, Copy, Loop, Node, Program, Signal, Tile, Wait
+from tvm_axe.tile.targets.cuda.specialized.rings import Ring
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What may have been done, and what has been done for certain, before a statement.
+
+    Attributes
+    ----------
+    waited : a wait that may have been passed
+    pending : a wait that may have been passed, and behind which consumers have not taken a load for certain
+    loaded : the rings that were filled behind `pending` for certain
+    stored : a statement by which consumers may have stored to global memory themselves
+    staged : whether a tile has gone to the storing warp for certain
+    """
+
+    waited: Wait | None = None
+    pending: Wait | None = None
+    loaded: frozenset[Ring] = frozenset()
+    stored: Node | None = None
+    staged: bool = False
+
+    def or_else(self, other: _Before) -> _Before:
+        """What holds behind two ways that may have been taken."""
+        return _Before(
+            self.waited or other.waited,
+            self.pending or other.pending,
+            self.loaded & other.loaded if self.pending and other.pending else self.loaded | other.loaded,
+            self.stored or other.stored,
+            self.staged and other.staged,
+        )
+
+
+def check(program: Program, rings: Collection[Ring], staged: Collection[Copy]) -> None:
+    """Refuse what a wait or a signal would not order in a specialized kernel.
+
+    Parameters
+    ----------
+    rings : what the producer loads
+    staged : the copies that the storing warp stores
+
+    Raises
+    ------
+    TileError
+        Consumers read global memory behind a wait; something is stored behind a wait, with no load in between; a
+        signal comes behind a store that consumers make themselves, or behind none.
+    """
+    _Order(program, tuple(rings), frozenset(staged)).body(program.body, _Before())
+
+
+class _Order:
+    def __init__(self, program: Program, rings: tuple[Ring, ...], staged: frozenset[Copy]) -> None:
+        self.analyzer: sym.Analyzer = program.analyzer()
+        self.tiles = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
+        self.rings, self.staged = rings, staged
+        self.owner = {copy: ring for ring in rings for copy in ring.copies + ring.others}
+
+    def body(self, nodes: tuple[Node, ...], before: _Before) -> _Before:
+        for node in nodes:
+            taken = [ring for ring in self.rings if ring.first is node]
+            if before.loaded & set(taken):
+                before = replace(before, pending=None, loaded=frozenset())
+            before = self.statement(node, before)
+        return before
+
+    def statement(self, node: Node, before: _Before) -> _Before:
+        if isinstance(node, Loop | Branch):
+            self.reads(node, scalars(node, self.tiles), before)
+            return self.loop(node, before) if isinstance(node, Loop) else self.branch(node, before)
+        if isinstance(node, Wait):
+            return replace(before, waited=node, pending=node, loaded=frozenset())
+        if isinstance(node, Signal):
+            self.signal(node, before)
+            return before
+        if node in self.owner:
+            assert isinstance(node, Copy)
+            self.reads(node, scalars(node, self.tiles), before)
+            return replace(before, loaded=before.loaded | {self.owner[node]}) if before.pending else before
+        self.reads(node, (*node.reads, *scalars(node, self.tiles)), before)
+        stores = [tile for tile in node.writes if tile.scope == "global"]
+        if stores and before.pending is not None:
+            raise TileError(
+                f"{before.pending}: the producer waits, and `{node}`, behind it without a load in between, stores "
+                f"to {stores[0]} beside it; valid in a specialized kernel is a store behind a load into shared "
+                "memory that is behind the wait, or roles='uniform'"
+            )
+        if node in self.staged:
+            return replace(before, staged=True)
+        return replace(before, stored=before.stored or node) if stores else before
+
+    def reads(self, node: Node, tiles: tuple[Tile, ...], before: _Before) -> None:
+        for tile in tiles:
+            if before.waited is not None and tile.scope == "global":
+                raise TileError(
+                    f"{before.waited}: the producer waits, and `{node}`, behind it, reads {tile} as consumers, which "
+                    "don't; valid in a specialized kernel is a copy into shared memory that TMA can do, a read before "
+                    "the wait, or roles='uniform'"
+                )
+
+    def signal(self, node: Signal, before: _Before) -> None:
+        if not node.ordered:
+            return
+        if before.stored is not None:
+            tile = next(tile for tile in before.stored.writes if tile.scope == "global")
+            raise TileError(
+                f"{node}: the storing warp signals, and `{before.stored}`, before it, is stored to {tile} by "
+                "consumers, which it doesn't wait for; valid in a specialized kernel are copies of whole "
+                "accumulators to 16-bit tensors, by TMA, a store behind the signal, ordered=False, or roles='uniform'"
+            )
+        if not before.staged:
+            raise TileError(
+                f"{node}: the storing warp signals, and has stored nothing before for certain, so it would signal at "
+                "once; valid in a specialized kernel is a signal behind a copy of an accumulator to a 16-bit tensor, "
+                "by TMA, in the same arm of an `if` or before it, ordered=False, or roles='uniform'"
+            )
+
+    def branch(self, node: Branch, before: _Before) -> _Before:
+        return self.body(node.then, before).or_else(self.body(node.otherwise, before))
+
+    def loop(self, node: Loop, before: _Before) -> _Before:
+        """Twice: what an iteration does comes before all of the next, too."""
+        after = self.body(node.body, before)
+        after = self.body(node.body, before.or_else(after))
+        return after if self.analyzer.can_prove(node.extent >= 1) else before.or_else(after)
+
+
+def roles(program: Program) -> Iterator[tuple[Wait | Signal, str, str]]:
+    """Who waits and who signals, and why, as decisions."""
+    for node in program.nodes():
+        if isinstance(node, Wait):
+            yield node, "by the producer", "before the loads behind it"
+        elif isinstance(node, Signal):
+            why = "once its stores have arrived" if node.ordered else "at once"
+            yield node, "by the storing warp", why

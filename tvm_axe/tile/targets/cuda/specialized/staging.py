@@ -1,0 +1,78 @@
+"""Output tiles that leave a specialized kernel through shared memory: which, in what pieces, and where they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm_axe.errors import TileError
+from tvm_axe.tile.program import Copy, Program, Tile
+from tvm_axe.tile.targets.cuda.fragments.infer import Held
+from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
+
+_STAGED = 64  # columns of a staged piece of an output tile
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How an output tile leaves: `pieces` of `columns`, through `slots` pieces of shared memory a warpgroup."""
+
+    columns: int
+    pieces: int
+    slots: int
+    bytes: int
+
+
+def find(program: Program, warpgroups: int, fragments: Mapping[Tile, Held], whole: bool) -> dict[Copy, Staging]:
+    """Find the copies out that TMA does, in pieces or as `whole` tiles.
+
+    They are 16-bit, from an accumulator's layout, and of a whole fragment.
+    """
+    read = {tile for node in program.nodes() for tile in node.reads}
+    found = {}
+    for copy in _copies_out(program):
+        tile, dtype = copy.src.tile, copy.dst.tile.dtype
+        if dtype not in ("float16", "bfloat16") or not copy.src.whole or copy.atomic or copy.dst.tile in read:
+            continue
+        if len(tile.shape) != 2 or tile.shape[0] % (wgmma.ROWS * warpgroups):
+            continue
+        if fragments[tile].layout != wgmma.accumulator(*tile.shape, warpgroups):
+            continue
+        staged = Tile(tile.buffer, "shared", tile.shape, dtype)
+        if tma.obstacle(copy.dst, staged) or not tma.swizzle(staged):
+            continue
+        rows, columns = tile.shape
+        piece = columns if whole or columns % _STAGED else _STAGED
+        slots = 1 if piece == columns else 2
+        found[copy] = Staging(piece, columns // piece, slots, rows * piece * slots * tma.item_bytes(dtype))
+    return found
+
+
+def _copies_out(program: Program) -> tuple[Copy, ...]:
+    """The copies from fragments to global memory, in order."""
+    copies = (node for node in program.nodes() if isinstance(node, Copy))
+    return tuple(c for c in copies if c.src.tile.scope == "fragment" and c.dst.tile.scope == "global")
+
+
+def check_pieces(staged: Mapping[Copy, Staging], pieces: tuple[int, int], warpgroups: int) -> None:
+    """Refuse pieces to store (rows, columns) that don't divide the staged tiles as TMA and their swizzle want.
+
+    Raises
+    ------
+    TileError
+        They don't, or no tile is staged.
+    """
+    rows, columns = pieces
+    if not staged:
+        raise TileError(
+            f"kernel: sends=({rows}, {columns}), but no tile leaves through shared memory; valid with copies of whole "
+            "accumulators to 16-bit tensors"
+        )
+    for copy, staging in staged.items():
+        most = copy.src.tile.shape[0] // warpgroups
+        width = tma.panel(Tile(copy.src.tile.buffer, "shared", (most, staging.columns), copy.dst.tile.dtype))
+        if columns != width or rows % tma.ATOM_ROWS or most % rows or rows > tma.BOX:
+            raise TileError(
+                f"kernel: sends=({rows}, {columns}) of {copy}; valid are {width} columns, a swizzled row, and rows in "
+                f"multiples of {tma.ATOM_ROWS} that divide a warpgroup's {most}, up to {tma.BOX}"
+            )

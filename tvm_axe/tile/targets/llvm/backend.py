@@ -1,0 +1,74 @@
+"""The back end llvm: this machine's CPU, or another one that LLVM makes code for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.machines import Built, Cpu, resolve_target
+from tvm_axe.machines.cache import Cache, key
+from tvm_axe.machines.vector_math import PIPELINE
+from tvm_axe.tile.backend import TileBackend
+from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.program import Program
+from tvm_axe.tile.targets.llvm.lower import lower
+from tvm_axe.tile.targets.llvm.plan import CpuPlan, plan
+
+_VERSIONS = [metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
+_LEVELS = {512: ("x86-64-v4", "x86-64-v3"), 256: ("x86-64-v3",)}  # by bits of a vector register
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlvmBackend(TileBackend):
+    """How functions are compiled, run and tuned on a CPU."""
+
+    def machine(self, target: Target) -> Cpu:
+        """The CPU by LLVM's features of it: AVX-512 and AArch64 have 32 registers.
+
+        `llvm_get_vector_width` says 512 bits whatever the CPU.
+        """
+        features = _tvm.cpu_features(target)
+        return Cpu(
+            processors=int(target.attrs.get("num-cores", 1)),
+            vector_bits=512 if "avx512f" in features else 256 if "avx2" in features else 128,
+            vector_registers=32 if "avx512f" in features or "neon" in features else 16,
+        )
+
+    def plan(self, program: Program, target: Target) -> Plan:
+        return plan(program, target)
+
+    def emit(self, plan: Plan) -> tirx.PrimFunc:
+        assert isinstance(plan, CpuPlan), plan
+        return lower(plan)
+
+    def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
+        if store is None:
+            module = tvm.compile(mod, target=target, tir_pipeline=PIPELINE).jit()
+            for variable in mod.get_global_vars():
+                module.get_function(str(variable.name_hint))  # generates the code
+            return Built(module, None)
+        # Scripts say all but where the text stood; the hash says what they leave out.
+        name = key("llvm", mod.script(show_meta=True), _tvm.workload_hash(mod), str(target), *_VERSIONS)
+        code = store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target, tir_pipeline=PIPELINE).mod))
+        return Built(_tvm.load_llvm(code), None)
+
+    def stand_ins(self, target: Target) -> list[Target]:
+        """The generic levels of x86-64 with the vectors that the target has."""
+        cpu = self.machine(target)
+        levels = _LEVELS.get(cpu.vector_bits, ())
+        return [resolve_target({"kind": "llvm", "mcpu": level, "num-cores": cpu.processors}) for level in levels]
+
+
+BACKEND = LlvmBackend(
+    name="llvm",
+    device="cpu",
+    alignment=64,  # a cache line, and the widest vector
+    rules="llvm",
+    timeout=10.0,  # some candidates make LLVM unroll for minutes
+    joins_blocks=True,
+)
