@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable, interfaces
@@ -26,14 +27,12 @@ from tvm_axe.relax.fuse import is_model
 from tvm_axe.schedule import Schedule
 from tvm_axe.schedule.query import bound_axis
 
-TUNING_LOGS = "tuning_logs"
-
 
 def compile(
     program: Schedule | tirx.PrimFunc | IRModule | Lowered,
     mesh: Mesh | None = None,
     target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = TUNING_LOGS,
+    work_dir: str | Path | None = WORK_DIR,
     *,
     pack_weights: bool = False,
 ) -> Executable:

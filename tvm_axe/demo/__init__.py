@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import tvm_axe as axe
+from tvm_axe import defaults
 from tvm_axe.collective import Workers
 from tvm_axe.demo import baseline, block
 from tvm_axe.executable import Executable
@@ -23,7 +24,7 @@ from tvm_axe.meta import tune
 
 __all__ = ["Report", "Row", "run"]
 
-WORK_DIR = Path("tuning_logs/demo")
+WORK_DIR = Path(defaults.WORK_DIR, "demo")
 TARGET = "llvm"
 # Enough for the local matmul's best schedule within a minute; the other kernels' spaces are small.
 TRIALS = 48

@@ -12,6 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.records.database import (
@@ -30,7 +31,7 @@ __all__ = ["apply_best"]
 
 
 def apply_best(
-    mod: IRModule, target: str | dict[str, Any] | Target, work_dir: str | Path = "tuning_logs"
+    mod: IRModule, target: str | dict[str, Any] | Target, work_dir: str | Path = WORK_DIR
 ) -> tuple[IRModule, dict[str, float]]:
     """Replace every function that was tuned for this target by its fastest schedule.
 

@@ -13,7 +13,8 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from tvm_axe.collective import Workers, launch
-from tvm_axe.compiler import TUNING_LOGS, compile
+from tvm_axe.compiler import compile
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import AxeError, LowerError, TuneError
 from tvm_axe.executable import Executable
 from tvm_axe.layout import Link, Mesh
@@ -103,7 +104,7 @@ def search(
     chunks: Sequence[int] = (2, 4),
     link: Link = SHARED_MEMORY,
     trials: int = 0,
-    work_dir: str | Path = TUNING_LOGS,
+    work_dir: str | Path = WORK_DIR,
     repeat: int = 10,
     progress: bool = True,
 ) -> SearchResult:

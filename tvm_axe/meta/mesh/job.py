@@ -15,6 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
@@ -77,7 +78,7 @@ def tune_program(
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
     patience: int | None = None,
-    work_dir: str | Path = "tuning_logs",
+    work_dir: str | Path = WORK_DIR,
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
@@ -165,7 +166,7 @@ def best_schedule(
     mesh: Mesh | None = None,
     *,
     target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path = "tuning_logs",
+    work_dir: str | Path = WORK_DIR,
     engine: str = "processes",
     keep: Collection[str] = (),
 ) -> Schedule | None:

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of, resolve_target
 from tvm_axe.meta.measure.measurer import Worker
@@ -68,7 +69,7 @@ def tune(
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
     patience: int | None = None,
-    work_dir: str | Path = "tuning_logs",
+    work_dir: str | Path = WORK_DIR,
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
@@ -84,7 +85,7 @@ def tune(
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
     patience: int | None = None,
-    work_dir: str | Path = "tuning_logs",
+    work_dir: str | Path = WORK_DIR,
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
@@ -100,7 +101,7 @@ def tune(
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
     patience: int | None = None,
-    work_dir: str | Path = "tuning_logs",
+    work_dir: str | Path = WORK_DIR,
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
