@@ -4,7 +4,8 @@
 
 For each program the search starts from the function, where it can share that by itself, else from the first known
 schedule. What it finds and the known schedules then run in turns; a figure is the median of its runs, the peer is the
-fastest known schedule, ratio = peer_ms / ours_ms. Local kernels are as they are recorded in tuning_logs/local, or untuned.
+fastest known schedule, ratio = peer_ms / ours_ms. Local kernels are as they are recorded in
+tuning_logs/local, or untuned.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 import tvm_axe as axe
 from tvm_axe.executable import Executable
-from tvm_axe.meta.mesh.exhaustive import SearchResult
+from tvm_axe.meta import TuneResult
 from tvm_axe.programs import PROGRAMS, DistributedProgram
 
 ROUNDS, REPEAT = 5, 4
@@ -32,7 +33,7 @@ def kept(known: dict[str, Executable]) -> set[str]:
 
 def found(
     program: DistributedProgram, known: dict[str, Executable], arrays: tuple[np.ndarray, ...], engine: str
-) -> SearchResult:
+) -> TuneResult:
     """What the search finds."""
     with tempfile.TemporaryDirectory() as work_dir:
         options = {"keep": kept(known), "inputs": arrays, "engine": engine, "work_dir": work_dir, "progress": False}

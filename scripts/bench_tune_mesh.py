@@ -36,15 +36,16 @@ from tvm_axe.executable import Executable
 from tvm_axe.lower import lower
 from tvm_axe.lower.program import parse_program
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.meta.measure.check import difference
+from tvm_axe.meta.measure.check import difference, summing_slack
+from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.finals import chosen, run_finals
 from tvm_axe.meta.mesh.kernels import KernelTuner
-from tvm_axe.meta.mesh.measure import MeshWorker
 from tvm_axe.meta.mesh.model import ProgramModel
 from tvm_axe.meta.mesh.moves import structure
+from tvm_axe.meta.mesh.process import bench_for, on_one_device
+from tvm_axe.meta.mesh.runner import MeshRunner
 from tvm_axe.meta.mesh.space import program_space, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
-from tvm_axe.meta.mesh.worker import MeshBench
 from tvm_axe.meta.search.job import kernel_tools
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.records.database import FAILED_SECONDS, Database
@@ -110,9 +111,9 @@ def exhaustive(case: Case, work_dir: Path, trials: int) -> Side:
         database.commit_tuning_record(ms.database.TuningRecord(trace, workload, times, case.target, infos))
 
     with kernel_tools(case.target, work_dir, SEED) as tools:
-        kernels = KernelTuner(tools, case.target, work_dir, trials, SEED, progress=False)
+        kernels = KernelTuner(Candidates(), tools, case.target, work_dir, trials, SEED)
         log = work_dir / target_name(case.target) / "logs" / "mesh.log"
-        with MeshWorker(case.target, kernels, log, TIMEOUT) as worker:
+        with MeshRunner(case.target, kernels, log, TIMEOUT) as worker:
             as_it_is = worker.prepare(workload.mod)
             if as_it_is.failure is not None:
                 raise SystemExit(f"bench_tune_mesh: the program as it is: {as_it_is.failure}")
@@ -157,15 +158,16 @@ def described(mod: IRModule, mesh: axe.Mesh) -> str:
 
 def timers(case: Case, sides: list[Side], workers: Any) -> Iterator[tuple[tuple[str, int], Callable[[], list[float]]]]:
     """For each side's schedules by their rank, the choice's being 0, a function that times some runs."""
-    bench = MeshBench(case.mod, case.target, sides[0].work_dir)
-    expected = bench.on_one_device()
+    lowered, slack = lower(case.mod["main"], case.mesh), summing_slack(case.mod["main"])
+    bench = bench_for(case.mod, lowered, case.target, sides[0].work_dir)
+    expected = on_one_device(case.mod, lowered, bench.arrays)
     for side in sides:
         for rank, mod in enumerate(side.schedules):
             exe = axe.compile(mod["main"], case.mesh, target=case.target, work_dir=side.work_dir)
             arrays = [bench.arrays[name] for name in exe.inputs]
             results = exe.run(workers, *arrays)
             for name, got in zip(exe.outputs, results if isinstance(results, tuple) else (results,)):
-                wrong = difference(got, expected[name], bench.slack)
+                wrong = difference(got, expected[name], slack)
                 if wrong:
                     raise SystemExit(f"bench_tune_mesh: {side.name}, {exe.notation}: {name} {wrong}")
 

@@ -1,4 +1,4 @@
-"""The tours in docs/tours/ run, and what they state holds; docs/tours/layouts.py has its test beside the pictures that it draws."""
+"""The tours in docs/tours/ run, and what they state holds; that of layouts has its test beside its pictures."""
 
 import runpy
 from pathlib import Path

@@ -11,8 +11,10 @@ import functools
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
@@ -234,6 +236,43 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [plain(item) for item in value]
     return value
+
+
+UPSTREAM_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
+"""What upstream's C++ raises at a candidate or a record that it can't take; `why_refused` tells it from a fault.
+
+Its ``InternalError`` and ``ScheduleError`` are of the first, our own `tvm_axe.errors.AxeError` of the first two.
+"""
+
+_REFUSALS = (RuntimeError, ValueError, MemoryError, OSError)
+
+
+def is_own_fault(error: BaseException) -> bool:
+    """Whether an error is a fault of the code, and says nothing of the candidate or the file that was being looked at.
+
+    A RuntimeError, ValueError, MemoryError or OSError is none, nor is what upstream's C++ raises, or Python of its own
+    below that. An error of another class that passes through its C++ becomes a plain RuntimeError; so such a one, if it
+    was raised in Python that isn't upstream's, is a fault too.
+    """
+    crossed = getattr(error, "__tvm_ffi_error__", None)
+    if crossed is None:
+        return not isinstance(error, _REFUSALS)
+    raised = re.match(r'\s*File "(.+\.py)", line', str(crossed.backtrace))
+    if raised is None or Path(raised[1]).is_relative_to(Path(tvm.__file__).parent):
+        return False
+    return type(error) is RuntimeError or not isinstance(error, _REFUSALS)
+
+
+def raise_own_fault(error: Exception) -> None:
+    """Raise an error that was caught again if it is a fault of the code (`is_own_fault`), which is nobody's result."""
+    if is_own_fault(error):
+        raise error
+
+
+def why_refused(error: Exception) -> str:
+    """Why upstream refuses a candidate or a record, in one sentence; a fault of the code is raised again."""
+    raise_own_fault(error)
+    return schedule_error_reason(error)
 
 
 # ---- Targets -----------------------------------------------------------------------------------------------------

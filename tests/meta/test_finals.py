@@ -12,13 +12,15 @@ from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.measure.measurer import Measurement, Worker
+from tvm_axe.meta.measure.protocol import Measurement
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.meta.model.model import CostModel
 from tvm_axe.meta.report.page import page
-from tvm_axe.meta.search.finals import FINALISTS, TURNS, Finals, winner
+from tvm_axe.meta.search.finals import FINALISTS, TURNS, Finals
 from tvm_axe.meta.search.loop import Job
+from tvm_axe.meta.search.policy import KERNELS, winner
 from tvm_axe.meta.search.search import Tools
-from tvm_axe.meta.search.task import Task, Workload
+from tvm_axe.meta.task import Task, Workload
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import RECORDS, normalize, read_records, read_workloads
 from tvm_axe.records.provenance import read_runs
@@ -219,9 +221,9 @@ def test_a_kill_in_between_loses_nothing(job, applied, monkeypatch, moment):
             patch.setattr(killed, "in_turns", _raise, raising=False)
         elif moment == "after choose_records":
             calls = iter([revise_trials, _raise])
-            patch.setattr("tvm_axe.meta.search.task.revise_trials", lambda *a, **k: next(calls)(*a, **k))
+            patch.setattr("tvm_axe.meta.task.revise_trials", lambda *a, **k: next(calls)(*a, **k))
         else:
-            patch.setattr(f"tvm_axe.meta.search.task.{moment}", _raise)
+            patch.setattr(f"tvm_axe.meta.task.{moment}", _raise)
         with pytest.raises(Killed):
             job(killed).run(progress=False)
     second = clock()
@@ -282,18 +284,20 @@ def test_one_candidate_has_nothing_to_be_timed_beside(job):
 
 def test_the_rule():
     same = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0]
-    assert winner([same, [s * 0.98 for s in same]]) == 1
-    assert winner([same, [s * 0.995 for s in same]]) == 0  # too little to be sure of
-    assert winner([same, [5.0, 5.0, 5.0, 5.0, 10.3, 10.3, 10.3]]) == 0  # faster in four turns of seven
-    assert winner([same, [s * 0.95 for s in same], [s * 0.945 for s in same]]) == 1  # the earlier one of two as good
+    assert winner([same, [s * 0.98 for s in same]], KERNELS) == 1
+    assert winner([same, [s * 0.995 for s in same]], KERNELS) == 0  # too little to be sure of
+    assert winner([same, [5.0, 5.0, 5.0, 5.0, 10.3, 10.3, 10.3]], KERNELS) == 0  # faster in four turns of seven
+    assert (
+        winner([same, [s * 0.95 for s in same], [s * 0.945 for s in same]], KERNELS) == 1
+    )  # the earlier of two as good
     noise = random.Random(0)
     drawn = [[[noise.gauss(1, 0.05) for _ in range(TURNS)] for _ in range(2)] for _ in range(1000)]
-    assert sum(winner(times) for times in drawn) < 100
+    assert sum(winner(times, KERNELS) for times in drawn) < 100
 
 
 def test_the_worker_times_in_turns(target, matmul, tmp_path):
     func = normalize(matmul(64, 64, 64))
-    with Worker(target, tmp_path / "worker.log", timeout=10.0) as worker:
+    with Runner(target, tmp_path / "worker.log", timeout=10.0) as worker:
         with pytest.raises(TuneError, match="no function is prepared, or it could not be"):
             worker.in_turns([func], 3)
         assert worker.prepare(func).failure is None

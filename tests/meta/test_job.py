@@ -21,7 +21,8 @@ from tvm.script import tirx as T
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta import tune
-from tvm_axe.meta.measure.measurer import Measurement, Worker
+from tvm_axe.meta.measure.protocol import Measurement
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import RECORDS, WORKLOADS, find_databases, read_records, read_workloads
 from tvm_axe.records.trials import TRIALS, key_of, read_trials
@@ -114,7 +115,7 @@ def test_a_finished_job_starts_nothing(tuned, matmul, target, monkeypatch):
     folder, result = tuned
     files = (RECORDS, "provenance.json", TRIALS, "../model.npz")
     before = [(result.tasks[0].folder / name).read_bytes() for name in files]
-    monkeypatch.setattr(Worker, "prepare", lambda self, mod: pytest.fail("a worker was started"))
+    monkeypatch.setattr(Runner, "prepare", lambda self, mod: pytest.fail("a worker was started"))
     again = tune(matmul(61, 53, 67), target=target, trials=20, work_dir=folder, progress=False)
     assert again.tasks == result.tasks
     assert [(result.tasks[0].folder / name).read_bytes() for name in files] == before
@@ -229,13 +230,13 @@ def test_each_function_is_a_task_and_a_bad_one_spoils_no_other(tmp_path, target)
 
 
 def test_failures_are_recorded_with_their_reasons(tmp_path, matmul, target, monkeypatch):
-    measure_all = Worker.measure_all
+    measure_all = Runner.measure_all
 
     def sometimes(self, mods):
         for n, measured in enumerate(measure_all(self, mods)):
             yield measured if n % 2 else Measurement(None, "crashed (SIGSEGV)")
 
-    monkeypatch.setattr(Worker, "measure_all", sometimes)
+    monkeypatch.setattr(Runner, "measure_all", sometimes)
     result = tune(matmul(16, 16, 16), target=target, trials=6, work_dir=tmp_path, seed=1, progress=False)
     (task,) = result.tasks
     assert task.failures == ("crashed (SIGSEGV)",) * 3

@@ -8,12 +8,12 @@ import re
 import pytest
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_axe.meta.measure.measurer import Measurement
+from tvm_axe.meta.measure.protocol import Measurement
 from tvm_axe.meta.model.model import CostModel
 from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools, evolution
-from tvm_axe.meta.search.task import Workload
 from tvm_axe.meta.spaces.space import space_for
+from tvm_axe.meta.task import Workload
 from tvm_axe.records.database import normalize
 from tvm_axe.records.trials import read_trials
 

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.measure import batch
-from tvm_axe.meta.measure.measurer import Worker
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.records.database import normalize
 
 
@@ -130,7 +130,7 @@ def _vectorized() -> tvm.IRModule:
 @pytest.fixture(scope="module")
 def shared(target, tmp_path_factory):
     """A worker that all faults happen to, one after the other."""
-    with Worker(target, tmp_path_factory.mktemp("measure") / "worker.log", timeout=3.0) as worker:
+    with Runner(target, tmp_path_factory.mktemp("measure") / "worker.log", timeout=3.0) as worker:
         yield worker
 
 
@@ -204,7 +204,7 @@ def test_a_function_that_was_prepared_is_known(worker, matmul):
 
 
 def test_functions_that_were_not_used_for_long_are_forgotten(worker, matmul, monkeypatch):
-    monkeypatch.setattr("tvm_axe.meta.measure.measurer._KEPT", 2)
+    monkeypatch.setattr("tvm_axe.meta.measure.runner._KEPT", 2)
     count = len(os.listdir("/proc/self/fd"))
     for size in (4, 5, 6, 7):
         assert worker.prepare(normalize(matmul(size, 4, 4))).failure is None
@@ -280,7 +280,7 @@ def test_workers_that_cannot_be_started_are_an_error(worker, monkeypatch):
 
 
 def test_nothing_is_left_running(target, tmp_path):
-    with Worker(target, tmp_path / "worker.log", timeout=3.0) as worker:
+    with Runner(target, tmp_path / "worker.log", timeout=3.0) as worker:
         worker.prepare(normalize(double))
         (pid,) = [slot.child.pid for slot in worker._slots if slot.child.pid is not None]
         assert psutil.pid_exists(pid)
@@ -291,10 +291,10 @@ _TUNER = """
 import sys
 from pathlib import Path
 import tvm
-from tvm_axe.meta.measure.measurer import Worker
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.records.database import normalize
 from test_measure import double, loops
-worker = Worker(tvm.target.Target({"kind": "llvm", "num-cores": 1}), Path(sys.argv[1]), timeout=60.0)
+worker = Runner(tvm.target.Target({"kind": "llvm", "num-cores": 1}), Path(sys.argv[1]), timeout=60.0)
 worker.prepare(normalize(double))
 print(worker._slots[0].child.pid, flush=True)
 worker.measure(normalize(loops))

@@ -7,10 +7,10 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 from tvm_axe.machines import resolve_target
-from tvm_axe.meta.measure.measurer import Worker
 from tvm_axe.meta.measure.reference import reference_for
-from tvm_axe.meta.measure.worker import build
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.meta.spaces.kernels import choose, offers
+from tvm_axe.pipeline import build
 from tvm_axe.records.database import normalize
 
 N = 4096
@@ -82,7 +82,7 @@ def test_everything_compiles_without_a_gpu(matmul, tmp_path, monkeypatch):
 @pytest.mark.gpu
 def test_faults_cost_themselves_only(cuda, tmp_path):
     target = resolve_target("cuda")
-    with Worker(target, tmp_path / "worker.log", timeout=10.0) as worker:
+    with Runner(target, tmp_path / "worker.log", timeout=10.0) as worker:
         untuned = worker.prepare(normalize(double))
         assert (untuned.seconds, untuned.failure) == (None, None)
         assert worker.conditions["input sets"] == 8
@@ -100,7 +100,7 @@ def test_faults_cost_themselves_only(cuda, tmp_path):
 @pytest.mark.gpu
 def test_tile_kernels_are_measured(cuda, matmul, tmp_path):
     made = _tiles(matmul, 512, 1024, 768, 3)
-    with Worker(resolve_target("cuda"), tmp_path / "worker.log", timeout=120.0) as worker:
+    with Runner(resolve_target("cuda"), tmp_path / "worker.log", timeout=120.0) as worker:
         assert worker.prepare(normalize(matmul(512, 1024, 768, "bfloat16"))).failure is None
         found = list(worker.measure_all([sch.mod for sch in made]))
     assert [measured.failure for measured in found] == [None] * len(made)
@@ -109,7 +109,7 @@ def test_tile_kernels_are_measured(cuda, matmul, tmp_path):
 
 @pytest.mark.gpu
 def test_candidates_are_timed_in_turns(cuda, tmp_path):
-    with Worker(resolve_target("cuda"), tmp_path / "worker.log", timeout=30.0) as worker:
+    with Runner(resolve_target("cuda"), tmp_path / "worker.log", timeout=30.0) as worker:
         assert worker.prepare(normalize(double)).failure is None
         times = worker.in_turns([_bound(256).mod, _bound(64).mod], 3)
     assert [len(turns) for turns in times] == [3, 3]

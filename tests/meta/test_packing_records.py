@@ -10,11 +10,12 @@ from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe.meta import tune
-from tvm_axe.meta.measure.measurer import Worker
-from tvm_axe.meta.measure.worker import build_candidate
+from tvm_axe.meta.measure.builder import build_candidate
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.meta.model.features.extractor import AxeFeatures, context_for
 from tvm_axe.meta.spaces.contraction import find_contractions
 from tvm_axe.meta.spaces.registers import register_tile, tiles
+from tvm_axe.pipeline import build
 from tvm_axe.records import apply_best, split_packing
 from tvm_axe.records.database import Database, normalize
 from tvm_axe.records.packing import PREPROC, has_packing
@@ -44,7 +45,7 @@ def _scheduled(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule
 
 def test_what_is_timed_does_not_pack(dense, target):
     sch = _scheduled(dense(8, 40, 24), target)
-    built = build_candidate(sch.mod, target)
+    built = build_candidate(sch.mod, target, build)
     assert built.places == (1,)
     ((shape, dtype),) = built.params
     assert dtype == np.dtype("float32")
@@ -66,7 +67,7 @@ def test_candidates_that_pack_are_checked_like_any_other(dense, target, tmp_path
     wrong = text.replace("= W[v0, v1]", "= W[v0, v1] + T.float32(1)")
     forgets = text.replace("for ax0, ax1 in T.grid(40, 24)", "for ax0, ax1 in T.grid(39, 24)")
     assert len({text, wrong, forgets}) == 3
-    with Worker(target, tmp_path / "worker.log", timeout=10.0) as worker:
+    with Runner(target, tmp_path / "worker.log", timeout=10.0) as worker:
         assert worker.prepare(normalize(func)).failure is None
         mods = [good, *(IRModule({"main": tvm.script.from_source(source)}) for source in (wrong, forgets)), good]
         first, added, missing, last = worker.measure_all(mods)

@@ -10,7 +10,7 @@ from tvm_axe.meta.measure import reference
 from tvm_axe.meta.measure.check import random_array
 from tvm_axe.meta.measure.devices import OnCpu
 from tvm_axe.meta.measure.reference import Compiled, Products, reference_for
-from tvm_axe.meta.measure.worker import build
+from tvm_axe.pipeline import build
 from tvm_axe.records.database import normalize
 
 

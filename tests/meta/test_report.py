@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from tvm_axe.meta import tune
-from tvm_axe.meta.measure.measurer import Measurement, Worker
+from tvm_axe.meta.measure.protocol import Measurement
+from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.meta.report.curves import curve
 from tvm_axe.meta.report.page import page
 
@@ -70,13 +71,13 @@ class _Text(HTMLParser):
 
 
 def test_the_page_tells_of_times_failures_and_the_best_schedule(tmp_path, matmul, target, monkeypatch):
-    measure_all = Worker.measure_all
+    measure_all = Runner.measure_all
 
     def sometimes(self, mods):
         for n, measured in enumerate(measure_all(self, mods)):
             yield measured if n % 2 else Measurement(None, f"wrong result: <off> by {n}.5")
 
-    monkeypatch.setattr(Worker, "measure_all", sometimes)
+    monkeypatch.setattr(Runner, "measure_all", sometimes)
     path = tmp_path / "pages" / "job.html"
     result = tune(matmul(16, 16, 16), target=target, trials=4, work_dir=tmp_path, report=path, seed=1, progress=False)
     assert result.report == path

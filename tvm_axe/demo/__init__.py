@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What the demo found; as JSON it has the same names."""
+    """The demo's results; as JSON they have the same names."""
 
     rows: list[Row]
     chosen: str
@@ -77,10 +77,10 @@ def run(trials: int, work_dir: Path) -> Report:
 
     Parameters
     ----------
-    trials
+    trials : int
         Measurements for each local kernel, those already in `work_dir` counted.
-    work_dir
-        Where the tuning records are kept.
+    work_dir : Path
+        The folder of the tuning records.
     """
     problem = baseline.Problem.random(block.TOKENS, block.INNER, block.OUTER, seed=0)
     candidates: dict[tuple[str, bool], Executable] = {}
@@ -121,7 +121,7 @@ def _compile(name: str, work_dir: Path | None) -> Executable:
 
 
 def _relative_error(out: np.ndarray, reference: np.ndarray) -> float:
-    """See `Row.relative_error`; NaN anywhere gives NaN."""
+    """The relative error as `Row` has it; NaN anywhere gives NaN."""
     return float(np.abs(out - reference).max() / np.abs(reference).max())
 
 

@@ -3,7 +3,7 @@
 `out = relu(X @ W + bias) + residual`, float32. With the reduction sharded over the mesh axis "tp", each device
 multiplies its columns of X with its rows of W, and the partial products are summed over the devices (Megatron's row
 parallel layer). The schedules differ in how that sum meets the epilogue; they are the ones of CoCoNet's model-parallel
-example (Jangda et al., ASPLOS 2022, section 2.2). Each is a function that the command line takes by name:
+example (Jangda et al., ASPLOS 2022, section 2.2). Each is a function that the command line takes by name::
 
     tvm-axe show tvm_axe/demo/block.py:block --schedule tvm_axe/demo/block.py:mm_fuse
 """

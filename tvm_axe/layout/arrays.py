@@ -36,7 +36,7 @@ def pack(array: NDArray[Any], layout: MemoryLayout) -> NDArray[Any]:
     array : numpy.ndarray
         Any array whose size is the layout's.
     layout : Layout or ComposeLayout
-        On linear memory alone, one address for each element.
+        A layout on linear memory alone that gives each element one address.
 
     Returns
     -------

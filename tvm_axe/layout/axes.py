@@ -14,7 +14,7 @@ from tvm_axe.errors import LayoutError
 from tvm_axe.layout.symbolic import Number, Symbolic, fold, is_expression
 
 THREAD_AXES = ("bx", "by", "bz", "cbx", "cby", "cbz", "tx", "warpid", "laneid", "wgid", "tid_in_wg", "wid_in_wg")
-"""From the grid through the cluster and the block down to the lane; the compiler's own names."""
+"""The axes of threads, from the grid through the cluster and the block down to the lane; the compiler's own names."""
 
 MEMORY_AXES = ("m", "P", "F", "Bank", "TLane", "TCol")
 """Linear memory, scratchpad partitions and their free dimension, banks, and tensor memory; the compiler's names."""

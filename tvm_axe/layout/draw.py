@@ -61,8 +61,8 @@ def show(
         access of a warp touches, with the efficiency. Left out, it follows from the layout's axes: "threads" if there
         are thread axes or memory axes beside the linear one, else "mesh" if there are mesh axes, else "banks".
     access : Access, optional
-        For "banks" and "coalescing": the type of the elements, and which of them each lane touches. Left out,
-        `Access()`.
+        The type of the elements, and which of them each lane touches, for "banks" and "coalescing"; `Access()` by
+        default.
 
     Raises
     ------

@@ -45,10 +45,10 @@ def explain(layout: Layout | ComposeLayout, op: str, *args: Any, **kwargs: Any) 
     Parameters
     ----------
     layout : Layout or ComposeLayout
-        The layout.
+        The layout whose operation is explained.
     op : str
         The name of one of its operations.
-    *args, **kwargs
+    *args, **kwargs : Any
         What the operation takes.
 
     Raises

@@ -102,7 +102,7 @@ def _orders(axes: tuple[str, ...], blocks: int, mesh: Mesh) -> Iterator[tuple[st
 
 
 def _digits(at: Placement, mesh: Mesh) -> dict[str, tuple[int, int]]:
-    """Which digit of which block number an axis is: its dimension, and the blocks that one step along it skips."""
+    """The digit of a block number that each axis is: its dimension, and the blocks that one step along it skips."""
     found = {}
     for dim, cut in enumerate(at.cuts):
         for place, axis in enumerate(cut):

@@ -46,8 +46,8 @@ class Placement:
     Parameters
     ----------
     cuts : tuple[tuple[str, ...], ...]
-        For each dimension the mesh axes that cut it, the major one first: the device at coordinates (c, d) on the axes
-        (a, b) holds block c * size(b) + d.
+        The mesh axes that cut each dimension, the major one first: the device at coordinates (c, d) on the axes (a, b)
+        holds block c * size(b) + d.
     partial : frozenset[str]
         The mesh axes over whose devices the tensor is still to be summed.
 

@@ -96,9 +96,9 @@ class Step:
     seconds : float
         What it costs under the link model.
     before, after : Placement
-        Where the data lies.
+        The placement of the data before and after the step.
     layout : Layout
-        Where it lies afterwards, as a layout.
+        The placement afterwards, as a layout.
     """
 
     kind: str
@@ -142,7 +142,7 @@ class Plan:
     Attributes
     ----------
     src, dst : Layout
-        Where the data lies before and after.
+        The layouts before and after.
     shape : tuple[int, ...]
         The tensor's shape.
     dtype : str
@@ -150,7 +150,7 @@ class Plan:
     mesh : Mesh
         The devices.
     steps : tuple[Step, ...]
-        In order; none if the data is there already.
+        The steps in order; none if the data is there already.
     """
 
     src: Layout
@@ -196,8 +196,8 @@ def redistribute(
     Parameters
     ----------
     src, dst : Layout
-        Where the data lies and where it is wanted: blocks on the mesh, see `Placement.of`. Leading iters on mesh axes
-        beyond the shape are terms that are still to be summed.
+        The layout that the data has and the one that it is wanted in: blocks on the mesh, see `Placement.of`. Leading
+        iters on mesh axes beyond the shape are terms that are still to be summed.
     mesh : Mesh
         The devices.
     dtype : str

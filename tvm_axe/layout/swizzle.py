@@ -115,7 +115,7 @@ class ComposeLayout:
         Raises
         ------
         LayoutError
-            As `Layout.apply`.
+            If `Layout.apply` refuses the index.
         """
         points = self.tile_layout.apply(*index, shape=shape)
         return frozenset(make_coordinate({**p, LINEAR_MEMORY: self.address(p[LINEAR_MEMORY])}) for p in points)
@@ -155,41 +155,41 @@ class ComposeLayout:
         return replace(self, tile_layout=make(self.tile_layout))
 
     def group(self, shape: Sequence[Number]) -> tuple[ComposeLayout, list[int]]:
-        """As `Layout.group`, of the tile layout."""
+        """Apply `Layout.group` to the tile layout."""
         grouped, seps = self.tile_layout.group(shape)
         return replace(self, tile_layout=grouped), seps
 
     def permute(self, shape: Sequence[Number], order: Sequence[int]) -> ComposeLayout:
-        """As `Layout.permute`, of the tile layout."""
+        """Apply `Layout.permute` to the tile layout."""
         return self._on_tiles(lambda tile: tile.permute(shape, order))
 
     def tile(self, outer: Layout, outer_shape: Sequence[Number], inner_shape: Sequence[Number]) -> ComposeLayout:
-        """As `Layout.tile`, of the tile layout: the swizzle stays innermost, and sees the addresses of all tiles."""
+        """Apply `Layout.tile` to the tile layout: the swizzle stays innermost, and sees the addresses of all tiles."""
         return self._on_tiles(lambda tile: tile.tile(outer, outer_shape, inner_shape))
 
     def tile_to(self, to_shape: Sequence[Number], current_shape: Sequence[Number]) -> ComposeLayout:
-        """As `Layout.tile_to`, of the tile layout."""
+        """Apply `Layout.tile_to` to the tile layout."""
         return self._on_tiles(lambda tile: tile.tile_to(to_shape, current_shape))
 
     def direct_sum(self, left: Layout, left_shape: Sequence[Number], right_shape: Sequence[Number]) -> ComposeLayout:
-        """As `Layout.direct_sum`, of the tile layout."""
+        """Apply `Layout.direct_sum` to the tile layout."""
         return self._on_tiles(lambda tile: tile.direct_sum(left, left_shape, right_shape))
 
     def slice(self, shape: Sequence[Number], region: Sequence[tuple[Number, Number]]) -> ComposeLayout:
-        """As `Layout.slice`, of the tile layout, whose offset keeps the elements where they were."""
+        """Apply `Layout.slice` to the tile layout, whose offset keeps the elements where they were."""
         return self._on_tiles(lambda tile: tile.slice(shape, region))
 
     def broadcast(self, num: Number, axis: str) -> ComposeLayout:
-        """As `Layout.broadcast`, of the tile layout."""
+        """Apply `Layout.broadcast` to the tile layout."""
         return self._on_tiles(lambda tile: tile.broadcast(num, axis))
 
     def project(self, axes: Collection[str]) -> ComposeLayout | Layout:
-        """As `Layout.project`; without linear memory there is nothing left to swizzle."""
+        """Apply `Layout.project`; without linear memory there is nothing left to swizzle."""
         projected = self.tile_layout.project(axes)
         return replace(self, tile_layout=projected) if LINEAR_MEMORY in axes else projected
 
     def unpack(self, num: int) -> ComposeLayout:
-        """As `Layout.unpack`; the bits that stay are more.
+        """Apply `Layout.unpack`; the bits that stay are more.
 
         Raises
         ------
@@ -199,7 +199,7 @@ class ComposeLayout:
         return replace(self, per_element=self.per_element + _log2(num), tile_layout=self.tile_layout.unpack(num))
 
     def pack(self, num: int) -> ComposeLayout:
-        """As `Layout.pack`; the bits that stay are fewer.
+        """Apply `Layout.pack`; the bits that stay are fewer.
 
         Raises
         ------

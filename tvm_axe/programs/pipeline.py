@@ -71,7 +71,7 @@ def pipeline(mesh: Mesh, size: str) -> DistributedProgram:
         return (dropout(received + bias[:, None], seed, index, RATE) + residual,)
 
     def share(sch: Schedule) -> SBlockRV:
-        """Each stage on its devices; returns the all-reduce between them."""
+        """Share the stages over their devices; return the all-reduce between them."""
         mm, send, epi = (sch.get_sblock(name) for name in ("mm", "send", "epi"))
         sch.shard(sch.get_loops(mm)[0], "pp")
         sch.send(send, "pp")

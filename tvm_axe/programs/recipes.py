@@ -69,8 +69,8 @@ def matmul_then(
 
     Parameters
     ----------
-    share
-        Shares the matmul; returns the block of its partial products and their all-reduce.
+    share : Callable[[Schedule], tuple[SBlockRV, SBlockRV]]
+        A function that shares the matmul; it returns the block of its partial products and their all-reduce.
     kernel : Sequence[str]
         What is computed of the product.
     extent, dim : int

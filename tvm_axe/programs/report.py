@@ -37,7 +37,7 @@ class Row:
     mesh: str
     engine: str
     relative_error: float | None
-    """Of the worst output, the largest difference from float64 over the largest value of that; None for NaN."""
+    """The largest difference from float64 over the largest value of that, of the worst output; None for NaN."""
     bytes: int | float
     """What each device communicates in one run, as the compiler derived it."""
     bytes_expected: int | float

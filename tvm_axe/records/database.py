@@ -328,7 +328,7 @@ def _workload(line: str) -> tuple[str, str] | None:
         if not isinstance(digest, str) or not isinstance(encoded, str):
             return None
         ms.database.Workload.from_json([digest, encoded])
-    # What isn't JSON, and whatever upstream's C++ side throws at a function that it cannot decode.
-    except Exception:
+    # What isn't JSON, or isn't a pair, and what upstream raises at a function that it cannot decode.
+    except _tvm.UPSTREAM_ERRORS:
         return None
     return digest, encoded

@@ -66,10 +66,9 @@ class Record:
             If the trace doesn't apply to it.
         """
         sch = s_tir.Schedule(mod)
-        # Traces come from a file, and upstream raises whatever its C++ side throws.
         try:
             s_tir.schedule.Trace.apply_json_to_schedule(self.trace, sch)
-        except Exception as error:
+        except _tvm.UPSTREAM_ERRORS as error:  # traces come from a file
             raise self._no_longer_applies(error) from error
         return sch
 
@@ -83,12 +82,12 @@ class Record:
         """
         try:
             return ms.database.TuningRecord.from_json(self.entry, workload)
-        except Exception as error:  # as above
+        except _tvm.UPSTREAM_ERRORS as error:
             self.schedule(workload.mod)  # which says why, where it is the trace's fault
             raise self._no_longer_applies(error) from error
 
     def _no_longer_applies(self, error: Exception) -> TuneError:
-        return TuneError(f"{self.place}: a record that no longer applies: {_tvm.schedule_error_reason(error)}")
+        return TuneError(f"{self.place}: a record that no longer applies: {_tvm.why_refused(error)}")
 
 
 def parse_record(line: str, workloads: Container[int], place: str) -> Record | None:
@@ -112,6 +111,7 @@ def _is_target(config: str) -> bool:
     """Whether upstream makes a target of this JSON; else it refuses the whole database that has it."""
     try:
         Target(json.loads(config))
-    except Exception:  # whatever its C++ side throws
+    except _tvm.UPSTREAM_ERRORS as error:
+        _tvm.raise_own_fault(error)
         return False
     return True

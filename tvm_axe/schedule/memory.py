@@ -41,9 +41,9 @@ def set_layout(
         The schedule.
     buffer : str
         A parameter or an allocated buffer, by name.
-    layout : Layout | ComposeLayout | str
-        On linear memory alone (the axis ``m``), one address for each element, the lowest 0.
-    tile : sequence of int, optional
+    layout : Layout or ComposeLayout or str
+        A layout on linear memory alone (the axis ``m``) that gives each element one address, the lowest 0.
+    tile : Sequence[int], optional
         Lay out each tile of this shape so, the tiles in front as dimensions of their own. For a buffer of which each
         thread block (or loop iteration) holds one tile, such as one in shared memory: upstream then still sees that the
         others need no room.

@@ -106,7 +106,7 @@ def _blocks_of_nest(sch: s_tir.Schedule, block: SBlockRV) -> list[SBlockRV]:
 
 
 def _check_chain(sch: s_tir.Schedule, nests: Sequence[Sequence[SBlockRV]]) -> None:
-    """Each stage reads what an earlier one writes, and nothing else stands between them."""
+    """Check that each stage reads what an earlier one writes, and that nothing else stands between them."""
     root = sch.get(sch.get_sblock("root"))
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     places = []
@@ -238,7 +238,7 @@ def _is_one_of(sch: s_tir.Schedule, loop: LoopRV, loops: Iterable[LoopRV]) -> bo
 def _check_carried(
     sch: s_tir.Schedule, nest: Sequence[SBlockRV], loop: LoopRV, along: Mapping[tirx.Buffer, int]
 ) -> None:
-    """Whatever a block of the stage touches of the chunked buffers lies in the chunk."""
+    """Check that whatever a block of the stage touches of the chunked buffers lies in the chunk."""
     chunk = sch.get(loop).loop_var
     for block in nest:
         stmt = sch.get(block)

@@ -1,4 +1,4 @@
-"""Which blocks are matrix products, and what parts their iterators play.
+"""Which blocks are matrix products, and what parts their iterators play. ::
 
     C[batch.., rows.., columns..] += A[batch.., rows.., reduction..] * B[batch.., reduction.., columns..]
 
@@ -28,7 +28,7 @@ class Product:
     ----------
     a, b, c : Buffer
         The operands, and what the block writes.
-    batch, rows, columns, reduction : tuple of IterVar
+    batch, rows, columns, reduction : tuple[IterVar, ...]
         Each in the order that the buffers' dimensions have.
     transpose_b : bool
         Whether B's columns come before its reduction.
@@ -58,7 +58,7 @@ def product_of(block: s_tir.SBlock, devices: Collection[tirx.Var] = ()) -> Produ
     Raises
     ------
     ScheduleError
-        It is none; the message says what is missing.
+        If the block is no matrix product; the message says what is missing.
     """
     a, b = factors(block)
     for left, right in ((a, b), (b, a)):
@@ -79,7 +79,7 @@ def factors(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad]:
     Raises
     ------
     ScheduleError
-        The block isn't of this form.
+        If the block isn't of this form.
     """
     store, init = block.body, block.init
     if isinstance(store, tirx.BufferStore) and isinstance(init, tirx.BufferStore):

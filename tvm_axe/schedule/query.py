@@ -27,7 +27,7 @@ _acting = threading.local()
 
 @contextlib.contextmanager
 def on_a_copy() -> Iterator[None]:
-    """Within it primitives act at once, for a schedule that is thrown away if one raises."""
+    """Have primitives act at once within it, on a schedule that is thrown away if one raises."""
     before = getattr(_acting, "at_once", False)
     _acting.at_once = True
     try:
@@ -203,7 +203,7 @@ def is_copy(block: s_tir.SBlock) -> bool:
 
 
 def shift_of(block: s_tir.SBlock) -> int | None:
-    """By how many places ``Z[s, ...] = C[(s + k) % P, ...]`` moves what it copies along dimension 0, or None.
+    """The places that ``Z[s, ...] = C[(s + k) % P, ...]`` moves what it copies along dimension 0; None of any other.
 
     ``Z[s] = C[(s + P - 1) % P]`` moves everything by 1, to the next place.
     """

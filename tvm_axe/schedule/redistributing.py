@@ -37,7 +37,7 @@ def redistribute(
     sch : s_tir.Schedule
         The schedule.
     block : SBlockRV
-        The reader.
+        The block that is to read the buffer so.
     buffer : str
         A buffer that it reads, by name: one whose producer is bound to `axis`, or an input declared sharded over it.
     axis : str

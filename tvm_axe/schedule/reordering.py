@@ -41,7 +41,7 @@ def reorder_collective(
     gather : SBlockRV
         An all-gather: the copy that `split_collective` or an earlier reorder left.
     consumers : Sequence[SBlockRV]
-        In program order, every block that reads the gathered buffer, and those that go on with their slices.
+        Every block that reads the gathered buffer and those that go on with their slices, in program order.
     mesh : Mesh
         The mesh that the blocks are bound to.
 

@@ -146,7 +146,7 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
     Returns
     -------
     block : SBlockRV
-        The all-reduce.
+        The block that is the all-reduce: the one that was given, annotated.
 
     Raises
     ------

@@ -134,7 +134,7 @@ def product_at(sch: s_tir.Schedule, block: SBlockRV) -> Product:
     Raises
     ------
     ScheduleError
-        It computes none, or not all of one.
+        If the block computes no matrix product, or not all of one.
     """
     realize = _tvm.block_realize(sch, block)
     if not query.covers(realize, [sch.get(loop) for loop in sch.get_loops(block)]):
@@ -173,7 +173,7 @@ def kernel_for(name: str) -> Kernel:
     Raises
     ------
     ScheduleError
-        It doesn't, or there is none.
+        If there is no such kernel, or it doesn't compute products.
     """
     if name not in PRODUCTS or name not in KERNELS:
         raise ScheduleError(f"{name!r} is no kernel for products of matrices; valid are {', '.join(PRODUCTS)}")
@@ -186,7 +186,7 @@ def problem_of(kernel: Kernel, product: Product, out_dtype: str) -> Problem:
     Raises
     ------
     ScheduleError
-        The kernel doesn't compute it: a batch for a kernel without, operands of other types.
+        If the kernel doesn't compute the product: one with a batch where it takes none, or of operands of other types.
     """
     batch, m, n, k = product.shape
     problem: dict[str, Any] = {"m": m, "n": n, "k": k}

@@ -61,10 +61,10 @@ def timeline_svg(report: Report, width: int = 960, units: Sequence[str] | None =
     Parameters
     ----------
     report : Report
-        Of a run with ``trace=True``.
+        The report of a run with ``trace=True``.
     width : int
-        Pixels across.
-    units : sequence of str, optional
+        The picture's width in pixels.
+    units : Sequence[str], optional
         The units to be shown; by default those that did anything.
 
     Raises

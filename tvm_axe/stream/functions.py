@@ -31,15 +31,15 @@ class TileFunction:
     Attributes
     ----------
     name : str
-        For messages, pictures and traces.
-    call : callable
-        From arrays to an array, or on numbers if `on_numbers`.
-    result : callable
-        From the arguments' types to the result's; raises `StreamError` if they don't fit.
-    flops : callable
-        From the arguments' types to a number or an expression.
-    combine : callable
-        How Accum and Scan join a state with what the function makes of the next elements.
+        The name in messages, pictures and traces.
+    call : Callable
+        A function from arrays to an array, or on numbers if `on_numbers`.
+    result : Callable
+        A function from the arguments' types to the result's; it raises `StreamError` if they don't fit.
+    flops : Callable
+        A function from the arguments' types to the FLOPs, a number or an expression.
+    combine : Callable
+        A function that joins a state with what `call` makes of the next elements, in Accum and Scan.
     initial : Any, optional
         The state before the first element; without, that is what the function makes of the first one, and an empty list
         has no result.
@@ -48,7 +48,7 @@ class TileFunction:
     on_numbers : bool
         Whether it computes on numbers or selectors, which runs without values have too.
     cycles : int, optional
-        How long it takes, whatever its FLOPs.
+        The cycles that it takes, whatever its FLOPs.
     """
 
     name: str
@@ -62,7 +62,7 @@ class TileFunction:
     cycles: int | None = None
 
     def __call__(self, *values: Any) -> Any:
-        """Compute it."""
+        """Compute the function of `values`."""
         return self.call(*values)
 
     def accumulate(self, state: Any, *values: Any) -> Any:
@@ -108,8 +108,8 @@ def elementwise(name: str, call: Callable[..., np.ndarray], each: int = 1, **mor
 
     Parameters
     ----------
-    call : callable
-        From arrays to an array.
+    call : Callable
+        A function from arrays to an array.
     each : int
         FLOPs an element of the result.
     """
@@ -172,27 +172,27 @@ def maximum() -> TileFunction:
 
 
 def sum_tiles() -> TileFunction:
-    """As an accumulation, the sum of tiles."""
+    """The sum of tiles, as an accumulation."""
     return elementwise("sum_tiles", np.copy)
 
 
 def max_tiles() -> TileFunction:
-    """As an accumulation, the largest elements of tiles."""
+    """The largest elements of tiles, as an accumulation."""
     return elementwise("max_tiles", np.copy, combine=np.maximum)
 
 
 def row_sum() -> TileFunction:
-    """The sum of each row: a column. As an accumulation, of the rows of all the tiles."""
+    """The sum of each row: a column. As an accumulation it sums the rows of all the tiles."""
     return _by_row("row_sum", lambda a: a.sum(axis=1, keepdims=True))
 
 
 def row_max() -> TileFunction:
-    """The largest element of each row: a column. As an accumulation, of the rows of all the tiles."""
+    """The largest element of each row: a column. As an accumulation it takes the rows of all the tiles."""
     return _by_row("row_max", lambda a: a.max(axis=1, keepdims=True), combine=np.maximum)
 
 
 def retile() -> TileFunction:
-    """As an accumulation, the tiles below each other: one with all their rows. Takes no time."""
+    """The tiles below each other, as an accumulation: one tile with all their rows. It takes no time."""
     return elementwise(
         "retile", lambda a: a, 0, combine=lambda state, part: np.concatenate([state, part]), grows=True, cycles=0
     )
@@ -205,12 +205,12 @@ def number(
 
     Parameters
     ----------
-    call : callable
-        From Python numbers, or tuples for selectors, to one. As an accumulation, from the state and those.
+    call : Callable
+        A function from Python numbers, or tuples for selectors, to one; as an accumulation, from the state and those.
     result : DataType
-        Of what it returns; an int64 by default.
+        The type of what it returns; an int64 by default.
     cycles : int
-        How long it takes.
+        The cycles that it takes.
     """
     return _Folding(
         name, call, lambda *_: result or Scalar(), lambda *_: 0, initial=initial, on_numbers=True, cycles=cycles

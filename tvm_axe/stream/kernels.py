@@ -46,12 +46,12 @@ def tensor_ir(func: tirx.PrimFunc, name: str | None = None, target: str = "llvm"
     Parameters
     ----------
     func : PrimFunc
-        Its last buffer is what it writes, all of it; the others are read.
+        A function over matrices: it writes the last buffer, all of it, and reads the others.
     name : str, optional
-        Its global symbol by default.
+        The name of the tile function; the global symbol of `func` by default.
     target : str
-        What it is compiled for, when it is first called.
-    **more
+        The target that it is compiled for, when it is first called.
+    **more : Any
         Further attributes of the `TileFunction`: `flops` instead of what is counted, `combine`, `initial`, `cycles`.
 
     Raises
@@ -93,13 +93,13 @@ class _Kernel:
         return made
 
     def result(self, *types: DataType) -> Tile:
-        """The type of what it writes."""
+        """The type of what the kernel writes."""
         sizes, output = self._sizes(types), self.buffers[-1]
         rows, columns = (_size(extent, sizes) for extent in output.shape)
         return Tile(rows, columns, str(output.dtype))
 
     def flops(self, *types: DataType) -> Size:
-        """Its FLOPs, as the body says."""
+        """The kernel's FLOPs, as the body says."""
         return as_size("FLOPs", sympy.expand(_flops(self.func.body, self._sizes(types))), least=0)
 
     def _sizes(self, types: Any) -> dict[Any, Size]:

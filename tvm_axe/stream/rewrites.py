@@ -74,8 +74,8 @@ def dynamic_parallelization(program: StreamProgram, selector: str, finished: Seq
     ----------
     selector : str
         The input whose selectors partition the requests among the regions.
-    finished : sequence of str
-        For each region the stream of which one tensor, of all but its outermost dim, ends when a request is dealt with.
+    finished : Sequence[str]
+        The stream of each region of which one tensor, of all but its outermost dim, ends when a request is dealt with.
 
     Raises
     ------
@@ -136,8 +136,8 @@ def time_multiplexing(program: StreamProgram, regions: Sequence[tuple[str, str]]
 
     Parameters
     ----------
-    regions : sequence of (str, str)
-        For each region the stream that enters it and the one that leaves it.
+    regions : Sequence[tuple[str, str]]
+        The stream that enters each region and the one that leaves it.
     share : int
         How many, one after the other, become one.
 

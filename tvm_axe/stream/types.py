@@ -111,16 +111,16 @@ def differ(a: Size, b: Size) -> bool:
 
 @dataclass(frozen=True)
 class Tile:
-    """A matrix.
+    """A matrix of elements of one type.
 
     Attributes
     ----------
     rows, columns : int or sympy.Expr
-        Its shape; an expression where it is known only when the program runs.
+        The shape; an expression where it is known only when the program runs.
     dtype : str
-        Of its elements.
+        The type of the elements.
     layout : Layout or ComposeLayout, optional
-        Where the elements lie in on-chip memory; only static tiles have one.
+        The layout of the elements in on-chip memory; only static tiles have one.
 
     Raises
     ------
@@ -168,7 +168,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Selector:
-    """Which of `outputs` streams: a multi-hot vector, whose value is the tuple of the numbers that are set."""
+    """A choice among `outputs` streams: a multi-hot vector, whose value is the tuple of the numbers that are set."""
 
     outputs: int
 
@@ -207,7 +207,7 @@ class Buffer:
     ----------
     tile : Tile
         What it holds.
-    shape : tuple of Dim
+    shape : tuple[Dim, ...]
         How many, outermost first.
     """
 
@@ -280,7 +280,7 @@ class StreamType:
 
     Attributes
     ----------
-    shape : tuple of Dim
+    shape : tuple[Dim, ...]
         Outermost first; its length is the stream's rank. Sizes may be given instead of regular dims.
     data : Tile, Selector, Scalar, Buffer or Tuple
         What each element is.

@@ -1,4 +1,4 @@
-"""Candidates on their way through the processes of a `Worker`: who builds what, and who may run."""
+"""Candidates on their way through the processes of a `Runner`: who builds what, and who may run."""
 
 from __future__ import annotations
 
@@ -15,33 +15,13 @@ from tvm.ir import IRModule
 
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.measure.child import Child
-from tvm_axe.meta.measure.worker import BUILD, PREPARE, RUN, Prepared
+from tvm_axe.meta.measure.protocol import BUILD, PREPARE, RUN, Measurement, Prepared
 
-__all__ = ["START_SECONDS", "Batch", "Function", "Limits", "Measurement", "Slot"]
+__all__ = ["START_SECONDS", "Batch", "Function", "Limits", "Slot"]
 
 START_SECONDS = 120.0  # importing the compiler on a busy machine, and running an untuned function
 _AHEAD = 4  # candidates that a process has built and not run
 _STARTS = 3  # processes in a row that can't be prepared, before that is taken to be for good
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What became of one candidate.
-
-    Attributes
-    ----------
-    seconds
-        Median time of a call; None if it failed, and of an untuned function that was not run as it stands.
-    failure
-        Why it failed, in one line; None if it didn't.
-    build_seconds, run_seconds
-        What compiling it, and running it until its median was known, took.
-    """
-
-    seconds: float | None
-    failure: str | None = None
-    build_seconds: float = 0.0
-    run_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,9 +31,15 @@ class Function:
     digest: str
     mod: str
     target: str
+    builder: str
     descriptor: int
     exchange: Path
     prepared: Prepared
+
+    @property
+    def request(self) -> tuple[Any, ...]:
+        """What prepares another process for it."""
+        return PREPARE, self.mod, self.target, self.builder, self.exchange, self.prepared
 
 
 @dataclass(frozen=True)
@@ -150,8 +136,7 @@ class Batch:
             number = self.todo.popleft()
             slot.start((BUILD, number, tvm.ir.save_json(self.mods[number])), number, self.limits.build)
         elif sum(other.doing == (PREPARE, 0) for other in self.slots) < len(self.todo):
-            request = (PREPARE, function.mod, function.target, function.exchange, function.prepared)
-            slot.start(request, 0, START_SECONDS)
+            slot.start(function.request, 0, START_SECONDS)
 
     def _settle(self) -> None:
         """Wait until a process has answered, has died or is late, and see what came of it."""

@@ -5,6 +5,7 @@ The tuner's side is `Child`, the process's own is `serve`. Over a pipe goes, alw
     request (any tuple)  ->  ("ok", answer)
                          ->  ("error", one line)    the request failed, and the process is as good as before
                          ->  ("fatal", one line)    it failed, and the process ends: its GPU context is broken, say
+                         ->  ("fault", traceback)   the code that handles requests is wrong, and the process ends
 """
 
 from __future__ import annotations
@@ -15,19 +16,25 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 
-__all__ = ["Child", "Fatal", "serve"]
+__all__ = ["Child", "Fatal", "Fault", "serve"]
 
 _MESSAGE = 300  # characters of an error, from its end: the compiler's can hold whole modules, and ends with the reason
 _PR_SET_PDEATHSIG = 1
 _FIRST_TO_GO = "1000"  # the highest score there is
+
+
+class Fault(Exception):
+    """A fault of the code that a process runs, which is no candidate's result; the message has its traceback there."""
 
 
 class Fatal(Exception):
@@ -76,6 +83,8 @@ class Child:
         ------
         TuneError
             If no process can be started.
+        Fault
+            If the process's own code is at fault; it has ended then.
         """
         self.send(request)
         return self.receive(timeout)
@@ -100,8 +109,10 @@ class Child:
         try:
             if self._pipe.poll(timeout):
                 status, answer = self._pipe.recv()
-                if status == "fatal":
+                if status in ("fatal", "fault"):
                     self.close()
+                if status == "fault":
+                    raise Fault(f"in a tuning worker:\n{answer}")
                 return "ok" if status == "ok" else "error", answer
             found = "error", f"no result within {timeout:g} s"
         except (EOFError, OSError):
@@ -168,7 +179,10 @@ def serve(handle: Callable[[tuple[Any, ...]], Any]) -> None:
         except Fatal as error:
             pipe.send(("fatal", str(error)))
             return
-        # Whatever a candidate makes the compiler raise is that candidate's result, not this process's end.
+        # What a candidate makes the compiler raise is that candidate's result, not this process's end.
         except Exception as error:
+            if _tvm.is_own_fault(error):
+                pipe.send(("fault", traceback.format_exc()))
+                return
             answer = "error", f"{type(error).__name__}: {' '.join(str(error).split())[-_MESSAGE:]}"
         pipe.send(answer)

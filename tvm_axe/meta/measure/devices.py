@@ -151,7 +151,7 @@ class OnGpu:
         try:
             function(*self.tensors[number])
             self.device.sync()
-        except Exception as error:
+        except _tvm.UPSTREAM_ERRORS as error:
             self._raise_if_broken(error)
             raise
         return time.perf_counter() - start
@@ -180,7 +180,7 @@ class OnGpu:
             with Graph(launch, self.device) as graph:
                 graph.seconds()
                 return float(np.median([graph.seconds() for _ in range(_REPEATS)])) / (rounds * sets)
-        except Exception as error:
+        except _tvm.UPSTREAM_ERRORS as error:
             self._raise_if_broken(error)
             raise
 
@@ -194,5 +194,5 @@ class OnGpu:
         """Tell an error that ends all work on the GPU, such as an illegal access, from one of this call alone."""
         try:
             self.device.sync()
-        except Exception:
+        except _tvm.UPSTREAM_ERRORS:
             raise Fatal(f"{type(error).__name__}: {' '.join(str(error).split())[-200:]}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,13 +23,12 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.errors import ScheduleError
 from tvm_axe.machines import backend_of
+from tvm_axe.meta.measure.builder import Build
 from tvm_axe.meta.measure.devices import Device
 from tvm_axe.schedule import query
 from tvm_axe.schedule.product import Product, product_of
 
 __all__ = ["Reference", "reference_for"]
-
-Build = Callable[[IRModule, Target], Module]
 
 _MANY = 1e10  # operations; untuned code does 0.5e9 to 4e9 a second, so these take 3 s to 20 s
 

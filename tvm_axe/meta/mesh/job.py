@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,57 +18,31 @@ from tvm_axe import _tvm
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError, TuneError
 from tvm_axe.layout import Mesh
-from tvm_axe.lower import lower
+from tvm_axe.lower.cost import estimate
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.meta.mesh.finals import chosen, run_finals
+from tvm_axe.meta.mesh.candidates import Candidates
+from tvm_axe.meta.mesh.finals import applied, chosen, latest, median_seconds, run_finals
 from tvm_axe.meta.mesh.kernels import KernelTuner
-from tvm_axe.meta.mesh.measure import MeshWorker
 from tvm_axe.meta.mesh.model import ProgramModel
-from tvm_axe.meta.mesh.seeds import sharings
+from tvm_axe.meta.mesh.runner import MeshRunner
+from tvm_axe.meta.mesh.seeds import bound_axes, sharings
 from tvm_axe.meta.mesh.space import program_space, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
 from tvm_axe.meta.report.page import write_report
+from tvm_axe.meta.result import Found, TuneResult
 from tvm_axe.meta.search.job import kernel_tools
 from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools
-from tvm_axe.meta.search.task import TaskResult, Workload
-from tvm_axe.records.database import Database
+from tvm_axe.meta.task import Workload
+from tvm_axe.records.database import FAILED_SECONDS, Database
 from tvm_axe.records.folders import folder_for, target_name
+from tvm_axe.records.trials import key_of, read_trials
 from tvm_axe.schedule import Schedule
 
-__all__ = ["ProgramResult", "best_schedule", "tune_program"]
+__all__ = ["base_of", "best_schedule", "in_order", "name_of", "outcomes", "tune_program"]
 
 _BATCH = 4  # schedules between two updates of the model
 _TIMEOUT = 60.0  # seconds for one schedule, which every device compiles
-
-
-@dataclass(frozen=True)
-class ProgramResult:
-    """What a call of `tune_program` did.
-
-    Attributes
-    ----------
-    target
-        What a device's kernels are compiled for; the records hold for it.
-    schedule
-        The fastest schedule; `tvm_axe.compile` takes it.
-    notation
-        It as CoCoNet writes it.
-    tasks
-        What became of the program, and then of each local kernel that was tuned.
-    seconds
-        Where this call's time went: ``search``, ``build`` and ``run`` of the program's schedules, ``kernels`` for
-        tuning these, and ``total``.
-    report
-        A page on the program's schedules; see `tvm_axe.meta.report.page`.
-    """
-
-    target: Target
-    schedule: Schedule
-    notation: str
-    tasks: tuple[TaskResult, ...]
-    seconds: dict[str, float]
-    report: Path
 
 
 def tune_program(
@@ -84,7 +58,7 @@ def tune_program(
     progress: bool = True,
     engine: str = "processes",
     keep: Collection[str] = (),
-) -> ProgramResult:
+) -> TuneResult:
     """Search for the fastest way for a program to compute and communicate on a mesh, and keep every measurement.
 
     The program is one more workload in MetaSchedule's kind of database; its design spaces are what the communication
@@ -131,34 +105,41 @@ def tune_program(
     """
     if trials < 1:
         raise TuneError(f"trials: at least one candidate is needed, not {trials}")
-    base = _base(program, mesh)
+    base = base_of("tune", program, mesh, lambda func, mesh: Schedule(func, mesh=mesh))
     mod, resolved = _workload(base, engine, keep), _resolved(base, target)
-    lower(mod["main"], base.mesh)  # an error in the program itself is the caller's
+    candidates = Candidates()
+    candidates.lowered(mod)  # an error in the program itself is the caller's
     next(sharings(mod["main"], base.mesh))
     start, work_dir = time.monotonic(), Path(work_dir)
-    model = ProgramModel()
+    model = ProgramModel(candidates)
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
     with kernel_tools(resolved, work_dir, seed) as tools:
-        kernels = KernelTuner(tools, resolved, work_dir, trials, seed, progress)
+        kernels = KernelTuner(candidates, tools, resolved, work_dir, trials, seed, progress)
         log = work_dir / target_name(resolved) / "logs" / "mesh.log"
-        with MeshWorker(resolved, kernels, log, _TIMEOUT) as worker:
-            own = Tools(worker, model, _space, lambda: Ranking(model, _BATCH), opening=0)
-            job = Job([Workload(_name(base), mod)], own, resolved, work_dir, trials, seed, patience)
+        with MeshRunner(resolved, kernels, log, _TIMEOUT) as runner:
+            own = Tools(
+                runner,
+                model,
+                lambda func, _: program_space(IRModule({"main": func}), candidates),
+                lambda: Ranking(model, _BATCH),
+                opening=0,
+            )
+            job = Job([Workload(name_of(base), mod)], own, resolved, work_dir, trials, seed, patience)
             (result,) = job.run(progress)
             (task,) = job.tasks
             if len(task.seconds) > len(task.earlier):
-                run_finals(worker, Database(result.folder), mod, resolved)
-    best = _best(base, mod, resolved, work_dir)
+                run_finals(runner, Database(result.folder), mod, resolved)
+    records = _records(base, mod, resolved, work_dir)
+    best = chosen(records, candidates)
     if best is None:
         reasons = "; ".join(dict.fromkeys(result.failures)) or "the search found none"
-        raise TuneError(f"program: no schedule of {_name(base)} could be run on {base.mesh}: {reasons}")
+        raise TuneError(f"program: no schedule of {name_of(base)} could be run on {base.mesh}: {reasons}")
     seconds = {**job.seconds, "kernels": sum(kernels.seconds.values()), "total": time.monotonic() - start}
-    schedule, best_seconds = best
-    notation = lower(schedule.mod["main"], schedule.mesh).notation
-    result = replace(result, best_ms=best_seconds * 1e3)
+    schedules = in_order(_measured(base, records, result.folder, candidates), best)
+    result = replace(result, best_ms=schedules[0].median_ms)
     page = result.folder / "report.html" if report is None else Path(report)
     write_report(page, resolved, (result,), {}, seconds)
-    return ProgramResult(resolved, schedule, notation, (result, *kernels.results.values()), seconds, page)
+    return TuneResult(resolved, (result, *kernels.results.values()), {}, seconds, page, schedules)
 
 
 def best_schedule(
@@ -184,41 +165,104 @@ def best_schedule(
     TuneError
         If the database cannot be read, or its record doesn't apply as the program names blocks in another way.
     """
-    base = _base(program, mesh)
-    found = _best(base, _workload(base, engine, keep), _resolved(base, target), Path(work_dir))
-    return None if found is None else found[0]
+    base = base_of("tune", program, mesh, lambda func, mesh: Schedule(func, mesh=mesh))
+    mod, resolved = _workload(base, engine, keep), _resolved(base, target)
+    best = chosen(_records(base, mod, resolved, Path(work_dir)))
+    return None if best is None else _applied_to(base, best, folder_for(work_dir, resolved, name_of(base), mod))
 
 
-def _best(base: Schedule, mod: IRModule, target: Target, work_dir: Path) -> tuple[Schedule, float] | None:
-    """The schedule that its records make the choice, and its seconds."""
-    database = Database(folder_for(work_dir, target, _name(base), mod))
-    best = chosen(database.records(database.commit_workload(mod), target))
-    if best is None:
-        return None
-    schedule = base.copy()
-    try:
-        best.trace.apply_to_schedule(schedule, remove_postproc=True)
-    except Exception as error:  # upstream raises whatever its C++ side throws
-        reason = _tvm.schedule_error_reason(error)
-        raise TuneError(
-            f"program: the record of {_name(base)} in {database.folder} does not apply to this function, which has "
-            f"other names for its blocks, perhaps ({reason}); tune it in another work_dir"
-        ) from error
-    return schedule, float(best.run_secs[0])
+def base_of(
+    primitive: str,
+    program: tirx.PrimFunc | Schedule,
+    mesh: Mesh | None,
+    schedule: Callable[[tirx.PrimFunc, Mesh], Schedule],
+) -> Schedule:
+    """The schedule that a search of a program starts from: the one given, or what `schedule` makes of a function.
 
-
-def _space(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
-    return program_space(IRModule({"main": func}))
-
-
-def _base(program: tirx.PrimFunc | Schedule, mesh: Mesh | None) -> Schedule:
+    Raises
+    ------
+    LowerError
+        If no mesh is given, or another one than the schedule's.
+    """
     if isinstance(program, Schedule):
         if mesh is not None and mesh != program.mesh:
-            raise LowerError(f"tune: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
+            raise LowerError(f"{primitive}: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
         return program
     if mesh is None:
-        raise LowerError('tune: name the mesh, for example mesh=axe.Mesh({"tp": 2})')
-    return Schedule(program, mesh=mesh)
+        raise LowerError(f'{primitive}: name the mesh, for example mesh=axe.Mesh({{"tp": 2}})')
+    return schedule(program, mesh)
+
+
+def name_of(base: Schedule) -> str:
+    """What a program is called."""
+    (func,) = base.origin.functions.values()
+    return str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "main"
+
+
+def outcomes(records: Sequence[ms.database.TuningRecord], folder: Path) -> dict[str, tuple[float | None, str]]:
+    """What became of each schedule in the end, by its trace's text: its median seconds, or None and why it has none.
+
+    Parameters
+    ----------
+    records
+        In the order of their commits.
+    folder
+        Of their database, with its log of trials.
+    """
+    failures = {trial.record: trial.failure for trial in read_trials(folder)}
+    found: dict[str, tuple[float | None, str]] = {}
+    for record in latest(records):
+        seconds = median_seconds(record)
+        failed = seconds >= FAILED_SECONDS
+        why = (failures.get(key_of(_tvm.record_json(record))) or "it failed") if failed else ""
+        found[str(record.trace)] = None if failed else seconds, why
+    return found
+
+
+def in_order(found: Iterable[Found], best: ms.database.TuningRecord) -> tuple[Found, ...]:
+    """Schedules as a result has them: the best, then by their time, then those that have none by the link model.
+
+    What is faster than the best is so within noise alone, and gets its time.
+    """
+    least, trace = 1e3 * median_seconds(best), str(best.trace)
+    told = [f if f.median_ms is None else replace(f, median_ms=max(f.median_ms, least)) for f in found]
+    return tuple(
+        sorted(told, key=lambda f: (f.median_ms is None, f.median_ms or f.estimate_ms, str(f.sch.trace) != trace))
+    )
+
+
+def _measured(
+    base: Schedule, records: Sequence[ms.database.TuningRecord], folder: Path, candidates: Candidates
+) -> Iterator[Found]:
+    """The schedules that have a record."""
+    became = outcomes(records, folder)
+    for record in latest(records):
+        mod = applied(record)
+        lowered = candidates.lowered_or_none(mod)
+        if lowered is None or (not record.trace.insts and not bound_axes(mod["main"])):
+            continue  # the program as it is shares nothing
+        seconds, why = became[str(record.trace)]
+        sch = _applied_to(base, record, folder)
+        yield Found.of(sch, candidates.steps(mod), lowered, estimate(lowered), seconds, why)
+
+
+def _records(base: Schedule, mod: IRModule, target: Target, work_dir: Path) -> list[ms.database.TuningRecord]:
+    database = Database(folder_for(work_dir, target, name_of(base), mod))
+    return database.records(database.commit_workload(mod), target)
+
+
+def _applied_to(base: Schedule, record: ms.database.TuningRecord, folder: Path) -> Schedule:
+    """A recorded schedule of the program as the caller names its blocks."""
+    schedule = base.copy()
+    try:
+        record.trace.apply_to_schedule(schedule, remove_postproc=True)
+    except _tvm.UPSTREAM_ERRORS as error:
+        reason = _tvm.why_refused(error)
+        raise TuneError(
+            f"program: the record of {name_of(base)} in {folder} does not apply to this function, which has "
+            f"other names for its blocks, perhaps ({reason}); tune it in another work_dir"
+        ) from error
+    return schedule
 
 
 def _workload(base: Schedule, engine: str, keep: Collection[str]) -> IRModule:
@@ -227,8 +271,3 @@ def _workload(base: Schedule, engine: str, keep: Collection[str]) -> IRModule:
 
 def _resolved(base: Schedule, target: str | dict[str, Any] | Target) -> Target:
     return resolve_target(target, threads=cores_per_device(base.mesh))
-
-
-def _name(base: Schedule) -> str:
-    (func,) = base.origin.functions.values()
-    return str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "main"

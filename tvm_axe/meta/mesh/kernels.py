@@ -11,12 +11,12 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.lower import Lowered, lower
-from tvm_axe.meta.mesh.space import mesh_of
+from tvm_axe.lower import Lowered
+from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools
-from tvm_axe.meta.search.task import TaskResult, Workload
 from tvm_axe.meta.search.workloads import workloads_of
+from tvm_axe.meta.task import TaskResult, Workload
 
 __all__ = ["KernelTuner", "local_kernels"]
 
@@ -32,6 +32,8 @@ class KernelTuner:
 
     Parameters
     ----------
+    candidates
+        What is known of the program's schedules.
     tools, target, work_dir, trials, seed
         As `tvm_axe.meta.search.loop.Job` takes them, `trials` for each kernel on average.
     progress
@@ -45,7 +47,17 @@ class KernelTuner:
         Where the time went, as `tvm_axe.meta.search.loop.Job` says it.
     """
 
-    def __init__(self, tools: Tools, target: Target, work_dir: Path, trials: int, seed: int, progress: bool) -> None:
+    def __init__(
+        self,
+        candidates: Candidates,
+        tools: Tools,
+        target: Target,
+        work_dir: Path,
+        trials: int,
+        seed: int,
+        progress: bool = False,
+    ) -> None:
+        self.candidates = candidates
         self.tools, self.target, self.work_dir = tools, target, work_dir
         self.trials, self.seed, self.progress = trials, seed, progress
         self.results: dict[str, TaskResult] = {}
@@ -56,7 +68,7 @@ class KernelTuner:
         new: dict[str, Workload] = {}
         for mod in mods:
             # A kernel that indexes its peers' slabs takes the device's coordinate too, and is left out.
-            workloads, _ = workloads_of(local_kernels(lower(mod["main"], mesh_of(mod))), self.target)
+            workloads, _ = workloads_of(local_kernels(self.candidates.lowered(mod)), self.target)
             for workload in workloads:
                 digest = _tvm.workload_hash(workload.mod)
                 if digest not in self.results:

@@ -16,17 +16,17 @@ from collections.abc import Sequence
 import numpy as np
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import IRModule
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe import _tvm
 from tvm_axe.layout import Link
-from tvm_axe.lower import lower
+from tvm_axe.lower import Lowered
 from tvm_axe.lower.cost import SHARED_MEMORY, features_of_program, operations
+from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.kernels import local_kernels
 from tvm_axe.meta.mesh.moves import structure
-from tvm_axe.meta.mesh.space import OPERATIONS_PER_SECOND, mesh_of
+from tvm_axe.meta.mesh.space import OPERATIONS_PER_SECOND
 from tvm_axe.records.database import normalize
 from tvm_axe.schedule.query import is_product
 
@@ -45,13 +45,15 @@ class ProgramModel(ms.cost_model.PyCostModel):
 
     Parameters
     ----------
+    candidates
+        What is known of the program's schedules.
     link
         Latency and bandwidth of the mesh.
     """
 
-    def __init__(self, link: Link = SHARED_MEMORY) -> None:
+    def __init__(self, candidates: Candidates | None = None, link: Link = SHARED_MEMORY) -> None:
         super().__init__()
-        self.link = link
+        self.candidates, self.link = Candidates() if candidates is None else candidates, link
         self._terms: dict[int, tuple[float, dict[str, float]]] = {}
         self._seconds: dict[int, float] = {}
 
@@ -106,7 +108,8 @@ class ProgramModel(ms.cost_model.PyCostModel):
         """The candidate's key, with its terms worked out."""
         key = structure(candidate.sch)
         if key not in self._terms:
-            self._terms[key] = _terms(candidate.sch.mod, self.link)
+            mod = candidate.sch.mod
+            self._terms[key] = _terms(mod["main"], self.candidates.lowered(mod), self.link)
         return key
 
     def _shared(self, a: int, b: int) -> float:
@@ -115,12 +118,11 @@ class ProgramModel(ms.cost_model.PyCostModel):
         return sum(ours[name] * theirs[name] for name in ours.keys() & theirs.keys()) + (_ALONE**2 if a == b else 0.0)
 
 
-def _terms(mod: IRModule, link: Link) -> tuple[float, dict[str, float]]:
+def _terms(func: tirx.PrimFunc, lowered: Lowered, link: Link) -> tuple[float, dict[str, float]]:
     """What is expected before anything was measured, and the size of each error that it may have, by a name for it."""
-    lowered = lower(mod["main"], mesh_of(mod))
     features = features_of_program(lowered, link)
     kernels = list(local_kernels(lowered).functions.values())
-    own, whole = operations(mod["main"], lowered.mesh)
+    own, whole = operations(func, lowered.mesh)
     rate = _UNTUNED if any(_is_untuned_product(func) for func in kernels) else OPERATIONS_PER_SECOND
     expected = features["link_seconds"] + own / rate
     # Devices of an axis that shares nothing do the same, each as much as all of them otherwise did together.

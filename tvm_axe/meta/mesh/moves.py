@@ -17,16 +17,28 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.errors import ScheduleError
+from tvm_axe.lower import Lowered
 from tvm_axe.schedule import Schedule, query
 from tvm_axe.schedule.redistributing import sharded_over
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A schedule and, in words, the primitives that led to it."""
+    """A schedule of a program.
+
+    Attributes
+    ----------
+    sch
+        The schedule; never changed, as every primitive is tried on a copy.
+    steps
+        The primitives that led to it, in words.
+    lowered
+        What the devices run; None until it was lowered (`tvm_axe.meta.mesh.candidates.Candidates.with_lowered`).
+    """
 
     sch: Schedule
     steps: tuple[str, ...] = ()
+    lowered: Lowered | None = None
 
     def then(self, text: str, primitive: Callable[[Schedule], Any]) -> Candidate | None:
         """The candidate one primitive further, or None where its rule refuses.

@@ -1,4 +1,4 @@
-"""The search over a program's schedules: all of them, ranked by the cost model, for as long as one may be better."""
+"""The searches over a program's schedules: by rank, for as long as one may be better; and all of them, one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe.meta.mesh.model import ProgramModel
 
-__all__ = ["Ranking"]
+__all__ = ["Exhaustive", "Ranking"]
 
 
 @derived_object
@@ -85,3 +85,43 @@ class Ranking(ms.search_strategy.PySearchStrategy):
             if all(postproc.apply(sch) for postproc in self.postprocs):
                 found.append(sch)
         return found
+
+
+@derived_object
+class Exhaustive(ms.search_strategy.PySearchStrategy):
+    """Proposes every design space as it was generated, in their order, once.
+
+    What is worth measuring is for the spaces to say; `axe.search` leaves out what its link model rules out.
+    """
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self.infos = ms.arg_info.ArgInfo.from_entry_func(context.mod)
+        self.left: list[ms.MeasureCandidate] = []
+
+    def pre_tuning(
+        self,
+        max_trials: int,
+        num_trials_per_iter: int,
+        design_spaces: list[s_tir.Schedule],
+        database: ms.database.Database | None = None,
+        cost_model: ms.CostModel | None = None,
+    ) -> None:
+        """Take the spaces for candidates."""
+        self.left = [ms.MeasureCandidate(sch, self.infos) for sch in design_spaces]
+
+    def post_tuning(self) -> None:
+        """Nothing is held."""
+
+    def generate_measure_candidates(self) -> list[ms.MeasureCandidate] | None:
+        """All that are left; None if there are none."""
+        proposed, self.left = self.left, []
+        return proposed or None
+
+    def notify_runner_results(
+        self, measure_candidates: list[ms.MeasureCandidate], results: list[ms.runner.RunnerResult]
+    ) -> None:
+        """No result changes what is measured."""
+
+    def clone(self) -> Exhaustive:
+        """Another one, for another thread."""
+        return Exhaustive()

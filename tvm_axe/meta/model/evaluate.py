@@ -196,11 +196,10 @@ def _featured(mod: IRModule, target: Target, records: Sequence[Record]) -> Itera
     infos = ms.arg_info.ArgInfo.from_entry_func(mod)
     for record in records:
         sch = s_tir.Schedule(mod)
-        # Traces come from files, and upstream raises whatever its C++ side throws.
         try:
             s_tir.schedule.Trace.apply_json_to_schedule(record.trace, sch)
-        except Exception as error:
-            reason = _tvm.schedule_error_reason(error)
+        except _tvm.UPSTREAM_ERRORS as error:  # traces come from files
+            reason = _tvm.why_refused(error)
             warnings.warn(f"{record.place}: left out a record that no longer applies: {reason}", stacklevel=2)
             continue
         candidates.append(ms.MeasureCandidate(sch, infos))

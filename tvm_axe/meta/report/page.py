@@ -18,7 +18,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.meta.report.curves import curve
-from tvm_axe.meta.search.task import TaskResult
+from tvm_axe.meta.task import TaskResult
 from tvm_axe.records.database import FAILED_SECONDS, Record, read_records, read_workloads
 from tvm_axe.records.files import locked, replace_file
 from tvm_axe.records.provenance import read_runs
@@ -57,7 +57,7 @@ def write_report(
     target
         The records' target.
     tasks, left_out, seconds
-        As in `tvm_axe.meta.TuneResult`.
+        As in `tvm_axe.meta.result.TuneResult`.
 
     Raises
     ------
@@ -169,11 +169,10 @@ def _schedule(best: Record, task: TaskResult, trial: Trial | None) -> str:
     assert line is not None
     mod = ms.database.Workload.from_json(list(line)).mod
     sch = s_tir.Schedule(mod)
-    # Traces come from a file, and upstream raises whatever its C++ side throws.
     try:
         s_tir.schedule.Trace.apply_json_to_schedule(best.trace, sch)
-    except Exception as error:
-        reason = html.escape(_tvm.schedule_error_reason(error))
+    except _tvm.UPSTREAM_ERRORS as error:  # traces come from a file
+        reason = html.escape(_tvm.why_refused(error))
         return f"<p>The best record, {html.escape(best.place)}, no longer applies: {reason}</p>"
     steps = str(sch.trace.simplified(remove_postproc=True))
     turns = f", the median of {trial.turns} turns with the next best" if trial is not None and trial.turns else ""

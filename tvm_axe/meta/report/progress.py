@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from tvm_axe.meta.search.task import Task
+from tvm_axe.meta.task import Task
 from tvm_axe.progress import Bar
 
 __all__ = ["Progress"]

@@ -3,36 +3,30 @@
 The least of many times is a lucky one as often as a good one, and what is compared was measured minutes apart. So
 before a task's best is taken for that, the fastest few run again, one after the other and all of that several times
 over, beside what would be used without the search: the function as it is, and the search's first candidate, which has
-a kernel's defaults. What is recorded first has the right of way, so that within the noise the default stays.
+a kernel's defaults. What is recorded first has the right of way (`tvm_axe.meta.search.policy`), so that within the
+noise the default stays.
 
 MetaSchedule's databases know one opinion only, that the least time is the best. What the turns said is therefore
 written into the records themselves: each finalist's time is replaced by the median of its turns, and no record may say
 less than that of the one that was chosen. `tvm_axe.meta.apply_best` and upstream's ``get_top_k`` then choose the same.
 All of it is one replacement of the file, so that a job that is killed before has lost the finals and nothing else; the
 next one sees by the log of trials that the best was never confirmed, and does that first.
-
->>> default, lucky, faster = [10.0, 10.2, 10.1, 10.0], [9.9, 10.3, 10.0, 10.1], [8.8, 9.0, 8.9, 9.9]
->>> winner([default, lucky])
-0
->>> winner([default, lucky, faster])
-2
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 from tvm.ir import IRModule
 
-from tvm_axe.meta.search.scheduler import BETTER
-from tvm_axe.meta.search.task import Task
+from tvm_axe.meta.measure.protocol import TimesInTurns
+from tvm_axe.meta.search.policy import KERNELS, winner
+from tvm_axe.meta.task import Task
 from tvm_axe.records.database import FAILED_SECONDS, Record
 
-__all__ = ["FINALISTS", "TURNS", "Finals", "TimesInTurns", "winner"]
+__all__ = ["FINALISTS", "TURNS", "Finals"]
 
 FINALISTS = 4
 """Candidates that are timed again at once, beside the default and the one that won before."""
@@ -41,44 +35,6 @@ TURNS = 7
 
 _BATCHES = 3  # of finalists in a job; after that what is left is only kept from looking better
 _CLOSE = 2.0  # times the best: noise makes no default that is slower than that the best
-
-
-@runtime_checkable
-class TimesInTurns(Protocol):
-    """A measurer that can time candidates again."""
-
-    def in_turns(self, mods: Sequence[IRModule], turns: int) -> list[list[float]]:
-        """Time candidates of the function that was prepared last, which were measured before, one after the other.
-
-        Returns
-        -------
-        list of list of float
-            Seconds of each candidate in each turn.
-
-        Raises
-        ------
-        TuneError
-            If any of them can't be.
-        """
-
-
-def winner(times: Sequence[Sequence[float]]) -> int:
-    """Which of several is to be taken; the earlier ones have the right of way.
-
-    A later one has to be faster by 1% in the median over the turns, and to be faster at all in three quarters of them:
-    of two that are the same one is so in less than one case of ten, and one that is slower hardly ever.
-
-    Parameters
-    ----------
-    times
-        Seconds of each in the same turns.
-    """
-    best = 0
-    for n in range(1, len(times)):
-        ratios = sorted(ours / theirs for ours, theirs in zip(times[n], times[best]))
-        if statistics.median(ratios) < BETTER and ratios[3 * len(ratios) // 4] < 1:
-            best = n
-    return best
 
 
 @dataclass
@@ -117,7 +73,7 @@ class Finals:
         """Whether what looks best was never timed beside anything else, and there is something to time it beside."""
         return bool(self._rivals()) and len(self._group()) > 1
 
-    def run(self, worker: TimesInTurns) -> None:
+    def run(self, measurer: TimesInTurns) -> None:
         """Time finalists until the best is one of them, and put what comes of it on disk.
 
         Raises
@@ -130,8 +86,8 @@ class Finals:
                 break
             group = self._group()
             mods = [record.schedule(mod).mod for record, mod in (self.records[key] for key in group)]
-            times = worker.in_turns(mods, TURNS)
-            self.chosen = group[winner(times)]
+            times = measurer.in_turns(mods, TURNS)
+            self.chosen = group[winner(times, KERNELS)]
             self.confirmed |= {*group}
             self.seconds |= {key: statistics.median(turns) for key, turns in zip(group, times)}
             self._lift(self.confirmed)  # what earlier turns confirmed lost to one of these

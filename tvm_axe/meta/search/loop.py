@@ -15,11 +15,12 @@ from pathlib import Path
 from tvm.target import Target
 
 from tvm_axe.errors import TuneError
+from tvm_axe.meta.measure.protocol import TimesInTurns
 from tvm_axe.meta.report.progress import Progress
-from tvm_axe.meta.search.finals import Finals, TimesInTurns
+from tvm_axe.meta.search.finals import Finals
 from tvm_axe.meta.search.scheduler import expected_gain, stalled
 from tvm_axe.meta.search.search import ROUND, Search, Tools
-from tvm_axe.meta.search.task import Task, TaskResult, Workload
+from tvm_axe.meta.task import Task, TaskResult, Workload
 
 __all__ = ["Job"]
 
@@ -93,8 +94,8 @@ class Job:
 
     def _confirm(self, task: Task, bar: Progress) -> None:
         """Time the best candidates again in turns with the default, unless that was done or the measurer can't."""
-        worker = self._tools.worker
-        if not isinstance(worker, TimesInTurns) or not (finals := Finals(task)).due:
+        measurer = self._tools.measurer
+        if not isinstance(measurer, TimesInTurns) or not (finals := Finals(task)).due:
             return
         bar.confirm(task)
         start = time.monotonic()
@@ -102,7 +103,7 @@ class Job:
             failure = self._prepare(task)
             try:
                 if failure is None:
-                    finals.run(worker)
+                    finals.run(measurer)
             except TuneError as error:
                 failure = f"its best could not be timed again: {error}"
         self.seconds["run"] += time.monotonic() - start
@@ -118,10 +119,10 @@ class Job:
         if self._prepared is task:
             return None
         self._prepared = None
-        untuned = self._tools.worker.prepare(task.mod)
+        untuned = self._tools.measurer.prepare(task.mod)
         if untuned.failure is None:
             self._prepared = task
-            task.commit_untuned(untuned.seconds, self._tools.worker.conditions)
+            task.commit_untuned(untuned.seconds, self._tools.measurer.conditions)
         return None if untuned.failure is None else f"the untuned function: {untuned.failure}"
 
     def _open(self, task: Task) -> str | None:
@@ -145,7 +146,7 @@ class Job:
         before = len(task.seconds)
         try:
             mods = [candidate.sch.mod for candidate in candidates]
-            for candidate, measured in zip(candidates, self._tools.worker.measure_all(mods)):
+            for candidate, measured in zip(candidates, self._tools.measurer.measure_all(mods)):
                 self.seconds["build"] += measured.build_seconds
                 self.seconds["run"] += measured.run_seconds
                 task.commit(candidate, measured)

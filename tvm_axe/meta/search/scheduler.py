@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from tvm_axe.meta.search.policy import BETTER
 from tvm_axe.records.database import FAILED_SECONDS
 
-__all__ = ["BETTER", "expected_gain", "stalled"]
-
-BETTER = 0.99
-"""Of the best so far, or less, counts as faster: what is nearer is noise."""
+__all__ = ["expected_gain", "stalled"]
 
 _ALPHA = 0.2  # as in MetaSchedule
 _WINDOW = 48  # trials: three of its rounds of 16

@@ -9,46 +9,27 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from tvm import s_tir, tirx
-from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.measure.measurer import Measurement
-from tvm_axe.meta.search.task import Task
+from tvm_axe.meta.measure.protocol import Measurer
 from tvm_axe.meta.spaces.space import space_for
+from tvm_axe.meta.task import Task
 from tvm_axe.records.database import FAILED_SECONDS
 
-__all__ = ["ROUND", "Measurer", "Search", "Tools", "evolution"]
+__all__ = ["ROUND", "Search", "Tools", "evolution"]
 
 ROUND = 16  # candidates between two updates of the model, after the opening
 _IN_VAIN = 8  # rounds without a new candidate until the space counts as exhausted
 
 logger = logging.getLogger("tvm.s_tir.meta_schedule")  # upstream's own, which `tune` sends to a file
-
-
-class Measurer(Protocol):
-    """What runs candidates; `tvm_axe.meta.measure.measurer.Worker` is one."""
-
-    @property
-    def conditions(self) -> Mapping[str, str | int]:
-        """Under what conditions the function that was prepared last is measured, for its provenance."""
-
-    def prepare(self, mod: IRModule) -> Measurement:
-        """Run and time an untuned workload; from now on candidates are of this one.
-
-        Where it can't be run as it is, its time is None without a failure.
-        """
-
-    def measure_all(self, mods: Sequence[IRModule]) -> Iterator[Measurement]:
-        """Measure candidates in order, each as soon as it is known."""
 
 
 def evolution() -> ms.SearchStrategy:
@@ -64,8 +45,8 @@ class Tools:
 
     Attributes
     ----------
-    worker
-        What measures.
+    measurer
+        What builds and runs candidates.
     model
         The cost model, shared by the tasks of a job.
     space, strategy
@@ -74,7 +55,7 @@ class Tools:
         How many spaces are measured as they were generated before the model first learns.
     """
 
-    worker: Measurer
+    measurer: Measurer
     model: ms.CostModel
     space: Callable[[tirx.PrimFunc, Target], ms.SpaceGenerator] = space_for
     strategy: Callable[[], ms.SearchStrategy] = evolution
@@ -112,11 +93,10 @@ class Search:
         self.model_error: float | None = None
         self._predicted: np.ndarray | None = None
         self._replay()
-        # Upstream raises whatever its C++ side, or a rule in Python below it, throws.
         try:
             spaces = self._context.generate_design_space()
-        except Exception as error:
-            reason = _tvm.schedule_error_reason(error)
+        except _tvm.UPSTREAM_ERRORS as error:
+            reason = _tvm.why_refused(error)
             raise TuneError(f"its design space could not be generated: {reason}") from error
         self._openers = list(spaces[: max(0, tools.opening - done)])
         # How many there will be is not known here, and of no consequence: `propose` is told each time.
@@ -168,12 +148,11 @@ class Search:
         candidates, results = [], []
         for record, seconds in zip(self._task.earlier, self._task.seconds):
             sch = s_tir.Schedule(self._task.mod)
-            # Traces come from a file, and upstream raises whatever its C++ side throws.
             try:
                 record.trace.apply_to_schedule(sch, remove_postproc=True)
                 applies = self._postprocess(sch)
-            except Exception as error:
-                reason = _tvm.schedule_error_reason(error)
+            except _tvm.UPSTREAM_ERRORS as error:  # traces come from a file
+                reason = _tvm.why_refused(error)
                 warnings.warn(
                     f"{self._task.name}: a record that no longer applies is not learnt from: {reason}", stacklevel=2
                 )

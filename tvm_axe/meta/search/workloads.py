@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.search.task import Workload
+from tvm_axe.meta.task import Workload
 from tvm_axe.records.database import normalize
 from tvm_axe.relax.fuse import fuse, is_model
 from tvm_axe.schedule.tiles import has_choice

@@ -6,6 +6,7 @@ from tvm import s_tir
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_axe import _tvm
 from tvm_axe.records.packing import has_packing, split_packing
 
 __all__ = ["RewriteFreeLayouts"]
@@ -34,9 +35,10 @@ class RewriteFreeLayouts(ms.postproc.PyPostproc):
 
     @staticmethod
     def _possible(trial: s_tir.Schedule) -> bool:
-        # It refuses a schedule, or raises whatever its C++ side throws; and a parameter may be left that is still read.
+        # It refuses a schedule, or raises; and a parameter may be left that is still read.
         try:
             rewritten = ms.postproc.RewriteLayout().apply(trial)
             return rewritten and split_packing(trial.mod["main"]).pack is not None
-        except Exception:
+        except _tvm.UPSTREAM_ERRORS as error:
+            _tvm.raise_own_fault(error)
             return False

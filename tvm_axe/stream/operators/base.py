@@ -31,11 +31,11 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """What it is called, with a number, unless it is given a name; pictures show it."""
+        """The operator's name where it is given none, with a number behind; pictures show it."""
         return self.kind
 
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
-        """Return the types of what it sends.
+        """Return the types of the streams that the operator sends.
 
         Raises
         ------
@@ -49,7 +49,7 @@ class Operator:
         return any(inputs)
 
     def process(self, node: Node, unit: Unit) -> Process:
-        """Return the generator that runs it on a unit."""
+        """Return the generator that runs the operator on a unit."""
         raise NotImplementedError
 
 

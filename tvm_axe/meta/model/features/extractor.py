@@ -127,8 +127,8 @@ class AxeFeatures(ms.feature_extractor.PyFeatureExtractor):
         """Upstream's rows; it extracts on all cores, but one candidate that it cannot lower spoils all of them."""
         try:
             return [rows.numpy() for rows in self.per_store.extract_from(context, list(candidates))]
-        # Whatever its C++ side throws: what it says of the candidate is not of use.
-        except Exception:
+        except _tvm.UPSTREAM_ERRORS as error:
+            _tvm.raise_own_fault(error)  # else, what it says of the candidate is not of use
             if len(candidates) == 1:
                 return [np.full((1, PER_STORE), np.nan)]
             half = len(candidates) // 2

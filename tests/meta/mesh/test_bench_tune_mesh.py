@@ -12,7 +12,7 @@ from tvm_axe.meta.mesh import best_schedule, space
 
 @pytest.fixture
 def script(monkeypatch):
-    path = Path(__file__).parents[2] / "scripts" / "bench_tune_mesh.py"
+    path = Path(__file__).parents[3] / "scripts" / "bench_tune_mesh.py"
     spec = importlib.util.spec_from_file_location("bench_tune_mesh", path)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclasses look their module up

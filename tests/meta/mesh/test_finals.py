@@ -7,7 +7,7 @@ from tvm.target import Target
 
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
-from tvm_axe.meta.measure.measurer import Measurement
+from tvm_axe.meta.measure.protocol import Measurement
 from tvm_axe.meta.mesh.finals import TURNS, chosen, run_finals
 from tvm_axe.meta.mesh.moves import schedules
 from tvm_axe.meta.mesh.seeds import seed_schedule

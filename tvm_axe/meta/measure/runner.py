@@ -17,20 +17,22 @@ from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores
-from tvm_axe.meta.measure.batch import START_SECONDS, Batch, Function, Limits, Measurement, Slot
+from tvm_axe.meta.measure.batch import START_SECONDS, Batch, Function, Limits, Slot
+from tvm_axe.meta.measure.builder import BUILDER
 from tvm_axe.meta.measure.child import Child
 from tvm_axe.meta.measure.exchange import exchange_file
-from tvm_axe.meta.measure.worker import BUILD, PREPARE, TURNS, cpus_for
+from tvm_axe.meta.measure.process import cpus_for
+from tvm_axe.meta.measure.protocol import BUILD, PREPARE, TURNS, Measurement
 
-__all__ = ["Measurement", "Worker"]
+__all__ = ["Runner"]
 
 _CALLS = 4  # of a candidate that is as slow as the reference, before it is given up
 _PROCESSES = 16  # at most, also on a machine of many cores: each takes some 300 MB
 _KEPT = 8  # functions whose inputs and references are kept, in memory
-_MAIN = "from tvm_axe.meta.measure.worker import main; main()"
+_MAIN = "from tvm_axe.meta.measure.process import main; main()"
 
 
-class Worker:
+class Runner:
     """Processes that stay up, and build, check and time candidates.
 
     Several build at once, one for each core; one candidate runs at a time, by the process that built it, and on a CPU
@@ -49,10 +51,12 @@ class Worker:
     timeout
         Seconds that building a candidate may take, and that checking and timing it may take beside a few calls as slow
         as the untuned function's.
+    builder
+        Name of what compiles candidates; see `tvm_axe.meta.measure.builder.builder_named`.
     """
 
-    def __init__(self, target: Target, log: Path, timeout: float) -> None:
-        self.target, self.timeout = target, timeout
+    def __init__(self, target: Target, log: Path, timeout: float, builder: str = BUILDER) -> None:
+        self.target, self.timeout, self.builder = target, timeout, builder
         self._on_cpu = backend_of(target).on_host
         threads = {"TVM_NUM_THREADS": str(cores(target))}
         count = min(_PROCESSES, len(os.sched_getaffinity(0)))
@@ -127,8 +131,7 @@ class Worker:
         function, slot = self._prepared(), self._slots[0]
         once = self.timeout + _CALLS * function.prepared.longest
         if slot.digest != function.digest:
-            request = (PREPARE, function.mod, function.target, function.exchange, function.prepared)
-            self._ask(slot, request, START_SECONDS)
+            self._ask(slot, function.request, START_SECONDS)
             slot.digest = function.digest
         for number, mod in enumerate(mods):
             self._ask(slot, (BUILD, number, tvm.ir.save_json(mod)), self.timeout)
@@ -143,7 +146,7 @@ class Worker:
             os.close(function.descriptor)
         self._functions.clear()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -170,10 +173,10 @@ class Worker:
         slot.digest = ""
         for other in self._slots if not self._on_cpu else ():
             other.child.start()  # to import the compiler while the first one works; on a CPU that would disturb it
-        status, answer = slot.child.ask((PREPARE, encoded, target, path, None), START_SECONDS)
+        status, answer = slot.child.ask((PREPARE, encoded, target, self.builder, path, None), START_SECONDS)
         if status != "ok":
             os.close(descriptor)
             slot.drop()
             return str(answer)
         slot.digest = self._digest
-        return Function(self._digest, encoded, target, descriptor, path, answer)
+        return Function(self._digest, encoded, target, self.builder, descriptor, path, answer)

@@ -15,7 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.meta.measure.measurer import Measurement
+from tvm_axe.meta.measure.protocol import Measurement
 from tvm_axe.records.database import FAILED_SECONDS, Database, Record, choose_records
 from tvm_axe.records.folders import folder_for
 from tvm_axe.records.provenance import Provenance
@@ -36,11 +36,18 @@ class Workload:
         Normalised (`tvm_axe.records.database.normalize`).
     weight
         How often one call of the whole calls it.
+    folder
+        Its database; None: the one of its own below the job's folder (`tvm_axe.records.folders.folder_for`).
+    exact
+        Whether earlier records count only where they name its blocks as `mod` does and have a time; others are measured
+        again, and recorded by the names of `mod`. Else the search takes the names that the records have.
     """
 
     name: str
     mod: IRModule
     weight: int = 1
+    folder: Path | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,18 +114,23 @@ class Task:
 
     def __init__(self, workload: Workload, target: Target, work_dir: str | Path, seed: int, trials: int) -> None:
         self.name, self.weight, self.target = workload.name, workload.weight, target
-        self.folder = folder_for(work_dir, target, workload.name, workload.mod)
+        self.folder = workload.folder or folder_for(work_dir, target, workload.name, workload.mod)
         self.database = Database(self.folder)
         for moved in self.database.repaired:
             warnings.warn(moved, stacklevel=2)
         self._provenance = Provenance(self.folder, target, seed, trials)
-        self._workload = self.database.commit_workload(workload.mod)
+        self._workload = (
+            ms.database.Workload(workload.mod) if workload.exact else self.database.commit_workload(workload.mod)
+        )
         self.mod = self._workload.mod
         self._digest = _tvm.workload_hash(self.mod)
         self.operations = _tvm.flops(self.mod)
         self.memory = ms.database.MemoryDatabase()
         self.memory.commit_workload(self.mod)
         records = self.database.records(self._workload, target)
+        if workload.exact:
+            own = (record for record in records if record.workload.same_as(self._workload))
+            records = [record for record in own if float(record.run_secs[0]) < FAILED_SECONDS]
         # The function as it is has a record too, with an empty trace, so that `apply_best` never picks a worse one.
         untuned = [record for record in records if not record.trace.insts]
         self.before = float(untuned[0].run_secs[0]) if untuned else None

@@ -1,7 +1,12 @@
-"""Measuring schedules of a program on a mesh: what one of them does to the workers costs that schedule only."""
+"""Runners of schedules of a program on a mesh: in a process of their own, and in this one.
+
+`MeshRunner` is for a tuner: what a schedule does to the workers costs that schedule only. `LocalRunner` is for
+`axe.search`, which is given the arrays to run on: they go nowhere else.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,21 +17,24 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from tvm_axe.errors import TuneError
+from tvm_axe.errors import AxeError, TuneError
+from tvm_axe.meta.measure.check import summing_slack
 from tvm_axe.meta.measure.child import Child
-from tvm_axe.meta.measure.measurer import Measurement
+from tvm_axe.meta.measure.protocol import Measurement
+from tvm_axe.meta.mesh.bench import CONDITIONS, ProgramBench
+from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.kernels import KernelTuner
+from tvm_axe.meta.mesh.process import MEASURE, PREPARE
 from tvm_axe.meta.mesh.space import engine_of
-from tvm_axe.meta.mesh.worker import CONDITIONS, MEASURE, PREPARE
 
-__all__ = ["MeshWorker"]
+__all__ = ["LocalRunner", "MeshRunner"]
 
-_MAIN = "from tvm_axe.meta.mesh.worker import main; main()"
+_MAIN = "from tvm_axe.meta.mesh.process import main; main()"
 _START_SECONDS = 180.0  # importing the compiler on a busy machine, launching, and running the program as it is
 _CALLS = 30  # of a schedule that is as slow as the program as it is
 
 
-class MeshWorker:
+class MeshRunner:
     """Has a process of its own launch the mesh's workers and run one schedule after the other on them.
 
     A schedule that crashes or hangs takes that process with it, and the workers; the next one gets new ones. Before
@@ -75,7 +83,7 @@ class MeshWorker:
         """End the process and the workers."""
         self._child.close()
 
-    def __enter__(self) -> MeshWorker:
+    def __enter__(self) -> MeshRunner:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -94,3 +102,46 @@ class MeshWorker:
     def _prepare(self) -> tuple[str, Any]:
         where = str(self.target), str(self.kernels.work_dir)
         return self._child.ask((PREPARE, tvm.ir.save_json(self._mod), *where, self._reference), _START_SECONDS)
+
+
+class LocalRunner:
+    """Runs schedules from this process, on the arrays of a bench, beside the first of them that ran.
+
+    Parameters
+    ----------
+    bench
+        Compiles, checks and times them.
+    candidates
+        What is known of the program's schedules.
+    kernels
+        Tunes their local kernels first; None leaves these as the records say.
+    """
+
+    def __init__(self, bench: ProgramBench, candidates: Candidates, kernels: KernelTuner | None) -> None:
+        self.bench, self.candidates, self.kernels = bench, candidates, kernels
+
+    @property
+    def conditions(self) -> dict[str, str | int]:
+        """Under what conditions schedules are measured."""
+        runs = {} if self.bench.repeat is None else {"runs": self.bench.repeat}
+        return {"devices": self.bench.engine, **CONDITIONS, **runs}
+
+    def prepare(self, mod: IRModule) -> Measurement:
+        """Nothing: the program as it is, which may share nothing, isn't run."""
+        return Measurement(None)
+
+    def measure_all(self, mods: Sequence[IRModule]) -> Iterator[Measurement]:
+        """Tune the schedules' kernels; then compile, check and time one schedule after the other."""
+        if self.kernels is not None:
+            self.kernels.tune(mods)
+        for mod in mods:
+            yield self._measure(mod)
+
+    def _measure(self, mod: IRModule) -> Measurement:
+        start = time.perf_counter()
+        try:
+            lowered = self.candidates.lowered(mod)
+            median, build = self.bench.time(lowered, summing_slack(mod["main"]))
+        except AxeError as error:
+            return Measurement(None, str(error).splitlines()[0], 0.0, time.perf_counter() - start)
+        return Measurement(median, None, build, time.perf_counter() - start - build)

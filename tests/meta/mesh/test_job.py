@@ -19,17 +19,18 @@ from tvm_axe.layout import Layout, Link, Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.cost import features_of_program, operations
 from tvm_axe.lower.program import parse_program
-from tvm_axe.meta.measure.measurer import Measurement
+from tvm_axe.meta.measure.protocol import Measurement
 from tvm_axe.meta.mesh import best_schedule, tune_program
-from tvm_axe.meta.mesh.measure import MeshWorker
+from tvm_axe.meta.mesh.candidates import mesh_of
 from tvm_axe.meta.mesh.model import ProgramModel
 from tvm_axe.meta.mesh.moves import structure
+from tvm_axe.meta.mesh.runner import MeshRunner
 from tvm_axe.meta.mesh.seeds import sharings
-from tvm_axe.meta.mesh.space import mesh_of, program_space, program_workload
+from tvm_axe.meta.mesh.space import program_space, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
 from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools, evolution
-from tvm_axe.meta.search.task import Workload
+from tvm_axe.meta.task import Workload
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.schedule import with_layouts
 from tvm_axe.schedule.query import is_product
@@ -361,7 +362,7 @@ def test_a_fault_costs_the_schedule_that_has_it(tmp_path, candidates, block):
     mod, _ = block
     good = candidates[0].sch.mod
     other = workload(block_adding(1.0))
-    with MeshWorker(TARGET, NoKernels(tmp_path), tmp_path / "mesh.log", 60.0) as worker:
+    with MeshRunner(TARGET, NoKernels(tmp_path), tmp_path / "mesh.log", 60.0) as worker:
         assert worker.prepare(mod).failure is None
         first, second, third = worker.measure_all([good, other, good])
         assert first.seconds and third.seconds

@@ -7,7 +7,7 @@ import pytest
 
 import tvm_axe as axe
 from tvm_axe.layout import Mesh
-from tvm_axe.meta.mesh import exhaustive as job
+from tvm_axe.meta.mesh import bench
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.records.folders import MESH
 
@@ -55,7 +55,7 @@ def test_the_rest_says_why(sgd, tmp_path):
 
 def test_what_was_measured_is_not_measured_again(sgd, tmp_path, monkeypatch):
     first = find(sgd, tmp_path, measure=3)
-    monkeypatch.setattr(job, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
+    monkeypatch.setattr(bench, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
     second = find(sgd, tmp_path, measure=3)
     assert [found.median_ms for found in second.schedules] == [found.median_ms for found in first.schedules]
 
@@ -67,7 +67,8 @@ def test_the_database_is_metaschedules(sgd, tmp_path):
     result = find(sgd, tmp_path, measure=2)
     database = ms.database.JSONDatabase(work_dir=str(tmp_path / "schedules"))
     records = database.get_all_tuning_records()
-    assert len(records) == 2
+    assert len({str(record.trace) for record in records}) == 2
+    assert len(records) == 4, "each as it was measured alone, and with its turns beside the other"
     assert {str(record.workload.mod["main"].attrs[MESH]) for record in records} == {"dp=2"}
     traces = [record.trace for record in records]
     assert str(result.trace) in [str(trace) for trace in traces]

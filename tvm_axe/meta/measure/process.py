@@ -2,13 +2,7 @@
 
 It imports the compiler once and stays up, so that a candidate costs its own compilation and timing and nothing else
 (upstream's builder starts new processes for every round and imports every tensor intrinsic in each). It is started,
-fed and replaced by `tvm_axe.meta.measure.measurer.Worker`. What it is asked, modules and targets being JSON:
-
-    (PREPARE, mod, target, exchange, None)      -> `Prepared`; what is wanted of candidates is in the exchange now
-    (PREPARE, mod, target, exchange, prepared)  -> the same, in every other process
-    (BUILD, number, mod)  -> {"build": seconds}; the candidate is kept under its number
-    (RUN, number)         -> {"median": seconds, "run": seconds}; the candidate is dropped
-    (TURNS, count, turns) -> seconds of each of candidates 0 to count - 1 in each turn; they are dropped
+fed and replaced by `tvm_axe.meta.measure.runner.Runner`; `tvm_axe.meta.measure.protocol` says what it is asked.
 
 A candidate is run by the process that built it, so nothing compiled is ever written to a file and linked. What packs a
 candidate's weights (`tvm_axe.records.packing`) is built apart, and run once on each input set before that is timed.
@@ -22,103 +16,40 @@ import time
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tvm
-from tvm import tirx
 from tvm.ir import IRModule
-from tvm.runtime import Module
-from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores
+from tvm_axe.meta.measure.builder import Build, Built, build_candidate, builder_named, params_of
 from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
 from tvm_axe.meta.measure.child import serve
 from tvm_axe.meta.measure.devices import Device, OnCpu, device_for
-from tvm_axe.meta.measure.exchange import Exchange, Params
+from tvm_axe.meta.measure.exchange import Exchange
+from tvm_axe.meta.measure.protocol import BUILD, PREPARE, TURNS, Prepared
 from tvm_axe.meta.measure.reference import reference_for
-from tvm_axe.pipeline import build
-from tvm_axe.records.packing import split_packing
 
-BUILD, PREPARE, RUN, TURNS = "build", "prepare", "run", "turns"
+__all__ = ["Bench", "cpus_for", "main"]
 
 _SETS = 2  # of inputs, with contents of their own
 _LARGE = 1 << 26  # bytes of a set of which there is one: a second shows little that so many numbers don't
 
 
-class Prepared(NamedTuple):
-    """What is known of a function whose candidates are to be measured.
-
-    Attributes
-    ----------
-    median
-        Seconds of a call of the function as it stands; None where it wasn't run as it stands.
-    longest
-        Seconds that a call of the function's reference took.
-    written
-        Whether each argument is an output.
-    conditions
-        Under what conditions times are measured.
-    """
-
-    median: float | None
-    longest: float
-    written: tuple[bool, ...]
-    conditions: dict[str, str | int]
-
-
-class Candidate(NamedTuple):
-    """A candidate that was built.
-
-    Attributes
-    ----------
-    module
-        What is called and timed.
-    pack
-        What packs its weights; None where it has none that are packed ahead.
-    places
-        Which arguments these are.
-    params
-        Shape and type of each, packed.
-    """
-
-    module: Module
-    pack: Module | None
-    places: tuple[int, ...]
-    params: Params
-
-
-def build_candidate(mod: IRModule, target: Target) -> Candidate:
-    """Compile a candidate, and apart from it what packs its weights."""
-    parts = split_packing(mod["main"])
-    if parts.pack is None:
-        return Candidate(build(mod, target), None, (), ())
-    params, pack = params_of(parts.main), parts.pack.with_attr("global_symbol", "main")
-    module = build(IRModule({"main": parts.main}), target)
-    return Candidate(
-        module, build(IRModule({"main": pack}), target), parts.places, [params[place] for place in parts.places]
-    )
-
-
-def params_of(func: tirx.PrimFunc) -> Params:
-    """Shape and type of each parameter of a function."""
-    infos = ms.arg_info.ArgInfo.from_prim_func(func)
-    return [(tuple(map(int, info.shape)), np.dtype(str(info.dtype))) for info in infos]
-
-
 class Bench:
     """Builds and runs the candidates of one function."""
 
-    def __init__(self, mod: IRModule, target: Target, exchange: Path, prepared: Prepared | None) -> None:
-        self.target, self.slack = target, summing_slack(mod["main"])
+    def __init__(self, mod: IRModule, target: Target, build: Build, exchange: Path, prepared: Prepared | None) -> None:
+        self.target, self.slack, self._build = target, summing_slack(mod["main"]), build
         params = params_of(mod["main"])
         size = sum(prod(shape) * dtype.itemsize for shape, dtype in params)
         sets = _SETS if size <= _LARGE else 1
         self.exchange = Exchange(exchange, params, sets, writable=prepared is None)
-        self.built: dict[int, Candidate] = {}
+        self.built: dict[int, Built] = {}
         if prepared is not None:
             self.prepared = prepared
             return
@@ -149,7 +80,7 @@ class Bench:
     def build(self, number: int, mod: IRModule) -> dict[str, float]:
         """Compile a candidate and keep it."""
         start = time.perf_counter()
-        self.built[number] = build_candidate(mod, self.target)
+        self.built[number] = build_candidate(mod, self.target, self._build)
         return {"build": time.perf_counter() - start}
 
     def run(self, number: int) -> dict[str, float]:
@@ -199,7 +130,7 @@ class Bench:
         found = [[device.median(module, device.call(module, 0)) for module, device in pairs] for _ in range(turns)]
         return [list(times) for times in zip(*found)]
 
-    def _packed(self, candidate: Candidate) -> Device:
+    def _packed(self, candidate: Built) -> Device:
         """The device with a candidate's packed weights in the places of the others."""
         if candidate.pack is None:
             return self.device
@@ -235,13 +166,13 @@ class _Process:
             os.sched_setaffinity(0, self.pinned)
         return self.bench.turns(*arguments) if kind == TURNS else self.bench.run(*arguments)
 
-    def _prepare(self, mod: str, target: str, exchange: Path, prepared: Prepared | None) -> Prepared:
+    def _prepare(self, mod: str, target: str, builder: str, exchange: Path, prepared: Prepared | None) -> Prepared:
         resolved = Target(json.loads(target))
         if backend_of(resolved).on_host and not self.pinned:
             self.pinned = cpus_for(resolved)
             _tvm.use_threads(cores(resolved), self.pinned)
         self.bench = None  # lets go of what the last one held before there is another
-        self.bench = Bench(tvm.ir.load_json(mod), resolved, exchange, prepared)
+        self.bench = Bench(tvm.ir.load_json(mod), resolved, builder_named(builder), exchange, prepared)
         return self.bench.prepared
 
 

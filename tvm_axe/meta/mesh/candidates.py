@@ -1,0 +1,87 @@
+"""The schedules of a program that a job looks at, each of which is lowered once."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm.ir import IRModule
+
+from tvm_axe.errors import LowerError
+from tvm_axe.layout import Mesh
+from tvm_axe.lower import Lowered, lower
+from tvm_axe.meta.mesh.moves import Candidate
+from tvm_axe.records.database import with_only_attrs
+from tvm_axe.records.folders import MESH
+from tvm_axe.schedule import LAYOUTS
+
+__all__ = ["Candidates", "mesh_of"]
+
+
+def mesh_of(mod: IRModule) -> Mesh:
+    """The mesh of a program's workload, or of a candidate for it."""
+    return Mesh.parse(str(mod["main"].attrs[MESH]))
+
+
+class Candidates:
+    """What is known of a program's schedules, by the scheduled function.
+
+    Upstream's searches, cost models and records pass schedules and modules on, with nothing beside them. So what a
+    candidate was lowered to is kept here, for the space, the model, the finals, whoever compiles it and the report. A
+    function that was met before isn't lowered again, whatever it is called and whatever its attributes but for declared
+    layouts; one that the lowering refuses isn't tried again, either.
+
+    Parameters
+    ----------
+    mesh
+        The devices; None if the modules name them, as workloads do.
+    """
+
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh
+        self._lowered: dict[int, Lowered | LowerError] = {}
+        self._steps: dict[int, tuple[str, ...]] = {}
+
+    def lowered(self, mod: IRModule) -> Lowered:
+        """What the devices run of a scheduled module.
+
+        Raises
+        ------
+        LowerError
+            If the lowering refuses it: it is no schedule of the program then.
+        """
+        key = _key(mod)
+        if key not in self._lowered:
+            try:
+                self._lowered[key] = lower(mod["main"], self.mesh or mesh_of(mod))
+            except LowerError as error:
+                self._lowered[key] = error
+        found = self._lowered[key]
+        if isinstance(found, LowerError):
+            raise found
+        return found
+
+    def lowered_or_none(self, mod: IRModule) -> Lowered | None:
+        """The same; None where the lowering refuses it."""
+        try:
+            return self.lowered(mod)
+        except LowerError:
+            return None
+
+    def with_lowered(self, candidate: Candidate) -> Candidate | None:
+        """The candidate with what it is lowered to; None where the lowering refuses it."""
+        self.note(candidate)
+        lowered = self.lowered_or_none(candidate.sch.mod)
+        return None if lowered is None else Candidate(candidate.sch, candidate.steps, lowered)
+
+    def note(self, candidate: Candidate) -> None:
+        """Keep in mind which primitives lead to a candidate."""
+        self._steps.setdefault(_key(candidate.sch.mod), candidate.steps)
+
+    def steps(self, mod: IRModule) -> tuple[str, ...]:
+        """The primitives that lead to a module, in words; none if it wasn't enumerated here."""
+        return self._steps.get(_key(mod), ())
+
+
+def _key(mod: IRModule) -> int:
+    func = mod["main"]
+    declared = {LAYOUTS: func.attrs[LAYOUTS]} if func.attrs and LAYOUTS in func.attrs else {}
+    return tvm_ffi.structural_hash(with_only_attrs(func, declared))
