@@ -93,7 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--refresh-goldens",
         action="store_true",
-        help="write the files that tests compare what is made with (docs/pictures/) anew, and list those that changed",
+        help="write the files that tests compare with (docs/tours/pictures/) anew, and list those that changed",
     )
 
 

@@ -24,7 +24,7 @@ from tvm_axe.lower.calls import Touches
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs.registry import PROGRAMS
 from tvm_axe.records.database import Database, normalize
-from tvm_axe.schedule import Schedule
+from tvm_axe.schedule import Schedule, with_layouts
 
 TP = Mesh({"tp": 2})
 RNG = np.random.default_rng(7)
@@ -314,12 +314,12 @@ def test_all_that_is_known_of_a_program_is_saved(
 def test_layouts_in_memory_and_tile_kernels_are_saved(
     compiled: Callable[..., axe.Executable], launched: Callable[..., Workers], tmp_path: Path
 ) -> None:
-    sch = Schedule(update, mesh=TP)
-    sch.set_layout("total", "S[(12, 16) : (1, 12)]")
+    sch = Schedule(with_layouts(update, {"total": "S[(12, 16) : (1, 12)] + R[2 : 1@tp]"}), mesh=TP)
     sch.tile_kernel(sch.get_sblock("mm"), "matmul")
     exe = compiled(sch)
     exe.save(tmp_path / "exe")
     found = axe.Executable.load(str(tmp_path / "exe"))
+    assert found.lowered.buffers["total"].sharding.memory is not None
     assert found.module.script() == exe.module.script() != found.runnable.script() == exe.runnable.script()
     assert is_right(found.run(launched(TP), *ARRAYS))
 

@@ -20,7 +20,7 @@ from tvm_axe.layout.memory import Access, bank_conflicts, sectors_touched
 from tvm_axe.layout.picture import Cell, Entry, Picture, fills
 from tvm_axe.layout.placement import Placement
 
-DOCS = Path(tvm_axe.__file__).parents[1] / "docs"
+DOCS = Path(tvm_axe.__file__).parents[1] / "docs" / "tours"
 SVG = "{http://www.w3.org/2000/svg}"
 quick = settings(derandomize=True, max_examples=60, deadline=None)
 

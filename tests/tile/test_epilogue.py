@@ -9,7 +9,9 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
+from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.target import resolve_target
+from tvm_axe.tile import checks
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe
 
@@ -200,6 +202,24 @@ def test_of_a_program_that_stores_elements():
     (made,) = recipe.programs
     tile.compile(made, LLVM)(a, out, bias)
     np.testing.assert_allclose(out, (a.T.astype("float64") + bias) * 4096, rtol=2**-10)
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda:sm_80", "cuda:sm_90a"])
+def test_a_program_is_read_once(target, monkeypatch, tmp_path):
+    """By the kernel that makes it; one with an epilogue put in is another program."""
+    checked, own = [], checks.check
+    monkeypatch.setattr(checks, "check", lambda program: (checked.append(program), own(program)))
+    problem = {"m": 24, "n": 40, "k": 64, "dtype": "float32"}
+    recipe = KERNELS["split_k_matmul"].recipe(resolve_target(target), problem, splits=2)
+    assert len(recipe.programs) == len(checked) == 2
+    for program in recipe.programs:
+        assert tile.plan(program, target).program is program
+        tile.explain(program, target)
+        tile.lower(program, target)
+    tile.compile_all(recipe.programs, "llvm", Cache(tmp_path))
+    assert len(checked) == 2
+    tile.lower(with_epilogue(recipe, epilogue_of(relu)).programs[-1], target)
+    assert len(checked) == 3
 
 
 def test_one_that_only_rounds_is_left_to_the_copy():

@@ -47,14 +47,19 @@ TILE = "axe.tile"
 
 
 def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFunc:
-    """Say in which layout parameters of `func` arrive, or results are left.
+    """Declare the layouts in which parameters of `func` arrive, or results are left.
 
     Parameters
     ----------
     func : PrimFunc
         A function over whole tensors.
-    layouts : Mapping[str, Layout | str]
+    layouts : Mapping[str, Layout or str]
         Layout (or its canonical text) by parameter name. Later calls add to earlier ones.
+
+    Returns
+    -------
+    PrimFunc
+        A copy of `func` with these layouts attached.
 
     Raises
     ------
@@ -85,7 +90,7 @@ def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFun
 
 
 def layouts_of(func: PrimFunc) -> dict[str, Layout]:
-    """The layouts attached to `func`'s parameters, by name; empty where none is. A schedule's word comes last."""
+    """Return the layouts of `func`'s parameters by name, empty where none is attached. A schedule's word comes last."""
     attached = func.attrs[LAYOUTS] if func.attrs and LAYOUTS in func.attrs else {}
     texts = {str(name): str(text) for name, text in attached.items()}
     prefix = f"{LAYOUTS}."

@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What the demo found; as JSON it has the same names."""
+    """The demo's results; as JSON they have the same names."""
 
     rows: list[Row]
     chosen: str
@@ -56,7 +56,7 @@ class Report:
     numpy_all_reduce_ms: float
 
     def table(self) -> str:
-        """The report for people."""
+        """Return the report for people."""
         lines = [f"{'schedule':<18} {'tuned':<5} {'relative error':>14} {'median ms':>10} {'bytes a device':>15}"]
         lines += [
             f"{row.schedule:<18} {'yes' if row.tuned else 'no':<5} {row.relative_error:>14.1e} {row.median_ms:>10.2f} "
@@ -88,10 +88,10 @@ def run(trials: int, work_dir: Path) -> Report:
 
     Parameters
     ----------
-    trials
+    trials : int
         Measurements for each local kernel, those already in `work_dir` counted.
-    work_dir
-        Where the tuning records are kept.
+    work_dir : Path
+        The folder of the tuning records.
     """
     problem = baseline.Problem.random(block.TOKENS, block.INNER, block.OUTER, seed=0)
     candidates: dict[tuple[str, bool], Executable] = {}
@@ -125,19 +125,19 @@ def run(trials: int, work_dir: Path) -> Report:
 
 
 def _compile(name: str, work_dir: Path | None) -> Executable:
-    """The block under the named schedule, its local kernels as the best records of `work_dir`, if any, have them."""
+    """Compile the block under the named schedule, its local kernels as the best records of `work_dir` have them."""
     sch = axe.Schedule(block.block, mesh=block.mesh)
     block.SCHEDULES[name](sch)
     return axe.compile(sch, target=TARGET, work_dir=work_dir)
 
 
 def _relative_error(out: np.ndarray, reference: np.ndarray) -> float:
-    """See `Row.relative_error`; NaN anywhere gives NaN."""
+    """Return the relative error as `Row` has it; NaN anywhere gives NaN."""
     return float(np.abs(out - reference).max() / np.abs(reference).max())
 
 
 def _timer(exe: Executable, workers: Workers, problem: baseline.Problem) -> Callable[[], list[float]]:
-    """A function that times some runs of `exe`; the one that checked its result has warmed it up."""
+    """Return a function that times some runs of `exe`; the one that checked its result has warmed it up."""
 
     def timer() -> list[float]:
         first = exe.time(workers, *problem, repeat=1, warmup=0)
@@ -147,7 +147,7 @@ def _timer(exe: Executable, workers: Workers, problem: baseline.Problem) -> Call
 
 
 def _in_rounds(timers: dict[object, Callable[[], list[float]]]) -> dict[object, list[float]]:
-    """All the seconds that each timer gave over all the rounds."""
+    """Return all the seconds that each timer gave over all the rounds."""
     seconds: dict[object, list[float]] = {key: [] for key in timers}
     for _ in range(ROUNDS):
         for key, timer in timers.items():

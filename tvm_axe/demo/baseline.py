@@ -42,13 +42,13 @@ class Problem(NamedTuple):
         return Problem(x, w / np.float32(np.sqrt(inner)), bias, residual)
 
     def reference(self) -> np.ndarray:
-        """The result in float64."""
+        """Return the result in float64."""
         x, w, bias, residual = (array.astype("float64") for array in self)
         return np.maximum(x @ w + bias, 0) + residual
 
 
 def _epilogue(product: np.ndarray, bias: np.ndarray, residual: np.ndarray) -> None:
-    """`product = relu(product + bias) + residual`, in place as numpy is fastest at it."""
+    """Compute ``product = relu(product + bias) + residual``, in place as numpy is fastest at it."""
     np.add(product, bias, out=product)
     np.maximum(product, 0, out=product)
     np.add(product, residual, out=product)
@@ -67,7 +67,7 @@ def time_one_process(problem: Problem, repeat: int) -> list[float]:
 
 
 def _seconds(run: Callable[[], None]) -> float:
-    """How long one run takes."""
+    """Return how long one run takes."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -132,13 +132,13 @@ class AllReduce:
         return [max(run) for run in zip(*(pipe.recv() for pipe in self._pipes))]
 
     def results(self) -> np.ndarray:
-        """A copy of every worker's result, [worker, tokens, outer]."""
+        """Return a copy of every worker's result, [worker, tokens, outer]."""
         return np.ndarray(self._shape, "float32", self._memory.buf)[1].copy()
 
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Environment variables for the processes that are started meanwhile."""
+    """Set environment variables for the processes that are started meanwhile."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -152,7 +152,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def _worker(rank: int, memory: str, shape: tuple[int, ...], arrived: list[Semaphore], orders: Connection) -> None:
-    """One of the processes: takes its share of the problem, then runs as often as it is told, until the pipe closes."""
+    """Take one process's share of the problem, then run as often as it is told, until the pipe closes."""
     # Ctrl-C reaches the whole group; it is for the process that gives the orders.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     shared = SharedMemory(name=memory)

@@ -3,7 +3,7 @@
 `out = relu(X @ W + bias) + residual`, float32. With the reduction sharded over the mesh axis "tp", each device
 multiplies its columns of X with its rows of W, and the partial products are summed over the devices (Megatron's row
 parallel layer). The schedules differ in how that sum meets the epilogue; they are the ones of CoCoNet's model-parallel
-example (Jangda et al., ASPLOS 2022, section 2.2). Each is a function that the command line takes by name:
+example (Jangda et al., ASPLOS 2022, section 2.2). Each is a function that the command line takes by name::
 
     tvm-axe show tvm_axe/demo/block.py:block --schedule tvm_axe/demo/block.py:mm_fuse
 """
@@ -43,14 +43,14 @@ def block(
 
 
 def mm_ar_c(sch: Schedule) -> SBlockRV:
-    """Matmul, all-reduce, compute: the epilogue runs on the whole sum on every device. Returns the all-reduce."""
+    """Schedule matmul, all-reduce, compute: the epilogue runs on the whole sum everywhere. Return the all-reduce."""
     mm = sch.get_sblock("mm")
     _, reduce = sch.shard(sch.get_loops(mm)[2], "tp")
     return reduce
 
 
 def mm_rs_c_ag(sch: Schedule) -> list[SBlockRV]:
-    """Matmul, reduce-scatter, compute, all-gather: the epilogue runs on own rows only. Returns the last three."""
+    """Schedule matmul, reduce-scatter, compute, all-gather: the epilogue runs on own rows. Return the last three."""
     epi = sch.get_sblock("epi")
     scatter, gather = sch.split_collective(mm_ar_c(sch))
     (gather,) = sch.reorder_collective(gather, [epi])
@@ -58,7 +58,7 @@ def mm_rs_c_ag(sch: Schedule) -> list[SBlockRV]:
 
 
 def mm_fuse(sch: Schedule) -> None:
-    """Matmul, then one kernel that reads the peers' partials, sums, computes and writes the result to the peers."""
+    """Schedule the matmul, then one kernel that reads the peers' partials, sums, computes and writes to the peers."""
     sch.fuse_collective(mm_rs_c_ag(sch))
 
 

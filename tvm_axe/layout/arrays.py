@@ -36,7 +36,7 @@ def pack(array: NDArray[Any], layout: MemoryLayout) -> NDArray[Any]:
     array : numpy.ndarray
         Any array whose size is the layout's.
     layout : Layout or ComposeLayout
-        On linear memory alone, one address for each element.
+        A layout on linear memory alone that gives each element one address.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def memory_size(layout: MemoryLayout) -> int:
 
 
 def _addresses(layout: MemoryLayout, shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """The address of each element of an array of `shape`."""
+    """Return the address of each element of an array of `shape`."""
     memory_size(layout)  # raises if there is none
     if not layout.admits(shape):
         raise LayoutError(f"{layout} has {layout.size()} elements; the shape {shape} has {math.prod(shape)}")

@@ -14,7 +14,7 @@ from tvm_axe.errors import LayoutError
 from tvm_axe.layout.symbolic import Number, Symbolic, fold, is_expression
 
 THREAD_AXES = ("bx", "by", "bz", "cbx", "cby", "cbz", "tx", "warpid", "laneid", "wgid", "tid_in_wg", "wid_in_wg")
-"""From the grid through the cluster and the block down to the lane; the compiler's own names."""
+"""The axes of threads, from the grid through the cluster and the block down to the lane; the compiler's own names."""
 
 MEMORY_AXES = ("m", "P", "F", "Bank", "TLane", "TCol")
 """Linear memory, scratchpad partitions and their free dimension, banks, and tensor memory; the compiler's names."""
@@ -58,7 +58,7 @@ def check_axis(what: str, name: object) -> str:
 
 
 def is_mesh_axis(name: str) -> bool:
-    """Whether `name` is a mesh axis, that is, neither a thread axis nor a memory axis."""
+    """Return whether `name` is a mesh axis, that is, neither a thread axis nor a memory axis."""
     return name not in THREAD_AXES and name not in MEMORY_AXES
 
 

@@ -61,8 +61,8 @@ def show(
         access of a warp touches, with the efficiency. Left out, it follows from the layout's axes: "threads" if there
         are thread axes or memory axes beside the linear one, else "mesh" if there are mesh axes, else "banks".
     access : Access, optional
-        For "banks" and "coalescing": the type of the elements, and which of them each lane touches. Left out,
-        `Access()`.
+        The type of the elements, and which of them each lane touches, for "banks" and "coalescing"; `Access()` by
+        default.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def show(
 
 
 def _unswizzled(layout: Layout | ComposeLayout) -> Layout:
-    """The part of a layout that says anything about axes and digits."""
+    """Return the part of a layout that says anything about axes and digits."""
     return as_composed(layout).tile_layout
 
 
@@ -103,7 +103,7 @@ def _default_kind(layout: Layout | ComposeLayout) -> str:
 
 
 def _mesh_of(layout: Layout) -> Mesh:
-    """The smallest mesh on which the layout stays, its axes as they come; one device if it names none."""
+    """Return the smallest mesh on which the layout stays, its axes as they come; one device if it names none."""
     sizes: dict[str, int] = {}
     for it in (*layout.D, *layout.R):
         if is_mesh_axis(it.axis):
@@ -137,7 +137,7 @@ class _Grid:
         self.columns, self.rows = width, math.prod(self.domain) // width
 
     def places(self, row: int, column: int) -> frozenset[Coordinate]:
-        """Every point where an element lives; none for padding."""
+        """Return every point where an element lives; none for padding."""
         position = row * self.columns + column
         index: list[int] = []
         for extent in reversed(self.domain):
@@ -148,11 +148,11 @@ class _Grid:
         return self.layout.apply(row * self.columns + column)
 
     def devices(self, points: frozenset[Coordinate]) -> tuple[int, ...]:
-        """The devices that hold one of the points."""
+        """Return the devices that hold one of the points."""
         return tuple(sorted({self.mesh.device({axis: whole(p[axis]) for axis in self.mesh.names}) for p in points}))
 
     def head(self, row: int, rows: int) -> str:
-        """The heading of rows that are drawn as one."""
+        """Return the heading of rows that are drawn as one."""
         if self.folded:
             return f"+{row * self.columns}"
         names = []
@@ -179,7 +179,7 @@ def _check_cells(rows: int, columns: int) -> None:
 
 
 def _draw_mesh(grid: _Grid) -> Picture:
-    """Each block with the devices that hold it; neighbouring rows or columns that are alike are drawn as one."""
+    """Return each block with the devices that hold it; neighbouring rows or columns that are alike are drawn as one."""
     high, wide = _steps(grid)
     _check_cells(grid.rows // high, grid.columns // wide)
     owners = [
@@ -204,20 +204,20 @@ def _draw_mesh(grid: _Grid) -> Picture:
 
 
 def _runs(lines: Sequence[Sequence[tuple[int, ...]]]) -> list[tuple[int, int]]:
-    """The runs of equal neighbours, as (start, stop)."""
+    """Return the runs of equal neighbours, as (start, stop)."""
     starts = [at for at in range(len(lines)) if at == 0 or lines[at] != lines[at - 1]]
     return list(zip(starts, [*starts[1:], len(lines)]))
 
 
 def _device_names(devices: tuple[int, ...], mesh: Mesh) -> str:
-    """A device with its coordinates, or the numbers of several."""
+    """Return a device with its coordinates, or the numbers of several."""
     if len(devices) > 1:
         return f"devices {ranges(devices)}"
     return f"device {devices[0]}: " + " ".join(f"{axis}={at}" for axis, at in mesh.coords(devices[0]).items())
 
 
 def _steps(grid: _Grid) -> tuple[int, int]:
-    """How many rows, and how many columns, always have the same devices.
+    """Return how many rows, and how many columns, always have the same devices.
 
     A digit of D that counts steps of b elements is the same for b elements from a multiple of b on.
     """
@@ -237,7 +237,7 @@ def _steps(grid: _Grid) -> tuple[int, int]:
 
 
 def _draw_threads(grid: _Grid) -> Picture:
-    """Each element with its whole place: device, thread, register."""
+    """Return each element with its whole place: device, thread, register."""
     _check_cells(grid.rows, grid.columns)
     used = _axes(grid.layout)
     threads = [axis for axis in THREAD_AXES if axis in used]
@@ -269,6 +269,6 @@ def _draw_threads(grid: _Grid) -> Picture:
 
 
 def _outermost(layout: Layout, levels: Sequence[str]) -> str:
-    """The outermost level that tells elements apart; the outermost of all if none does."""
+    """Return the outermost level that tells elements apart; the outermost of all if none does."""
     moving = {DEVICE if is_mesh_axis(it.axis) else it.axis for it in layout.D if it.extent > 1}
     return next((level for level in levels if level in moving), levels[0])

@@ -69,7 +69,7 @@ def draw_sectors(layout: Layout | ComposeLayout, shape: tuple[int, ...], access:
 
 
 def _lanes_of(words: dict[int, tuple[int, ...]]) -> dict[int, list[int]]:
-    """The lanes that touch each word."""
+    """Return the lanes that touch each word."""
     found: dict[int, list[int]] = {}
     for lane, touched in words.items():
         for word in touched:
@@ -78,7 +78,7 @@ def _lanes_of(words: dict[int, tuple[int, ...]]) -> dict[int, list[int]]:
 
 
 def _elements_of(layout: Layout | ComposeLayout, shape: tuple[int, ...], access: Access) -> dict[int, str]:
-    """The indices of the elements that each word holds a part of, of those that are touched."""
+    """Return the indices of the elements that each word holds a part of, of those that are touched."""
     bits, elements = dtype_bits(access.dtype), access.elements(shape)
     found: dict[int, set[int]] = {}
     for lane, start in lane_addresses(layout, shape, access).items():
@@ -90,7 +90,7 @@ def _elements_of(layout: Layout | ComposeLayout, shape: tuple[int, ...], access:
 
 
 def _indices(positions: set[int], shape: tuple[int, ...]) -> str:
-    """Row-major positions as indices, those of a dimension that differ as a range: 3,0-1."""
+    """Return row-major positions as indices, those of a dimension that differ as a range: 3,0-1."""
     parts: list[str] = []
     below = 1
     for extent in reversed(shape):
@@ -100,7 +100,7 @@ def _indices(positions: set[int], shape: tuple[int, ...]) -> str:
 
 
 def _lines(words: dict[int, list[int]]) -> list[int]:
-    """The lines of 128 bytes that hold one of the words."""
+    """Return the lines of 128 bytes that hold one of the words."""
     return sorted({word // LINE_WORDS for word in words})
 
 

@@ -135,12 +135,12 @@ def _text(text: str, x: float, y: float, size: int, kind: str, anchor: str, more
 
 
 def _width(lines: list[str] | tuple[str, ...], size: int) -> float:
-    """How wide the longest line may become."""
+    """Return how wide the longest line may become."""
     return GLYPH * size * max(map(len, lines), default=0)
 
 
 def _wrapped(line: str, size: int, total: float) -> list[str]:
-    """`line` in parts that fit between the margins, broken at spaces."""
+    """Return `line` in parts that fit between the margins, broken at spaces."""
     room = int((total - 2 * MARGIN) / (GLYPH * size))
     parts = [""]
     for word in line.split(" "):

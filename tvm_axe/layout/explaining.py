@@ -45,10 +45,10 @@ def explain(layout: Layout | ComposeLayout, op: str, *args: Any, **kwargs: Any) 
     Parameters
     ----------
     layout : Layout or ComposeLayout
-        The layout.
+        The layout whose operation is explained.
     op : str
         The name of one of its operations.
-    *args, **kwargs
+    *args, **kwargs : Any
         What the operation takes.
 
     Raises
@@ -115,7 +115,7 @@ def _canonicalize(layout: Layout) -> list[str]:
 
 
 def _change(before: tuple[Iter, ...], after: tuple[Iter, ...], it: Iter) -> str:
-    """What one more iter did to canonical ones."""
+    """Return what one more iter did to canonical ones."""
     if after == before:
         return "of one step, dropped"
     gone, come = [[i for i in one if i not in other] for one, other in ((before, after), (after, before))]
@@ -199,7 +199,7 @@ class _Recorder:
 
 
 def _is_step(frame: FrameType) -> bool:
-    """Whether a call is of an operation on layouts that states a law."""
+    """Return whether a call is of an operation on layouts that states a law."""
     code = frame.f_code
     documented = code.co_consts and isinstance(code.co_consts[0], str) and _LAW.search(code.co_consts[0])
     return bool(documented) and frame.f_globals.get("__name__", "").startswith("tvm_axe.layout.")
@@ -211,7 +211,7 @@ def _parameters(code: CodeType) -> tuple[str, ...]:
 
 
 def _law(function: Callable[..., Any]) -> str | None:
-    """The law in a docstring, in one line, without the marks of code."""
+    """Return the law in a docstring, in one line, without the marks of code."""
     for paragraph in (inspect.getdoc(function) or "").split("\n\n"):
         found = _LAW.search(" ".join(paragraph.split()))
         if found:
@@ -227,7 +227,7 @@ def _call(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as a reader of layouts would write it."""
+    """Return a value as a reader of layouts would write it."""
     if isinstance(value, Coordinate):
         return _point(value)
     if isinstance(value, frozenset) and all(isinstance(point, Coordinate) for point in value):
@@ -238,6 +238,6 @@ def _value(value: Any) -> str:
 
 
 def _point(point: Mapping[str, Any]) -> str:
-    """A point as a layout's offset is written."""
+    """Return a point as a layout's offset is written."""
     terms: Iterable[str] = (on_axis(position, axis) for axis, position in point.items())
     return " + ".join(sorted(terms, key=lambda term: ("@" in term, term))) or on_axis(0, LINEAR_MEMORY)

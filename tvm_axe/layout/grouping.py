@@ -200,7 +200,7 @@ def permute(layout: Layout, shape: Sequence[Number], order: Sequence[int]) -> La
     Raises
     ------
     LayoutError
-        As `group`; or if `order` doesn't name every dimension once.
+        If `group` refuses the shape, or `order` doesn't name every dimension once.
     """
     grouped, seps = layout.group(shape)
     return permute_by_groups(grouped, seps, order)
@@ -235,7 +235,7 @@ def permute_by_groups(layout: Layout, seps: Sequence[int], perm: Sequence[int]) 
     Parameters
     ----------
     seps : Sequence[int]
-        Where the groups start in D, with the length of D at the end, as `group` returns it.
+        The positions in D where the groups start, with the length of D at the end, as `group` returns them.
     perm : Sequence[int]
         The groups in their new order.
 

@@ -83,7 +83,7 @@ def span(layout: Layout, axis_name: str | None = None) -> Number:
 
 
 def covers(layout: Layout, box: Mapping[str, int]) -> bool:
-    """Whether every point of a box holds an element.
+    """Return whether every point of a box holds an element.
 
     Law: every point with 0 <= p[a] < box[a] on the axes of `box`, and 0 on all others, is in ``apply(x)`` for some x.
 
@@ -121,7 +121,7 @@ def _covers_axis(layout: Layout, axis: str, size: int) -> bool:
 
 
 def equivalent(layout: Layout, other: Layout) -> bool:
-    """Whether two layouts have the same map.
+    """Return whether two layouts have the same map.
 
     Law: ``layout.equivalent(other)`` iff both place as many elements, and ``layout.apply(x) == other.apply(x)`` for
     every x. (Equal maps have equal D in canonical form; the copies are then compared as sets.)
@@ -154,7 +154,7 @@ def equivalent(layout: Layout, other: Layout) -> bool:
 
 
 def is_injective(layout: Layout) -> bool:
-    """Whether no two elements share a point.
+    """Return whether no two elements share a point.
 
     Law: ``layout.apply(x)`` and ``layout.apply(y)`` are disjoint for all x != y. (Copies of one element may meet.)
 
@@ -174,7 +174,7 @@ def is_injective(layout: Layout) -> bool:
 
 
 def _injective_on(layout: Layout, axis: str) -> bool:
-    """Whether no two choices of D's digits on one axis reach one position, whatever the replicas add."""
+    """Return whether no two choices of D's digits on one axis reach one position, whatever the replicas add."""
     canonical = layout.canonicalize()
     steps = [(abs(it.stride), it.extent - 1, True) for it in canonical.D if it.axis == axis]
     steps += [(abs(it.stride), it.extent - 1, False) for it in canonical.R if it.axis == axis]
@@ -189,7 +189,7 @@ def _injective_on(layout: Layout, axis: str) -> bool:
 
 
 def _gaps(steps: list[tuple[Number, Number]]) -> bool:
-    """Whether every stride is known to be greater than the reach of all smaller ones together."""
+    """Return whether every stride is known to be greater than the reach of all smaller ones together."""
     reach: Number = 0
     left = list(steps)
     while left:
@@ -205,7 +205,7 @@ def _gaps(steps: list[tuple[Number, Number]]) -> bool:
 
 
 def _meets(steps: list[tuple[int, int, bool]], layout: Layout, axis: str) -> bool:
-    """Whether the differences of two choices of digits, not all of D's zero, sum to zero; by the greatest stride first.
+    """Return whether differences of two choices of digits, not all of D's zero, sum to zero; greatest stride first.
 
     A partial sum that what is left can't bring back to zero, by its reach or its divisor, is dropped.
     """

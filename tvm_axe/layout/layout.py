@@ -1,7 +1,7 @@
 """Layouts: where each element of a tensor lives, from the device mesh down to the lane.
 
 A layout is L = (D, R, O) over named axes. The row-major index x of an element is split over the extents of D, the
-first the most significant, into digits c_i; R says along which axes copies are held, and O where everything starts:
+first the most significant, into digits c_i; R says along which axes copies are held, and O where everything starts::
 
     f_L(x) = { sum of c_i * s_i @ a_i + sum of r_j * t_j @ b_j + O : 0 <= r_j < e_j }
 
@@ -142,7 +142,7 @@ class Layout:
         return math.prod(it.extent for it in self.D if axis_name is None or it.axis == axis_name)
 
     def admits(self, shape: Sequence[Number]) -> bool:
-        """Whether it places tensors of `shape`. Law: iff the product of `shape` is `size`."""
+        """Return whether it places tensors of `shape`. Law: iff the product of `shape` is `size`."""
         return math.prod(check_extents(shape)) == self.size()
 
     def apply(self, *index: Number, shape: Sequence[Number] | None = None) -> frozenset[Coordinate]:
@@ -280,7 +280,7 @@ class Layout:
         mesh : Mesh
             The devices.
         dims : Mapping[int, str]
-            Which mesh axis cuts which dimension; the others hold replicas.
+            The mesh axis that cuts each of these dimensions; the others hold replicas.
 
         Raises
         ------
@@ -309,12 +309,12 @@ class Layout:
         axis : str
             The mesh axis over which the addends lie.
         dims : Mapping[int, str], optional
-            Which other mesh axis cuts which dimension of `shape`, as in `sharded`.
+            The other mesh axes that cut dimensions of `shape`, by dimension, as in `sharded`.
 
         Raises
         ------
         LayoutError
-            As `sharded`.
+            If `sharded` refuses what is given.
         """
         if dims is not None and not isinstance(dims, Mapping):
             raise LayoutError(f'dims must be a mapping from dimension to mesh axis, such as {{0: "tp"}}, not {dims!r}')
@@ -349,7 +349,7 @@ class Layout:
         Raises
         ------
         LayoutError
-            As `sharding`.
+            If `sharding` refuses what is given.
         """
         return block_shape(shape, mesh, self.sharding(shape, mesh))
 
@@ -362,7 +362,7 @@ class Layout:
         Raises
         ------
         LayoutError
-            As `sharding`; and if the mesh has no such device.
+            If `sharding` refuses what is given, or the mesh has no such device.
         """
         dims = self.sharding(shape, mesh)
         coords = mesh.coords(device)

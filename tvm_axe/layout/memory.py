@@ -37,7 +37,7 @@ MOST_ELEMENTS = 1 << 16  # searched for those that the lanes of a layout touch
 
 @dataclass(frozen=True)
 class Access:
-    """Which elements the lanes of one warp touch with one instruction.
+    """The elements that the lanes of one warp touch with one instruction.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class BankAccess:
     Attributes
     ----------
     words : dict[int, tuple[int, ...]]
-        For each lane the 4-byte words that it touches.
+        The 4-byte words that each lane touches.
     phases : tuple[tuple[int, ...], ...]
         The lanes that are served together.
     """
@@ -152,7 +152,7 @@ class SectorAccess:
     Attributes
     ----------
     words : dict[int, tuple[int, ...]]
-        For each lane the 4-byte words that it touches.
+        The 4-byte words that each lane touches.
     sectors : frozenset[int]
         The sectors of 32 bytes that are moved.
     useful : int
@@ -191,7 +191,7 @@ def sectors_touched(layout: Layout | ComposeLayout, shape: Sequence[int], access
     Raises
     ------
     LayoutError
-        As `bank_conflicts`.
+        If `bank_conflicts` refuses what is given.
     """
     addresses = lane_addresses(layout, tuple(shape), access)
     touched = {byte for at in addresses.values() for byte in range(at, at + access.bytes)}
@@ -225,5 +225,5 @@ def lane_addresses(layout: Layout | ComposeLayout, shape: tuple[int, ...], acces
 
 
 def _words(start: int, access: Access) -> tuple[int, ...]:
-    """The words that hold a lane's bytes from `start` on."""
+    """Return the words that hold a lane's bytes from `start` on."""
     return tuple(range(start // WORD, (start + access.bytes - 1) // WORD + 1))

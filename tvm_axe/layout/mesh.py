@@ -47,7 +47,7 @@ class Mesh:
     Attributes
     ----------
     order : tuple[int, ...]
-        As given, or 0, 1, 2, ...
+        The order that was given, or 0, 1, 2, ...
 
     Raises
     ------

@@ -69,7 +69,7 @@ def owner(layout: Layout, *index: int, mesh: Mesh, shape: Sequence[int] | None =
     Raises
     ------
     LayoutError
-        As `apply`; if the layout names a mesh axis that the mesh lacks, or a point is outside the mesh.
+        If `apply` refuses the index, the layout names a mesh axis that the mesh lacks, or a point is outside the mesh.
     """
     check_mesh(layout, mesh)
     points = layout.apply(*index, shape=shape)

@@ -67,17 +67,17 @@ def _locals(at: Placement, mesh: Mesh, sums: frozenset[str]) -> Iterator[Move]:
 
 
 def _cut(at: Placement, dim: int, axis: str) -> Placement:
-    """`at` with `axis` as the minor axis of `dim`."""
+    """Return `at` with `axis` as the minor axis of `dim`."""
     return Placement((*at.cuts[:dim], (*at.cuts[dim], axis), *at.cuts[dim + 1 :]), at.partial)
 
 
 def _joined(at: Placement, dim: int) -> Placement:
-    """`at` without the minor axis of `dim`."""
+    """Return `at` without the minor axis of `dim`."""
     return Placement((*at.cuts[:dim], at.cuts[dim][:-1], *at.cuts[dim + 1 :]), at.partial)
 
 
 def _rearranged(at: Placement, mesh: Mesh) -> Iterator[Placement]:
-    """The placements of the same sums that cut every dimension into as many blocks, `at` among them."""
+    """Yield the placements of the same sums that cut every dimension into as many blocks, `at` among them."""
     free = tuple(axis for axis, size in mesh.axes.items() if size > 1 and axis not in at.partial)
     blocks = [math.prod(mesh[axis] for axis in cut) for cut in at.cuts]
 
@@ -92,7 +92,7 @@ def _rearranged(at: Placement, mesh: Mesh) -> Iterator[Placement]:
 
 
 def _orders(axes: tuple[str, ...], blocks: int, mesh: Mesh) -> Iterator[tuple[str, ...]]:
-    """Every sequence of `axes` whose sizes multiply to `blocks`."""
+    """Yield every sequence of `axes` whose sizes multiply to `blocks`."""
     if blocks == 1:
         yield ()
     for axis in axes:
@@ -102,7 +102,7 @@ def _orders(axes: tuple[str, ...], blocks: int, mesh: Mesh) -> Iterator[tuple[st
 
 
 def _digits(at: Placement, mesh: Mesh) -> dict[str, tuple[int, int]]:
-    """Which digit of which block number an axis is: its dimension, and the blocks that one step along it skips."""
+    """Return the digit of a block number that each axis is: its dimension, and the blocks that one step skips."""
     found = {}
     for dim, cut in enumerate(at.cuts):
         for place, axis in enumerate(cut):

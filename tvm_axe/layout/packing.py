@@ -99,7 +99,7 @@ def broadcast(layout: Layout, num: Number, axis: str) -> Layout:
     num : int
         The number of copies.
     axis : str
-        The axis.
+        The name of the axis.
 
     Raises
     ------

@@ -46,8 +46,8 @@ class Placement:
     Parameters
     ----------
     cuts : tuple[tuple[str, ...], ...]
-        For each dimension the mesh axes that cut it, the major one first: the device at coordinates (c, d) on the axes
-        (a, b) holds block c * size(b) + d.
+        The mesh axes that cut each dimension, the major one first: the device at coordinates (c, d) on the axes (a, b)
+        holds block c * size(b) + d.
     partial : frozenset[str]
         The mesh axes over whose devices the tensor is still to be summed.
 
@@ -74,7 +74,7 @@ class Placement:
         return (*sorted(self.partial), *(axis for cut in self.cuts for axis in cut))
 
     def fits(self, shape: Sequence[int], mesh: Mesh) -> bool:
-        """Whether blocks of `shape` nest: a dimension that several axes cut must divide by their product.
+        """Return whether blocks of `shape` nest: a dimension that several axes cut must divide by their product.
 
         One axis may cut any extent, its last devices holding less. With several, the blocks of the major axis would
         not be unions of the finer ones.
@@ -186,7 +186,7 @@ def whole(number: Number) -> int:
 
 
 def is_symbolic(layout: Layout) -> bool:
-    """Whether an extent, a stride or an offset is an expression."""
+    """Return whether an extent, a stride or an offset is an expression."""
     numbers = [number for it in (*layout.D, *layout.R) for number in (it.extent, it.stride)]
     return not all(isinstance(number, int) for number in (*numbers, *layout.O.values()))
 
@@ -196,7 +196,7 @@ def _blocks(cut: Sequence[str], mesh: Mesh) -> int:
 
 
 def _candidates(canonical: Layout, dims: int) -> Iterator[tuple[Placement, tuple[str, ...]]]:
-    """The placements whose axes come in the order of D, with the axes of their sums, which lead, in that order."""
+    """Yield the placements whose axes come in the order of D, and the axes of their sums, which lead, in that order."""
     order = tuple(dict.fromkeys(it.axis for it in canonical.D if is_mesh_axis(it.axis)))
     for terms in range(len(order) + 1):
         cutting = order[terms:]
@@ -206,7 +206,7 @@ def _candidates(canonical: Layout, dims: int) -> Iterator[tuple[Placement, tuple
 
 
 def _uneven(placement: Placement, shape: Sequence[int], mesh: Mesh) -> str:
-    """What is wrong with a placement that doesn't fit."""
+    """Return what is wrong with a placement that doesn't fit."""
     dim = next(d for d, cut in enumerate(placement.cuts) if len(cut) > 1 and shape[d] % _blocks(cut, mesh))
     cut = placement.cuts[dim]
     blocks = _blocks(cut, mesh)
@@ -217,7 +217,7 @@ def _uneven(placement: Placement, shape: Sequence[int], mesh: Mesh) -> str:
 
 
 def _why_not(canonical: Layout, shape: tuple[int, ...], mesh: Mesh, candidates: list[Placement]) -> str:
-    """The first rule of placements that `canonical` breaks."""
+    """Return the first rule of placements that `canonical` breaks."""
     broken = broken_rule(canonical, mesh)
     if broken is not None:
         return broken

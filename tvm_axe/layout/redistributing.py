@@ -96,9 +96,9 @@ class Step:
     seconds : float
         What it costs under the link model.
     before, after : Placement
-        Where the data lies.
+        The placement of the data before and after the step.
     layout : Layout
-        Where it lies afterwards, as a layout.
+        The placement afterwards, as a layout.
     """
 
     kind: str
@@ -142,7 +142,7 @@ class Plan:
     Attributes
     ----------
     src, dst : Layout
-        Where the data lies before and after.
+        The layouts before and after.
     shape : tuple[int, ...]
         The tensor's shape.
     dtype : str
@@ -150,7 +150,7 @@ class Plan:
     mesh : Mesh
         The devices.
     steps : tuple[Step, ...]
-        In order; none if the data is there already.
+        The steps in order; none if the data is there already.
     """
 
     src: Layout
@@ -196,8 +196,8 @@ def redistribute(
     Parameters
     ----------
     src, dst : Layout
-        Where the data lies and where it is wanted: blocks on the mesh, see `Placement.of`. Leading iters on mesh axes
-        beyond the shape are terms that are still to be summed.
+        The layout that the data has and the one that it is wanted in: blocks on the mesh, see `Placement.of`. Leading
+        iters on mesh axes beyond the shape are terms that are still to be summed.
     mesh : Mesh
         The devices.
     dtype : str
@@ -227,7 +227,7 @@ def redistribute(
 
 
 def _links(link: Link | Mapping[str, Link] | None, mesh: Mesh) -> dict[str, Link]:
-    """The link of each axis of more than one device."""
+    """Return the link of each axis of more than one device."""
     needed = [axis for axis, size in mesh.axes.items() if size > 1]
     if link is None or isinstance(link, Link):
         return dict.fromkeys(needed, link or Link())
@@ -256,7 +256,7 @@ class _Costs:
         self.wanted, self.spread = self._values(goal), self._spread(goal)
 
     def __call__(self, before: Placement, move: Move) -> tuple[int, float]:
-        """The bytes that a device sends, and the seconds."""
+        """Return the bytes that a device sends, and the seconds."""
         if move.kind in ("slice", "mask"):
             return 0, 0.0
         local, result = before.local_shape(self.shape, self.mesh), move.after.local_shape(self.shape, self.mesh)
@@ -287,11 +287,11 @@ class _Costs:
         return values + max(0.0, hops) * self.shortest
 
     def _spread(self, placement: Placement) -> int:
-        """The devices that hold different data."""
+        """Return the devices that hold different data."""
         return math.prod(self.mesh[axis] for axis in placement.axes)
 
     def _local(self, at: Placement) -> bool:
-        """Whether slices and masks alone may lead from `at` to the goal."""
+        """Return whether slices and masks alone may lead from `at` to the goal."""
         for cut, wanted in zip(at.cuts, self.goal.cuts):
             masked = len(cut)
             while masked and cut[masked - 1] in self.goal.partial:
@@ -307,7 +307,7 @@ class _Costs:
 
 
 def _search(start: Placement, goal: Placement, costs: _Costs) -> list[Move]:
-    """The cheapest moves from `start` to `goal`: A* over placements."""
+    """Return the cheapest moves from `start` to `goal`: A* over placements."""
     order = count()  # so that the heap never has to compare placements
     came: dict[Placement, tuple[Placement, Move]] = {}
     best = {start: (0.0, 0, 0)}

@@ -91,7 +91,7 @@ class ComposeLayout:
         return self.tile_layout.size(axis_name)
 
     def admits(self, shape: Sequence[Number]) -> bool:
-        """Whether it places tensors of `shape`, as `Layout.admits`."""
+        """Return whether it places tensors of `shape`, as `Layout.admits`."""
         return self.tile_layout.admits(shape)
 
     def span(self, axis_name: str = LINEAR_MEMORY) -> Number:
@@ -115,7 +115,7 @@ class ComposeLayout:
         Raises
         ------
         LayoutError
-            As `Layout.apply`.
+            If `Layout.apply` refuses the index.
         """
         points = self.tile_layout.apply(*index, shape=shape)
         return frozenset(make_coordinate({**p, LINEAR_MEMORY: self.address(p[LINEAR_MEMORY])}) for p in points)
@@ -126,7 +126,7 @@ class ComposeLayout:
         return tile_layout if self.swizzle_len == 0 else replace(self, tile_layout=tile_layout)
 
     def equivalent(self, other: ComposeLayout | Layout) -> bool:
-        """Whether two layouts have the same map, as `Layout.equivalent`.
+        """Return whether two layouts have the same map, as `Layout.equivalent`.
 
         Raises
         ------
@@ -148,48 +148,48 @@ class ComposeLayout:
         return all(self.apply(x) == other.apply(x) for x in range(size))
 
     def is_injective(self) -> bool:
-        """Whether no two elements share a point: the tile layout's, for the swizzle is a permutation."""
+        """Return whether no two elements share a point: the tile layout's, for the swizzle is a permutation."""
         return self.tile_layout.is_injective()
 
     def _on_tiles(self, make: Callable[[Layout], Layout]) -> ComposeLayout:
         return replace(self, tile_layout=make(self.tile_layout))
 
     def group(self, shape: Sequence[Number]) -> tuple[ComposeLayout, list[int]]:
-        """As `Layout.group`, of the tile layout."""
+        """Apply `Layout.group` to the tile layout."""
         grouped, seps = self.tile_layout.group(shape)
         return replace(self, tile_layout=grouped), seps
 
     def permute(self, shape: Sequence[Number], order: Sequence[int]) -> ComposeLayout:
-        """As `Layout.permute`, of the tile layout."""
+        """Apply `Layout.permute` to the tile layout."""
         return self._on_tiles(lambda tile: tile.permute(shape, order))
 
     def tile(self, outer: Layout, outer_shape: Sequence[Number], inner_shape: Sequence[Number]) -> ComposeLayout:
-        """As `Layout.tile`, of the tile layout: the swizzle stays innermost, and sees the addresses of all tiles."""
+        """Apply `Layout.tile` to the tile layout: the swizzle stays innermost, and sees the addresses of all tiles."""
         return self._on_tiles(lambda tile: tile.tile(outer, outer_shape, inner_shape))
 
     def tile_to(self, to_shape: Sequence[Number], current_shape: Sequence[Number]) -> ComposeLayout:
-        """As `Layout.tile_to`, of the tile layout."""
+        """Apply `Layout.tile_to` to the tile layout."""
         return self._on_tiles(lambda tile: tile.tile_to(to_shape, current_shape))
 
     def direct_sum(self, left: Layout, left_shape: Sequence[Number], right_shape: Sequence[Number]) -> ComposeLayout:
-        """As `Layout.direct_sum`, of the tile layout."""
+        """Apply `Layout.direct_sum` to the tile layout."""
         return self._on_tiles(lambda tile: tile.direct_sum(left, left_shape, right_shape))
 
     def slice(self, shape: Sequence[Number], region: Sequence[tuple[Number, Number]]) -> ComposeLayout:
-        """As `Layout.slice`, of the tile layout, whose offset keeps the elements where they were."""
+        """Apply `Layout.slice` to the tile layout, whose offset keeps the elements where they were."""
         return self._on_tiles(lambda tile: tile.slice(shape, region))
 
     def broadcast(self, num: Number, axis: str) -> ComposeLayout:
-        """As `Layout.broadcast`, of the tile layout."""
+        """Apply `Layout.broadcast` to the tile layout."""
         return self._on_tiles(lambda tile: tile.broadcast(num, axis))
 
     def project(self, axes: Collection[str]) -> ComposeLayout | Layout:
-        """As `Layout.project`; without linear memory there is nothing left to swizzle."""
+        """Apply `Layout.project`; without linear memory there is nothing left to swizzle."""
         projected = self.tile_layout.project(axes)
         return replace(self, tile_layout=projected) if LINEAR_MEMORY in axes else projected
 
     def unpack(self, num: int) -> ComposeLayout:
-        """As `Layout.unpack`; the bits that stay are more.
+        """Apply `Layout.unpack`; the bits that stay are more.
 
         Raises
         ------
@@ -199,7 +199,7 @@ class ComposeLayout:
         return replace(self, per_element=self.per_element + _log2(num), tile_layout=self.tile_layout.unpack(num))
 
     def pack(self, num: int) -> ComposeLayout:
-        """As `Layout.pack`; the bits that stay are fewer.
+        """Apply `Layout.pack`; the bits that stay are fewer.
 
         Raises
         ------

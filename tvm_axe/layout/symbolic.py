@@ -143,7 +143,7 @@ Number = int | Symbolic
 
 
 def proved_less(a: Number, b: Number) -> bool:
-    """Whether ``a < b`` is known: where ``<`` would raise, it isn't."""
+    """Return whether ``a < b`` is known: where ``<`` would raise, it isn't."""
     try:
         return a < b
     except LayoutError:
@@ -151,7 +151,7 @@ def proved_less(a: Number, b: Number) -> bool:
 
 
 def is_expression(value: object) -> bool:
-    """Whether `value` is an integer expression of the compiler; found without importing it."""
+    """Return whether `value` is an integer expression of the compiler; found without importing it."""
     return type(value).__module__.split(".")[0] == "tvm" and str(getattr(value, "ty", "")).startswith("int")
 
 

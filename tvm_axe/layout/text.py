@@ -1,4 +1,4 @@
-"""The canonical text of layouts, and its parser.
+"""The canonical text of layouts, and its parser. ::
 
     layout  := "S" run ("+" "R" run)? ("+" amount)*
     run     := "[" extents ":" amounts "]"
@@ -7,7 +7,7 @@
 
 Spaces between tokens are free. A run of one iter is printed without parentheses, and read with or without them.
 
-With a swizzle under it, a layout is written
+With a swizzle under it, a layout is written ::
 
     composed := "ComposeLayout" "(" int "," int "," int "," layout ("," "swizzle_inner" "=" ("True" | "False"))? ")"
 
@@ -176,7 +176,7 @@ class _Parser:
             raise self.error(str(error), start) from None
 
     def layout(self) -> Parts:
-        """A layout, in either notation; what follows it is not read."""
+        """Return a layout, in either notation; what follows it is not read."""
         self.skip_prefix("T")
         if self.next.text != "TileLayout":
             return self.parts()

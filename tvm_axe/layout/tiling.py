@@ -112,7 +112,7 @@ def is_tile_inner(
     tile_layout : Layout
         The layout to take apart.
     tiled_shape, inner_shape : Sequence[int]
-        Its shape, and the shape of one tile.
+        The shape of `tile_layout`, and the shape of one tile.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def is_tile_outer(
     tile_layout : Layout
         The layout to take apart.
     tiled_shape, outer_shape : Sequence[int]
-        Its shape, and the number of tiles in each dimension.
+        The shape of `tile_layout`, and the number of tiles in each dimension.
 
     Raises
     ------

@@ -17,7 +17,7 @@ _EXTENTS = {"test": (12, 8, 24), "uneven": (7, 5, 11), "bench": (2048, 768, 3072
 
 
 def ag_mm(mesh: Mesh, size: str) -> DistributedProgram:
-    """Y = X W, where each device has some rows of X, and computes some columns of Y, of the same columns of W."""
+    """Return the program Y = X W, where a device has some rows of X, and computes some columns of Y, of these of W."""
     tokens, inner, outer = _EXTENTS[size]
 
     @T.prim_func(s_tir=True)

@@ -23,7 +23,7 @@ _EXTENTS = {"test": (2, 12, 8, 12, 2), "uneven": (2, 5, 6, 7, 3), "bench": (2, 2
 
 
 def attention(mesh: Mesh, size: str) -> DistributedProgram:
-    """out = dropout(concat over heads of softmax(Q K^T / sqrt d) V, times Wo, + bias) + residual; Q, K, V = X Wqkv."""
+    """Return out = dropout(concat of heads' softmax(Q K^T / sqrt d) V times Wo + bias) + residual; Q, K, V = X Wqkv."""
     batch, seq, hidden, heads, d = _EXTENTS[size]
     scale = d**-0.5
 

@@ -24,7 +24,7 @@ __all__ = ["Bucket"]
 
 
 class Bucket:
-    """Where each of many tensors lies in a matrix: in whole rows, of which the last one is padded.
+    """The place of each of many tensors in a matrix: whole rows, of which the last one is padded.
 
     A whole row belongs to one tensor, so that what is shared out or summed by rows (a device's slice, the norm of each
     tensor) never cuts through an element, and the row says whose it is.
@@ -39,11 +39,11 @@ class Bucket:
     Attributes
     ----------
     shapes : Mapping[str, tuple[int, ...]]
-        As given.
+        The tensors' shapes by name, as they were given.
     rows : Mapping[str, slice]
         The rows of each tensor.
     owners : numpy.ndarray
-        For each row, the position among `shapes` of the tensor that it belongs to; int32.
+        The position among `shapes` of the tensor that each row belongs to; int32.
 
     Raises
     ------
@@ -70,11 +70,11 @@ class Bucket:
         return len(self.owners), self.width
 
     def zeros(self, dtype: str = "float32") -> np.ndarray:
-        """A matrix for the tensors; its padding must stay zero where norms are taken."""
+        """Return a matrix for the tensors; its padding must stay zero where norms are taken."""
         return np.zeros(self.shape, dtype)
 
     def views(self, matrix: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors in `matrix`, by name, as views: nothing is copied.
+        """Return the tensors in `matrix`, by name, as views: nothing is copied.
 
         Raises
         ------

@@ -20,7 +20,7 @@ DECAY = 0.01
 
 
 def lamb(mesh: Mesh, size: str) -> DistributedProgram:
-    """p_out = p - lr |p| / |u| u for each tensor's p and its Adam step u with weight decay."""
+    """Return the program ``p_out = p - lr |p| / |u| u`` for each tensor's p and its Adam step u with weight decay."""
     bucket = bucket_of(size)
     n, (rows, width), tensors = mesh["dp"], bucket.shape, len(bucket.shapes)
     mean_of_g, moments = mean_block(), moment_blocks()

@@ -22,7 +22,7 @@ _EXTENTS = {"test": (12, 24, 8), "uneven": (7, 11, 5), "bench": (4096, 3072, 768
 
 
 def mlp(mesh: Mesh, size: str) -> DistributedProgram:
-    """out = dropout(X W + bias) + residual."""
+    """Return the program out = dropout(X W + bias) + residual."""
     tokens, inner, outer = _EXTENTS[size]
 
     @T.prim_func(s_tir=True)

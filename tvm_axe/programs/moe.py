@@ -40,7 +40,7 @@ def route(expert: np.ndarray, experts: int, capacity: int) -> tuple[np.ndarray, 
     index : numpy.ndarray
         [devices, experts, capacity], int32: the token in each slot, -1 for none.
     slot : numpy.ndarray
-        Of the shape of `expert`, int32: the token's slot with that expert, -1 if none was left.
+        The token's slot with each expert, -1 if none was left; of the shape of `expert`, int32.
     """
     devices, _, choices = expert.shape
     index = np.full((devices, experts, capacity), -1, "int32")
@@ -54,7 +54,7 @@ def route(expert: np.ndarray, experts: int, capacity: int) -> tuple[np.ndarray, 
 
 
 def moe(mesh: Mesh, size: str) -> DistributedProgram:
-    """Y[s, t] = sum over t's experts e of gate * relu(X[s, t] W1[e]) W2[e], of those that had a slot for it."""
+    """Return the program Y[s, t] = sum of gate * relu(X[s, t] W1[e]) W2[e] over the experts e with a slot for t."""
     n = mesh["ep"]
     tokens, hidden, inner, experts, capacity, choices = _EXTENTS[size]
 
@@ -130,7 +130,7 @@ def moe(mesh: Mesh, size: str) -> DistributedProgram:
         return (y,)
 
     def share(sch: Schedule) -> tuple[SBlockRV, SBlockRV]:
-        """Tokens and experts on their devices; returns the blocks that read what lies elsewhere."""
+        """Share tokens and experts over their devices; return the blocks that read what lies elsewhere."""
         blocks = [sch.get_sblock(name) for name in ("dispatch", "up", "relu", "down", "combine")]
         for block in blocks:
             sch.shard(sch.get_loops(block)[0], "ep")

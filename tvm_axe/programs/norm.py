@@ -21,7 +21,7 @@ _EXTENTS = {"test": (12, 24, 8), "uneven": (7, 11, 5), "bench": (2048, 3072, 768
 
 
 def norm(mesh: Mesh, size: str) -> DistributedProgram:
-    """Y = RMSNorm(X W + residual) gamma (Zhang and Sennrich, 2019)."""
+    """Return the program Y = RMSNorm(X W + residual) gamma (Zhang and Sennrich, 2019)."""
     tokens, inner, outer = _EXTENTS[size]
 
     @T.prim_func(s_tir=True)

@@ -25,7 +25,7 @@ MOMENTUM = 0.9
 
 
 def sgd(mesh: Mesh, size: str) -> DistributedProgram:
-    """p_out = p - lr m_out, where m_out = 0.9 m + mean of g."""
+    """Return the program p_out = p - lr m_out, where m_out = 0.9 m + mean of g."""
     n, (rows, width) = mesh["dp"], bucket_of(size).shape
     mean_of_g = mean_block()
 
@@ -75,7 +75,7 @@ def sgd(mesh: Mesh, size: str) -> DistributedProgram:
 
 
 def adam(mesh: Mesh, size: str) -> DistributedProgram:
-    """Adam (Kingma and Ba, 2015, algorithm 1); beta_power is beta1 and beta2 to the number of the step."""
+    """Return Adam (Kingma and Ba, 2015, algorithm 1); beta_power is beta1 and beta2 to the number of the step."""
     n, (rows, width) = mesh["dp"], bucket_of(size).shape
     mean_of_g, moments, step = mean_block(), moment_blocks(), _step_block()
 
@@ -117,7 +117,7 @@ def adam(mesh: Mesh, size: str) -> DistributedProgram:
 
 
 def adam_f16(mesh: Mesh, size: str) -> DistributedProgram:
-    """Adam in mixed precision: gradients f16, state and master parameters f32, f16 parameters for the next step too.
+    """Return Adam in mixed precision: gradients and the next step's parameters f16, state and master parameters f32.
 
     The f32 parameters are state as well, so that an all-gather moves 2 bytes a parameter.
     """

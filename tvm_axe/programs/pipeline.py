@@ -25,7 +25,7 @@ _EXTENTS = {"test": (12, 24, 8), "uneven": (7, 11, 5), "bench": (2048, 3072, 768
 
 
 def pipeline(mesh: Mesh, size: str) -> DistributedProgram:
-    """out[s] = dropout(C[s - 1] + bias[s]) + residual[s], where C[s] = X[s] W[s]; stage 0 follows the last."""
+    """Return the program out[s] = dropout(C[s - 1] + bias[s]) + residual[s], C[s] = X[s] W[s]; 0 follows the last."""
     stages = mesh["pp"]
     tokens, inner, outer = _EXTENTS[size]
 
@@ -71,7 +71,7 @@ def pipeline(mesh: Mesh, size: str) -> DistributedProgram:
         return (dropout(received + bias[:, None], seed, index, RATE) + residual,)
 
     def share(sch: Schedule) -> SBlockRV:
-        """Each stage on its devices; returns the all-reduce between them."""
+        """Share the stages over their devices; return the all-reduce between them."""
         mm, send, epi = (sch.get_sblock(name) for name in ("mm", "send", "epi"))
         sch.shard(sch.get_loops(mm)[0], "pp")
         sch.send(send, "pp")

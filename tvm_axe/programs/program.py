@@ -32,11 +32,11 @@ class DistributedProgram:
     mesh : Mesh
         The devices that it was made for. Dimensions that count devices have the extents of its axes.
     schedules : Mapping[str, Callable[[Schedule], object]]
-        By the name that CoCoNet gives such a schedule, a function that applies primitives.
+        A function that applies primitives, by the name that CoCoNet gives such a schedule.
     bytes : Mapping[str, Fraction]
-        In closed form, what one device moves to or from its peers in one run, by the schedule's name.
+        The bytes that one device moves to or from its peers in one run, in closed form, by the schedule's name.
     inputs : Callable[[numpy.random.Generator], tuple[numpy.ndarray, ...]]
-        Random arrays for the function's inputs, in its order.
+        A function that draws random arrays for the function's inputs, in its order.
     compute : Callable[..., tuple[numpy.ndarray, ...]]
         The same function in numpy; it computes in the floating-point type of its arrays.
     axis : str
@@ -62,7 +62,7 @@ class DistributedProgram:
     tolerance: float = 1e-5
 
     def schedule(self, name: str) -> Schedule:
-        """The function as the schedule `name` has it.
+        """Return the function as the schedule `name` has it.
 
         Raises
         ------
@@ -78,11 +78,11 @@ class DistributedProgram:
         return sch
 
     def reference(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The outputs for `arrays`, computed in float64."""
+        """Return the outputs for `arrays`, computed in float64."""
         return self.compute(*(array.astype("float64") if array.dtype.kind == "f" else array for array in arrays))
 
     def error(self, outputs: tuple[np.ndarray, ...], reference: tuple[np.ndarray, ...]) -> float:
-        """Of the worst output, the largest difference from the reference over the largest value of that.
+        """Return the largest difference from the reference over the largest value of that, of the worst output.
 
         NaN anywhere gives NaN.
         """
@@ -93,14 +93,14 @@ class DistributedProgram:
 
 @dataclass(frozen=True)
 class Builder:
-    """What makes a program for a mesh and a size: an entry of `PROGRAMS`.
+    """A maker of one program for any mesh and size: an entry of `PROGRAMS`.
 
     Attributes
     ----------
     axes : tuple[str, ...]
         The mesh axes that its schedules share work over; on any other axis all devices do the same.
     build : Callable[[Mesh, str], DistributedProgram]
-        For a mesh that has these axes.
+        The function that makes the program for a mesh that has these axes, and a size.
     """
 
     axes: tuple[str, ...]
@@ -126,7 +126,7 @@ class Builder:
 
 
 def exchanged(mesh: Mesh, axis: str, *bytes_: int) -> Fraction:
-    """What one device moves in reduce-scatters and all-gathers over `axis` of whole tensors of so many bytes.
+    """Return what one device moves in reduce-scatters and all-gathers over `axis` of whole tensors of so many bytes.
 
     It is (n - 1) / n of each: all but the piece that the device has anyway. An all-reduce is one of either.
     """

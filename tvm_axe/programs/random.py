@@ -27,16 +27,17 @@ _BLOCK = 1 << 15  # elements that numpy takes at a time: all the rounds of them 
 
 
 def philox(low: Any, high: Any, key: Any) -> tuple[Any, Any]:
-    """The two 32-bit words that Philox2x32-10 makes of a counter of two words and a key.
+    """Return the two 32-bit words that Philox2x32-10 makes of a counter of two words and a key.
 
     Parameters
     ----------
-    low, high, key : numpy.ndarray | tirx.Expr
-        Of dtype uint64, with values below 2**32.
+    low, high, key : numpy.ndarray or tirx.Expr
+        The two words of the counter and the key, of dtype uint64, with values below 2**32.
 
     Returns
     -------
-    (first, second) : of the same kind, values below 2**32
+    (first, second) : tuple[numpy.ndarray, numpy.ndarray] or tuple[tirx.Expr, tirx.Expr]
+        The two words, of the kind of the arguments, with values below 2**32.
     """
     constant = _constant if isinstance(low, tirx.Expr) else np.uint64
     for number in range(_ROUNDS):
@@ -54,11 +55,11 @@ def dropout(x: np.ndarray, seed: np.ndarray, index: np.ndarray, rate: float) -> 
     x : numpy.ndarray
         Any shape, floating-point.
     seed : numpy.ndarray
-        One element, uint32.
+        The key: one element, uint32.
     index : numpy.ndarray
-        Of the shape of `x`: the row-major index of each element in the whole tensor.
+        The row-major index of each element in the whole tensor; of the shape of `x`.
     rate : float
-        In [0, 1).
+        The probability, in [0, 1).
     """
     flat, key = index.reshape(-1), seed.astype("uint64")
     kept = np.empty(flat.shape, bool)
@@ -70,7 +71,7 @@ def dropout(x: np.ndarray, seed: np.ndarray, index: np.ndarray, rate: float) -> 
 
 
 def dropped(x: tirx.Expr, seed: tirx.Expr, index: tirx.Expr, rate: float) -> tirx.Expr:
-    """The same as `dropout`, as an expression for one element of a kernel."""
+    """Return the same as `dropout`, as an expression for one element of a kernel."""
     # Written out, the ten rounds are some hundred products, which LLVM finds to be ten. A `Let` for each would be
     # shorter, but upstream's unrolling leaves several of one variable, and its simplifier then fails.
     counter = T.Cast("uint64", index)
@@ -79,7 +80,7 @@ def dropped(x: tirx.Expr, seed: tirx.Expr, index: tirx.Expr, rate: float) -> tir
 
 
 def _threshold(rate: float) -> int:
-    """Of the words below 2**32, those from here on keep their element."""
+    """Return the least of the words below 2**32 that keep their element."""
     return round(rate * (1 << _WORD))
 
 

@@ -22,7 +22,7 @@ CHUNKS = 4
 
 
 def data_parallel(*kernels: Sequence[str], states: Sequence[str] = (), sums: Sequence[str] = ()) -> dict[str, Recipe]:
-    """AR-C, RS-C-AG and fuse(RS-C-AG) of gradients that block "sum" adds up over the mesh axis "dp".
+    """Return AR-C, RS-C-AG and fuse(RS-C-AG) of gradients that block "sum" adds up over the mesh axis "dp".
 
     Parameters
     ----------
@@ -65,12 +65,12 @@ def data_parallel(*kernels: Sequence[str], states: Sequence[str] = (), sums: Seq
 def matmul_then(
     share: Callable[[Schedule], tuple[SBlockRV, SBlockRV]], kernel: Sequence[str], extent: int, dim: int, what: str
 ) -> dict[str, Recipe]:
-    """MM-AR-C, MM-RS-C-AG, MM-fuse(RS-C-AG) and ol(MM, fuse(RS-C-AG)) over the mesh axis "tp", with `what` for C.
+    """Return MM-AR-C, MM-RS-C-AG, MM-fuse(RS-C-AG) and ol(MM, fuse(RS-C-AG)) over mesh axis "tp", `what` for C.
 
     Parameters
     ----------
-    share
-        Shares the matmul; returns the block of its partial products and their all-reduce.
+    share : Callable[[Schedule], tuple[SBlockRV, SBlockRV]]
+        A function that shares the matmul; it returns the block of its partial products and their all-reduce.
     kernel : Sequence[str]
         What is computed of the product.
     extent, dim : int

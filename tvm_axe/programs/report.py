@@ -38,7 +38,7 @@ class Row:
     mesh: str
     engine: str
     relative_error: float | None
-    """Of the worst output, the largest difference from float64 over the largest value of that; None for NaN."""
+    """The largest difference from float64 over the largest value of that, of the worst output; None for NaN."""
     bytes: int | float
     """What each device communicates in one run, as the compiler derived it."""
     bytes_expected: int | float
@@ -56,7 +56,7 @@ class Report:
     faults: list[str]
 
     def table(self) -> str:
-        """The rows for people."""
+        """Return the rows for people."""
         head = ("program", "schedule", "mesh", "relative error", "bytes a device", "expected", "median ms", "numpy ms")
         cells = [
             (
@@ -77,7 +77,7 @@ class Report:
 
 
 def main(mesh: Mesh | None, engine: str, names: Sequence[str] | None, size: str, as_json: bool) -> int:
-    """Run the programs and print the report to stdout, progress and faults to stderr; returns the exit code."""
+    """Run the programs and print the report to stdout, progress and faults to stderr; return the exit code."""
     report = run(chosen(mesh, names), engine, size)
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in report.rows]}))
@@ -89,7 +89,7 @@ def main(mesh: Mesh | None, engine: str, names: Sequence[str] | None, size: str,
 
 
 def chosen(mesh: Mesh | None, names: Sequence[str] | None) -> dict[str, Mesh]:
-    """The mesh for each program to run: the one given, or two devices on each axis that the program is shared over.
+    """Return the mesh for each program to run: the one given, or two devices on each axis that it is shared over.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def _error(
     arrays: tuple[np.ndarray, ...],
     expected: tuple[np.ndarray, ...],
 ) -> float:
-    """The error of a run that follows one on NaNs, which would show in anything that is left over from before."""
+    """Return the error of a run that follows one on NaNs, which would show in anything that is left from before."""
     exe.run(workers, *(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in arrays))
     outputs = exe.run(workers, *arrays)
     return program.error(outputs if isinstance(outputs, tuple) else (outputs,), expected)
@@ -183,7 +183,7 @@ def _median_ms(exe: Executable, workers: Workers, arrays: tuple[np.ndarray, ...]
 
 
 def _numpy_ms(program: DistributedProgram, arrays: tuple[np.ndarray, ...]) -> float:
-    """The median time of numpy's computation, given what an all-reduce would have summed."""
+    """Return the median time of numpy's computation, given what an all-reduce would have summed."""
     summed = [array[:1] if index in program.terms else array for index, array in enumerate(arrays)]
     seconds = []
     for _ in range(1 + REPEAT):
@@ -194,7 +194,7 @@ def _numpy_ms(program: DistributedProgram, arrays: tuple[np.ndarray, ...]) -> fl
 
 
 def _all_reduce_ms(program: DistributedProgram, workers: Workers) -> float:
-    """The median time of the engine's all-reduce of what `program` would have to sum without schedules."""
+    """Return the median time of the engine's all-reduce of what `program` would have to sum without schedules."""
     shape, dtype = program.reduced
     axis = program.axis
     n, count = program.mesh[axis], math.prod(shape)

@@ -19,7 +19,7 @@ _BUCKETS = {"test": (3, 25, 8), "uneven": (3, 29, 7), "bench": (1024, 4083, 1024
 
 
 def bucket_of(size: str) -> Bucket:
-    """The parameters of a transformer's embedding and one layer: in 36 rows, in 41, or 2^24 elements in 16384."""
+    """Return the parameters of an embedding and a transformer layer: in 36 rows, in 41, or 2^24 elements in 16384."""
     hidden, vocabulary, width = _BUCKETS[size]
     matrices = {
         "embedding": (vocabulary, hidden),
@@ -53,7 +53,7 @@ def mean_block() -> Callable[..., None]:
 
 
 def mean_of(g: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The mean over dimension 0, in `dtype`; a lone term isn't copied."""
+    """Return the mean over dimension 0, in `dtype`; a lone term isn't copied."""
     if len(g) == 1:
         return g[0].astype(dtype, copy=False)
     return g.sum(axis=0, dtype=dtype) / dtype.type(len(g))
@@ -77,5 +77,5 @@ def moment_blocks() -> Callable[..., None]:
 
 
 def moments_of(mean: np.ndarray, m: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same in numpy."""
+    """Return the same in numpy."""
     return BETA1 * m + (1 - BETA1) * mean, BETA2 * v + (1 - BETA2) * mean * mean

@@ -86,7 +86,7 @@ def split_packing(func: tirx.PrimFunc) -> Packing:
 
     Compile both parts for the same target; ``pack`` is called once, with the weights and with empty arrays of the
     shapes that its last parameters have, and these stand for the weights in every call of ``main``. The tour
-    (``docs/tuning.py``) shows all of it.
+    (``docs/tours/tuning.py``) shows all of it.
 
     Parameters
     ----------

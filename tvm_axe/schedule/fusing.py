@@ -37,7 +37,7 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
     sch : s_tir.Schedule
         The schedule.
     blocks : Sequence[SBlockRV]
-        In program order; each after the first reads what an earlier one writes.
+        The chain in program order; each block after the first reads what an earlier one writes.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def _move_into(sch: s_tir.Schedule, block: SBlockRV, nest: LoopRV) -> None:
 
 
 def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV], axes: set[str]) -> None:
-    """`block` follows from the blocks `before` it, and from no other that comes after the first of them."""
+    """Check that `block` follows from the blocks `before` it, and from no other that comes after the first of them."""
     name, chain = query.name_of(sch, block), ", ".join(query.name_of(sch, other) for other in before)
     producers = sch.get_producers(block)
     if query.among(sch, block, before):
@@ -152,7 +152,7 @@ def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV]
 
 
 def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
-    """Upstream moves a block without its mask and makes a new one out of the iterators' domains."""
+    """Check that a mask is that of the iterators' domains: upstream drops its own and makes that one."""
     mask, loops = query.predicate(sch, block), [sch.get(loop) for loop in sch.get_loops(block)]
     if mask is not None and not query.covers(_tvm.block_realize(sch, block), loops):
         raise ScheduleError(
@@ -162,7 +162,7 @@ def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 
 def _nest(sch: s_tir.Schedule, block: SBlockRV, bound: Mapping[str, LoopRV]) -> tuple[LoopRV, LoopRV]:
-    """The outermost of the block's device loops, and the innermost loop that leaves a vectorisable row below it."""
+    """Return the outermost of the block's device loops, and the innermost loop with a row to vectorize below it."""
     loops = sch.get_loops(block)
     devices = [loop for loop in loops if any(sch.get(loop).same_as(sch.get(own)) for own in bound.values())]
     peers = [sch.get(loop) for loop in query.bound_loops(sch, block, query.REDUCE).values()]

@@ -41,9 +41,9 @@ def set_layout(
         The schedule.
     buffer : str
         A parameter or an allocated buffer, by name.
-    layout : Layout | ComposeLayout | str
-        On linear memory alone (the axis ``m``), one address for each element, the lowest 0.
-    tile : sequence of int, optional
+    layout : Layout or ComposeLayout or str
+        A layout on linear memory alone (the axis ``m``) that gives each element one address, the lowest 0.
+    tile : Sequence[int], optional
         Lay out each tile of this shape so, the tiles in front as dimensions of their own. For a buffer of which each
         thread block (or loop iteration) holds one tile, such as one in shared memory: upstream then still sees that the
         others need no room.
@@ -97,7 +97,7 @@ def set_layout(
 
 
 def _touching(sch: s_tir.Schedule, name: str) -> tuple[SBlockRV, tuple[str, int], tirx.Buffer]:
-    """A block that reads or writes the buffer of that name, which of its accesses that is, and the buffer."""
+    """Return a block that reads or writes the buffer of that name, which of its accesses that is, and the buffer."""
     working_on = sch.func_working_on
     func = sch.mod[working_on if working_on is not None else "main"]
     found: dict[tirx.Buffer, tuple[str, tuple[str, int]]] = {}

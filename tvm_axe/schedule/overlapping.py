@@ -100,13 +100,13 @@ def overlap(
 
 
 def _blocks_of_nest(sch: s_tir.Schedule, block: SBlockRV) -> list[SBlockRV]:
-    """All the blocks below the outermost loop of `block`, in order."""
+    """Return all the blocks below the outermost loop of `block`, in order."""
     loops = sch.get_loops(block)
     return list(sch.get_child_blocks(loops[0])) if loops else [block]
 
 
 def _check_chain(sch: s_tir.Schedule, nests: Sequence[Sequence[SBlockRV]]) -> None:
-    """Each stage reads what an earlier one writes, and nothing else stands between them."""
+    """Check that each stage reads what an earlier one writes, and that nothing else stands between them."""
     root = sch.get(sch.get_sblock("root"))
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     places = []
@@ -136,7 +136,7 @@ def _check_chain(sch: s_tir.Schedule, nests: Sequence[Sequence[SBlockRV]]) -> No
 def _chunked_dims(
     sch: s_tir.Schedule, nests: Sequence[Sequence[SBlockRV]], axis: str, mesh: Mesh
 ) -> dict[tirx.Buffer, int]:
-    """The dimension to cut of every buffer that the stages touch, followed from what is exchanged over the axis."""
+    """Return the dimension to cut of every buffer that the stages touch, found from what the axis exchanges."""
     along: dict[tirx.Buffer, int] = {}
     blocks = [block for nest in nests for block in nest]
 
@@ -173,7 +173,7 @@ def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr]
 
 
 def _iterator_along(block: s_tir.SBlock, along: Mapping[tirx.Buffer, int]) -> tirx.Var | None:
-    """The iterator of `block` that indexes what it touches along the chunked dimension."""
+    """Return the iterator of `block` that indexes what it touches along the chunked dimension."""
     for buffer, indices in _touched(block):
         if buffer in along:
             iterator = query.iterator_at(block, indices, along[buffer])
@@ -190,7 +190,7 @@ def _cut(
     devices: int,
     chunks: int | ExprRV,
 ) -> LoopRV:
-    """Cut the loops of `block`'s stage along the chunked dimension; returns the loop over the chunks."""
+    """Cut the loops of `block`'s stage along the chunked dimension; return the loop over the chunks."""
     name, stmt = query.name_of(sch, block), sch.get(block)
     iterator = _iterator_along(stmt, along)
     if iterator is None or not any(iv.var.same_as(iterator) and iv.iter_type == query.SPATIAL for iv in stmt.iter_vars):
@@ -238,7 +238,7 @@ def _is_one_of(sch: s_tir.Schedule, loop: LoopRV, loops: Iterable[LoopRV]) -> bo
 def _check_carried(
     sch: s_tir.Schedule, nest: Sequence[SBlockRV], loop: LoopRV, along: Mapping[tirx.Buffer, int]
 ) -> None:
-    """Whatever a block of the stage touches of the chunked buffers lies in the chunk."""
+    """Check that whatever a block of the stage touches of the chunked buffers lies in the chunk."""
     chunk = sch.get(loop).loop_var
     for block in nest:
         stmt = sch.get(block)
@@ -254,6 +254,6 @@ def _check_carried(
 
 
 def _is_input(sch: s_tir.Schedule, buffer: tirx.Buffer) -> bool:
-    """Whether nothing writes `buffer`, so that any of it may be read at any time."""
+    """Return whether nothing writes `buffer`, so that any of it may be read at any time."""
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     return not any(buffer.same_as(sch.get(block).body.buffer) for block in blocks)

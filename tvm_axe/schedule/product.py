@@ -1,4 +1,4 @@
-"""Which blocks are matrix products, and what parts their iterators play.
+"""Which blocks are matrix products, and what parts their iterators play. ::
 
     C[batch.., rows.., columns..] += A[batch.., rows.., reduction..] * B[batch.., reduction.., columns..]
 
@@ -28,7 +28,7 @@ class Product:
     ----------
     a, b, c : Buffer
         The operands, and what the block writes.
-    batch, rows, columns, reduction : tuple of IterVar
+    batch, rows, columns, reduction : tuple[IterVar, ...]
         Each in the order that the buffers' dimensions have.
     transpose_b : bool
         Whether B's columns come before its reduction.
@@ -53,12 +53,12 @@ class Product:
 
 
 def product_of(block: s_tir.SBlock, devices: Collection[tirx.Var] = ()) -> Product:
-    """The matrix product that a block is; on one device, where `devices` are iterators over devices.
+    """Return the matrix product that a block is; on one device, where `devices` are iterators over devices.
 
     Raises
     ------
     ScheduleError
-        It is none; the message says what is missing.
+        If the block is no matrix product; the message says what is missing.
     """
     a, b = factors(block)
     for left, right in ((a, b), (b, a)):
@@ -74,12 +74,12 @@ def product_of(block: s_tir.SBlock, devices: Collection[tirx.Var] = ()) -> Produ
 
 
 def factors(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad]:
-    """A and B of ``C[..] = C[..] + A[..] * B[..]``, where both may be cast, and C starts from zero.
+    """Return A and B of ``C[..] = C[..] + A[..] * B[..]``, where both may be cast, and C starts from zero.
 
     Raises
     ------
     ScheduleError
-        The block isn't of this form.
+        If the block isn't of this form.
     """
     store, init = block.body, block.init
     if isinstance(store, tirx.BufferStore) and isinstance(init, tirx.BufferStore):
@@ -132,7 +132,7 @@ def _places(
     buffer: tirx.Buffer,
     indices: Sequence[tirx.Expr],
 ) -> list[int] | None:
-    """The number of the iterator that runs over each dimension, all of it; None where one isn't.
+    """Return the number of the iterator that runs over each dimension, all of it; None where one isn't.
 
     Left out are dimensions of extent 1 at a constant 0, and those over devices alone. Of a dimension that devices
     share, all of a device's piece counts.

@@ -27,7 +27,7 @@ _acting = threading.local()
 
 @contextlib.contextmanager
 def on_a_copy() -> Iterator[None]:
-    """Within it primitives act at once, for a schedule that is thrown away if one raises."""
+    """Have primitives act at once within it, on a schedule that is thrown away if one raises."""
     before = getattr(_acting, "at_once", False)
     _acting.at_once = True
     try:
@@ -53,7 +53,7 @@ def all_or_nothing(
 
 
 def given(sch: s_tir.Schedule, rv: SBlockRV | LoopRV, primitive: str) -> s_tir.SBlock | tirx.For:
-    """The statement of a block or loop that the caller gave; an error if the schedule hasn't got it, or no longer."""
+    """Return the statement of a block or loop that was given; an error if the schedule hasn't got it, or no longer."""
     try:
         return sch.get(rv)
     except (IndexError, ValueError) as error:  # upstream's: never of this schedule, and not any more
@@ -66,12 +66,12 @@ def given(sch: s_tir.Schedule, rv: SBlockRV | LoopRV, primitive: str) -> s_tir.S
 
 
 def among(sch: s_tir.Schedule, block: SBlockRV, blocks: Sequence[SBlockRV]) -> bool:
-    """Whether `block` is one of `blocks`; two blocks of a function may have the same name."""
+    """Return whether `block` is one of `blocks`; two blocks of a function may have the same name."""
     return any(sch.get(block).same_as(sch.get(other)) for other in blocks)
 
 
 def precedes(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
-    """Whether `block` comes before `other` in the program."""
+    """Return whether `block` comes before `other` in the program."""
     first, second = sch.get(block), sch.get(other)
     in_order: list[s_tir.SBlock] = []
     for _, func in sch.mod.functions_items():
@@ -82,53 +82,53 @@ def precedes(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
 
 
 def name_of(sch: s_tir.Schedule, block: SBlockRV) -> str:
-    """The block's name."""
+    """Return the block's name."""
     return str(sch.get(block).name_hint)
 
 
 def loop_names(sch: s_tir.Schedule, block: SBlockRV) -> str:
-    """The block's loops, outermost first, for messages."""
+    """Return the block's loops, outermost first, for messages."""
     return ", ".join(sch.get(loop).loop_var.name for loop in sch.get_loops(block)) or "none"
 
 
 def bound_axis(loop: tirx.For) -> str | None:
-    """The mesh axis that `loop` is bound to."""
+    """Return the mesh axis that `loop` is bound to."""
     axis = loop.annotations.get(BIND)
     return None if axis is None else str(axis)
 
 
 def root_of(block: s_tir.SBlock) -> int | None:
-    """The coordinate of the one device that runs the cross-device reduction `block`, or None where all do."""
+    """Return the coordinate of the one device that runs the cross-device reduction `block`, or None where all do."""
     root = block.annotations.get(ROOT)
     return None if root is None else int(str(root))
 
 
 def uses(expr: object, var: tirx.Var) -> bool:
-    """Whether `var` occurs in `expr`."""
+    """Return whether `var` occurs in `expr`."""
     found: list[bool] = []
     tvm_ffi.structural_walk(expr, (tirx.Var, lambda v: found.append(True) if v.same_as(var) else None))
     return bool(found)
 
 
 def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
-    """`value` with variables replaced."""
+    """Return `value` with variables replaced."""
     return tvm_ffi.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))
 
 
 def bindings(sch: s_tir.Schedule, block: SBlockRV) -> list[tuple[tirx.IterVar, tirx.Expr]]:
-    """The block's iterators, each with the expression of loop variables that it is bound to."""
+    """Return the block's iterators, each with the expression of loop variables that it is bound to."""
     realize = _tvm.block_realize(sch, block)
     return list(zip(realize.block.iter_vars, realize.iter_values))
 
 
 def predicate(sch: s_tir.Schedule, block: SBlockRV) -> tirx.Expr | None:
-    """The condition under which an iteration of the block's loops runs, or None if all do."""
+    """Return the condition under which an iteration of the block's loops runs, or None if all do."""
     condition = _tvm.block_realize(sch, block).predicate
     return None if isinstance(condition, tirx.IntImm) and condition.value else condition
 
 
 def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
-    """Whether `loops` take the block through all of its iterators' domains: its mask, if any, cuts only what is beyond.
+    """Return whether `loops` run through all of the iterators' domains, and a mask, if any, cuts only what is beyond.
 
     False also where that can't be seen, as of a mask that relates two iterators.
     """
@@ -146,7 +146,7 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
 
 
 def bound_loops(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> dict[str, LoopRV]:
-    """The block's mesh-bound loops that drive iterators of `kind` (SPATIAL or REDUCE), by mesh axis."""
+    """Return the block's mesh-bound loops that drive iterators of `kind` (SPATIAL or REDUCE), by mesh axis."""
     found = {}
     for loop in sch.get_loops(block):
         stmt = sch.get(loop)
@@ -159,7 +159,7 @@ def bound_loops(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> dict[str, Lo
 
 
 def is_sum(block: s_tir.SBlock) -> bool:
-    """Whether the block's body is ``C[..] = C[..] + x[..]`` with a zero init and nothing else."""
+    """Return whether the block's body is ``C[..] = C[..] + x[..]`` with a zero init and nothing else."""
     store, init = block.body, block.init
     if not isinstance(store, tirx.BufferStore) or not isinstance(init, tirx.BufferStore):
         return False
@@ -170,7 +170,7 @@ def is_sum(block: s_tir.SBlock) -> bool:
 
 
 def summed(block: s_tir.SBlock) -> ir.TensorLoad | None:
-    """The load x[..] of a block that is ``C[..] = C[..] + x[..]``, or the same with a cast of it; None of any other."""
+    """Return the load x[..] of a block that is ``C[..] = C[..] + x[..]``, or that with a cast of it; else None."""
     store = block.body
     if block.init is None or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
         return None
@@ -182,7 +182,7 @@ def summed(block: s_tir.SBlock) -> ir.TensorLoad | None:
 
 
 def is_product(block: s_tir.SBlock) -> bool:
-    """Whether the block sums products of two buffers' elements, as a matmul does."""
+    """Return whether the block sums products of two buffers' elements, as a matmul does."""
     found: list[bool] = []
 
     def on_product(product: tirx.Mul) -> None:
@@ -195,7 +195,7 @@ def is_product(block: s_tir.SBlock) -> bool:
 
 
 def is_copy(block: s_tir.SBlock) -> bool:
-    """Whether the block's body is ``B[v...] = A[v...]``: the same elements of another buffer."""
+    """Return whether the block's body is ``B[v...] = A[v...]``: the same elements of another buffer."""
     store = block.body
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, ir.TensorLoad) or block.init:
         return False
@@ -203,7 +203,7 @@ def is_copy(block: s_tir.SBlock) -> bool:
 
 
 def shift_of(block: s_tir.SBlock) -> int | None:
-    """By how many places ``Z[s, ...] = C[(s + k) % P, ...]`` moves what it copies along dimension 0, or None.
+    """Return the places that ``Z[s, ...] = C[(s + k) % P, ...]`` moves what it copies along dimension 0; else None.
 
     ``Z[s] = C[(s + P - 1) % P]`` moves everything by 1, to the next place.
     """
@@ -225,7 +225,7 @@ def shift_of(block: s_tir.SBlock) -> int | None:
 
 
 def gathered(sch: s_tir.Schedule, block: SBlockRV, primitive: str) -> tuple[str, int]:
-    """The mesh axis and the dimension that the all-gather `block` gathers; an error if it is none."""
+    """Return the mesh axis and the dimension that the all-gather `block` gathers; an error if it is none."""
     producers = sch.get_producers(block)
     if is_copy(sch.get(block)) and len(producers) == 1:
         own = sharded_dims(sch, block)
@@ -239,7 +239,7 @@ def gathered(sch: s_tir.Schedule, block: SBlockRV, primitive: str) -> tuple[str,
 
 
 def sharded_dims(sch: s_tir.Schedule, block: SBlockRV) -> dict[str, int]:
-    """The dimension of the block's result that each mesh axis shares, by axis."""
+    """Return the dimension of the block's result that each mesh axis shares, by axis."""
     found = {}
     for axis, loop in bound_loops(sch, block, SPATIAL).items():
         for iv, value in bindings(sch, block):
@@ -250,12 +250,12 @@ def sharded_dims(sch: s_tir.Schedule, block: SBlockRV) -> dict[str, int]:
 
 
 def is_parameter(sch: s_tir.Schedule, buffer: tirx.Buffer) -> bool:
-    """Whether `buffer` is a parameter of the function."""
+    """Return whether `buffer` is a parameter of the function."""
     return any(buffer.same_as(param) for _, func in sch.mod.functions_items() for param in func.params)
 
 
 def sole_block(sch: s_tir.Schedule, loop: LoopRV, primitive: str) -> SBlockRV:
-    """The one block below `loop`; an error where there are several."""
+    """Return the one block below `loop`; an error where there are several."""
     blocks = sch.get_child_blocks(loop)
     if len(blocks) != 1:
         names = ", ".join(name_of(sch, b) for b in blocks)
@@ -266,7 +266,7 @@ def sole_block(sch: s_tir.Schedule, loop: LoopRV, primitive: str) -> SBlockRV:
 
 
 def loop_of_block(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, primitive: str) -> tirx.For:
-    """`loop`'s statement, if it is one of `block`'s loops; an error that lists them if not."""
+    """Return `loop`'s statement, if it is one of `block`'s loops; an error that lists them if not."""
     stmt = given(sch, loop, primitive)
     if any(stmt.same_as(sch.get(own)) for own in sch.get_loops(block)):
         return stmt
@@ -277,7 +277,7 @@ def loop_of_block(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, primitive:
 
 
 def iterator_at(block: s_tir.SBlock, indices: object, dim: int) -> tirx.Var | None:
-    """The iterator that alone is `indices[dim]`, or None."""
+    """Return the iterator that alone is `indices[dim]`, or None."""
     for iv in block.iter_vars:
         if iv.var.same_as(indices[dim]):  # type: ignore[index]
             return iv.var
@@ -292,7 +292,7 @@ def outermost(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
 
 
 def loop_of(sch: s_tir.Schedule, block: SBlockRV, iterator: tirx.Var) -> LoopRV | None:
-    """The loop whose variable alone drives `iterator`, or None."""
+    """Return the loop whose variable alone drives `iterator`, or None."""
     value = next(value for iv, value in bindings(sch, block) if iv.var.same_as(iterator))
     for loop in sch.get_loops(block):
         if sch.get(loop).loop_var.same_as(value):
@@ -301,7 +301,7 @@ def loop_of(sch: s_tir.Schedule, block: SBlockRV, iterator: tirx.Var) -> LoopRV 
 
 
 def loads_of(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[ir.TensorLoad]:
-    """Every load of `buffer` in the block's body."""
+    """Return every load of `buffer` in the block's body."""
     found: list[ir.TensorLoad] = []
     tvm_ffi.structural_walk(
         block.body, (ir.TensorLoad, lambda load: found.append(load) if load.source.same_as(buffer) else None)

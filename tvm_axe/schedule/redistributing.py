@@ -37,7 +37,7 @@ def redistribute(
     sch : s_tir.Schedule
         The schedule.
     block : SBlockRV
-        The reader.
+        The block that is to read the buffer so.
     buffer : str
         A buffer that it reads, by name: one whose producer is bound to `axis`, or an input declared sharded over it.
     axis : str
@@ -97,7 +97,7 @@ def redistribute(
 
 
 def sharded_over(sch: s_tir.Schedule, block: SBlockRV, buffer: tirx.Buffer, mesh: Mesh) -> dict[str, int]:
-    """The dimension of `buffer` that each mesh axis shares, by axis."""
+    """Return the dimension of `buffer` that each mesh axis shares, by axis."""
     for producer in sch.get_producers(block):
         if sch.get(producer).body.buffer.same_as(buffer):
             return query.sharded_dims(sch, producer)

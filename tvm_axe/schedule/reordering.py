@@ -41,7 +41,7 @@ def reorder_collective(
     gather : SBlockRV
         An all-gather: the copy that `split_collective` or an earlier reorder left.
     consumers : Sequence[SBlockRV]
-        In program order, every block that reads the gathered buffer, and those that go on with their slices.
+        Every block that reads the gathered buffer and those that go on with their slices, in program order.
     mesh : Mesh
         The mesh that the blocks are bound to.
 
@@ -118,7 +118,7 @@ def reorder_collective(
 def _sliced_iterator(
     sch: s_tir.Schedule, block: SBlockRV, sliced: dict[tirx.Buffer, int], axis: str
 ) -> tuple[tirx.Var, int | None]:
-    """The iterator of `block` along the gathered dimension, and the dimension of its result that it indexes.
+    """Return the iterator of `block` along the gathered dimension, and the dimension of its result that it indexes.
 
     That dimension is None where the block reduces over the gathered one.
     """
@@ -158,7 +158,7 @@ def _sliced_iterator(
 
 
 def _is_live_out(sch: s_tir.Schedule, block: SBlockRV, consumers: Sequence[SBlockRV]) -> bool:
-    """Whether `block`'s result is a parameter or read by a block that isn't among `consumers`."""
+    """Return whether `block`'s result is a parameter or read by a block that isn't among `consumers`."""
     written = sch.get(block).body.buffer
     elsewhere = not all(query.among(sch, reader, consumers) for reader in sch.get_consumers(block))
     return elsewhere or query.is_parameter(sch, written)

@@ -49,12 +49,12 @@ class Schedule(s_tir.Schedule):
 
     Parameters
     ----------
-    mod : PrimFunc | IRModule
+    mod : PrimFunc or IRModule
         An ordinary ``@T.prim_func(s_tir=True)``, or a module whose ``main`` is one.
     mesh : Mesh
-        The devices.
-    **options
-        Passed on to `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
+        The devices that the function is scheduled for.
+    **options : Any
+        Further arguments of `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
     """
 
     __slots__ = ("mesh", "origin")
@@ -69,7 +69,7 @@ class Schedule(s_tir.Schedule):
         self.origin = self.mod
 
     def copy(self) -> Schedule:
-        """A copy with its own state; the loops and blocks held of this one are valid in it."""
+        """Return a copy with its own state; the loops and blocks held of this one are valid in it."""
         copied = Schedule.__new__(Schedule)
         copied.__move_handle_from__(super().copy())
         copied.mesh = self.mesh

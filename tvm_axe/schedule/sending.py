@@ -33,7 +33,7 @@ def send(sch: s_tir.Schedule, block: SBlockRV, axis: str, mesh: Mesh) -> LoopRV:
     sch : s_tir.Schedule
         The schedule.
     block : SBlockRV
-        The copy.
+        The copy that shifts its leading dimension.
     axis : str
         A mesh axis with one device a stage.
     mesh : Mesh

@@ -146,7 +146,7 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
     Returns
     -------
     block : SBlockRV
-        The all-reduce.
+        The block that is the all-reduce: the one that was given, annotated.
 
     Raises
     ------
@@ -215,7 +215,7 @@ def shard_dims(sch: s_tir.Schedule, copy: SBlockRV, dims: Mapping[str, int], mes
 
 
 def axis_size(mesh: Mesh, axis: str, primitive: str) -> int:
-    """How many devices `axis` has; an error of `primitive` if the mesh has no such axis."""
+    """Return how many devices `axis` has; an error of `primitive` if the mesh has no such axis."""
     if axis not in mesh.names:
         raise ScheduleError(f"{primitive}: the mesh has no axis {axis!r}; its axes are {', '.join(mesh.names)}")
     return mesh.axis_size(axis)

@@ -129,12 +129,12 @@ def tile_kernel(
 
 
 def product_at(sch: s_tir.Schedule, block: SBlockRV) -> Product:
-    """The matrix product that a block computes, on one device.
+    """Return the matrix product that a block computes, on one device.
 
     Raises
     ------
     ScheduleError
-        It computes none, or not all of one.
+        If the block computes no matrix product, or not all of one.
     """
     realize = _tvm.block_realize(sch, block)
     if not query.covers(realize, [sch.get(loop) for loop in sch.get_loops(block)]):
@@ -143,7 +143,7 @@ def product_at(sch: s_tir.Schedule, block: SBlockRV) -> Product:
 
 
 def choice_of(block: s_tir.SBlock) -> Choice | None:
-    """The kernel that a block's annotations choose, or None."""
+    """Return the kernel that a block's annotations choose, or None."""
     if TILE not in block.annotations:
         return None
     parameters = {
@@ -155,12 +155,12 @@ def choice_of(block: s_tir.SBlock) -> Choice | None:
 
 
 def has_choice(part: tirx.PrimFunc | tirx.Stmt) -> bool:
-    """Whether a kernel was chosen for any block of a function, or of a part of one."""
+    """Return whether a kernel was chosen for any block of a function, or of a part of one."""
     return bool(choices_in(part))
 
 
 def choices_in(part: tirx.PrimFunc | tirx.Stmt) -> list[Choice]:
-    """The kernels that were chosen for blocks of a function, or of a part of one."""
+    """Return the kernels that were chosen for blocks of a function, or of a part of one."""
     body = part.body if isinstance(part, tirx.PrimFunc) else part
     found: list[Choice | None] = []
     tvm_ffi.structural_walk(body, (s_tir.SBlock, lambda block: found.append(choice_of(block))))
@@ -168,12 +168,12 @@ def choices_in(part: tirx.PrimFunc | tirx.Stmt) -> list[Choice]:
 
 
 def kernel_for(name: str) -> Kernel:
-    """The kernel of that name, if it computes products of matrices.
+    """Return the kernel of that name, if it computes products of matrices.
 
     Raises
     ------
     ScheduleError
-        It doesn't, or there is none.
+        If there is no such kernel, or it doesn't compute products.
     """
     if name not in PRODUCTS or name not in KERNELS:
         raise ScheduleError(f"{name!r} is no kernel for products of matrices; valid are {', '.join(PRODUCTS)}")
@@ -181,12 +181,12 @@ def kernel_for(name: str) -> Kernel:
 
 
 def problem_of(kernel: Kernel, product: Product, out_dtype: str) -> Problem:
-    """A product as the kernel's problem.
+    """Return a product as the kernel's problem.
 
     Raises
     ------
     ScheduleError
-        The kernel doesn't compute it: a batch for a kernel without, operands of other types.
+        If the kernel doesn't compute the product: one with a batch where it takes none, or of operands of other types.
     """
     batch, m, n, k = product.shape
     problem: dict[str, Any] = {"m": m, "n": n, "k": k}
@@ -216,13 +216,13 @@ def problem_of(kernel: Kernel, product: Product, out_dtype: str) -> Problem:
 
 
 def _devices(sch: s_tir.Schedule, block: SBlockRV) -> list[tirx.Var]:
-    """The block's iterators that are a device's coordinate: driven by a mesh-bound loop alone."""
+    """Return the block's iterators that are a device's coordinate: driven by a mesh-bound loop alone."""
     bound = [sch.get(loop).loop_var for loop in query.bound_loops(sch, block, query.SPATIAL).values()]
     return [it.var for it, value in query.bindings(sch, block) if any(value.same_as(var) for var in bound)]
 
 
 def _left(sch: s_tir.Schedule, block: SBlockRV, product: Product, epilogue: SBlockRV | None) -> str:
-    """The type that a kernel would leave: that of its epilogue, which is given or in the block's nest already."""
+    """Return the type that a kernel would leave: that of its epilogue, given or in the block's nest already."""
     loops = [sch.get(loop).loop_var for loop in sch.get_loops(block)]
     readers = [
         reader

@@ -61,10 +61,10 @@ def timeline_svg(report: Report, width: int = 960, units: Sequence[str] | None =
     Parameters
     ----------
     report : Report
-        Of a run with ``trace=True``.
+        The report of a run with ``trace=True``.
     width : int
-        Pixels across.
-    units : sequence of str, optional
+        The picture's width in pixels.
+    units : Sequence[str], optional
         The units to be shown; by default those that did anything.
 
     Raises
@@ -191,7 +191,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _edge(source: tuple[float, float], target: tuple[float, float], number: int, dashed: bool) -> str:
-    """A line from box to box: straight to the next column, between the rows to others, each a bit beside the last."""
+    """Return a line from box to box: straight to the next column, else between rows, each a bit beside the last."""
     x0, y0, x1, y1 = source[0] + _BOX, source[1] + _ROW / 2, target[0], target[1] + _ROW / 2
     if 0 < x1 - x0 <= _GAP:
         bend = _GAP / 2
@@ -225,7 +225,7 @@ def _runs(spans: Sequence[tuple[int, int]], across: int, scale: float) -> list[t
 
 
 def _usage(report: Report, left: int, top: int, across: int, scale: float) -> list[str]:
-    """The bytes on chip over time, as an area."""
+    """Return the bytes on chip over time, as an area."""
     height, points = 44, [(0.0, 0)]
     for time, used in report.occupancy:
         points += [(time / scale, points[-1][1]), (time / scale, used)]

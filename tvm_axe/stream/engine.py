@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tvm_axe.stream.types import StreamType
 
 Process: TypeAlias = "Generator[Channel | None, None, None]"
-"""What runs a unit."""
+"""The generator that runs a unit."""
 
 
 _MOST_LINES = 24  # of what waits in the message of a deadlock
@@ -38,12 +38,12 @@ class Channel:
 
     Attributes
     ----------
-    items : deque of (int, Any, int)
+    items : deque[tuple[int, Any, int]]
         The tokens, with the time from which on each can be seen.
-    room : deque of int
-        For each free slot, the time from which on it can be filled.
+    room : deque[int]
+        The time from which on each free slot can be filled.
     waiter : Unit or None
-        Who is blocked on it: its reader if it is empty, its writer if it is full.
+        The unit that is blocked on it: its reader if it is empty, its writer if it is full.
     stored : bool
         Whether its tiles lie in on-chip memory, so that whoever takes one reads it from there.
     """
@@ -69,19 +69,19 @@ class Unit:
     Attributes
     ----------
     name, kind : str
-        The operator's.
-    inputs, outputs : list of Channel
-        In the operator's order.
+        The operator's name and kind.
+    inputs, outputs : list[Channel]
+        The unit's channels, in the operator's order.
     engine : Engine
-        What runs it.
+        The run that it belongs to.
     clock, busy, blocked : int
-        When it ended, the cycles that it worked, and those that it waited for room in a channel.
+        The cycle in which it ended, the cycles that it worked, and those that it waited for room in a channel.
     memory : int
         Cycles that it waited for off-chip memory.
     flops, read, written, tokens : int
-        What it computed, loaded and stored off-chip, and how many tokens it sent.
-    spans : list of (int, int) or None
-        When it worked, if the run is traced.
+        FLOPs that it computed, bytes that it loaded and stored off-chip, and tokens that it sent.
+    spans : list[tuple[int, int]] or None
+        The intervals in which it worked, if the run is traced.
     """
 
     __slots__ = (
@@ -150,7 +150,7 @@ class Unit:
             channel.waiter = None
 
     def work(self, cycles: int) -> None:
-        """Let time pass."""
+        """Let cycles of work pass."""
         if cycles:
             if self.spans is not None:
                 self.spans.append((self.clock, self.clock + cycles))
@@ -244,7 +244,7 @@ class Engine:
         Raises
         ------
         StreamError
-            As `occupy`.
+            If `occupy` refuses the size.
         """
         tenant.size += size
         self.check_capacity(unit, tenant.size)

@@ -57,21 +57,22 @@ def explore(
 
     Parameters
     ----------
-    build : callable
-        From the choices, as keywords, to the program: with its rewrites applied.
+    build : Callable
+        A function from the choices, as keywords, to the program, with its rewrites applied.
     choices : Mapping
         The values of each choice.
-    inputs : Mapping or callable
-        What `StreamProgram.run` takes, or that for the choices.
+    inputs : Mapping or Callable
+        The inputs that `StreamProgram.run` takes, or a function that gives them for the choices.
     accelerator : Accelerator
-        What to simulate.
-    memory : callable, optional
-        From a program and its run to its bytes on chip; `metrics.on_chip_memory` with the run's bindings by default.
+        The accelerator that is simulated.
+    memory : Callable, optional
+        A function from a program and its run to its bytes on chip; `metrics.on_chip_memory` with the run's bindings by
+        default.
 
     Returns
     -------
-    list of Design
-        In the order of the choices. Those that don't fit the accelerator's on-chip memory are left out.
+    list[Design]
+        The designs in the order of the choices. Those that don't fit the accelerator's on-chip memory are left out.
 
     Raises
     ------

@@ -31,15 +31,15 @@ class TileFunction:
     Attributes
     ----------
     name : str
-        For messages, pictures and traces.
-    call : callable
-        From arrays to an array, or on numbers if `on_numbers`.
-    result : callable
-        From the arguments' types to the result's; raises `StreamError` if they don't fit.
-    flops : callable
-        From the arguments' types to a number or an expression.
-    combine : callable
-        How Accum and Scan join a state with what the function makes of the next elements.
+        The name in messages, pictures and traces.
+    call : Callable
+        A function from arrays to an array, or on numbers if `on_numbers`.
+    result : Callable
+        A function from the arguments' types to the result's; it raises `StreamError` if they don't fit.
+    flops : Callable
+        A function from the arguments' types to the FLOPs, a number or an expression.
+    combine : Callable
+        A function that joins a state with what `call` makes of the next elements, in Accum and Scan.
     initial : Any, optional
         The state before the first element; without, that is what the function makes of the first one, and an empty list
         has no result.
@@ -48,7 +48,7 @@ class TileFunction:
     on_numbers : bool
         Whether it computes on numbers or selectors, which runs without values have too.
     cycles : int, optional
-        How long it takes, whatever its FLOPs.
+        The cycles that it takes, whatever its FLOPs.
     """
 
     name: str
@@ -62,7 +62,7 @@ class TileFunction:
     cycles: int | None = None
 
     def __call__(self, *values: Any) -> Any:
-        """Compute it."""
+        """Compute the function of `values`."""
         return self.call(*values)
 
     def accumulate(self, state: Any, *values: Any) -> Any:
@@ -84,7 +84,7 @@ class TileFunction:
 
 
 def matmul(transposed: bool = False) -> TileFunction:
-    """``a @ b``, or ``a @ b.T``, in float32 or wider; 2 FLOPs a product. Accumulated, their sum."""
+    """Return the function ``a @ b``, or ``a @ b.T``, in float32 or wider; 2 FLOPs a product. Accumulated, their sum."""
 
     def result(a: DataType, b: DataType) -> Tile:
         x, y = _tiles("matmul", a, b)
@@ -108,8 +108,8 @@ def elementwise(name: str, call: Callable[..., np.ndarray], each: int = 1, **mor
 
     Parameters
     ----------
-    call : callable
-        From arrays to an array.
+    call : Callable
+        A function from arrays to an array.
     each : int
         FLOPs an element of the result.
     """
@@ -127,72 +127,72 @@ def elementwise(name: str, call: Callable[..., np.ndarray], each: int = 1, **mor
 
 
 def add() -> TileFunction:
-    """``a + b``."""
+    """Return the function ``a + b``."""
     return elementwise("add", np.add)
 
 
 def sub() -> TileFunction:
-    """``a - b``."""
+    """Return the function ``a - b``."""
     return elementwise("sub", np.subtract)
 
 
 def mul() -> TileFunction:
-    """``a * b``."""
+    """Return the function ``a * b``."""
     return elementwise("mul", np.multiply)
 
 
 def div() -> TileFunction:
-    """``a / b``."""
+    """Return the function ``a / b``."""
     return elementwise("div", np.divide)
 
 
 def scale(factor: float) -> TileFunction:
-    """``a * factor``."""
+    """Return the function ``a * factor``."""
     return elementwise("scale", lambda a: (a * factor).astype(a.dtype))
 
 
 def exp() -> TileFunction:
-    """``e ** a``; 4 FLOPs an element."""
+    """Return the function ``e ** a``; 4 FLOPs an element."""
     return elementwise("exp", np.exp, 4)
 
 
 def rsqrt() -> TileFunction:
-    """``1 / sqrt(a)``; 4 FLOPs an element."""
+    """Return the function ``1 / sqrt(a)``; 4 FLOPs an element."""
     return elementwise("rsqrt", lambda a: 1 / np.sqrt(a), 4)
 
 
 def silu() -> TileFunction:
-    """``a / (1 + e ** -a)``; 8 FLOPs an element."""
+    """Return the function ``a / (1 + e ** -a)``; 8 FLOPs an element."""
     return elementwise("silu", lambda a: a / (1 + np.exp(-a)), 8)
 
 
 def maximum() -> TileFunction:
-    """The larger of two elements."""
+    """Return the function that takes the larger of two elements."""
     return elementwise("maximum", np.maximum)
 
 
 def sum_tiles() -> TileFunction:
-    """As an accumulation, the sum of tiles."""
+    """Return the function that sums tiles, as an accumulation."""
     return elementwise("sum_tiles", np.copy)
 
 
 def max_tiles() -> TileFunction:
-    """As an accumulation, the largest elements of tiles."""
+    """Return the function that takes the largest elements of tiles, as an accumulation."""
     return elementwise("max_tiles", np.copy, combine=np.maximum)
 
 
 def row_sum() -> TileFunction:
-    """The sum of each row: a column. As an accumulation, of the rows of all the tiles."""
+    """Return the function that sums each row to a column; as an accumulation it sums the rows of all the tiles."""
     return _by_row("row_sum", lambda a: a.sum(axis=1, keepdims=True))
 
 
 def row_max() -> TileFunction:
-    """The largest element of each row: a column. As an accumulation, of the rows of all the tiles."""
+    """Return the function that takes each row's largest element; as an accumulation, over the rows of all tiles."""
     return _by_row("row_max", lambda a: a.max(axis=1, keepdims=True), combine=np.maximum)
 
 
 def retile() -> TileFunction:
-    """As an accumulation, the tiles below each other: one with all their rows. Takes no time."""
+    """Return the function that puts tiles below each other into one, as an accumulation; it takes no time."""
     return elementwise(
         "retile", lambda a: a, 0, combine=lambda state, part: np.concatenate([state, part]), grows=True, cycles=0
     )
@@ -205,12 +205,12 @@ def number(
 
     Parameters
     ----------
-    call : callable
-        From Python numbers, or tuples for selectors, to one. As an accumulation, from the state and those.
+    call : Callable
+        A function from Python numbers, or tuples for selectors, to one; as an accumulation, from the state and those.
     result : DataType
-        Of what it returns; an int64 by default.
+        The type of what it returns; an int64 by default.
     cycles : int
-        How long it takes.
+        The cycles that it takes.
     """
     return _Folding(
         name, call, lambda *_: result or Scalar(), lambda *_: 0, initial=initial, on_numbers=True, cycles=cycles
@@ -240,7 +240,7 @@ def _tiles(name: str, *arguments: DataType) -> list[Tile]:
 
 
 def _wider(name: str, sizes: list[Size]) -> Size:
-    """The size of what tiles of those sizes make together, where a size of 1 is repeated."""
+    """Return the size of what tiles of those sizes make together, where a size of 1 is repeated."""
     found = sizes[0]
     for size in sizes[1:]:
         if found == 1:

@@ -26,11 +26,11 @@ class Tensor:
     Attributes
     ----------
     name : str
-        Its name among the program's tensors.
+        The name among the program's tensors.
     rows, columns : int or sympy.Expr
-        Its shape; what is loaded in tiles has static columns.
+        The shape; what is loaded in tiles has static columns.
     dtype : str
-        Of its elements.
+        The type of the elements.
     """
 
     def __init__(self, name: str, rows: Size, columns: Size, dtype: str) -> None:
@@ -50,8 +50,8 @@ class Stream:
         Shape and data type.
     stored : bool
         Whether its tiles lie in on-chip memory: loaded ones, those of buffers, and what a function writes there.
-    consumers : list of Node
-        Who takes it; where several do, a broadcast is put in between when the program runs.
+    consumers : list[Node]
+        The operators that take it; where several do, a broadcast is put in between when the program runs.
     depth : int or None
         Tokens that each of its channels holds, if not the accelerator's default.
     """
@@ -89,16 +89,16 @@ class Stream:
         return str(self.type)
 
     def buffered(self, depth: int) -> Stream:
-        """Let its channels hold `depth` tokens; return the stream."""
+        """Let the stream's channels hold `depth` tokens; return the stream."""
         self.depth = int(as_size(f"stream {self.name!r}: depth", depth))
         return self
 
     def discard(self) -> None:
-        """Say that nobody needs it; what is sent is thrown away."""
+        """Declare that nobody takes the stream; what is sent is thrown away."""
         self.discarded = True
 
     def output(self, name: str) -> Stream:
-        """Make it a result of the program under that name; return the stream."""
+        """Make the stream a result of the program under that name; return the stream."""
         from tvm_axe.stream.operators.endpoints import Output
 
         self.program.add(Output(), [self], name)
@@ -186,7 +186,7 @@ class Stream:
         Parameters
         ----------
         function : TileFunction
-            From `tvm_axe.stream.functions`.
+            The function, such as those of `tvm_axe.stream.functions`.
         compute : int, optional
             FLOPs a cycle of the unit, instead of the accelerator's.
         writes : bool
@@ -237,12 +237,12 @@ class Stream:
 
         Parameters
         ----------
-        function : callable
-            Of the element's value. In runs without values a tile is its (rows, columns).
+        function : Callable
+            A function of the element's value. In runs without values a tile is its (rows, columns).
         type : StreamType
-            Of what it returns.
+            The type of what it returns.
         cycles : int
-            How long each element of the result takes.
+            The cycles that each element of the result takes.
         """
         from tvm_axe.stream.operators.higher import FlatMap
 
@@ -337,12 +337,12 @@ class Feedback:
         self.closing: Stream | None = None
 
     def close(self, stream: Stream) -> None:
-        """Say which stream it carries.
+        """Connect the stream that the feedback carries.
 
         Raises
         ------
         StreamError
-            If that is another type of stream, or it is said already.
+            If that is another type of stream, or one is connected already.
         """
         if self.closing is not None:
             raise self.stream.node.fail(f"it carries {self.closing.name!r} already")

@@ -46,12 +46,12 @@ def tensor_ir(func: tirx.PrimFunc, name: str | None = None, target: str = "llvm"
     Parameters
     ----------
     func : PrimFunc
-        Its last buffer is what it writes, all of it; the others are read.
+        A function over matrices: it writes the last buffer, all of it, and reads the others.
     name : str, optional
-        Its global symbol by default.
+        The name of the tile function; the global symbol of `func` by default.
     target : str
-        What it is compiled for, when it is first called.
-    **more
+        The target that it is compiled for, when it is first called.
+    **more : Any
         Further attributes of the `TileFunction`: `flops` instead of what is counted, `combine`, `initial`, `cycles`.
 
     Raises
@@ -93,17 +93,17 @@ class _Kernel:
         return made
 
     def result(self, *types: DataType) -> Tile:
-        """The type of what it writes."""
+        """Return the type of what the kernel writes."""
         sizes, output = self._sizes(types), self.buffers[-1]
         rows, columns = (_size(extent, sizes) for extent in output.shape)
         return Tile(rows, columns, str(output.dtype))
 
     def flops(self, *types: DataType) -> Size:
-        """Its FLOPs, as the body says."""
+        """Return the kernel's FLOPs, as the body says."""
         return as_size("FLOPs", sympy.expand(_flops(self.func.body, self._sizes(types))), least=0)
 
     def _sizes(self, types: Any) -> dict[Any, Size]:
-        """What the variables of the buffers' extents stand for."""
+        """Return what the variables of the buffers' extents stand for."""
         inputs = self.buffers[:-1]
         if len(types) != len(inputs):
             raise StreamError(f"{self.name} takes {len(inputs)} tiles, not {len(types)}")
@@ -119,7 +119,7 @@ class _Kernel:
 
 
 def _size(extent: Any, sizes: dict[Any, Size]) -> Size:
-    """The value of an extent."""
+    """Return the value of an extent."""
     return as_size("extent", _expression(extent, sizes), least=0)
 
 
@@ -135,7 +135,7 @@ def _expression(extent: Any, sizes: dict[Any, Size]) -> sympy.Expr:
 
 
 def _flops(stmt: Any, sizes: dict[Any, Size]) -> Any:
-    """FLOPs of a statement; the initial values of a reduction don't count, and of a branch the larger side does."""
+    """Return a statement's FLOPs, without a reduction's initial values; of a branch those of the larger side."""
     if isinstance(stmt, tirx.For):
         return _expression(stmt.extent, sizes) * _flops(stmt.body, sizes)
     if isinstance(stmt, tirx.SeqStmt):
@@ -151,7 +151,7 @@ def _flops(stmt: Any, sizes: dict[Any, Size]) -> Any:
 
 
 def _operations(value: Any) -> int:
-    """FLOPs of an expression."""
+    """Return the FLOPs of an expression."""
     if isinstance(value, tirx.Select):
         return max(_operations(value.true_value), _operations(value.false_value))
     if isinstance(value, tirx.Cast):

@@ -29,14 +29,14 @@ from tvm_axe.errors import StreamError
 
 @dataclass(frozen=True)
 class OffChip:
-    """Off-chip memory.
+    """The off-chip memory of an accelerator.
 
     Attributes
     ----------
     request_bytes : int
         Bytes of a request; each row of a tile takes whole requests.
     channels : int
-        How many there are.
+        The number of channels.
     interval : int
         Cycles from one request of a channel to the next.
     latency : int
@@ -63,7 +63,7 @@ class OffChip:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What a program is simulated on.
+    """The accelerator that a program is simulated on.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class Occupancy:
 
 
 class Tenant:
-    """What takes up on-chip memory: its bytes, and the first and last cycle that it is needed in."""
+    """A user of on-chip memory: its bytes, and the first and last cycle that it is needed in."""
 
     __slots__ = ("size", "start", "stop")
 
@@ -186,7 +186,7 @@ class Tenant:
         self.size, self.start, self.stop = size, start, start
 
     def use(self, time: int) -> None:
-        """Say that it is needed at that time."""
+        """Note that the tenant is needed at that time."""
         if time > self.stop:
             self.stop = time
 

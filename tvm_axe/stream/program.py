@@ -28,12 +28,12 @@ __all__ = ["Feedback", "Node", "Stream", "StreamProgram", "Tensor"]
 
 
 class StreamProgram:
-    """A dataflow graph.
+    """A dataflow graph of operators and the streams between them.
 
     Parameters
     ----------
     name : str
-        For messages and pictures.
+        The name in messages and pictures.
     """
 
     def __init__(self, name: str) -> None:
@@ -122,7 +122,7 @@ class StreamProgram:
         ----------
         capacity : int
             Tokens that the channel holds.
-        initial : sequence
+        initial : Sequence
             Values that are in it at the start, before what it carries.
         """
         from tvm_axe.stream.operators.endpoints import Loop
@@ -176,15 +176,15 @@ class StreamProgram:
         values: bool = True,
         trace: bool = False,
     ) -> Report:
-        """Run the program.
+        """Compute the program, simulate it on an accelerator, or both.
 
         Parameters
         ----------
         inputs : Mapping
-            For each input stream nested lists of its values, for each tensor that is loaded an array; those aren't
+            The nested lists of values of each input stream, and an array for each tensor that is loaded; arrays aren't
             needed without values.
         accelerator : Accelerator, optional
-            What to simulate; without, the run computes and takes no time.
+            The accelerator that is simulated; without, the run computes and takes no time.
         values : bool
             Whether to compute tiles; without, they have shapes only, which is much faster.
         trace : bool

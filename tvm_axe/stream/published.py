@@ -43,9 +43,9 @@ class Point:
     set, name : str
         The file's name, and which of its results it is.
     case : MoECase or AttentionCase
-        What to simulate.
+        The case that is simulated.
     cycles : int
-        As published.
+        Cycles, as published.
     off_chip, on_chip : int or None
         Bytes moved off-chip and needed on-chip, as published, where they are.
     """

@@ -16,12 +16,12 @@ from tvm_axe.errors import InputError
 
 @dataclass(frozen=True)
 class Activity:
-    """What a unit did.
+    """The work of a unit in a run.
 
     Attributes
     ----------
     name, kind : str
-        The operator.
+        The operator's name and kind.
     busy : int
         Cycles that it worked.
     memory : int
@@ -36,8 +36,8 @@ class Activity:
         Tokens that it sent.
     compute : int
         FLOPs that it could have done a cycle; 0 of a unit that doesn't compute.
-    spans : tuple of (int, int)
-        When it worked or waited for off-chip memory; nothing unless the run was traced.
+    spans : tuple[tuple[int, int], ...]
+        The intervals in which it worked or waited for off-chip memory; none unless the run was traced.
     """
 
     name: str
@@ -56,19 +56,19 @@ class Activity:
 
 @dataclass(frozen=True)
 class Report:
-    """A run of a program.
+    """The results and counters of a run of a program.
 
     Attributes
     ----------
     program : str
-        Its name.
+        The program's name.
     outputs : Mapping
-        For each output the nested lists of its values.
+        The nested lists of each output's values.
     tensors : Mapping
-        For each tensor that was stored to its array, or in runs without values nothing.
+        The array of each tensor that was stored to; none in runs without values.
     cycles : int
-        When the last unit had ended; 0 without an accelerator.
-    units : tuple of Activity
+        The cycle in which the last unit had ended; 0 without an accelerator.
+    units : tuple[Activity, ...]
         One an operator, and one a broadcast.
     bindings : Mapping
         The values of the program's symbols: how long dynamic dims were, ragged ones in all; of a tile's rows, the mean.
@@ -76,8 +76,8 @@ class Report:
         The most bytes that buffers took up at a time.
     off_chip_busy : float
         Cycles that off-chip memory served requests.
-    occupancy : tuple of (int, int)
-        When the buffers' bytes changed, and to how many.
+    occupancy : tuple[tuple[int, int], ...]
+        The cycles in which the buffers' bytes changed, each with the bytes from then on.
     """
 
     program: str

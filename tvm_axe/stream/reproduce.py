@@ -32,16 +32,16 @@ STATIC_TILES = (8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Row:
-    """A published result and ours.
+    """A published result beside the one simulated here.
 
     Attributes
     ----------
     point : Point
-        The published one.
+        The published result.
     outcome : Outcome
-        Ours.
+        The result simulated here.
     seconds : float
-        Of simulating it.
+        The seconds that simulating took.
     """
 
     point: Point
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """By which part of the published cycles ours differ."""
+        """The difference from the published cycles, as a part of these."""
         return self.outcome.cycles / self.point.cycles - 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,18 +76,18 @@ Found: TypeAlias = "dict[tuple[str, str], Row]"
 
 @dataclass(frozen=True)
 class Ratio:
-    """A headline ratio.
+    """A headline ratio of the paper, from the cycles simulated here and from the published ones.
 
     Attributes
     ----------
     name, meaning : str
-        What it is called, and what is divided by what.
+        The ratio's name, and what is divided by what.
     ours : float
-        From the cycles simulated here.
+        The ratio of the cycles simulated here.
     published : float or None
-        The same from the published cycles, where these are all there.
+        The ratio of the published cycles, where these are all there.
     paper : float or None
-        What the paper says.
+        The ratio that the paper states.
     """
 
     name: str
@@ -99,16 +99,16 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """All of it.
+    """All the published results and ratios, reproduced.
 
     Attributes
     ----------
-    rows : list of Row
-        One a published result.
-    ratios : list of Ratio
-        Those whose inputs are there.
+    rows : list[Row]
+        One row a published result.
+    ratios : list[Ratio]
+        The ratios whose inputs are there.
     seconds : float
-        Of the whole.
+        The seconds that all of it took.
     """
 
     rows: list[Row]

@@ -74,8 +74,8 @@ def dynamic_parallelization(program: StreamProgram, selector: str, finished: Seq
     ----------
     selector : str
         The input whose selectors partition the requests among the regions.
-    finished : sequence of str
-        For each region the stream of which one tensor, of all but its outermost dim, ends when a request is dealt with.
+    finished : Sequence[str]
+        The stream of each region of which one tensor, of all but its outermost dim, ends when a request is dealt with.
 
     Raises
     ------
@@ -136,8 +136,8 @@ def time_multiplexing(program: StreamProgram, regions: Sequence[tuple[str, str]]
 
     Parameters
     ----------
-    regions : sequence of (str, str)
-        For each region the stream that enters it and the one that leaves it.
+    regions : Sequence[tuple[str, str]]
+        The stream that enters each region and the one that leaves it.
     share : int
         How many, one after the other, become one.
 
@@ -157,7 +157,7 @@ def time_multiplexing(program: StreamProgram, regions: Sequence[tuple[str, str]]
 
 
 def _behind(stream: Stream) -> set[Node]:
-    """The operators that what a stream carries can reach."""
+    """Return the operators that what a stream carries can reach."""
     found = set(stream.consumers)
     for node in stream.program.nodes:
         if any(taken.node in found for taken in node.inputs):

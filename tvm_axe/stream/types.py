@@ -105,22 +105,22 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def differ(a: Size, b: Size) -> bool:
-    """Whether two sizes are surely not equal."""
+    """Return whether two sizes are surely not equal."""
     return a != b and bool(sympy.sympify(a - b).is_nonzero)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A matrix.
+    """A matrix of elements of one type.
 
     Attributes
     ----------
     rows, columns : int or sympy.Expr
-        Its shape; an expression where it is known only when the program runs.
+        The shape; an expression where it is known only when the program runs.
     dtype : str
-        Of its elements.
+        The type of the elements.
     layout : Layout or ComposeLayout, optional
-        Where the elements lie in on-chip memory; only static tiles have one.
+        The layout of the elements in on-chip memory; only static tiles have one.
 
     Raises
     ------
@@ -168,7 +168,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Selector:
-    """Which of `outputs` streams: a multi-hot vector, whose value is the tuple of the numbers that are set."""
+    """A choice among `outputs` streams: a multi-hot vector, whose value is the tuple of the numbers that are set."""
 
     outputs: int
 
@@ -207,7 +207,7 @@ class Buffer:
     ----------
     tile : Tile
         What it holds.
-    shape : tuple of Dim
+    shape : tuple[Dim, ...]
         How many, outermost first.
     """
 
@@ -280,7 +280,7 @@ class StreamType:
 
     Attributes
     ----------
-    shape : tuple of Dim
+    shape : tuple[Dim, ...]
         Outermost first; its length is the stream's rank. Sizes may be given instead of regular dims.
     data : Tile, Selector, Scalar, Buffer or Tuple
         What each element is.
@@ -322,14 +322,14 @@ class StreamType:
 
 
 def shapes_differ(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes surely differ: in rank, or in a dim whose sizes can't be equal."""
+    """Return whether two shapes surely differ: in rank, or in a dim whose sizes can't be equal."""
     if len(a) != len(b):
         return True
     return any(not (x.ragged or y.ragged) and differ(x.size, y.size) for x, y in zip(a, b))
 
 
 def data_differ(a: DataType, b: DataType) -> bool:
-    """Whether two data types surely differ: in kind, in a dtype or in a size."""
+    """Return whether two data types surely differ: in kind, in a dtype or in a size."""
     if isinstance(a, Tile) and isinstance(b, Tile):
         return a.dtype != b.dtype or differ(a.rows, b.rows) or differ(a.columns, b.columns)
     if isinstance(a, Buffer) and isinstance(b, Buffer):

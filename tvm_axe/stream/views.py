@@ -18,12 +18,12 @@ class View:
 
     Attributes
     ----------
-    shape : tuple of int
-        How many, outermost first; these are dims of the stream that it makes.
-    strides : tuple of int
-        In elements of what is viewed, in their row-major order; 0 repeats.
+    shape : tuple[int, ...]
+        The number of positions in each dim, outermost first; these are dims of the stream that it makes.
+    strides : tuple[int, ...]
+        The strides in elements of what is viewed, in their row-major order; 0 repeats.
     offset : int
-        Where it starts.
+        The first position.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 What the other side can't say raises LayoutError, with what and why. Of the packages on the other side none is needed to
 import this one: their objects are read by their attributes, and those that have to be made are made by importing the
-package in the function that makes them.
+package in the function that makes them. ::
 
     tile layout, index map            the compiler's, tvm.tirx
     placement, mesh                   Relax distributed tensors, PyTorch DTensor, JAX

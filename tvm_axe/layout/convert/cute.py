@@ -48,7 +48,7 @@ def to_cute(layout: Layout | ComposeLayout, shape: Sequence[int]) -> str:
     Parameters
     ----------
     layout : Layout or ComposeLayout
-        On linear memory alone.
+        A layout on linear memory alone.
     shape : Sequence[int]
         The tensor's shape.
 

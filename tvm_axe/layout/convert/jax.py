@@ -56,7 +56,7 @@ def from_partition_spec(spec: Sequence[Any], shape: Sequence[int], mesh: Mesh) -
     Parameters
     ----------
     spec : jax.sharding.PartitionSpec or Sequence
-        For each dimension the name of a mesh axis, a tuple of them, or None; dimensions at the end may be left out.
+        The name of a mesh axis for each dimension, a tuple of names, or None; dimensions at the end may be left out.
     shape : Sequence[int]
         The tensor's shape.
     mesh : Mesh
@@ -122,12 +122,12 @@ def from_jax_mesh(mesh: Any) -> Mesh:
     Parameters
     ----------
     mesh : jax.sharding.Mesh or jax.sharding.AbstractMesh
-        With ``shape``, a mapping from the names of the axes to their sizes.
+        A mesh with ``shape``, a mapping from the names of the axes to their sizes.
 
     Raises
     ------
     LayoutError
-        As `Mesh`.
+        If `Mesh` refuses the axes.
     """
     axes = {name: int(size) for name, size in dict(mesh.shape).items()}
     try:

@@ -58,7 +58,7 @@ def from_torch_placements(placements: Sequence[Any], shape: Sequence[int], mesh:
     Parameters
     ----------
     placements : Sequence
-        For each axis of the mesh an object of a class called Shard, with ``dim``, Replicate, or Partial, with
+        An object for each axis of the mesh, of a class called Shard, with ``dim``, Replicate, or Partial, with
         ``reduce_op``.
     shape : Sequence[int]
         The tensor's shape.
@@ -113,7 +113,7 @@ def from_torch_mesh(device_mesh: Any) -> Mesh:
     Parameters
     ----------
     device_mesh : torch.distributed.device_mesh.DeviceMesh
-        With ``mesh``, the ranks by their place, all of 0, 1, 2, ..., and ``mesh_dim_names``.
+        A mesh with ``mesh``, the ranks by their place, all of 0, 1, 2, ..., and ``mesh_dim_names``.
 
     Raises
     ------

@@ -92,7 +92,7 @@ def from_tile_layout(tile: Any) -> Layout | ComposeLayout:
     Parameters
     ----------
     tile : tvm.tirx.layout.TileLayout or tvm.tirx.layout.ComposeLayout
-        With integers or integer expressions.
+        A layout whose extents and strides are integers or integer expressions.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 A linear layout goes the other way than ours, from a place to the element there, and has a basis for each bit of a
 place: the index of the element there, in the tensor's dimensions. Bits of the place whose basis is 0 hold replicas.
-Its dimensions of places are axes here:
+Its dimensions of places are axes here::
 
     register, offset        m            of a thread's registers, or of shared memory
     lane                    laneid
@@ -41,7 +41,7 @@ _THREADS = ("tx", "tid_in_wg")  # numbers of threads: lanes in their low bits, w
 _LANE_BITS = 5
 
 Bases = dict[str, list[list[int]]]
-"""For each dimension of places the bases of its bits, the lowest first: indices in the tensor's dimensions."""
+"""The bases of each dimension of places, one a bit, the lowest first: indices in the tensor's dimensions."""
 
 Bit = tuple[Any, int]
 """A bit and what it is of: a dimension or an axis of places, or a dimension of the tensor."""
@@ -148,8 +148,8 @@ def from_triton(bases: Mapping[str, Sequence[Sequence[int]]], shape: Sequence[in
     Parameters
     ----------
     bases : Mapping[str, Sequence[Sequence[int]]]
-        For each dimension of places the bases of its bits, the lowest first; what Triton's ``LinearLayout.bases`` has,
-        as a dict.
+        The bases of each dimension of places, one a bit, the lowest first; what Triton's ``LinearLayout.bases`` has, as
+        a dict.
     shape : Sequence[int]
         The sizes of its outputs, powers of two.
 

@@ -31,11 +31,11 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """What it is called, with a number, unless it is given a name; pictures show it."""
+        """The operator's name where it is given none, with a number behind; pictures show it."""
         return self.kind
 
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
-        """Return the types of what it sends.
+        """Return the types of the streams that the operator sends.
 
         Raises
         ------
@@ -45,11 +45,11 @@ class Operator:
         raise NotImplementedError
 
     def stored(self, inputs: list[bool]) -> bool:
-        """Whether what it sends lies in on-chip memory, given which inputs do; by default, if one does."""
+        """Return whether what it sends lies in on-chip memory, given which inputs do; by default, if one does."""
         return any(inputs)
 
     def process(self, node: Node, unit: Unit) -> Process:
-        """Return the generator that runs it on a unit."""
+        """Return the generator that runs the operator on a unit."""
         raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ def bandwidth(unit: Unit, data: DataType) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _bank_ways(layout: AnyLayout, shape: tuple[int, int], dtype: str) -> int:
-    """How many turns the banks need for a row of lanes that each read an element."""
+    """Return how many turns the banks need for a row of lanes that each read an element."""
     return bank_conflicts(layout, shape, Access(dtype)).ways
 
 

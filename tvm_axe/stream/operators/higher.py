@@ -203,7 +203,7 @@ def _result(node: Node, function: TileFunction, arguments: list[DataType]) -> Da
 
 
 def _state(node: Node, function: TileFunction, inputs: list[StreamType], rank: int) -> DataType:
-    """The type of the last state: of a function that grows its state by what comes, after all of the dims."""
+    """Return the type of the last state: of a function that grows its state by what comes, after all of the dims."""
     arguments = _arguments(inputs)
     first = _result(node, function, arguments)
     if not function.grows:
@@ -258,7 +258,7 @@ def _concrete(data: DataType, shape: Any) -> DataType:
 
 
 def _start(function: TileFunction, unit: Unit, values: bool) -> Any:
-    """The state before anything has come: None where the first element is the first state."""
+    """Return the state before anything has come: None where the first element is the first state."""
     initial = function.initial
     return initial if initial is None or values or function.on_numbers else shape_of(initial)
 

@@ -234,6 +234,6 @@ class Zip(Operator):
 
 
 def _total(node: Node, type: StreamType, at: int) -> Any:
-    """The size of a dim, added up over the dims outside of it, as a symbol if that is known already."""
+    """Return the size of a dim, added up over the dims outside of it, as a symbol if that is known already."""
     size = count(type.shape[: at + 1])
     return node.symbol("_total") if isinstance(size, int) else size

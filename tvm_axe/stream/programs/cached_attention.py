@@ -53,7 +53,7 @@ class Requests(NamedTuple):
 
 
 class Region(NamedTuple):
-    """What a region makes."""
+    """The streams that a region makes."""
 
     result: Stream  # [requests] of (queries, size)
     loaded: Stream  # [requests, tiles]: the keys as they are loaded, which tell how far it is
@@ -93,21 +93,21 @@ def attention(
     Parameters
     ----------
     heads : Heads
-        Their sizes.
+        The sizes of the heads.
     batch : int
-        Requests.
+        The number of requests.
     cached : int
         Tiles that there is room for in the cache of a request.
     way : str
         One of `WAYS`.
     regions : int
-        How many there are; with coarse blocks as many as there are blocks.
+        The number of regions; with coarse blocks there are as many as blocks.
     block : int
         Requests of a block.
     tile : int
         Tokens of a tile of the cache.
     dtype : str
-        Of all the elements.
+        The type of all the elements.
 
     Raises
     ------
@@ -223,7 +223,7 @@ def append() -> functions.TileFunction:
 
 
 def masked_exp() -> functions.TileFunction:
-    """``e ** scores`` in the first columns, as many as are filled, and 0 in the others; 4 FLOPs an element."""
+    """Return the function ``e ** scores`` in as many columns as are filled, 0 in the others; 4 FLOPs an element."""
 
     def call(scores: np.ndarray, filled: int) -> np.ndarray:
         return np.where(np.arange(scores.shape[1]) < filled, np.exp(scores), 0).astype(scores.dtype)
@@ -234,7 +234,7 @@ def masked_exp() -> functions.TileFunction:
 
 
 def arrived() -> functions.TileFunction:
-    """As an accumulation, the number of tiles of a request, which says that all have come."""
+    """Return the function that counts a request's tiles, as an accumulation, to say that all have come."""
     return functions.TileFunction("arrived", lambda tile: 1, lambda tile: Scalar(), lambda *_: 0, cycles=1)
 
 
@@ -274,9 +274,9 @@ class AttentionCase:
     way : str
         One of `WAYS`.
     heads : Heads
-        Their sizes.
+        The sizes of the heads.
     regions, block, tile : int
-        As `attention` takes them.
+        The arguments of `attention` of these names.
     compute : int
         FLOPs a cycle of each unit.
     depth : int
@@ -293,7 +293,7 @@ class AttentionCase:
     depth: int = 1
 
     def simulate(self) -> Outcome:
-        """Return what it comes to."""
+        """Simulate the case."""
         sizes: Any = {"regions": self.regions, "block": self.block, "tile": self.tile}
         cached = int(cached_tiles(self.lengths, self.tile).max())
         program = attention(self.heads, len(self.lengths), cached, self.way, dtype="bfloat16", **sizes)

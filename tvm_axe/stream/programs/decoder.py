@@ -53,17 +53,17 @@ def decoder_layer(
     Parameters
     ----------
     model : Model
-        Its sizes.
+        The sizes of the model.
     batch : int
-        Requests.
+        The number of requests.
     cached : int
         Tiles that there is room for in the cache of a request.
-    tile, columns, expert_regions
-        `tile`, `columns` and `regions` of `moe_layer`.
+    tile, columns, expert_regions : int or None
+        The arguments `tile`, `columns` and `regions` of `moe_layer`.
     regions, cache_tile : int
-        `regions` and `tile` of `attention`.
+        The arguments `regions` and `tile` of `attention`.
     dtype : str
-        Of all the elements.
+        The type of all the elements.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def _rows(x: Stream, rows: int) -> Stream:
 
 
 def _reshaped(rows: int, columns: int) -> functions.TileFunction:
-    """The same elements in another shape; takes no time."""
+    """Return the same elements in another shape; it takes no time."""
 
     def result(tile: Tile) -> Tile:
         return Tile(rows, columns, tile.dtype)

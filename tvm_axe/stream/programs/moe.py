@@ -48,9 +48,9 @@ def moe_layer(
     Parameters
     ----------
     moe : MoE
-        Its sizes.
+        The sizes of the layer.
     batch : int
-        Tokens.
+        The number of tokens.
     tile : int or None
         Rows of the tiles that tokens are packed into, the last one filled up; None for tiles of all an expert has.
     columns : int
@@ -58,7 +58,7 @@ def moe_layer(
     regions : int, optional
         How many regions the experts share, as many each (configuration time-multiplexing); one an expert by default.
     dtype : str
-        Of all the elements.
+        The type of all the elements.
 
     Raises
     ------
@@ -149,7 +149,7 @@ class Weights:
 
     @classmethod
     def of(cls, p: StreamProgram, moe: MoE, columns: int, dtype: str) -> Weights:
-        """Declare the tensors."""
+        """Declare the tensors of the weights."""
         wide, down = moe.experts * moe.width, moe.experts * moe.hidden
         gate, up = (p.tensor(name, wide, moe.hidden, dtype) for name in ("w_gate", "w_up"))
         return cls(gate, up, p.tensor("w_down", down, moe.width, dtype), moe, columns)
@@ -225,9 +225,9 @@ class MoECase:
     routing : numpy.ndarray
         [batch, chosen] of int64: the experts that each token goes to.
     moe : MoE
-        The layer.
-    tile, columns, regions
-        As `moe_layer` takes them.
+        The sizes of the layer.
+    tile, columns, regions : int or None
+        The arguments of `moe_layer` of these names.
     compute : int
         FLOPs a cycle of each unit.
     depth : int
@@ -243,7 +243,7 @@ class MoECase:
     depth: int = 2
 
     def simulate(self) -> Outcome:
-        """Return what it comes to."""
+        """Simulate the case."""
         program = moe_layer(self.moe, len(self.routing), self.tile, self.columns, self.regions, "bfloat16")
         accelerator = Accelerator(compute=self.compute, depth=self.depth)
         report = program.run(moe_inputs(self.routing), accelerator, values=False)

@@ -9,18 +9,18 @@ __all__ = ["Outcome"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is compared with published results.
+    """The figures of a simulation that are compared with published results.
 
     Attributes
     ----------
     cycles : int
-        Until the last result is stored.
+        Cycles until the last result is stored.
     off_chip : int
         Bytes loaded and stored, as the published simulations count them.
     on_chip : int or None
         Bytes of on-chip memory needed, as the published simulations count them, where they do.
     flops : int
-        Of all the units.
+        FLOPs of all the units.
     """
 
     cycles: int

@@ -39,15 +39,15 @@ class Sample:
     Attributes
     ----------
     program : StreamProgram
-        What to run.
+        The program.
     streams : dict
-        Its input streams.
+        The values of its input streams.
     accelerator : Accelerator
-        What it is simulated on.
-    reference : callable
-        From arrays to the float64 results of some tensors, NaN where nothing is said.
+        The accelerator that it is simulated on.
+    reference : Callable
+        A function from arrays to the float64 results of some tensors, NaN where nothing is said.
     seed : int
-        Of the arrays.
+        The seed of the arrays.
     """
 
     program: StreamProgram
@@ -66,7 +66,7 @@ class Sample:
         }
 
     def run(self, values: bool = True, trace: bool = False) -> Report:
-        """Compute and simulate it, or only simulate it."""
+        """Compute and simulate the program, or only simulate it."""
         given = self.arrays() if values else {}
         return self.program.run({**self.streams, **given}, self.accelerator, values=values, trace=trace)
 
@@ -103,11 +103,11 @@ PROGRAMS = {
     "attention-dynamic": f"the same with each request sent to the first of {REGIONS} regions that is free",
     "decoder": "a decoder layer: heads, attention and experts, with dynamic tiles",
 }
-"""What there is, with what it is."""
+"""The names of the samples, each with what it is."""
 
 
 def _columns(moe: MoE) -> int:
-    """A piece of the hidden dim that divides it: 64, or less."""
+    """Return a piece of the hidden dim that divides it: 64, or less."""
     return int(np.gcd(moe.hidden, 64))
 
 

@@ -66,7 +66,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Model:
-    """What the programs need to know of a language model."""
+    """The sizes of a language model that the programs need."""
 
     name: str
     moe: MoE
@@ -75,7 +75,7 @@ class Model:
 
 MIXTRAL_8X7B = Model("mixtral", MoE(8, 2, 4096, 14336), Heads(8, 4, 128))
 QWEN3_30B_A3B = Model("qwen", MoE(128, 8, 2048, 768), Heads(4, 8, 64))
-"""As the published simulations take it; the model as it was released has heads of 128 columns."""
+"""The sizes that the published simulations take; the model as it was released has heads of 128 columns."""
 
 
 def routing(batch: int, moe: MoE, seed: int = 0) -> NDArray[np.int64]:
@@ -84,11 +84,11 @@ def routing(batch: int, moe: MoE, seed: int = 0) -> NDArray[np.int64]:
     Parameters
     ----------
     batch : int
-        Tokens.
+        The number of tokens.
     moe : MoE
-        The layer.
+        The sizes of the layer.
     seed : int
-        Of the draw.
+        The seed of the draw.
 
     Returns
     -------
@@ -109,9 +109,9 @@ def lengths(batch: int, seed: int = 0) -> NDArray[np.int64]:
     Parameters
     ----------
     batch : int
-        Requests.
+        The number of requests.
     seed : int
-        Of the draw.
+        The seed of the draw.
 
     Returns
     -------

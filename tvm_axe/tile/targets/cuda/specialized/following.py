@@ -16,7 +16,9 @@ class Follower:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.plan = kernel, kernel.plan
-        scalars = {tile for node in self.plan.program.nodes() if isinstance(node, Assign) for tile in node.writes}
+        # In the program's order: a set's is another in each process, and its code would be compiled anew.
+        nodes = self.plan.program.nodes()
+        scalars = dict.fromkeys(tile for node in nodes if isinstance(node, Assign) for tile in node.writes)
         self.locals = {tile.buffer: T.alloc_local(tile.shape, tile.dtype) for tile in scalars}
 
     def owns(self, node: Node) -> bool:

@@ -1,6 +1,8 @@
-"""Communication schedules, from an all-reduce to overlapped kernels: a tour that runs.
+"""
+Communication schedules, from an all-reduce to overlapped kernels
+=================================================================
 
-    python docs/communication.py      # prints what follows; every statement is checked when it runs
+Run it by ``python docs/tours/communication.py``: it prints what follows.
 
 A program says what is computed, as if there were one device. A schedule says who computes what; which data travels, and
 when, follows from that.
@@ -54,7 +56,9 @@ def check(sch: axe.Schedule, notation: str) -> axe.Executable:
     return exe
 
 
-# ---- 1. Share a reduction --------------------------------------------------------------------------------------------
+# %%
+# 1. Share a reduction
+# --------------------
 #
 # Each device multiplies its columns of X with its rows of W. What it gets is a partial sum, and the block that is left
 # sums the partials: an all-reduce. Nobody wrote that word; it is what reading all devices' terms into a tensor that all
@@ -70,7 +74,9 @@ def shared() -> tuple:
 sch, partial, reduce = shared()
 check(sch, "MM-AR-C")
 
-# ---- 2. Split it, and compute on slices ------------------------------------------------------------------------------
+# %%
+# 2. Split it, and compute on slices
+# ----------------------------------
 #
 # An all-reduce is a reduce-scatter and an all-gather (or, with root=0, a reduce and a broadcast). The gather can then
 # move behind what is computed of it: each device computes on its own rows, and their results are gathered.
@@ -79,7 +85,9 @@ scatter, gather = sch.split_collective(reduce)
 (gather,) = sch.reorder_collective(gather, [sch.get_sblock("epi")])
 check(sch, "MM-RS-C-AG")
 
-# ---- 3. Fuse ---------------------------------------------------------------------------------------------------------
+# %%
+# 3. Fuse
+# -------
 #
 # Three stages, each of which writes to memory what the next one reads. One kernel does the same a row at a time: it
 # reads the peers' partial sums, adds them, computes, and writes the row to all devices. It is a plain loop nest, as a
@@ -89,7 +97,9 @@ epi = sch.get_sblock("epi")
 sch.fuse_collective([scatter, epi, gather])
 exe = check(sch, "MM-fuse(RS-C-AG)")
 
-# ---- 4. Overlap ------------------------------------------------------------------------------------------------------
+# %%
+# 4. Overlap
+# ----------
 #
 # The matmul and that kernel are cut into chunks of rows, and run chunk by chunk. A device begins with the rows that its
 # neighbour will want and ends with its own; it announces a chunk that others want (axe.arrive), goes on, and waits only
@@ -100,7 +110,9 @@ sch.overlap([partial, scatter], "tp", chunks=4)
 exe = check(sch, "ol(MM, fuse(RS-C-AG))")
 print(exe.module["main"].script())
 
-# ---- 5. Gradients, state, norms --------------------------------------------------------------------------------------
+# %%
+# 5. Gradients, state, norms
+# --------------------------
 #
 # Where devices hold the terms of a sum already, `all_reduce` says so: dimension 0 of g counts the devices. The momentum
 # may stay on the device that computed it (`as_slice`); the next step takes it from there.
@@ -148,7 +160,9 @@ np.testing.assert_allclose(new_p, p - 0.1 * momentum_out, rtol=1e-5, atol=1e-5)
 assert exe.notation == "fuse(RS-C-AG)"
 print(f"{exe.notation}: m_out lies as {exe.layouts['m_out']}")
 
-# ---- 6. Or let it be found -------------------------------------------------------------------------------------------
+# %%
+# 6. Or let it be found
+# ---------------------
 #
 # `axe.search` enumerates every schedule that the primitives' rules allow, leaves out what the link model rules out, and
 # measures the rest. What it measured stays in a MetaSchedule database below `work_dir`.

@@ -1,11 +1,11 @@
-"""Streaming tensor programs: a tour that runs.
+"""
+Streaming tensor programs
+=========================
 
-    python docs/stream.py            # prints what follows, and writes docs/pictures/stream/
+Run it by ``python docs/tours/stream.py``: it prints what follows.
 
 Every statement below is checked when the script runs, and the pictures are those that it makes.
 """
-
-from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from tvm_axe.stream.programs.workloads import Heads
 
 PICTURES = {}
 
-# ---- 1. Operators send tiles to each other ---------------------------------------------------------------------------
+# %%
+# 1. Operators send tiles to each other
+# -------------------------------------
 #
 # A program is a graph of operators for an accelerator of many units with memory of their own, as it is laid out on the
 # chip. What flows between them are streams: tensors of tiles, sent one tile after the other, in which stop tokens close
@@ -37,12 +39,15 @@ for expert, part in enumerate(parts):
 print(p, end="\n\n")
 PICTURES["graph"] = graph_svg(p)
 
+# %%
 # How many tokens an expert gets is known only when the program runs: its type has a symbol there. It is checked all the
 # same, operator by operator, when the program is built; and how much it loads is an expression in these symbols:
 
 print("off-chip bytes:", metrics.off_chip_traffic(p), end="\n\n")
 
-# ---- 2. One run computes, and says how long it takes -----------------------------------------------------------------
+# %%
+# 2. One run computes, and says how long it takes
+# -----------------------------------------------
 
 rng = np.random.default_rng(0)
 x, *w = (rng.standard_normal(shape, dtype="float32") for shape in [(16, 32), (32, 8), (32, 8)])
@@ -55,11 +60,14 @@ for expert in range(2):
 assert metrics.evaluate(metrics.off_chip_traffic(p), report.bindings) == report.traffic
 print(report, end="\n\n")
 
+# %%
 # The same run without values takes the same cycles, and no arrays: that is how models of real size are simulated.
 
 assert p.run({"route": route}, accelerator, values=False).cycles == report.cycles
 
-# ---- 3. A mixture of experts -----------------------------------------------------------------------------------------
+# %%
+# 3. A mixture of experts
+# -----------------------
 #
 # The package has the programs of the paper (arXiv 2511.07776). A layer of SwiGLU experts packs an expert's tokens into
 # tiles of a fixed height, the last one filled up, or into one of as many tokens as there are. The first loads the
@@ -82,6 +90,7 @@ assert runs[4].traffic > runs[16].traffic > runs[64].traffic == runs[None].traff
 assert runs[64].flops > runs[None].flops == min(run.flops for run in runs.values())
 print()
 
+# %%
 # It computes what numpy computes:
 
 program = moe_layer(moe, 64, None, columns=64)
@@ -93,7 +102,9 @@ arrays = {
 y = program.run({**moe_inputs(chosen), **arrays}).tensors["y"]
 np.testing.assert_allclose(y, moe_reference(arrays, chosen, moe)["y"], rtol=1e-3, atol=1e-4)
 
-# ---- 4. Optimizations are rewrites -----------------------------------------------------------------------------------
+# %%
+# 4. Optimizations are rewrites
+# -----------------------------
 #
 # Dynamic tiling replaces the padded tiles of a program; configuration time-multiplexing lets several regions be one,
 # which takes whichever expert's tile is ready and loads the weights for it.
@@ -119,7 +130,9 @@ assert all(design.choices["tile"] != 64 for design in best)
 PICTURES["pareto"] = pareto_svg(designs, best)
 print()
 
-# ---- 5. Requests of different length ---------------------------------------------------------------------------------
+# %%
+# 5. Requests of different length
+# -------------------------------
 #
 # Attention over caches of keys and values, four regions side by side. Requests go to the regions in turn. Or each goes
 # to the first region that is free, which is another rewrite: a feedback edge says who has loaded its request's keys.
@@ -140,14 +153,9 @@ for way, run in timed.items():
     PICTURES[way] = timeline_svg(run, units=loads)
 assert timed["dynamic"].cycles < 0.8 * timed["interleaved"].cycles
 
-# `report.save_trace(path)` writes all the units' work for https://ui.perfetto.dev. On the command line:
+# %%
+# `report.save_trace(path)` writes all the units' work for https://ui.perfetto.dev. On the command line::
 #
 #     tvm-axe stream list
 #     tvm-axe stream run attention-dynamic --trace t.json
 #     tvm-axe stream reproduce        # the published results, docs/results/2026-11-20-streams.md
-
-if __name__ == "__main__":
-    folder = Path(__file__).with_name("pictures") / "stream"
-    folder.mkdir(exist_ok=True)
-    for name, picture in PICTURES.items():
-        (folder / f"{name}.svg").write_text(picture, encoding="utf-8")

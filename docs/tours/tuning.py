@@ -1,6 +1,6 @@
 """Tuning, from one function to a model: a tour that runs.
 
-    python docs/tuning.py [DIR]       # prints what follows; every statement is checked when it runs
+    python docs/tours/tuning.py [DIR]       # prints what follows; every statement is checked when it runs
 
 Records go to DIR, or to a folder that is removed at the end. A real job has 64 trials for each kernel or more; here it
 is a few, so that the tour takes seconds.
@@ -68,14 +68,19 @@ def main(work_dir: Path) -> None:
     print(f"{task.name}: {task.before_ms:.3f} ms untuned, {task.best_ms:.3f} ms tuned, {task.trials} trials")
     assert task.trials == 12 and not task.failures
 
-    # The best is a schedule of the same function, and goes wherever the function went.
+    # The best is a schedule of the same function, and goes wherever the function went: `apply_best` puts it into a
+    # module, and `axe.compile` finds it too.
     module, seconds = apply_best(tvm.IRModule({"main": dense}), target, work_dir)
     assert seconds["main"] * 1e3 == task.best_ms
+    exe = axe.compile(dense, target=target, work_dir=work_dir)
+    assert exe.tuned == seconds and exe.module.script() == module.script()
     arrays = [rng.standard_normal(shape, dtype="float32") for shape in ((128, 192), (192, 160), (160,))]
-    tensors = [tvm.runtime.tensor(array) for array in (*arrays, np.full((128, 160), np.nan, "float32"))]
-    tvm.compile(module, target=target)["main"](*tensors)
     a, w, bias = (array.astype("float64") for array in arrays)
-    check(tensors[-1].numpy(), np.maximum(a @ w + bias, 0))
+    check(exe(*arrays), np.maximum(a @ w + bias, 0))
+
+    # What was compiled can be saved; a process without the sources, or the records, loads it.
+    exe.save(work_dir / "dense.axe")
+    check(axe.Executable.load(work_dir / "dense.axe")(*arrays), np.maximum(a @ w + bias, 0))
 
     # ---- 2. What is on disk ------------------------------------------------------------------------------------------
     # A folder for each target and function, in the format of stock MetaSchedule, and beside it a line for each trial.
@@ -106,12 +111,11 @@ def main(work_dir: Path) -> None:
     model, _ = MLP().export_tvm({"forward": {"x": nn.spec.Tensor([16, 64], "float32")}})
     for task in axe.tune(model, target=target, trials=4, work_dir=work_dir, seed=0, progress=False).tasks:
         print(f"{task.name}: {task.before_ms:.3f} ms untuned, {task.best_ms:.3f} ms tuned, {task.trials} trials")
-    machine = relax.VirtualMachine(axe.compile(model, target=target, work_dir=work_dir).vm, tvm.cpu())
+    exe = axe.compile(model, target=target, work_dir=work_dir)
     shapes = [[int(extent) for extent in param.ty.shape] for param in model["forward"].params]
-    arrays = [rng.standard_normal(shape, dtype="float32") for shape in shapes]
-    x, w1, b1, w2, b2 = (array.astype("float64") for array in arrays)
-    out = machine["forward"](*map(tvm.runtime.tensor, arrays)).numpy()
-    check(out, np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)
+    weights = [rng.standard_normal(shape, dtype="float32") for shape in shapes]
+    x, w1, b1, w2, b2 = (array.astype("float64") for array in weights)
+    check(exe(*weights), np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)  # `exe.vm` is upstream's executable
 
     # ---- 4. Weights that are packed once -----------------------------------------------------------------------------
     # A function says which of its parameters are the same in every call. Its best schedule may then begin with blocks
@@ -122,9 +126,12 @@ def main(work_dir: Path) -> None:
     print(f"weights packed once: {task.best_ms:.3f} ms")
     module, _ = apply_best(tvm.IRModule({"main": layer}), target, work_dir)
     pack, main_part, places = split_packing(module["main"])
+    tensors = [tvm.runtime.tensor(array) for array in (*arrays, np.full((128, 160), np.nan, "float32"))]
     if pack is not None:  # it isn't where the best schedule reads the weights as they are
         packed = [empty(main_part.params[place]) for place in places]
-        tvm.compile(pack, target=target)(*(tensors[place] for place in places), *packed)
+        build(tvm.IRModule({"main": pack.with_attr("global_symbol", "main")}), target)["main"](
+            *(tensors[place] for place in places), *packed
+        )
         for place, tensor in zip(places, packed):
             tensors[place] = tensor
     tensors[-1] = empty(dense.params[-1])
@@ -135,12 +142,12 @@ def main(work_dir: Path) -> None:
     axe.tune(model, target=target, trials=4, work_dir=work_dir, seed=0, progress=False, pack_weights=True)
     packing = axe.compile(model, target=target, work_dir=work_dir, pack_weights=True)
     machine = relax.VirtualMachine(packing.vm, tvm.cpu())
-    weights = machine["forward_transform_params"]([tvm.runtime.tensor(array) for array in arrays[1:]])
-    out = machine["forward"](tvm.runtime.tensor(arrays[0]), *weights).numpy()
+    packed = machine["forward_transform_params"]([tvm.runtime.tensor(array) for array in weights[1:]])
+    out = machine["forward"](tvm.runtime.tensor(weights[0]), *packed).numpy()
     check(out, np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)
 
     # A program on a mesh is tuned the same way, `axe.tune(func, mesh=mesh)`: how it is shared, communicates and
-    # overlaps, and the kernels of its devices (docs/communication.py has the schedules that are tried).
+    # overlaps, and the kernels of its devices (docs/tours/communication.py has the schedules that are tried).
 
 
 def _seconds(trial: dict) -> float:

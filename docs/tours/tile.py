@@ -1,6 +1,8 @@
-"""Tile programs, from a matrix product to attention: a tour that runs.
+"""
+Tile programs, from a matrix product to attention
+=================================================
 
-    python docs/tile.py               # prints what follows; every statement is checked when it runs
+Run it by ``python docs/tours/tile.py``: it prints what follows.
 
 A tile program says what moves and what is computed, tile by tile. Which thread does what, where an element of a tile
 lives, which instruction multiplies and how loads run ahead is inferred, for Hopper's and Ampere's tensor cores as for a
@@ -27,7 +29,9 @@ def check(executable: tile.TileExecutable, inputs: list[np.ndarray], expected: n
     print(f"{executable.name}: relative error {found:.1e}\n")
 
 
-# ---- 1. A matrix product ---------------------------------------------------------------------------------------------
+# %%
+# 1. A matrix product
+# -------------------
 #
 # `with` opens what runs at once and in no order: here one block for each 64 x 64 tile of C. Within a block, statements
 # run in order. A tile in `shared` memory is seen by all of a block's threads, a `fragment` is spread over their
@@ -55,16 +59,19 @@ A, B = rng.standard_normal((M, K), dtype="float32"), rng.standard_normal((K, N),
 executable = tile.compile(matmul, "llvm")
 check(executable, [A, B], A.astype("float64") @ B, 1e-5)
 
+# %%
 # What was read, and what was decided about it. The same program for a GPU; compiling needs none:
 
 print(tile.read(matmul), end="\n\n")
 print(executable.explain(), end="\n\n")
 
-# ---- 2. The same program for tensor cores ----------------------------------------------------------------------------
+# %%
+# 2. The same program for tensor cores
+# ------------------------------------
 #
 # In bfloat16 Hopper has an instruction for it (wgmma): a producer warp loads tiles with TMA into a ring of slots, as
 # many as fit, while others multiply. `explain` decides, but compiles nothing, so it needs neither GPU nor nvcc.
-# `tvm-axe tile explain docs/tile.py:linear --target cuda:sm_80` prints the same for another one.
+# `tvm-axe tile explain docs/tours/tile.py:linear --target cuda:sm_80` prints the same for another one.
 
 
 @T.prim_func
@@ -88,15 +95,18 @@ def linear(
         tile.copy(y, Y[m * 128, n * 256])
 
 
+# %%
 # `parallel` stores elements, for every point, in no order: the bias and the activation, before the tile is rounded.
 
 plan = tile.plan(linear, "cuda:sm_90a")
 assert any("TMA" in decision.reason for decision in plan.decisions)
 print(plan.explain(), end="\n\n")
 
-# ---- 3. Rows: reductions ---------------------------------------------------------------------------------------------
+# %%
+# 3. Rows: reductions
+# -------------------
 #
-# A softmax of rows, eight rows a block, each held in registers. `reduce`s drop the axis that they run along.
+# A softmax of rows, eight rows a block, each held in registers. Reductions drop the axis that they run along.
 
 ROWS, WIDTH = 50, 300
 
@@ -120,7 +130,9 @@ X = rng.standard_normal((ROWS, WIDTH), dtype="float32")
 weights = np.exp(X.astype("float64"))
 check(tile.compile(softmax, "llvm"), [X], weights / weights.sum(axis=1, keepdims=True), 1e-5)
 
-# ---- 4. Attention ----------------------------------------------------------------------------------------------------
+# %%
+# 4. Attention
+# ------------
 #
 # softmax(Q K^T / sqrt(D)) V, causal: a token sees itself and those before it. The scores are never whole: 32 keys at a
 # time, with the largest score and the sum of each row so far, and what was summed before is scaled when a larger score
@@ -177,7 +189,9 @@ scores = q.astype("float64") @ k.transpose(0, 2, 1) / math.sqrt(D)
 weights = np.exp(np.where(np.tri(TOKENS, dtype=bool), scores, -np.inf))
 check(tile.compile(attention, "llvm"), [q, k, v], weights / weights.sum(axis=2, keepdims=True) @ v, 1e-5)
 
-# ---- 5. Kernels that meet --------------------------------------------------------------------------------------------
+# %%
+# 5. Kernels that meet
+# --------------------
 #
 # A parameter may be a scalar, such as the number of the device that runs. And on GPUs kernels may meet while they run:
 # `tile.signal` sets flags, int32 in global memory of any device, when all that a block has read and written so far is
@@ -209,7 +223,9 @@ def all_reduce(
 
 print(tile.explain(all_reduce, "cuda:sm_90a"))
 
-# ---- 6. What goes wrong ----------------------------------------------------------------------------------------------
+# %%
+# 6. What goes wrong
+# ------------------
 #
 # A program that can't be right on any target is refused when it is read, with what was seen and what would be valid.
 # Points of a `parallel` run in no order, so none may read what another stores:
