@@ -97,7 +97,8 @@ def search(
     trials : int
         Tune each schedule's local kernels with so many candidates first; 0 takes what `work_dir` has.
     work_dir : path
-        Tuning records of local kernels, and, in its folder ``schedules``, of what this search measures.
+        Tuning records of local kernels, and, in its folder ``schedules``, of what this search measures, with a log of
+        trials and a report beside them.
     repeat : int
         Timed runs of each schedule.
     progress : bool
