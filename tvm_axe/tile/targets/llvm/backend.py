@@ -15,7 +15,7 @@ from tvm_axe.machines.cache import Cache, key
 from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Program
+from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.llvm.lower import lower
 from tvm_axe.tile.targets.llvm.plan import CpuPlan, plan
 
@@ -39,7 +39,7 @@ class LlvmBackend(TileBackend):
             vector_registers=32 if "avx512f" in features or "neon" in features else 16,
         )
 
-    def plan(self, program: Program, target: Target) -> Plan:
+    def plan(self, program: TileProgram, target: Target) -> Plan:
         return plan(program, target)
 
     def emit(self, plan: Plan) -> tirx.PrimFunc:
