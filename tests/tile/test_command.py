@@ -6,10 +6,9 @@ import sys
 import pytest
 from tvm.script import tirx as T
 
-from tvm_axe import tile
-from tvm_axe.cli import entry as cli
+from tvm_axe import cli, tile
+from tvm_axe.cli.inputs import load_file
 from tvm_axe.errors import TileError, TuneError
-from tvm_axe.inputs import load_file
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile.plan import Decisions, Plan
 
