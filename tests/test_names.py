@@ -12,15 +12,13 @@ import tvm_axe
 FOLDER = Path(tvm_axe.__file__).parent
 HIDDEN = {
     "tvm_axe.relax.merge",
-    "tvm_axe.tile.plan",
-    "tvm_axe.tile.targets.cuda.plan",
-    "tvm_axe.tile.targets.llvm.lower",
-    "tvm_axe.tile.targets.llvm.plan",
+    "tvm_axe.tile.plans",
+    "tvm_axe.tile.targets.llvm.emit",
 }
 """Modules that are still hidden by a function of theirs; to be emptied, never added to."""
-PLAIN_PROGRAMS = {"cli", "collective", "lower", "tile"}
+PLAIN_PROGRAMS = {"cli", "collective", "lower"}
 """Packages with a class that is still called plain Program; one may stay."""
-TWICE = {("lower", "Stage"), ("meta", "Candidate"), ("tile", "Epilogue"), ("tile", "Kernel")}
+TWICE = {("lower", "Stage"), ("meta", "Candidate"), ("tile", "Epilogue")}
 """Classes of one name that a package still has, each where it is; to be emptied."""
 
 

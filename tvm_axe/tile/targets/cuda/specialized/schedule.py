@@ -31,12 +31,10 @@ from tvm_axe.tile.nodes import (
     Parallel,
     Reduce,
     Signal,
-    Tile,
     Wait,
-    leaves,
-    walk,
 )
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
@@ -52,6 +50,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Step,
     Sync,
 )
+from tvm_axe.tile.walking import leaves, walk
 
 
 @dataclass(frozen=True, eq=False)
