@@ -248,9 +248,8 @@ class Consumer:
     def store(self, copy: Copy, values: Values) -> None:
         """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup or by the storing warp."""
         context, staging = self.context, self.plan.memory.staging[copy]
-        group = (
-            context.group if self.plan.warpgroups > 1 else 0
-        )  # upstream can't prove that the index of one is aligned
+        # Of one warpgroup, upstream can't prove that its index is aligned.
+        group = context.group if self.plan.warpgroups > 1 else 0
         target, tile = self.moved(copy.dst, values), copy.src.tile
         source, cast, staged = self.registers[tile], self.staged[copy], context.staged[copy]
         rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
