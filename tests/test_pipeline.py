@@ -11,8 +11,9 @@ from tvm.script import tirx as T
 from tvm_axe import pipeline
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
-from tvm_axe.machines import resolve_target
-from tvm_axe.meta.measure import worker
+from tvm_axe.machines import builder, resolve_target
+from tvm_axe.machines.builder import builder_named
+from tvm_axe.meta.measure.builder import BUILDER
 from tvm_axe.pipeline import APPLY_RECORDS, BUILD, LOWER, PASSES, TILE_KERNELS, Work, build, run
 from tvm_axe.relax import alone
 from tvm_axe.schedule import Schedule
@@ -38,7 +39,7 @@ def chosen() -> tvm.tirx.PrimFunc:
     return sch.mod["main"]
 
 
-@pytest.mark.parametrize("module", [pipeline, alone])
+@pytest.mark.parametrize("module", [pipeline, alone, builder])
 def test_the_examples(module):
     result = doctest.testmod(module)
     assert result.attempted and not result.failed
@@ -73,7 +74,7 @@ def test_work_that_was_lowered_before():
 
 
 def test_one_builder_for_candidates_and_users(chosen):
-    assert worker.build is build
+    assert builder_named(BUILDER) is build
     a, b = (np.random.default_rng(0).standard_normal(shape, dtype="float32") for shape in ((8, 16), (16, 12)))
     for func in (product, chosen):
         out = tvm.runtime.empty((8, 12), "float32")
