@@ -22,9 +22,10 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.calls import Touches
 from tvm_axe.machines import resolve_target
+from tvm_axe.machines.nvcc import find_compiler
 from tvm_axe.programs.registry import PROGRAMS
 from tvm_axe.records.database import Database, normalize
-from tvm_axe.schedule import Schedule
+from tvm_axe.schedule import Schedule, with_layouts
 
 TP = Mesh({"tp": 2})
 RNG = np.random.default_rng(7)
@@ -197,6 +198,48 @@ def test_models_that_are_called_by_name(compiled: Callable[..., axe.Executable],
         compiled(model, pack_weights=True)(x)
 
 
+@T.prim_func(s_tir=True)
+def halves(A: T.Buffer((128, 64), "float16"), B: T.Buffer((128, 64), "float16"), C: T.Buffer((128, 128), "float32")):
+    for i, j, k in T.grid(128, 128, 64):
+        with T.sblock("mm"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                C[vi, vj] = T.float32(0)
+            C[vi, vj] = C[vi, vj] + T.cast(A[vi, vk], "float32") * T.cast(B[vj, vk], "float32")
+
+
+@pytest.fixture
+def on_hopper(compiled: Callable[..., axe.Executable]) -> axe.Executable:
+    """A product by a tile kernel, compiled for a GPU, which needs none."""
+    try:
+        find_compiler()
+    except axe.TileError:
+        pytest.skip("neither nvcc nor nvrtc")
+    sch = Schedule(halves, mesh=Mesh({"tp": 1}))
+    sch.tile_kernel(sch.get_sblock("mm"), "matmul")
+    return compiled(sch.mod["main"], target="cuda:sm_90a")
+
+
+@pytest.mark.skipif(tvm.cuda().exist, reason="there is a GPU, on which it would run")
+def test_a_device_that_is_missing(on_hopper: axe.Executable) -> None:
+    assert (on_hopper.inputs, on_hopper.outputs) == (("A", "B"), ("C",))
+    with pytest.raises(axe.LowerError, match="halves was compiled for sm_90a; this machine has no cuda device"):
+        on_hopper(*(np.ones((128, 64), "float16") for _ in range(2)))
+
+
+@pytest.mark.gpu
+def test_a_function_on_a_gpu(cuda: tvm.runtime.Device, on_hopper: axe.Executable, tmp_path: Path) -> None:
+    if cuda.compute_version != "9.0":
+        pytest.skip("not a Hopper GPU")
+    a, b = (RNG.standard_normal((128, 64)).astype("float16") for _ in range(2))
+    want = a.astype("float64") @ b.astype("float64").T
+    on_hopper.save(tmp_path / "exe")
+    for exe in (on_hopper, axe.Executable.load(tmp_path / "exe")):
+        got = exe(a, B=b)
+        assert isinstance(got, np.ndarray) and np.abs(got - want).max() < 1e-3
+        assert min(exe.time(a, b, repeat=3)) > 0
+
+
 # ---- A mesh ----------------------------------------------------------------------------------------------------------
 
 
@@ -314,12 +357,12 @@ def test_all_that_is_known_of_a_program_is_saved(
 def test_layouts_in_memory_and_tile_kernels_are_saved(
     compiled: Callable[..., axe.Executable], launched: Callable[..., Workers], tmp_path: Path
 ) -> None:
-    sch = Schedule(update, mesh=TP)
-    sch.set_layout("total", "S[(12, 16) : (1, 12)]")
+    sch = Schedule(with_layouts(update, {"total": "S[(12, 16) : (1, 12)] + R[2 : 1@tp]"}), mesh=TP)
     sch.tile_kernel(sch.get_sblock("mm"), "matmul")
     exe = compiled(sch)
     exe.save(tmp_path / "exe")
     found = axe.Executable.load(str(tmp_path / "exe"))
+    assert found.lowered.buffers["total"].sharding.memory is not None
     assert found.module.script() == exe.module.script() != found.runnable.script() == exe.runnable.script()
     assert is_right(found.run(launched(TP), *ARRAYS))
 

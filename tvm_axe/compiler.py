@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable, interfaces
@@ -20,7 +21,7 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, TILE_KERNELS, Work, run
-from tvm_axe.records.folders import TUNING_LOGS
+from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax import schedule_model
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
@@ -32,7 +33,7 @@ def compile(
     program: Schedule | tirx.PrimFunc | IRModule | Lowered,
     mesh: Mesh | None = None,
     target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = TUNING_LOGS,
+    work_dir: str | Path | None = WORK_DIR,
     *,
     pack_weights: bool = False,
 ) -> Executable:
@@ -118,7 +119,9 @@ def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | N
             f'mesh, for example mesh=axe.Mesh({{"{axes[0]}": 2}})'
         )
     name = str(func.attrs["global_symbol"]) if "global_symbol" in (func.attrs or {}) else "main"
-    work = run(Work.of(func.with_attr("global_symbol", "main"), target, None, work_dir), PASSES)
+    # Nobody splits packing off here, so no weights are packed.
+    func = func.without_attr(LAYOUT_FREE).with_attr("global_symbol", "main")
+    work = run(Work.of(func, target, None, work_dir), PASSES)
     assert work.scheduled is not None and isinstance(work.built, Module)
     return FunctionExecutable(name, work.scheduled, work.module, work.built, target, work.tuned)
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.measure.child import Child
+from tvm_axe.meta.measure.child import Child, Fault
 
 _MAIN = """
 import os, signal, subprocess, sys, time
@@ -21,6 +21,8 @@ def handle(request):
         return os.getpid(), os.environ.get("SAID"), open("/proc/self/oom_score_adj").read().strip()
     if kind == "raise":
         raise ValueError("a  long\\nreason " + "x" * 400 + " with an end")
+    if kind == "fault":
+        return {}[kind] if not rest else rest[0].nothing if rest[0] else 1 + None
     if kind == "fatal":
         raise Fatal("the device is broken")
     if kind == "die":
@@ -73,6 +75,18 @@ def test_it_is_new_after_its_end(child, request_, status, reason):
     status, (after, *_) = child.ask(("pid",), 60)
     assert (status, after) == ("ok", child.pid)
     assert after != before
+
+
+@pytest.mark.parametrize(
+    "request_, error",
+    [(("fault",), "KeyError: 'fault'"), (("fault", 1), "AttributeError: 'int'"), (("fault", 0), "TypeError")],
+)
+def test_a_fault_of_its_own_code_is_no_answer(child, request_, error):
+    """It stops who asks, with the traceback of the process."""
+    with pytest.raises(Fault, match=error) as caught:
+        child.ask(request_, 60)
+    assert "in handle" in str(caught.value)
+    assert child.pid is None
 
 
 def test_what_it_started_ends_with_it_and_what_it_prints_is_kept(child):

@@ -95,6 +95,15 @@ def test_the_best_is_applied_whatever_the_function_is_called(tuned, matmul, targ
     _check(best, "mm_rf", target, 61, 53, 67)
 
 
+def test_kernels_have_no_schedule_of_a_program(tuned):
+    _, result = tuned
+    assert result.schedules == ()
+    for name in ("best", "schedule", "trace", "notation"):
+        with pytest.raises(TuneError, match=r"no program on a mesh was tuned but main.*apply_best"):
+            getattr(result, name)
+    assert result.table().splitlines()[1].split()[::3] == ["main", "20"]
+
+
 def test_records_of_another_target_do_not_match(tuned, matmul):
     folder, _ = tuned
     mod = IRModule({"main": matmul(61, 53, 67)})

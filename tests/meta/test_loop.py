@@ -8,7 +8,9 @@ import re
 import pytest
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_axe.errors import AxeError
 from tvm_axe.meta.measure.protocol import Measurement
+from tvm_axe.meta.model import model
 from tvm_axe.meta.model.model import CostModel
 from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools, evolution
@@ -172,6 +174,42 @@ def test_a_function_without_a_design_space_leaves_the_others_theirs(job):
     assert (broken.trials, whole.trials) == (0, 4)
     (reason,) = broken.failures
     assert reason.startswith("its design space could not be generated: ")
+
+
+def _own_faults():
+    def attribute(sch):
+        return sch.no_such_method()
+
+    def name(sch):
+        return no_such_name  # noqa: F821
+
+    def assertion(sch):
+        raise AssertionError("an invariant is broken")
+
+    return {
+        "no_such_method": attribute,
+        "no_such_name": name,
+        "invariant": assertion,
+        "subscriptable": lambda sch: 1[0],
+    }
+
+
+@pytest.mark.parametrize("what", _own_faults())
+def test_a_fault_in_a_design_space_stops_the_job(job, what):
+    """It doesn't look like an empty space, though it passes through upstream's C++, where some lose their type."""
+
+    def space(func, target):
+        return ms.space_generator.ScheduleFn(_own_faults()[what], sch_rules=[], postprocs=[], mutator_probs={})
+
+    with pytest.raises(Exception, match=what) as caught:
+        job(Clock(), trials=4, space=space).run(progress=False)
+    assert not isinstance(caught.value, AxeError)
+
+
+def test_a_fault_in_the_cost_model_stops_the_job(job, monkeypatch):
+    monkeypatch.setattr(model, "_packed", lambda rows: rows.nothing)
+    with pytest.raises(AttributeError, match="nothing"):
+        job(Clock(), trials=12).run(progress=False)
 
 
 def test_an_exhausted_space_ends_the_job(job):

@@ -16,6 +16,7 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.measure import batch
+from tvm_axe.meta.measure.child import Fault
 from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.records.database import normalize
 
@@ -163,6 +164,13 @@ def test_a_fault_costs_itself_only(worker, candidate, reason):
     for measured in (before, after):
         assert measured.failure is None
         assert min(measured.seconds, measured.build_seconds, measured.run_seconds) > 0
+
+
+def test_a_fault_of_the_builder_is_no_candidates(target, tmp_path):
+    """It stops the job, with the traceback of the process: here a builder that doesn't take what builders are given."""
+    builder = "tvm_axe.meta.measure.check:is_float"
+    with Runner(target, tmp_path / "log", 10.0, builder) as runner, pytest.raises(Fault, match="TypeError"):
+        runner.prepare(normalize(double))
 
 
 def test_processes_stay_up_between_candidates(worker):

@@ -36,7 +36,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -55,6 +54,7 @@ from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, Aborted, Control, Late
 from tvm_axe.collective.tensor import decode_view
 from tvm_axe.layout import Mesh
+from tvm_axe.machines.builder import builder_named
 
 
 class Site:
@@ -194,9 +194,7 @@ class Worker:
 
         def compile_it() -> Any:
             text = self._view(module).tobytes().decode()
-            home, _, function = builder.partition(":")
-            build = getattr(import_module(home), function)
-            return build(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
+            return builder_named(builder)(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
 
         self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), tvm.cpu())
 

@@ -14,9 +14,9 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.parameters import parameters
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.base import Arrays, Executable, Input
-from tvm_axe.inputs import parameters
 from tvm_axe.machines import backend_of
 
 __all__ = ["FunctionExecutable", "Interface", "ModelExecutable", "directions", "interfaces"]
@@ -254,9 +254,10 @@ class ModelExecutable(Executable):
 
 def _device(exe: Executable) -> tvm.runtime.Device:
     """The device of an executable's target on this machine."""
-    device = tvm.device(backend_of(exe.target).device)
+    backend = backend_of(exe.target)
+    device = tvm.device(backend.device)
     if not device.exist:
-        raise LowerError(f"{exe.name} was compiled for {exe.target}; this machine has no such device")
+        raise LowerError(f"{exe.name} was compiled for {backend.name}; this machine has no {backend.device} device")
     return device
 
 

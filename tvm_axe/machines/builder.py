@@ -1,23 +1,39 @@
-"""The builder of Relax programs: what workers, and the compiler for one device, make of a module with a ``main``.
+"""Builders by name, and that of Relax programs: what workers make of a module with a ``main``.
 
 Functions alone are built by the target's back end (`tvm_axe.machines.Backend.build`).
+
+>>> builder_named(PROGRAM_BUILDER) is build_program
+True
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import tvm
 from tvm import ir, relax
 from tvm.ir import IRModule
 from tvm.target import Target
 
-__all__ = ["PROGRAM_BUILDER", "build_program"]
+from tvm_axe.machines.vector_math import PIPELINE
+
+__all__ = ["PROGRAM_BUILDER", "build_program", "builder_named"]
 
 PROGRAM_BUILDER = "tvm_axe.machines.builder:build_program"
 """What workers, which know nothing of the compiler, are told to build programs by."""
+
+
+def builder_named(name: str) -> Callable[..., Any]:
+    """The builder of a name, ``"package.module:function"``; a process that is told one imports nothing else."""
+    home, _, function = name.partition(":")
+    builder: Callable[..., Any] = getattr(import_module(home), function)
+    return builder
 
 
 def build_program(
     mod: IRModule, target: Target, relax_pipeline: ir.transform.Pass | str = "default"
 ) -> relax.VMExecutable:
     """Build a Relax program, for ``relax.VirtualMachine``; `relax_pipeline` is what its operators go through."""
-    return tvm.compile(mod, target=target, relax_pipeline=relax_pipeline)
+    return tvm.compile(mod, target=target, relax_pipeline=relax_pipeline, tir_pipeline=PIPELINE)

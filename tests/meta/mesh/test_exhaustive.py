@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from tvm.ir import IRModule
+from tvm.s_tir import meta_schedule as ms
 
 import tvm_axe as axe
 from tvm_axe.layout import Mesh
 from tvm_axe.meta.mesh import bench
 from tvm_axe.programs import PROGRAMS
+from tvm_axe.records.database import Database, with_only_attrs
 from tvm_axe.records.folders import MESH
 
 MESH_OF_TWO = Mesh({"dp": 2})
@@ -43,6 +46,11 @@ def test_the_best_runs_and_is_right(sgd, tmp_path):
         outputs = axe.compile(result.best.sch, work_dir=None).run(workers, *arrays)
     assert sgd.error(outputs, sgd.reference(*arrays)) < sgd.tolerance
     assert result.best.notation in result.table()
+    assert (result.schedule, result.notation) == (result.best.sch, result.best.notation)
+    (task,) = result.tasks
+    assert task.best_ms == result.best.median_ms
+    assert result.left_out == {} and {"search", "build", "run", "kernels", "total"} == set(result.seconds)
+    assert result.best.notation in result.table() and result.report.exists()
 
 
 def test_the_rest_says_why(sgd, tmp_path):
@@ -60,9 +68,34 @@ def test_what_was_measured_is_not_measured_again(sgd, tmp_path, monkeypatch):
     assert [found.median_ms for found in second.schedules] == [found.median_ms for found in first.schedules]
 
 
+def test_what_an_earlier_version_recorded_is_not_measured_again(sgd, tmp_path, monkeypatch):
+    """It wrote all times of a schedule in the order in which they were taken, and nothing beside the database."""
+    measured = find(sgd, tmp_path / "new", measure=3)
+    func = sgd.func
+    attrs = {"global_symbol": "main", "s_tir": True, MESH: str(sgd.mesh)}
+    workload = ms.database.Workload(IRModule({"main": with_only_attrs(func, attrs)}))
+    database, target = Database(tmp_path / "schedules"), measured.target
+    for n, found in enumerate(measured.schedules[:3]):
+        infos = ms.arg_info.ArgInfo.from_prim_func(workload.mod["main"])
+        seconds = [(n + 1) * s for s in (5e-3, 1e-3, 2e-3)]
+        database.commit_tuning_record(ms.database.TuningRecord(found.sch.trace, workload, seconds, target, infos))
+    monkeypatch.setattr(bench, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
+    result = find(sgd, tmp_path, measure=3)
+    assert [f.median_ms for f in result.schedules[:3]] == pytest.approx([2, 4, 6])
+    assert str(result.trace) == str(measured.trace)
+
+
+def test_what_failed_is_tried_again(sgd, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(bench, "difference", lambda got, want, slack: "is wrong" if got is not want else "")
+        first = find(sgd, tmp_path, measure=2)
+    assert [f.why_not for f in first.schedules[:2]].count("") == 1
+    second = find(sgd, tmp_path, measure=2)
+    assert [f.median_ms is not None for f in second.schedules[:3]] == [True, True, False]
+
+
 def test_the_database_is_metaschedules(sgd, tmp_path):
     from tvm.s_tir import Schedule
-    from tvm.s_tir import meta_schedule as ms
 
     result = find(sgd, tmp_path, measure=2)
     database = ms.database.JSONDatabase(work_dir=str(tmp_path / "schedules"))
@@ -121,7 +154,7 @@ def test_mesh_is_needed_and_must_agree(sgd, tmp_path):
 
 
 def test_command_line(tmp_path, capsys):
-    from tvm_axe.cli.entry import main
+    from tvm_axe.cli import main
 
     (tmp_path / "sgd.py").write_text(
         'import tvm_axe as axe\nfrom tvm_axe.programs import PROGRAMS\nmesh = axe.Mesh({"dp": 2})\n'

@@ -327,6 +327,10 @@ def test_a_whole_job(tmp_path):
     wide = x.astype("float64") @ w + bias
     np.testing.assert_allclose(out, np.maximum(wide, 0) + residual, rtol=1e-5, atol=1e-5)
     assert exe.notation == result.notation
+    assert [found.median_ms is None for found in result.schedules] == [False] * 3
+    assert result.best.median_ms == program.best_ms == min(found.median_ms for found in result.schedules)
+    assert result.left_out == {}
+    assert result.table().count("\n") == 3
     assert "<h2>block</h2>" in result.report.read_text()
 
     options = {"work_dir": tmp_path, "engine": "threads"}

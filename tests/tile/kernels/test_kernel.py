@@ -125,6 +125,13 @@ def test_a_causal_loop_over_keys_has_no_mask():
     assert masked not in after
 
 
+def test_a_kernel_is_the_same_text_each_time():
+    """What is compiled is kept by it."""
+    kernel = KERNELS["packed_attention"]
+    recipes = [kernel.recipe(HOPPER, kernel.cases[0]) for _ in range(4)]
+    assert len({tile.lower(recipe.programs[0], HOPPER).script() for recipe in recipes}) == 1
+
+
 def test_problems_in_one_line():
     assert described({"m": 3, "dtype": "float32", "bias": True, "residual": False, "activation": "silu"}) == (
         "m=3 bias activation=silu"

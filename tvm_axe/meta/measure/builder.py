@@ -2,6 +2,7 @@
 
 A process is told what compiles by name, and imports nothing else of it:
 
+>>> from tvm_axe.machines.builder import builder_named
 >>> from tvm_axe.pipeline import build
 >>> builder_named(BUILDER) is build
 True
@@ -10,7 +11,6 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,7 +23,7 @@ from tvm.target import Target
 from tvm_axe.meta.measure.exchange import Params
 from tvm_axe.records.packing import split_packing
 
-__all__ = ["BUILDER", "Build", "Built", "build_candidate", "builder_named", "params_of"]
+__all__ = ["BUILDER", "Build", "Built", "build_candidate", "params_of"]
 
 Build: TypeAlias = Callable[[IRModule, Target], Module]
 """A builder: gives something whose ``main`` can be called, for which nothing is left to compile."""
@@ -51,13 +51,6 @@ class Built(NamedTuple):
     pack: Module | None
     places: tuple[int, ...]
     params: Params
-
-
-def builder_named(name: str) -> Build:
-    """The builder of a name, ``"package.module:function"``."""
-    home, _, function = name.partition(":")
-    found: Build = getattr(import_module(home), function)
-    return found
 
 
 def build_candidate(mod: IRModule, target: Target, build: Build) -> Built:

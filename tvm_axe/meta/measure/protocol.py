@@ -9,7 +9,7 @@ which builds candidates and runs those that it built. What it asks of them, modu
     (RUN, number)         -> {"median": seconds, "run": seconds}; the candidate is dropped
     (TURNS, count, turns) -> seconds of each of candidates 0 to count - 1 in each turn; they are dropped
 
-The builder is told by name (`tvm_axe.meta.measure.builder.builder_named`), since a process imports what it calls.
+The builder is told by name (`tvm_axe.machines.builder.builder_named`), since a process imports what it calls.
 """
 
 from __future__ import annotations

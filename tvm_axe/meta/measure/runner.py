@@ -52,7 +52,7 @@ class Runner:
         Seconds that building a candidate may take, and that checking and timing it may take beside a few calls as slow
         as the untuned function's.
     builder
-        Name of what compiles candidates; see `tvm_axe.meta.measure.builder.builder_named`.
+        Name of what compiles candidates; see `tvm_axe.machines.builder.builder_named`.
     """
 
     def __init__(self, target: Target, log: Path, timeout: float, builder: str = BUILDER) -> None:

@@ -1,0 +1,102 @@
+"""A candidate is lowered once, whoever looks at it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm.target import Target
+
+import tvm_axe as axe
+from tvm_axe import _tvm
+from tvm_axe.layout import Mesh
+from tvm_axe.lower import lowered as lowering
+from tvm_axe.meta.mesh.candidates import Candidates
+from tvm_axe.meta.mesh.model import ProgramModel
+from tvm_axe.meta.mesh.moves import schedules, structure
+from tvm_axe.meta.mesh.process import MEASURE, PREPARE, _Handler
+from tvm_axe.meta.mesh.seeds import seed_schedule, sharings
+from tvm_axe.meta.mesh.space import program_space, program_workload
+from tvm_axe.meta.mesh.strategy import Ranking
+from tvm_axe.programs import PROGRAMS
+
+DP, TP = Mesh({"dp": 2}), Mesh({"tp": 2})
+TARGET = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1})
+
+
+@pytest.fixture
+def lowerings(monkeypatch):
+    """The names of the functions that were lowered."""
+    seen, infer = [], lowering.infer_shardings
+
+    def counting(program, declared):
+        seen.append(program.name)
+        return infer(program, declared)
+
+    monkeypatch.setattr(lowering, "infer_shardings", counting)
+    return seen
+
+
+def test_a_search_lowers_each_candidate_once(lowerings, tmp_path):
+    """To see whether it can be, and what it costs; not to run it, to time it again or to say what it is."""
+    program = PROGRAMS["sgd"](DP)
+    count = len(list(schedules(seed_schedule(program.func, DP), ("m_out",), (2,))))
+    arrays = program.inputs(np.random.default_rng(0))
+    options = {"keep": ("m_out",), "chunks": (2,), "measure": 3, "repeat": 1, "progress": False}
+    result = axe.search(program.func, DP, inputs=arrays, engine="threads", work_dir=tmp_path, **options)
+    assert sum(found.median_ms is not None for found in result.schedules) == 3
+    assert len(lowerings) == count
+    axe.search(program.func, DP, inputs=arrays, engine="threads", work_dir=tmp_path, **options)
+    assert len(lowerings) == 2 * count
+
+
+def test_space_and_model_lower_each_schedule_once(lowerings):
+    mod = program_workload(PROGRAMS["mlp"](TP).func, TP, "threads")
+    known = Candidates()
+    model = ProgramModel(known)
+    strategy = Ranking(model, 4)
+    space = program_space(mod, known, chunks=(2,))
+    context = _tvm.tune_context(mod, TARGET, space, strategy, "program", 1, 1, None)
+    strategy.pre_tuning(1, 1, context.generate_design_space())
+    model.expect(strategy.candidates)
+    assert {structure(candidate.sch) for candidate in strategy.candidates} <= {*model._terms}
+    for candidate in strategy.candidates:
+        assert known.lowered(candidate.sch.mod).notation
+        assert known.steps(candidate.sch.mod) or candidate.sch.mod["main"] in [w.mod["main"] for w in _ways(mod)]
+    assert len(lowerings) == len(known._lowered)
+
+
+def _ways(mod):
+    return list(sharings(mod["main"], TP))
+
+
+def test_the_process_that_runs_a_schedule_lowers_it_once(lowerings, tmp_path):
+    mod = program_workload(PROGRAMS["sgd"](DP).func, DP, "threads")
+    *_, candidate = schedules(seed_schedule(mod["main"], DP), chunks=())
+    handle, encoded = _Handler(), tvm.ir.save_json(candidate.sch.mod)
+    assert handle((PREPARE, tvm.ir.save_json(mod), str(TARGET), str(tmp_path), None))["median"] > 0
+    assert len(lowerings) == 1
+    for _ in range(2):
+        assert handle((MEASURE, encoded))["median"] > 0
+    assert len(lowerings) == 2
+    handle.bench.close()
+
+
+def test_what_cannot_be_lowered_is_refused_once(lowerings, monkeypatch):
+    def refuse(program, declared):
+        lowerings.append(program.name)
+        raise axe.LowerError("a stage reads what its device doesn't own")
+
+    monkeypatch.setattr(lowering, "infer_shardings", refuse)
+    known, mod = Candidates(), program_workload(PROGRAMS["sgd"](DP).func, DP, "threads")
+    assert known.lowered_or_none(mod) is None
+    with pytest.raises(axe.LowerError, match="doesn't own"):
+        known.lowered(mod)
+    assert len(lowerings) == 1
+
+
+def test_a_fault_of_the_lowering_is_no_refusal(monkeypatch):
+    monkeypatch.setattr(lowering, "infer_shardings", lambda program, declared: program.nothing)
+    mod = program_workload(PROGRAMS["sgd"](DP).func, DP, "threads")
+    with pytest.raises(AttributeError, match="nothing"):
+        Candidates().lowered_or_none(mod)
