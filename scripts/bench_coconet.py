@@ -1,6 +1,6 @@
 """CoCoNet's programs on two worker processes: what fusing and overlapping are worth.
 
-    python scripts/bench_coconet.py [--trials 48] [--work-dir tuning_logs/coconet] [--json]
+    python scripts/bench_coconet.py [--trials 48] [--work-dir tuning_logs/local/coconet] [--json]
 
 | row | ours | peer |
 |---|---|---|
@@ -28,6 +28,7 @@ import numpy as np
 
 import tvm_axe as axe
 from tvm_axe.collective import Workers
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.executable import Executable
 from tvm_axe.meta import tune
 from tvm_axe.programs import PROGRAMS, DistributedProgram
@@ -108,7 +109,7 @@ def main() -> None:
     """Run all and print the table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=48, help="candidates for each local kernel of the MLP")
-    parser.add_argument("--work-dir", type=Path, default=Path("tuning_logs/coconet"))
+    parser.add_argument("--work-dir", type=Path, default=Path(WORK_DIR, "coconet"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows: list[dict[str, object]] = []

@@ -4,7 +4,8 @@
 
 For each program the search starts from the function, where it can share that by itself, else from the first known
 schedule. What it finds and the known schedules then run in turns; a figure is the median of its runs, the peer is the
-fastest known schedule, ratio = peer_ms / ours_ms. Local kernels are as they are recorded in tuning_logs, or untuned.
+fastest known schedule, ratio = peer_ms / ours_ms. Local kernels are as they are recorded in
+tuning_logs/local, or untuned.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tvm_axe.defaults import WORK_DIR
+
 MATMULS = ((512, 512, 512), (1024, 1024, 1024), (512, 3072, 768))
 OPERATORS = ("C1D", "C2D", "C3D", "CAP", "DEP", "DIL", "GMM", "GRP", "T2D", "CBR", "TBG", "NRM", "SFM")
 MLPS = {"MLP 32x256-512-64": (256, 512, 64), "MLP 32x256-512-512-64": (256, 512, 512, 64)}
@@ -318,7 +320,7 @@ def main() -> None:
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)} (default: all)")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="NAME,...", help="rows of the suites")
     parser.add_argument("--trials", type=int, help="candidates for each function (default: the suite's)")
-    parser.add_argument("--work-dir", type=Path, default=Path("tuning_logs/bench"), help="(default: %(default)s)")
+    parser.add_argument("--work-dir", type=Path, default=Path(WORK_DIR, "bench"), help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     unknown = set(args.suites) - set(SUITES)

@@ -1,6 +1,6 @@
 """What tuning is worth on a CUDA GPU: products of a decoder's layers, tuned, beside the kernels' defaults and cuBLAS.
 
-    python scripts/bench_tune_gpu.py [--trials 40] [--work-dir tuning_logs] [--only TEXT] [--rounds 9] [--json]
+    python scripts/bench_tune_gpu.py [--trials 40] [--work-dir tuning_logs/local] [--only TEXT] [--rounds 9] [--json]
     python scripts/bench_tune_gpu.py --compile       only compile what would be measured, which needs no GPU
 
 Ten bf16 products C = A B^T with weights B of (out, in), drawn by a fixed seed from the layers of public decoders and
@@ -30,6 +30,7 @@ from tvm import s_tir, tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.search.job import kernel_tools
 from tvm_axe.meta.search.loop import Job
@@ -201,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=40, help="candidates for each shape (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="no shape is begun later (default: %(default)s)")
-    parser.add_argument("--work-dir", default="tuning_logs", help="where records are kept (default: %(default)s)")
+    parser.add_argument("--work-dir", default=WORK_DIR, help="where records are kept (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="shapes whose name has this text")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile what is recorded and the defaults, and stop")

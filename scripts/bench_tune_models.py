@@ -26,6 +26,8 @@ from typing import Any
 
 from bench_tune import contestant, medians, prepared, row, tune_ours, tune_stock
 
+from tvm_axe.defaults import WORK_DIR
+
 # Input channels, size of the image, output channels, size of the kernel, stride, groups.
 CONVOLUTIONS = {
     "3x3 64 at 56": (64, 56, 64, 3, 1, 1),
@@ -123,9 +125,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="NAME,...", help="rows of the suites")
     parser.add_argument("--trials", type=int, default=64, help="candidates for each function (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads of a kernel (default: %(default)s)")
-    parser.add_argument(
-        "--work-dir", type=Path, default=Path("tuning_logs/bench-models"), help="(default: %(default)s)"
-    )
+    parser.add_argument("--work-dir", type=Path, default=Path(WORK_DIR, "bench-models"), help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     unknown = set(args.suites) - set(SUITES)

@@ -7,7 +7,7 @@ local kernels of the demo under its three schedules, and float32 products of mat
 cores with AVX-512 about a minute for each kernel and target; what is in the work directory already is not tuned again,
 so it can be stopped and started. Records of other machines are shipped the same way:
 
-    tvm-axe db merge THEIR_LOGS tvm_axe/tuning_logs && tvm-axe db prune shipped --keep 3
+    tvm-axe db merge THEIR_LOGS tuning_logs && tvm-axe db prune shipped --keep 3
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64, help="for each kernel (default: %(default)s)")
     parser.add_argument("--keep", type=int, default=3, help="schedules of each kernel to ship (default: %(default)s)")
     parser.add_argument("--work-dir", type=Path, default=Path(".scratch/ship"), help="default: %(default)s")
-    parser.add_argument("--to", type=Path, default=SHIPPED, metavar="DIR", help="default: the package")
+    parser.add_argument("--to", type=Path, default=SHIPPED, metavar="DIR", help="default: tuning_logs")
     args = parser.parse_args()
     cpus = args.only.split(",") if args.only else [*dict.fromkeys(["x86-64-v3", "x86-64-v4", host_cpu()])]
     for cpu in cpus:

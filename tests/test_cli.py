@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_axe.cli import entry as cli
+from tvm_axe import cli
+from tvm_axe.analysis.parameters import Param, parameters
+from tvm_axe.cli.inputs import load_file, match_arrays, read_npz
 from tvm_axe.errors import InputError
-from tvm_axe.inputs import Param, load_file, match_arrays, parameters, read_npz
 from tvm_axe.records.database import find_databases, read_workloads
 from tvm_axe.records.packing import layout_free
 

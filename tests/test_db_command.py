@@ -9,7 +9,7 @@ from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
-from tvm_axe.cli import entry as cli
+from tvm_axe import cli
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.records import shipped
 from tvm_axe.records.database import RECORDS, Database, normalize
@@ -48,7 +48,7 @@ def _write(root, target, seconds):
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return _write(tmp_path / "tuning_logs", TARGET, [0.004, 0.002, 0.001, 1e10])
+    return _write(tmp_path / "tuning_logs/local", TARGET, [0.004, 0.002, 0.001, 1e10])
 
 
 def _json(capsys, *argv: str, code: int = 0):
@@ -72,9 +72,9 @@ def test_list(logs, capsys):
         "failed": 1,
         "before_ms": 4.0,
         "best_ms": 1.0,
-        "folder": f"tuning_logs/llvm-x86-64-v3-2cores/{logs.name}",
+        "folder": f"tuning_logs/local/llvm-x86-64-v3-2cores/{logs.name}",
     }
-    title, line = _text(capsys, "list", "tuning_logs").splitlines()
+    title, line = _text(capsys, "list", "tuning_logs/local").splitlines()
     assert title.split()[:4] == ["target", "workload", "trials", "failed"]
     assert line.split()[:6] == ["llvm-x86-64-v3-2cores", logs.name, "3", "1", "4", "1"]
     assert _json(capsys, "list", "--target", "cuda")["rows"] == []
@@ -104,13 +104,13 @@ def test_a_schedule_that_no_longer_applies_is_named_and_passed_over(logs, capsys
     assert cli.main(["db", "best", "product", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["ms"] == 2.0
-    assert err.startswith("tvm-axe: warning: skipped tuning_logs/")
+    assert err.startswith("tvm-axe: warning: skipped tuning_logs/local/")
     assert f"{RECORDS}:3: a record that no longer applies" in err
     assert "2 ms  tuning_logs" in _text(capsys, "show", "product")
 
 
 def test_best_needs_one_target_and_a_good_candidate(logs, tmp_path, capsys):
-    _write(tmp_path / "tuning_logs", OTHER, [1e10, 1e10])
+    _write(tmp_path / "tuning_logs/local", OTHER, [1e10, 1e10])
     assert cli.main(["db", "best", "product"]) == 2
     assert "was tuned for llvm-x86-64-v3-2cores, llvm-x86-64-v4-2cores; --target" in capsys.readouterr().err
     assert cli.main(["db", "best", "product", "--target", json.dumps(OTHER)]) == 2
@@ -120,8 +120,8 @@ def test_best_needs_one_target_and_a_good_candidate(logs, tmp_path, capsys):
 
 def test_merge_prune_and_validate(logs, tmp_path, capsys):
     _write(tmp_path / "more", OTHER, [0.004])
-    assert _json(capsys, "merge", "tuning_logs", "more", "all") == {"records": 5, "known": 0, "left_out": 0}
-    assert _text(capsys, "merge", "tuning_logs", "all") == "all: 0 new records, 4 were there\n"
+    assert _json(capsys, "merge", "tuning_logs/local", "more", "all") == {"records": 5, "known": 0, "left_out": 0}
+    assert _text(capsys, "merge", "tuning_logs/local", "all") == "all: 0 new records, 4 were there\n"
     assert "all: 1 new records, 0 were there" in _text(capsys, "merge", "--flat", "more", "all/flat").replace(
         "/flat", ""
     )
@@ -130,7 +130,7 @@ def test_merge_prune_and_validate(logs, tmp_path, capsys):
     assert _text(capsys, "validate", "all") == "4 records in order, 0 problems\n"
     path = logs / RECORDS
     path.write_text(path.read_text() + "{cut")
-    problem = f"tuning_logs/{logs.parent.name}/{logs.name}/{RECORDS}:5: skipped a broken tuning record: '{{cut'"
+    problem = f"tuning_logs/local/{logs.parent.name}/{logs.name}/{RECORDS}:5: skipped a broken tuning record: '{{cut'"
     assert _json(capsys, "validate", code=1) == {"good": 4, "problems": [problem]}
     assert problem in _text(capsys, "validate", code=1)
     # The others go on, and say what they skip.
@@ -143,8 +143,8 @@ def test_merge_prune_and_validate(logs, tmp_path, capsys):
     [
         (["list", "nothing"], "nothing: there is no such folder"),
         (["list", "--target", "abacus"], "target: 'abacus' names no target"),
-        (["show", "conv"], "conv: no workload of tuning_logs is called so; there are product-4x5x6-"),
-        (["merge", "tuning_logs", "tuning_logs"], "tuning_logs is both a source and the destination"),
+        (["show", "conv"], "conv: no workload of tuning_logs/local is called so; there are product-4x5x6-"),
+        (["merge", "tuning_logs/local", "tuning_logs/local"], "tuning_logs/local is both a source and the destination"),
         (["prune", "--keep", "0"], "keep: at least one schedule of each workload must stay, not 0"),
     ],
 )

@@ -8,8 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from tvm_axe import demo
-from tvm_axe.cli import entry as cli
+from tvm_axe import cli, demo
 from tvm_axe.demo import baseline, block
 
 

@@ -104,12 +104,76 @@ def test_metadata():
     config = setup_cfg()
     assert config["metadata"]["name"] == "tvm-axe"
     assert config["metadata"]["version"] == tvm_axe.__version__ == metadata.version("tvm-axe")
-    assert set(config["options.extras_require"]) == {"test", "viz", "mpi", "stream", "cuda", "dev"}
+    assert set(config["options.extras_require"]) == {"test", "mpi", "stream", "cuda", "docs", "dev"}
     (command,) = metadata.entry_points(group="console_scripts", name="tvm-axe")
-    assert command.value == "tvm_axe.cli.entry:main"
+    assert command.value == "tvm_axe.cli:main"
     assert (Path(tvm_axe.__file__).parent / "py.typed").exists()
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     assert f"## {tvm_axe.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """What a package is made of, in a repository of its own."""
+    root = tmp_path / "copy"
+    for part in ["tvm_axe", "tuning_logs"]:
+        shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__", "local"))
+    for part in ["setup.py", "setup.cfg", "pyproject.toml", ".gitignore", "README.md", "LICENSE"]:
+        shutil.copy(ROOT / part, root)
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "t"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
+def shipped_of(path, folder):
+    """What a process that imports the package from `path` takes for the records that ship."""
+    code = "from tvm_axe.records.shipped import SHIPPED; print(SHIPPED, len([*SHIPPED.glob('*/*/*.json')]))"
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder, env=environment
+    )
+    return done.stdout.split()
+
+
+def test_records_and_types_come_with_the_package(copied, tmp_path):
+    """What is installed, and found there; in a checkout the records are found as they lie."""
+    pytest.importorskip("setuptools", reason="builds the package as pip does")
+    count = str(len([*copied.glob("tuning_logs/*/*/*.json")]))
+    assert shipped_of(copied, tmp_path) == [str(copied / "tuning_logs"), count] and count != "0"
+    installed = tmp_path / "installed"
+    build = ["setup.py", "-q", "build", "--build-base", tmp_path / "build", "--build-lib", installed]
+    subprocess.run([sys.executable, *build], cwd=copied, check=True, capture_output=True)
+    assert (installed / "tvm_axe/py.typed").exists()
+    sources = {path.relative_to(copied) for path in copied.glob("tvm_axe/**/*.py")}
+    assert {path.relative_to(installed) for path in installed.glob("**/*.py")} == sources
+    assert shipped_of(installed, tmp_path) == [str(installed / "tvm_axe/tuning_logs"), count]
+
+
+def test_a_job_in_a_checkout_leaves_it_clean(copied):
+    (copied / "dist").mkdir()  # which git ignores
+    (copied / "dist/kernel.py").write_text(
+        "from tvm.script import tirx as T\n\n"
+        "@T.prim_func(s_tir=True)\n"
+        "def double(a: T.Buffer((64,), 'float32'), b: T.Buffer((64,), 'float32')):\n"
+        "    for i in range(64):\n"
+        "        with T.sblock('b'):\n"
+        "            vi = T.axis.spatial(64, i)\n"
+        "            b[vi] = a[vi] * T.float32(2)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(copied)}
+    for command in (["tune", "--trials", "2"], ["show"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "tvm_axe", command[0], "dist/kernel.py:double", *command[1:]],
+            capture_output=True,
+            text=True,
+            cwd=copied,
+            env=environment,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert [*copied.glob("tuning_logs/local/*/*/database_tuning_record.json")]
+    status = subprocess.run(["git", "status", "--porcelain"], cwd=copied, capture_output=True, text=True, check=True)
+    assert status.stdout == ""
 
 
 def test_errors_have_one_base_and_a_usual_one():

@@ -12,9 +12,7 @@ import json
 import logging
 import os
 import re
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +41,9 @@ from tvm.script import ir_builder as _ir_builder
 from tvm.support import nvcc as _nvcc
 from tvm.target import Target
 from tvm.target import codegen as _codegen
+from tvm.tirx import TensorMapType
 from tvm.tirx import layout as _upstream_layout
+from tvm.tirx.build import codegen_build, split_host_device_mods
 from tvm.tirx.operator import tile_primitive as _tile_primitive
 
 # ---- Disco -------------------------------------------------------------------------------------------------------
@@ -303,11 +303,6 @@ def _cpu_features(target: str) -> frozenset[str]:
     return frozenset(str(name) for name in _codegen.llvm_get_cpu_features(Target(json.loads(target))))
 
 
-def lower_on_llvm(name: str, lowering: Callable[[ir.Call], tirx.Expr]) -> None:
-    """Have every compilation for llvm in this process lower the intrinsic ``tirx.<name>`` by a function of the call."""
-    tirx.op.register_intrin_lowering(f"tirx.{name}", target="llvm", f=lowering, level=99)
-
-
 # ---- MetaSchedule ------------------------------------------------------------------------------------------------
 
 
@@ -399,10 +394,24 @@ def tensor_argument(buffer: tirx.Buffer, start: tirx.Expr | None, shape: Sequenc
     return tirx.call_intrin("handle", "tirx.tvm_stack_make_array", data, extents, 0, len(shape), zero, 0)
 
 
-# ---- Building tile programs --------------------------------------------------------------------------------------
+# ---- Building -----------------------------------------------------------------------------------------------------
 
 _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is
-_creating = threading.Lock()
+_OVERLAP = "tirx.use_programtic_dependent_launch"  # the runtime's spelling
+
+
+def register_pipeline(name: str, base: str, host_pass: ir.transform.Pass) -> None:
+    """Make a pipeline for ``tvm.compile(..., tir_pipeline=name)``: upstream's `base`, with one pass more.
+
+    Host functions pass through it when intrinsics have become LLVM's; those that it brings in are lowered after it.
+    """
+
+    def pipeline() -> tuple[Any, Any, Any]:
+        lower, finish_host, finish_device = tirx.get_tir_pipeline(base)
+        last = [host_pass, tirx.transform.LowerIntrin()]
+        return lower, lambda: ir.transform.Sequential([finish_host(), *last]), finish_device
+
+    tirx.register_tir_pipeline(name, pipeline)
 
 
 def build_cuda(
@@ -410,46 +419,56 @@ def build_cuda(
 ) -> tuple[runtime.Module, str]:
     """Build a module of CUDA functions by one of upstream's pipelines; returns what can be run, and the CUDA source.
 
-    Upstream leaves the source to be compiled at the first launch; here `to_cubin` does it at once. On a machine without
-    a CUDA driver the result's functions can't be called. With `overlap` a kernel is launched while the one before it
-    still runs; each must wait for that one (``griddepcontrol.wait``) before it touches global memory.
+    The steps are those of `tvm.tirx.build`, but for the device's module, which is made of what `to_cubin` compiles. On
+    a machine without a CUDA driver the result's functions can't be called. With `overlap` a kernel is launched while
+    the one before it still runs; each must wait for that one (``griddepcontrol.wait``) before it touches global memory.
     """
+    lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
+    host_target = Target("llvm") if target.host is None else target.host
+    host, devices = split_host_device_mods(lower(tirx.transform.BindTarget(target.with_host(host_target))(mod)))
+    ((device_target, device),) = devices.items()
+    device = finish_device()(device)
+    # Where there is a driver, this compiles the source too, by nvrtc; upstream has no other way to it.
+    generated = codegen_build(device, device_target)
+    source = str(generated.inspect_source())
+    cubin = to_cubin(source)
     create = tvm_ffi.get_global_func(_CREATE_CUDA, allow_missing=True)
-    if create is None:
-        host = tvm.compile(mod, target, tir_pipeline=pipeline).mod
-        (device,) = host.imports
-        source = str(device.inspect_source())
-        to_cubin(source)
-        return host, source
-    given: list[tuple[Any, ...]] = []
-
-    def creating(*arguments: Any) -> Any:
-        given.append(arguments)
-        return create(*arguments)
-
-    with _creating:
-        tvm_ffi.register_global_func(_CREATE_CUDA, creating, override=True)
-        try:
-            host = tvm.compile(mod, target, tir_pipeline=pipeline).mod
-        finally:
-            tvm_ffi.register_global_func(_CREATE_CUDA, create, override=True)
-    ((code, _, functions, _),) = given
-    source = bytes(code).decode()
-    host.clear_imports()
-    if overlap:
-        functions = {name: _overlapping(function) for name, function in functions.items()}
-    host.import_module(create(to_cubin(source), "cubin", functions, {"cuda": source}))
-    return host, source
+    if create is not None:
+        tags = [_OVERLAP] if overlap else []
+        infos = [_function_info(func, tags) for func in device.functions.values()]
+        generated = create(cubin, "cubin", {info.name: info for info in infos}, {"cuda": source})
+    built = codegen_build(finish_host()(host), host_target)
+    built.import_module(generated)
+    return built, source
 
 
-def _overlapping(function: Any) -> Any:
-    """A kernel's launch information with CUDA's programmatic dependent launch, which the compiler never asks for."""
-    graph = json.loads(ir.save_json(function))
-    nodes = graph["nodes"]
-    tags = nodes[nodes[graph["root_index"]]["data"]["launch_param_tags"]]
-    nodes.append({"type": "ffi.String", "data": "tirx.use_programtic_dependent_launch"})  # the runtime's spelling
-    tags["data"].insert(0, len(nodes) - 1)
-    return ir.load_json(json.dumps(graph))
+def _function_info(func: tirx.PrimFunc, tags: Sequence[str]) -> Any:
+    """What the runtime has to know of a kernel to launch it, with launch parameters beside those of the compiler.
+
+    Upstream makes it in its code generator, and has no constructor of it in Python.
+    """
+    nodes: list[dict[str, Any]] = []
+
+    def add(type: str, data: Any) -> int:
+        nodes.append({"type": type, "data": data})
+        return len(nodes) - 1
+
+    def array(type: str, items: Sequence[Any]) -> int:
+        return add("ffi.Array", [add(type, item) for item in items])
+
+    kinds = [param.ty for param in func.params]
+    pointers = [isinstance(kind, ir.PointerType) for kind in kinds]
+    types = ["handle" if pointer else str(kind) for kind, pointer in zip(kinds, pointers)]
+    maps = [pointer and isinstance(kind.element_type, TensorMapType) for kind, pointer in zip(kinds, pointers)]
+    launch = [*tags, *(str(tag) for tag in func.attrs["tirx.kernel_launch_params"])]
+    data = {
+        "name": add("ffi.String", str(func.attrs["global_symbol"])),
+        "arg_types": array("DataType", types),
+        "launch_param_tags": array("ffi.String", launch),
+        "arg_extra_tags": array("int", [int(is_map) for is_map in maps]),
+    }
+    root = add("runtime.FunctionInfo", data)
+    return ir.load_json(json.dumps({"root_index": root, "nodes": nodes, "metadata": {}}))
 
 
 def nvrtc_version() -> str | None:
@@ -548,15 +567,6 @@ def fast_exp2(value: tirx.Expr) -> tirx.Expr:
 # ---- Messages ----------------------------------------------------------------------------------------------------
 
 
-def _with_message(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook for uncaught exceptions that prints a parser's error, of which upstream's hook prints no word."""
-
-    def show(kind: type[BaseException], value: BaseException, trace: Any) -> None:
-        if kind is DiagnosticError and not tvm._should_print_backtrace():
-            print(value, file=sys.stderr)
-        hook(kind, value, trace)
-
-    return show
-
-
-sys.excepthook = _with_message(sys.excepthook)
+def is_unsaid(error: BaseException) -> bool:
+    """Whether the error is a parser's, of which upstream's hook for uncaught exceptions prints no word."""
+    return isinstance(error, DiagnosticError) and not tvm._should_print_backtrace()

@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable, interfaces
@@ -20,7 +21,6 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, TILE_KERNELS, Work, run
-from tvm_axe.records.folders import TUNING_LOGS
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax import schedule_model
 from tvm_axe.relax.alone import model_passes
@@ -33,7 +33,7 @@ def compile(
     program: Schedule | tirx.PrimFunc | IRModule | Lowered,
     mesh: Mesh | None = None,
     target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = TUNING_LOGS,
+    work_dir: str | Path | None = WORK_DIR,
     *,
     pack_weights: bool = False,
 ) -> Executable:

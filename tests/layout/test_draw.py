@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tvm_axe
-from tvm_axe.cli.layout import add_layout_command
+from tvm_axe.cli.layout import COMMAND
 from tvm_axe.errors import AxeError
 from tvm_axe.layout import ComposeLayout, Iter, Layout, LayoutError, Mesh
 from tvm_axe.layout.draw import show
@@ -411,9 +411,9 @@ def test_symbolic_layouts_are_refused():
 
 def command(*arguments):
     parser = argparse.ArgumentParser()
-    add_layout_command(parser.add_subparsers(required=True))
+    COMMAND.add_to(parser.add_subparsers(required=True))
     args = parser.parse_args(["layout", "show", *arguments])
-    return args.command(args)
+    return args.command.run(args)
 
 
 def test_the_command_prints_and_writes(tmp_path, capsys):

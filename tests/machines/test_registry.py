@@ -161,7 +161,7 @@ _MAY_ASK = {
     "machines/registry.py": "it finds the back end",
     "machines/target.py": "it makes targets of names",
     "_tvm.py": "upstream's names of devices and of source formats",
-    "tile/kernels/check.py": "what --target takes",
+    "cli/kernels.py": "what --target takes",
     "meta/spaces/mutator.py": "kinds of MetaSchedule's instructions",
     "meta/mesh/strategy.py": "kinds of MetaSchedule's instructions",
 }

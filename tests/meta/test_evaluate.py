@@ -10,7 +10,7 @@ import pytest
 from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_axe.cli.entry import main
+from tvm_axe.cli import main
 from tvm_axe.meta.model.evaluate import ARMS, LEAST, evaluate, read_samples
 from tvm_axe.meta.model.features import PER_STORE, own_names
 from tvm_axe.meta.model.ranking import METRICS, grade, kendall, ranks, recall, spearman, yielded

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import tvm_axe as axe
-from tvm_axe import InputError, ScheduleError
-from tvm_axe.cli import entry as cli
+from tvm_axe import InputError, ScheduleError, cli
 from tvm_axe.layout import Mesh
 from tvm_axe.programs import PROGRAMS, Builder, report
 

@@ -11,8 +11,8 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 import tvm_axe as axe
+from tvm_axe.cli.inputs import load_file
 from tvm_axe.errors import LayoutError, ScheduleError
-from tvm_axe.inputs import load_file
 from tvm_axe.layout import ComposeLayout, Iter, Layout, memory_size
 from tvm_axe.schedule import set_layout
 

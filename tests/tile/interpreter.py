@@ -17,8 +17,8 @@ import numpy as np
 from expressions import Evaluator, wrapped
 from tvm import ir, tirx
 
-from tvm_axe.tile.program import (
-    Assign,  # fmt: skip
+from tvm_axe.tile.nodes import (
+    Assign,
     Branch,
     Copy,
     Fill,
@@ -27,14 +27,14 @@ from tvm_axe.tile.program import (
     Loop,
     Node,
     Parallel,
-    Program,
     Reduce,
     Region,
     Signal,
     Tile,
     Wait,
-    read,
 )
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
 
 POISON = 0x5A5A5A5A5A5A5A5A
 NOBODY, MANY = -1, -2
@@ -49,7 +49,7 @@ class TooLarge(Fault):
 
 
 def interpret(
-    program: Program | tirx.PrimFunc,
+    program: TileProgram | tirx.PrimFunc,
     *arguments: np.ndarray | float,
     rng: np.random.Generator | None = None,
     largest: Mapping[str, float] | None = None,
@@ -67,7 +67,7 @@ def interpret(
     -------
     What each tensor holds afterwards, outputs or not: float64, int64 or bool.
     """
-    program = program if isinstance(program, Program) else read(program)
+    program = program if isinstance(program, TileProgram) else read(program)
     given = dict(zip(program.func.params, arguments, strict=True))
     arrays = [np.asarray(given[tile.buffer]) for tile in program.params]
     sizes = {**_sizes(program, arrays), **{scalar: np.asarray(given[scalar]) for scalar in program.scalars}}
@@ -85,7 +85,7 @@ def interpret(
     return [tensors[tile].data for tile in program.params]
 
 
-def _sizes(program: Program, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
+def _sizes(program: TileProgram, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
     """The symbolic extents of parameters, as the arrays have them; every other extent must be the array's."""
     sizes: dict[tirx.Var, np.ndarray] = {}
     for tile, array in zip(program.params, arrays, strict=True):
@@ -98,7 +98,7 @@ def _sizes(program: Program, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.
     return sizes
 
 
-def _extents(program: Program, sizes: Mapping[tirx.Var, np.ndarray]) -> list[int]:
+def _extents(program: TileProgram, sizes: Mapping[tirx.Var, np.ndarray]) -> list[int]:
     evaluate = Evaluator(dict(sizes), _no_load)
     return [int(evaluate(extent)) for _, extent in program.grid]
 

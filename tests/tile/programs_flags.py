@@ -11,7 +11,7 @@ BF16 = "bfloat16"
 BLOCK = (128, 256, 64)
 
 
-def product_scatter(devices, m, n, k, sends=None, persistent=True):
+def product_scatter(devices, m, n, k, epilogue_tile=None, persistent=True):
     """Rows of the other devices are stored to their slots of `parts`, and told; the own ones take in what arrived."""
     (bm, bn, bk), rows = BLOCK, m // devices
     steps, halves = k // bk, bm // bk
@@ -28,7 +28,7 @@ def product_scatter(devices, m, n, k, sends=None, persistent=True):
         flags: T.Buffer((devices, devices, rows // bm, n // bn), "int32"),
     ):
         with tile.kernel(
-            devices, rows // bm, n // bn, swizzle=16, persistent=persistent, order="given", sends=sends
+            devices, rows // bm, n // bn, swizzle=16, persistent=persistent, order="given", epilogue_tile=epilogue_tile
         ) as (s, i, j):
             a = tile.shared((bm, bk), BF16)
             b = tile.shared((bk, bn), BF16)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tvm_axe.cli.entry import main
+from tvm_axe.cli import main
 from tvm_axe.errors import InputError
 from tvm_axe.machines import cache
 from tvm_axe.machines.cache import Cache, key

@@ -62,7 +62,7 @@ def product(
     ],
 )
 def test_gemm(changes):
-    (node,) = (node for node in tile.read(product(**changes)).nodes() if isinstance(node, tile.program.Gemm))
+    (node,) = (node for node in tile.read(product(**changes)).nodes() if isinstance(node, tile.nodes.Gemm))
     assert node.shape == (64, 48, 32)
 
 
@@ -116,7 +116,7 @@ def reduction(src: tuple, dst: tuple, axis: int) -> tirx.PrimFunc:
     "src, dst, axis", [((8, 4), (8,), 1), ((8, 4), (4,), 0), ((8, 4), (8, 1), -1), ((4,), (1,), 0)]
 )
 def test_reduce(src, dst, axis):
-    (node,) = (node for node in tile.read(reduction(src, dst, axis)).nodes() if isinstance(node, tile.program.Reduce))
+    (node,) = (node for node in tile.read(reduction(src, dst, axis)).nodes() if isinstance(node, tile.nodes.Reduce))
     assert node.axis == axis % len(src)
 
 
@@ -614,7 +614,7 @@ def pipeline(case: str, stages: int = 2) -> tirx.PrimFunc:
 
 @pytest.mark.parametrize("case", ["plain", "halves", "either", "again"])
 def test_pipeline(case):
-    (loop,) = (node for node in tile.read(pipeline(case)).nodes() if isinstance(node, tile.program.Loop))
+    (loop,) = (node for node in tile.read(pipeline(case)).nodes() if isinstance(node, tile.nodes.Loop))
     assert loop.stages == 2
 
 
@@ -650,7 +650,7 @@ def test_stages_of_a_dynamic_loop():
                 tile.gemm(a, a, c)
             tile.copy(c, C)
 
-    (loop,) = (node for node in tile.read(func).nodes() if isinstance(node, tile.program.Loop))
+    (loop,) = (node for node in tile.read(func).nodes() if isinstance(node, tile.nodes.Loop))
     assert str(loop) == "for k in pipelined(steps, stages=3)"
 
 

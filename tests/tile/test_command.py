@@ -6,12 +6,11 @@ import sys
 import pytest
 from tvm.script import tirx as T
 
-from tvm_axe import tile
-from tvm_axe.cli import entry as cli
+from tvm_axe import cli, tile
+from tvm_axe.cli.inputs import load_file
 from tvm_axe.errors import TileError, TuneError
-from tvm_axe.inputs import load_file
 from tvm_axe.machines.target import resolve_target
-from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.plan import Decisions, Plan
 
 PROGRAMS = """
 from tvm.script import tirx as T
@@ -107,13 +106,14 @@ def test_decisions_are_grouped():
                 tile.copy(A[k * 8], a)
 
     program = tile.read(func)
-    plan = Plan(program, resolve_target("llvm"))
+    decisions = Decisions(program)
     (loop,) = program.body
-    plan.decide("a", "in rows", "it is small")
-    plan.decide(loop.body[0], "by one thread", "for want of others")
-    plan.decide(loop, "2 stages", "they fit")
-    plan.decide("grid", "one block", "there is one")
-    plan.decide(program.tiles[0], "aligned", "vectors")
+    decisions.add("a", "in rows", "it is small")
+    decisions.add(loop.body[0], "by one thread", "for want of others")
+    decisions.add(loop, "2 stages", "they fit")
+    decisions.add("grid", "one block", "there is one")
+    decisions.add(program.tiles[0], "aligned", "vectors")
+    plan = Plan(program=program, target=resolve_target("llvm"), decisions=decisions.made())
     assert plan.explain().splitlines() == [
         "kernel",
         "    grid: one block  (there is one)",

@@ -17,7 +17,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import cache, nvcc
-from tvm_axe.tile.program import Signal, Wait
+from tvm_axe.tile.nodes import Signal, Wait
 
 AMPERE, HOPPER = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a"))
 
@@ -194,8 +194,11 @@ def test_blocks_that_share_a_flag(name, message):
     "options, message",
     [
         ({"order": "reversed"}, "kernel: order is 'given' or left out, got 'reversed'"),
-        ({"sends": (32,)}, r"kernel: sends has two positive extents, rows and columns of a piece, got \(32,\)"),
-        ({"sends": (0, 64)}, "kernel: sends has two positive extents"),
+        (
+            {"epilogue_tile": (32,)},
+            r"kernel: epilogue_tile has two positive extents, rows and columns of a piece, got \(32,\)",
+        ),
+        ({"epilogue_tile": (0, 64)}, "kernel: epilogue_tile has two positive extents"),
     ],
 )
 def test_options_refused(options, message):

@@ -19,7 +19,7 @@ from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 PROGRAMS = [
     programs.product_scatter(4, 1024, 512, 256),
-    programs.product_scatter(2, 512, 512, 256, sends=(32, 64)),
+    programs.product_scatter(2, 512, 512, 256, epilogue_tile=(32, 64)),
     programs.product_scatter(2, 512, 512, 256, persistent=False),
     programs.product_send(4, 1024, 512, 1024),
     programs.gather_product(4, 1024, 512, 256),
@@ -47,7 +47,7 @@ def test_programs_are_specialized(func):
 
 
 def test_decisions_are_said():
-    text = tile.explain(programs.product_scatter(2, 512, 512, 256, sends=(32, 64)), HOPPER)
+    text = tile.explain(programs.product_scatter(2, 512, 512, 256, epilogue_tile=(32, 64)), HOPPER)
     for part in (
         "a producer warp, a storing warp and 2 warpgroups that consume",
         "stored by the storing warp in pieces of (32, 64)",
@@ -61,9 +61,9 @@ def test_decisions_are_said():
 
 def test_both_arms_fill_one_ring():
     plan = tile.plan(programs.product_scatter(2, 512, 512, 256), HOPPER)
-    (ring,) = plan.rings
-    assert [copy.src.tile.name for copy in ring.copies] == ["A", "B"]
-    assert [copy.src.tile.name for copy in ring.others] == ["unit", "arrived"]
+    (buffer,) = plan.memory.buffers
+    assert [copy.src.tile.name for copy in buffer.copies] == ["A", "B"]
+    assert [copy.src.tile.name for copy in buffer.others] == ["unit", "arrived"]
 
 
 def test_the_code_of_the_roles():
@@ -104,7 +104,7 @@ def test_they_become_cubins_without_spills(tmp_path):
 # ---- What flags order ------------------------------------------------------------------------------------------------
 
 
-def product(name, roles=None, dtype="bfloat16", sends=None):
+def product(name, roles=None, dtype="bfloat16", epilogue_tile=None):
     """A product with one `wait` or `signal`, named by what is around it."""
 
     @T.prim_func
@@ -118,7 +118,7 @@ def product(name, roles=None, dtype="bfloat16", sends=None):
         C: T.Buffer((256, 256), dtype),
         D: T.Buffer((256, 256), "float32"),
     ):
-        with tile.kernel(2, roles=roles, sends=sends) as i:
+        with tile.kernel(2, roles=roles, epilogue_tile=epilogue_tile) as i:
             a = tile.shared((128, 64), "bfloat16")
             b = tile.shared((64, 256), "bfloat16")
             c = tile.fragment((128, 256), "float32")
@@ -238,19 +238,25 @@ def test_a_store_that_is_not_staged():
     refused(product("a signal behind", dtype="float32"), STORED.format("copy c", "C"))
 
 
-@pytest.mark.parametrize("sends", [(32, 32), (24, 64), (4, 64), (128, 64), (32, 256)])
-def test_pieces_that_do_not_divide(sends):
-    tile.plan(product("a signal behind", sends=(32, 64)), HOPPER)
-    refused(product("a signal behind", sends=sends), "valid are 64 columns, a swizzled row, and rows in multiples of 8")
+@pytest.mark.parametrize("epilogue_tile", [(32, 32), (24, 64), (4, 64), (128, 64), (32, 256)])
+def test_pieces_that_do_not_divide(epilogue_tile):
+    tile.plan(product("a signal behind", epilogue_tile=(32, 64)), HOPPER)
+    refused(
+        product("a signal behind", epilogue_tile=epilogue_tile),
+        "valid are 64 columns, a swizzled row, and rows in multiples of 8",
+    )
 
 
 def test_pieces_of_nothing():
-    refused(product("", dtype="float32", sends=(32, 64)), "sends=.*, but no tile leaves through shared memory")
-    text = tile.explain(product("", sends=(32, 64), roles="uniform"), HOPPER)
-    assert "sends: no pieces  (only a specialized kernel has a storing warp)" in text
+    refused(
+        product("", dtype="float32", epilogue_tile=(32, 64)),
+        "epilogue_tile=.*, but no tile leaves through shared memory",
+    )
+    text = tile.explain(product("", epilogue_tile=(32, 64), roles="uniform"), HOPPER)
+    assert "epilogue_tile: no pieces  (only a specialized kernel has a storing warp)" in text
 
 
-# ---- Rings of two sources --------------------------------------------------------------------------------------------
+# ---- Circular buffers of two sources ---------------------------------------------------------------------------------
 
 
 def two_sources(name):
@@ -294,8 +300,8 @@ def two_sources(name):
 
 
 def test_arms_load_in_their_own_orders():
-    (ring,) = tile.plan(two_sources("other order"), HOPPER).rings
-    assert [copy.dst.tile.name for copy in ring.copies + ring.others] == ["a", "b", "b", "a"]
+    (buffer,) = tile.plan(two_sources("other order"), HOPPER).memory.buffers
+    assert [copy.dst.tile.name for copy in buffer.copies + buffer.others] == ["a", "b", "b", "a"]
     text = kernel(two_sources("other order"))
     loads = text[text.index("{") :]
     assert loads.index("expect_tx_shared") < loads.index("A_tensormap") < loads.index("B_tensormap")

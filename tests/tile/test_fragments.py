@@ -9,12 +9,13 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Layout, bank_conflicts
-from tvm_axe.tile.targets.cuda import swizzles, uniform
-from tvm_axe.tile.targets.cuda.fragments.emit import Memory
+from tvm_axe.tile.targets.cuda import swizzles
+from tvm_axe.tile.targets.cuda.fragments.emitter import Memory
 from tvm_axe.tile.targets.cuda.fragments.infer import coalesced, infer
-from tvm_axe.tile.targets.cuda.fragments.layout import Holding, evaluate, everywhere, fit, linear, projected
-from tvm_axe.tile.targets.cuda.fragments.walk import HeldWalk, StridedWalk, covers, find_registers
+from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout, evaluate, everywhere, fit, linear, projected
+from tvm_axe.tile.targets.cuda.fragments.walk import FragmentWalk, StridedWalk, covers, find_registers
 from tvm_axe.tile.targets.cuda.instructions import fma, mma
+from tvm_axe.tile.targets.cuda.uniform.plan import decide
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -41,15 +42,15 @@ FRAGMENTS = [
 
 @pytest.mark.parametrize("layout, shape, threads", FRAGMENTS)
 def test_a_holding_is_its_layout(layout, shape, threads):
-    held = Holding(layout, shape, threads)
+    held = FragmentLayout(layout, shape, threads)
     expected = places(layout, shape, threads)
     assert {(t, r): held.table[t, r] for t in range(threads) for r in range(held.registers)} == expected
 
 
 @pytest.mark.parametrize("layout, shape, threads", FRAGMENTS)
 def test_walks_meet_what_threads_hold(layout, shape, threads):
-    held = Holding(layout, shape, threads)
-    walk = HeldWalk(held, (0,) * len(shape), shape)
+    held = FragmentLayout(layout, shape, threads)
+    walk = FragmentWalk(held, (0,) * len(shape), shape)
     assert walk.inside.all()
     base, steps = find_registers(walk, held, walk.points)
     registers = base + np.indices([d.extent for d in walk.digits]).reshape(len(walk.digits), -1).T @ np.array(
@@ -69,15 +70,15 @@ def test_a_strided_walk_meets_every_point_once(extents, threads, vector):
 @pytest.mark.parametrize("layout, shape, threads", [case for case in FRAGMENTS if len(case[1]) == 2])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_projection_is_held_wherever_it_is_needed(layout, shape, threads, axis):
-    kept = Holding(projected(layout, shape, [axis]), (shape[axis],), threads)
-    walk = HeldWalk(Holding(layout, shape, threads), (0, 0), shape)
+    kept = FragmentLayout(projected(layout, shape, [axis]), (shape[axis],), threads)
+    walk = FragmentWalk(FragmentLayout(layout, shape, threads), (0, 0), shape)
     assert find_registers(walk, kept, [walk.points[axis]]) is not None
     assert covers(walk, kept, [walk.points[axis]])
 
 
 def test_what_another_thread_holds_is_not_found():
-    rows, columns = (Holding(coalesced(shape, 4, 32), (8, 16), 32) for shape in ((8, 16), (8, 16)))
-    walk = HeldWalk(rows, (0, 0), (8, 16))
+    rows, columns = (FragmentLayout(coalesced(shape, 4, 32), (8, 16), 32) for shape in ((8, 16), (8, 16)))
+    walk = FragmentWalk(rows, (0, 0), (8, 16))
     assert find_registers(walk, columns, [walk.points[0], 15 - walk.points[1]]) is None
     with pytest.raises(TileError, match="indexed from 1 to 8; valid is 0 to 7"):
         find_registers(walk, columns, [walk.points[0] + 1, walk.points[1]])
@@ -92,7 +93,7 @@ def test_what_another_thread_holds_is_not_found():
 ])  # fmt: skip
 def test_malformed_fragments_are_refused(text, why):
     with pytest.raises(TileError, match=why):
-        Holding(Layout.parse(text), (4, 8), 32)
+        FragmentLayout(Layout.parse(text), (4, 8), 32)
 
 
 def test_fits_are_exact_or_none():
@@ -135,7 +136,7 @@ def test_operands_in_shared_memory_have_no_bank_conflicts(shape, dtype):
 
 
 def test_layouts_follow_from_products_and_reductions():
-    plan = uniform.plan(tile.read(programs.attention(128, 64)), HOPPER, "test")
+    plan = decide(tile.read(programs.attention(128, 64)), HOPPER, "test")
     held = {tile.name: found for tile, found in plan.fragments.items()}
     assert held["p"].layout == held["s"].layout
     assert str(held["top"].layout) == "S[(4, 2, 8) : (32@tx, 1, 4@tx)] + R[4 : 1@tx]"

@@ -12,7 +12,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
-from tvm_axe.tile.program import Gemm, substitute_in
+from tvm_axe.tile.nodes import Gemm, substitute_in
 from tvm_axe.tile.targets.cuda import raster
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
@@ -34,23 +34,28 @@ def only(values):
 
 def test_a_large_product_is_persistent_with_whole_tiles_staged():
     made = planned(programs.matmul(4096, 4096, 4096))
-    assert made.persistent and made.blocks == 132 and made.swizzle == 16
-    assert made.warpgroups == 2 and only(made.rings.values()) == 3
-    assert only(made.staging.values()).pieces == 1
-    assert made.shared_bytes == 1024 + 3 * (128 + 256) * 64 * 2 + 128 * 256 * 2
+    assert made.grid.persistent and made.grid.blocks == 132 and made.grid.swizzle == 16
+    assert made.warpgroups == 2 and only(made.memory.buffers.values()) == 3
+    assert only(made.memory.staging.values()).pieces == 1
+    assert made.memory.bytes == 1024 + 3 * (128 + 256) * 64 * 2 + 128 * 256 * 2
 
 
 def test_one_tile_a_block_has_deeper_rings():
     made = planned(programs.matmul(2048, 2048, 2048))
-    assert not made.persistent and only(made.rings.values()) == 4
-    assert only(made.staging.values()).pieces == 4
+    assert not made.grid.persistent and only(made.memory.buffers.values()) == 4
+    assert only(made.memory.staging.values()).pieces == 4
 
 
 def test_annotations_override():
     made = planned(
         programs.matmul(4096, 4096, 4096, stages=2, persistent=False, swizzle=4, threads=128, block=(64, 64, 64))
     )
-    assert only(made.rings.values()) == 2 and not made.persistent and made.swizzle == 4 and made.warpgroups == 1
+    assert (
+        only(made.memory.buffers.values()) == 2
+        and not made.grid.persistent
+        and made.grid.swizzle == 4
+        and made.warpgroups == 1
+    )
 
 
 @pytest.mark.parametrize(("rows", "warpgroups"), [(64, 1), (128, 2), (192, 3), (256, 2), (384, 3)])
@@ -60,8 +65,8 @@ def test_warpgroups_share_the_rows(rows, warpgroups):
 
 def test_uneven_loops_start_with_the_longest_and_are_not_persistent():
     made = planned(programs.attention(4, 32, 4096, causal=True))
-    assert not made.persistent and made.backwards == (False, False, True)
-    assert planned(programs.attention(4, 32, 4096)).persistent
+    assert not made.grid.persistent and made.grid.backwards == (False, False, True)
+    assert planned(programs.attention(4, 32, 4096)).grid.persistent
 
 
 def test_every_decision_is_explained():

@@ -4,16 +4,16 @@ import programs_hopper as programs
 from tvm.script import tirx as T
 
 from tvm_axe import tile
-from tvm_axe.tile.targets.cuda.specialized import rings
-from tvm_axe.tile.targets.cuda.specialized import schedule as waiting
-from tvm_axe.tile.targets.cuda.specialized.steps import Await, Choose, Given, Issue, Release, Repeat, Turn
+from tvm_axe.tile.targets.cuda.specialized import buffers
+from tvm_axe.tile.targets.cuda.specialized.schedule import schedule
+from tvm_axe.tile.targets.cuda.specialized.steps import Await, Choose, Given, Issue, PingPong, Release, Repeat
 
 
 def scheduled(func, slots=2, turns=True):
     program = tile.read(func)
-    found = rings.find(program)
+    found = buffers.find(program)
     assert not isinstance(found, str), found
-    return waiting.schedule(program, {ring: slots if ring.loop else 1 for ring in found}, turns)
+    return schedule(program, {buffer: slots if buffer.loop else 1 for buffer in found}, turns)
 
 
 def lines(steps):
@@ -45,7 +45,7 @@ def test_attention_defers_its_second_product_and_takes_turns():
     (first,) = (step for step in made.steps if isinstance(step, Given))
     (loop,) = (step for step in made.steps if isinstance(step, Repeat))
     kinds = [type(step).__name__ for step in loop.body if not isinstance(step, Release)]
-    assert kinds[:8] == ["Acquire", "Turn", "Issue", "Acquire", "Issue", "Turn", "Do", "Await"]
+    assert kinds[:8] == ["Acquire", "PingPong", "Issue", "Acquire", "Issue", "PingPong", "Do", "Await"]
     scores, output = (step for step in loop.body if isinstance(step, Issue))
     assert (scores.gemm.c.tile.name, output.gemm.c.tile.name) == ("s", "o")
     waits = [step.pending for step in loop.body if isinstance(step, Await)]
@@ -58,7 +58,7 @@ def test_attention_defers_its_second_product_and_takes_turns():
 def test_one_warpgroup_takes_no_turns():
     made = scheduled(programs.attention(1, 1, 512), turns=False)
     (loop,) = (step for step in made.steps if isinstance(step, Repeat))
-    assert made.deferred and not [step for step in loop.body if isinstance(step, Turn)]
+    assert made.deferred and not [step for step in loop.body if isinstance(step, PingPong)]
 
 
 def test_without_a_second_slot_nothing_is_deferred():
@@ -103,10 +103,10 @@ def test_a_branch_waits_for_what_either_arm_touches():
 
 
 def test_rings_hold_what_is_loaded_and_read_together():
-    found = rings.find(tile.read(programs.attention(1, 1, 512)))
-    assert [ring.name for ring in found] == ["q", "k", "v"]
-    assert [ring.loop is None for ring in found] == [True, False, False]
-    (both,) = rings.find(tile.read(programs.matmul(256, 256, 256)))
+    found = buffers.find(tile.read(programs.attention(1, 1, 512)))
+    assert [buffer.name for buffer in found] == ["q", "k", "v"]
+    assert [buffer.loop is None for buffer in found] == [True, False, False]
+    (both,) = buffers.find(tile.read(programs.matmul(256, 256, 256)))
     assert both.name == "a, b" and both.bytes == (128 + 256) * 64 * 2 and not both.threads
 
 
@@ -122,7 +122,7 @@ def test_a_tile_loaded_twice_is_no_ring():
             tile.gemm(a, a, c, transpose_b=True)
             tile.copy(c, C[0, 0])
 
-    assert "a is written in 2 places" in rings.find(tile.read(func))
+    assert "a is written in 2 places" in buffers.find(tile.read(func))
 
 
 def test_a_deferred_product_sets_its_accumulator_the_first_time():

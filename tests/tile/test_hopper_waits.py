@@ -12,9 +12,9 @@ import pytest
 from tvm import sym, tirx
 
 from tvm_axe import tile
-from tvm_axe.tile.program import Branch, Fill, Gemm, Loop, substitute_in
-from tvm_axe.tile.targets.cuda.specialized import rings
-from tvm_axe.tile.targets.cuda.specialized import schedule as waiting
+from tvm_axe.tile.nodes import Branch, Fill, Gemm, Loop, substitute_in
+from tvm_axe.tile.targets.cuda.specialized import buffers
+from tvm_axe.tile.targets.cuda.specialized.schedule import schedule
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
@@ -23,10 +23,10 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Do,
     Given,
     Issue,
+    PingPong,
     Release,
     Repeat,
     Sync,
-    Turn,
 )
 
 ZERO = "zero"
@@ -97,16 +97,16 @@ def by_steps(program, slots, steps, loaded):
     def run(steps, names):
         for step in steps:
             if isinstance(step, Acquire):
-                assert taken[step.ring] - given[step.ring] < slots[step.ring], f"{step}: every slot is held"
-                for copy in step.ring.copies:
-                    state.terms[copy.dst.tile] = loaded[copy][taken[step.ring]]
-                taken[step.ring] += 1
+                assert taken[step.buffer] - given[step.buffer] < slots[step.buffer], f"{step}: every slot is held"
+                for copy in step.buffer.copies:
+                    state.terms[copy.dst.tile] = loaded[copy][taken[step.buffer]]
+                taken[step.buffer] += 1
             elif isinstance(step, Release):
                 if step.when is None or value(step.when, names):
-                    number = taken[step.ring] - step.lag
-                    given[step.ring] += 1
-                    assert given[step.ring] == number, f"{step}: slots are given back in the order taken, once"
-                    assert not any(held.get(step.ring) == number for _, held in flights), f"{step}: it is being read"
+                    number = taken[step.buffer] - step.lag
+                    given[step.buffer] += 1
+                    assert given[step.buffer] == number, f"{step}: slots are given back in the order taken, once"
+                    assert not any(held.get(step.buffer) == number for _, held in flights), f"{step}: it is being read"
             elif isinstance(step, Issue):
                 check(step.gemm)
                 state.do(step.gemm, names, value(step.accumulate, names))
@@ -125,11 +125,11 @@ def by_steps(program, slots, steps, loaded):
             elif isinstance(step, Choose):
                 run(step.then if value(step.condition, names) else step.otherwise, names)
             else:
-                assert isinstance(step, (Define, Sync, Turn))
+                assert isinstance(step, (Define, Sync, PingPong))
 
     run(steps, {var: 0 for var, _ in program.grid})
     assert not flights and taken == given
-    assert all(len(terms) == taken[ring] for ring in slots for copy in ring.copies for terms in [loaded[copy]])
+    assert all(len(terms) == taken[buffer] for buffer in slots for copy in buffer.copies for terms in [loaded[copy]])
     return state.terms
 
 
@@ -153,9 +153,9 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_steps_do_what_the_program_does(name, count, turns):
     program = tile.read(PROGRAMS[name])
-    slots = {ring: count if ring.loop else 1 for ring in rings.find(program)}
-    made = waiting.schedule(program, slots, turns)
-    expected, loaded = in_order(program, [copy for ring in slots for copy in ring.copies])
+    slots = {buffer: count if buffer.loop else 1 for buffer in buffers.find(program)}
+    made = schedule(program, slots, turns)
+    expected, loaded = in_order(program, [copy for buffer in slots for copy in buffer.copies])
     got = by_steps(program, slots, made.steps, loaded)
     outputs = [param for param in program.params if param in expected]
     assert outputs and all(got[param] == expected[param] for param in outputs)

@@ -100,8 +100,8 @@ def test_what_is_annotated():
     program = tile.read(words)
     layouts = {tile.name: str(tile.layout) for tile in program.tiles if tile.layout is not None}
     assert layouts == {"a": "S[(128, 64) : (72, 1)]", "c": "S[(128, 128) : (1@tx, 1)]"}
-    assert [g.instruction for g in program.nodes() if isinstance(g, tile.program.Gemm)] == ["wgmma", None]
-    assert [loop.stages for loop in program.nodes() if isinstance(loop, tile.program.Loop)] == [2, 0, None]
+    assert [g.instruction for g in program.nodes() if isinstance(g, tile.nodes.Gemm)] == ["wgmma", None]
+    assert [loop.stages for loop in program.nodes() if isinstance(loop, tile.nodes.Loop)] == [2, 0, None]
 
 
 def test_round_trip():

@@ -7,8 +7,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import tile
+from tvm_axe.tile.nodes import Copy, Parallel
 from tvm_axe.tile.points import accesses, evaluate, scoped
-from tvm_axe.tile.program import Copy, Parallel
 
 I, J = tirx.Var("i", "int32"), tirx.Var("j", "int32")
 OPERATORS = [

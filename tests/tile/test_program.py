@@ -6,7 +6,7 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
-from tvm_axe.tile.program import Assign, Branch, Copy, Let, Loop, Parallel, substitute, tiles_of, walk
+from tvm_axe.tile.nodes import Assign, Branch, Copy, Let, Loop, Parallel, substitute, tiles_of, walk
 
 
 @T.prim_func

@@ -15,7 +15,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.machines import cache
 from tvm_axe.tile.targets.cuda.instructions import mma
-from tvm_axe.tile.targets.cuda.uniform import plan as uniform
+from tvm_axe.tile.targets.cuda.uniform.plan import decide
 
 AMPERE, HOPPER = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a"))
 
@@ -60,7 +60,7 @@ def source(func, target=AMPERE):
 
 
 def plan(func, target=AMPERE):
-    return uniform.plan(tile.read(func), target, "test")
+    return decide(tile.read(func), target, "test")
 
 
 def said(func, target=AMPERE):
@@ -134,7 +134,7 @@ def test_annotated_layouts_are_kept():
             tile.copy(f, Y)
 
     decided = plan(func)
-    assert [*decided.shared.values()] == [swizzled]
+    assert [*decided.memory.layouts.values()] == [swizzled]
     assert [str(held.layout) for held in decided.fragments.values()] == ["S[(64, 64) : (1@tx, 1)]"]
     assert "its annotation" in said(func)
 

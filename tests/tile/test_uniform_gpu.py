@@ -10,7 +10,8 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.machines.target import resolve_target
-from tvm_axe.tile.targets.cuda.uniform import plan as uniform
+from tvm_axe.tile.targets.cuda.uniform.emit import lower
+from tvm_axe.tile.targets.cuda.uniform.plan import decide
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-2, "int32": 0, "tf32": 1e-3}
 
@@ -35,8 +36,8 @@ def poisoned(array):
 
 def compiled_for_ampere(func):
     """Decided for sm_80, and compiled for the GPU at hand."""
-    decided = uniform.plan(tile.read(func), Target({"kind": "cuda", "arch": "sm_80"}), "test")
-    mod = tvm.IRModule({"main": uniform.lower(decided).with_attr("global_symbol", "main")})
+    decided = decide(tile.read(func), Target({"kind": "cuda", "arch": "sm_80"}), "test")
+    mod = tvm.IRModule({"main": lower(decided).with_attr("global_symbol", "main")})
     run = tvm.compile(mod, resolve_target("cuda"), tir_pipeline="tirx")
 
     def call(*arrays):

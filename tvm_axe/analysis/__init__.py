@@ -1,1 +1,1 @@
-"""What a program is: for now, the names of the annotations by which schedules, lowering and tuning speak of it."""
+"""What a program is: for now, its parameters, and the names of the annotations by which schedules speak of it."""

@@ -1,7 +1,4 @@
-"""`tvm-axe db`: tuning databases on the command line.
-
-This module is outside of `tvm_axe.meta`, which imports the compiler.
-"""
+"""`tvm-axe db`: tuning databases."""
 
 from __future__ import annotations
 
@@ -9,11 +6,13 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm_axe.cli.command import Command, Group
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,51 +21,64 @@ if TYPE_CHECKING:
     from tvm_axe.records.database import Record
     from tvm_axe.records.maintenance import Tuned
 
+__all__ = ["COMMAND"]
+
 _SHOWN = 5  # of the fastest records
 
 
-def add_db_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `db list`, `show`, `best`, `merge`, `prune` and `validate` to a parser's commands.
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
-    Parameters
-    ----------
-    subparsers
-        What `add_subparsers` returned. As with every command, ``args.command(args)`` runs it, prints to stdout and
-        returns the exit code; what the user got wrong is raised as an AxeError.
-    """
-    parser = subparsers.add_parser("db", help="what tuning has recorded")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text)
-        command.set_defaults(command=run)
-        command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-        return command
+def _folder_and_target(parser: argparse.ArgumentParser) -> None:
+    _one_folder(parser)
+    _target(parser)
 
-    listing = add("list", _list, "targets and workloads, with their trials, best times and dates")
-    show = add("show", _show, "where a workload's records come from, the fastest of them, and the best schedule")
-    best = add("best", _best, "the fastest schedule of a workload, as TVMScript")
-    for command in (show, best):
-        command.add_argument("workload", metavar="WORKLOAD", help="its name as `list` prints it, or a part of it")
-    prune = add("prune", _prune, "keep the best schedules of each workload, and drop the other records")
-    prune.add_argument("--keep", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
-    validate = add("validate", _validate, "read every line and apply every trace; exit code 1 if one is broken")
-    for command in (listing, show, best, prune, validate):
-        command.add_argument(
-            "folder",
-            nargs="?",
-            default="tuning_logs",
-            metavar="DIR",
-            help="databases are at or below it; `shipped` are those of the package (default: %(default)s)",
-        )
-    merge = add("merge", _merge, "copy records that are not there yet")
-    merge.add_argument("sources", nargs="+", metavar="SRC", help="databases are at or below it, in any layout")
-    merge.add_argument("destination", metavar="DEST", help="made if needed; records lie in DEST/<target>/<workload>/")
-    merge.add_argument(
+
+def _one_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        default=WORK_DIR,
+        metavar="DIR",
+        help="databases are at or below it; `shipped` are those of the package (default: %(default)s)",
+    )
+
+
+def _target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", metavar="TARGET", help="only for this one: as `list` prints it, or llvm etc.")
+
+
+def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    _json(parser)
+    _folder_and_target(parser)
+
+
+def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    _json(parser)
+    parser.add_argument("workload", metavar="WORKLOAD", help="its name as `list` prints it, or a part of it")
+    _folder_and_target(parser)
+
+
+def _add_merge_arguments(parser: argparse.ArgumentParser) -> None:
+    _json(parser)
+    parser.add_argument("sources", nargs="+", metavar="SRC", help="databases are at or below it, in any layout")
+    parser.add_argument("destination", metavar="DEST", help="made if needed; records lie in DEST/<target>/<workload>/")
+    parser.add_argument(
         "--flat", action="store_true", help="make DEST itself one database, for upstream's MetaScheduleApplyDatabase"
     )
-    for command in (listing, show, best, prune, merge):
-        command.add_argument("--target", metavar="TARGET", help="only for this one: as `list` prints it, or llvm etc.")
+    _target(parser)
+
+
+def _add_prune_arguments(parser: argparse.ArgumentParser) -> None:
+    _json(parser)
+    parser.add_argument("--keep", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
+    _folder_and_target(parser)
+
+
+def _add_validate_arguments(parser: argparse.ArgumentParser) -> None:
+    _json(parser)
+    _one_folder(parser)
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -244,3 +256,32 @@ def _describe(details: dict[str, Any]) -> str:
     if details["best"] is not None:
         lines += [f"best: {details['best']['place']}", details["best"]["trace"], details["best"]["script"]]
     return "\n".join(lines)
+
+
+COMMAND = Group(
+    "db",
+    "what tuning has recorded",
+    (
+        Command("list", "targets and workloads, with their trials, best times and dates", _add_list_arguments, _list),
+        Command(
+            "show",
+            "where a workload's records come from, the fastest of them, and the best schedule",
+            _add_workload_arguments,
+            _show,
+        ),
+        Command("best", "the fastest schedule of a workload, as TVMScript", _add_workload_arguments, _best),
+        Command(
+            "prune",
+            "keep the best schedules of each workload, and drop the other records",
+            _add_prune_arguments,
+            _prune,
+        ),
+        Command(
+            "validate",
+            "read every line and apply every trace; exit code 1 if one is broken",
+            _add_validate_arguments,
+            _validate,
+        ),
+        Command("merge", "copy records that are not there yet", _add_merge_arguments, _merge),
+    ),
+)

@@ -1,6 +1,6 @@
-"""`tvm-axe stream`: streaming programs on the command line.
+"""`tvm-axe stream`: streaming programs.
 
-This module is outside of `tvm_axe.stream`, which needs packages that the rest of the command line does without.
+They need packages that the rest of the command line does without.
 """
 
 from __future__ import annotations
@@ -10,58 +10,41 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
+from tvm_axe.cli.command import Command, Group, positive
 from tvm_axe.errors import InputError
 
+__all__ = ["COMMAND"]
 
-def add_stream_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `stream list`, `stream run` and `stream reproduce` to a parser's commands.
 
-    Parameters
-    ----------
-    subparsers
-        What `add_subparsers` returned. As with every command, ``args.command(args)`` runs it and prints to stdout; what
-        the user got wrong is raised as an AxeError.
-    """
-    parser = subparsers.add_parser("stream", help="streaming tensor programs, computed and simulated")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+def _add_no_arguments(parser: argparse.ArgumentParser) -> None:
+    """`list` takes none."""
 
-    listing = commands.add_parser("list", help="the programs that come with the package")
-    listing.set_defaults(command=_list)
 
-    run = commands.add_parser("run", help="run a program on made-up requests, beside numpy")
-    run.add_argument("name", metavar="NAME", help="as `list` names it")
-    run.add_argument(
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="as `list` names it")
+    parser.add_argument(
         "--model",
         default="small",
         help="small, mixtral or qwen; the two real ones are simulated without values (default: %(default)s)",
     )
-    run.add_argument("--batch", type=_positive, default=16, help="tokens or requests (default: %(default)s)")
-    run.add_argument("--seed", type=int, default=0, help="of the requests and the arrays (default: %(default)s)")
-    run.add_argument("--units", action="store_true", help="say what each unit did, too")
-    run.add_argument("--trace", metavar="T.json", help="what each unit did when, for ui.perfetto.dev")
-    run.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    run.set_defaults(command=_run)
+    parser.add_argument("--batch", type=positive, default=16, help="tokens or requests (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the requests and the arrays (default: %(default)s)")
+    parser.add_argument("--units", action="store_true", help="say what each unit did, too")
+    parser.add_argument("--trace", metavar="T.json", help="what each unit did when, for ui.perfetto.dev")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
-    reproduce = commands.add_parser("reproduce", help="simulate the published results again")
-    reproduce.add_argument(
+
+def _add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--data", metavar="DIR", help="where other moe_routing/, kv_traces/ and published/ are than the package's"
     )
-    reproduce.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    reproduce.set_defaults(command=_reproduce)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def _check_packages() -> None:
     """Say what is missing, if something is."""
-    missing = [name for name in ("sympy", "ml_dtypes") if find_spec(name) is None]
-    if missing:
-        raise InputError(f"tvm-axe stream needs {' and '.join(missing)}: pip install tvm-axe[stream]")
+    if find_spec("sympy") is None:
+        raise InputError("tvm-axe stream needs sympy: pip install tvm-axe[stream]")
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -116,3 +99,14 @@ def _reproduce(args: argparse.Namespace) -> None:
 
     found = reproduce(DATA if args.data is None else Path(args.data))
     print(found.json() if args.json else found.text())
+
+
+COMMAND = Group(
+    "stream",
+    "streaming tensor programs, computed and simulated",
+    (
+        Command("list", "the programs that come with the package", _add_no_arguments, _list),
+        Command("run", "run a program on made-up requests, beside numpy", _add_run_arguments, _run),
+        Command("reproduce", "simulate the published results again", _add_reproduce_arguments, _reproduce),
+    ),
+)

@@ -1,44 +1,44 @@
-"""`tvm-axe tile explain`: a program as it is read, and every decision about it."""
+"""`tvm-axe tile`: a program as it is read, and every decision about it."""
 
 from __future__ import annotations
 
+import argparse
 from inspect import isfunction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tvm import tirx
-from tvm.error import DiagnosticError
-
+from tvm_axe.cli.command import Command, Group
 from tvm_axe.errors import InputError
-from tvm_axe.inputs import load_attribute
-from tvm_axe.tile.lowering import plan
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+__all__ = ["COMMAND"]
 
 
-def main(spec: str, target: str) -> None:
-    """Print what becomes of a tile program.
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "program", metavar="FILE.py:NAME", help="a tile program, or a function that returns one without arguments"
+    )
+    parser.add_argument(
+        "--target", default="llvm", help="llvm, cuda, cuda:sm_80 and the like, or JSON (default: %(default)s)"
+    )
 
-    Parameters
-    ----------
-    spec : str
-        ``FILE.py:NAME`` of a program, or of a function that returns one without arguments.
-    target : str
-        As `tvm_axe.machines.target.resolve_target` takes it, such as ``"cuda:sm_80"``.
 
-    Raises
-    ------
-    InputError
-        There is no such program.
-    TileError
-        It is malformed, or the target cannot run it.
-    TuneError
-        There is no such target.
-    """
-    decided = plan(_program(spec), target)
+def _explain(args: argparse.Namespace) -> None:
+    """`tvm-axe tile explain`"""
+    from tvm_axe.tile.lowering import plan
+
+    decided = plan(_program(args.program), args.target)
     print(f"{decided.program}\n")
     print(decided.explain())
 
 
 def _program(spec: str) -> tirx.PrimFunc:
     """The tile program that `FILE.py:NAME` names or, where that is a function, returns."""
+    from tvm import tirx
+    from tvm.error import DiagnosticError
+
+    from tvm_axe.cli.inputs import load_attribute
 
     def accepts(value: Any) -> bool:
         return isinstance(value, tirx.PrimFunc) or isfunction(value)
@@ -53,3 +53,10 @@ def _program(spec: str) -> tirx.PrimFunc:
     if not isinstance(program, tirx.PrimFunc):
         raise InputError(f"{spec}: returns a {type(program).__name__}; needed is a PrimFunc")
     return program
+
+
+COMMAND = Group(
+    "tile",
+    "what becomes of a tile program",
+    (Command("explain", "print the program as it is read, and every decision about it", _add_arguments, _explain),),
+)

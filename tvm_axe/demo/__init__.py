@@ -6,25 +6,25 @@ communicates; and which schedule is the fastest on this machine.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import tvm_axe as axe
+from tvm_axe import defaults
 from tvm_axe.collective import Workers
 from tvm_axe.demo import baseline, block
 from tvm_axe.executable import Executable
 from tvm_axe.meta import tune
 
-__all__ = ["Report", "Row", "main", "run"]
+__all__ = ["Report", "Row", "run"]
 
-WORK_DIR = Path("tuning_logs/demo")
+WORK_DIR = Path(defaults.WORK_DIR, "demo")
 TARGET = "llvm"
 # Enough for the local matmul's best schedule within a minute; the other kernels' spaces are small.
 TRIALS = 48
@@ -70,17 +70,6 @@ class Report:
         ]:
             lines.append(f"{name:<39} {ms:>10.2f} ms, {ms / best:.2f} times the chosen schedule's time")
         return "\n".join([*lines, f"chosen: {self.chosen}"])
-
-
-def main(as_json: bool) -> None:
-    """Run the demo and print its report to stdout; progress goes to stderr."""
-    report = run(TRIALS, WORK_DIR)
-    if as_json:
-        print(json.dumps(asdict(report)))
-    else:
-        print(f"out = relu(X W + b) + residual; X {block.TOKENS} x {block.INNER}, W {block.INNER} x {block.OUTER}")
-        print(f"float32, {block.mesh}, one process a device\n")
-        print(report.table())
 
 
 def run(trials: int, work_dir: Path) -> Report:

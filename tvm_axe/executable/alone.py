@@ -14,9 +14,9 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.parameters import parameters
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.base import Arrays, Executable, Input
-from tvm_axe.inputs import parameters
 from tvm_axe.machines import backend_of
 
 __all__ = ["FunctionExecutable", "Interface", "ModelExecutable", "directions", "interfaces"]

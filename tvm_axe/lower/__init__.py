@@ -5,7 +5,6 @@ the stages to a device, *emit* a Relax module. `tvm_axe.executable.Executable` r
 """
 
 from tvm_axe.errors import LowerError
-from tvm_axe.lower import vector_math as vector_math  # has every compilation for a CPU use it
 from tvm_axe.lower.lowered import Lowered, MeshBuffer, Stage, lower
 
 __all__ = ["LowerError", "Lowered", "MeshBuffer", "Stage", "lower"]

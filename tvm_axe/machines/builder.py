@@ -17,6 +17,8 @@ from tvm import ir, relax
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from tvm_axe.machines.vector_math import PIPELINE
+
 __all__ = ["PROGRAM_BUILDER", "build_program", "builder_named"]
 
 PROGRAM_BUILDER = "tvm_axe.machines.builder:build_program"
@@ -34,4 +36,4 @@ def build_program(
     mod: IRModule, target: Target, relax_pipeline: ir.transform.Pass | str = "default"
 ) -> relax.VMExecutable:
     """Build a Relax program, for ``relax.VirtualMachine``; `relax_pipeline` is what its operators go through."""
-    return tvm.compile(mod, target=target, relax_pipeline=relax_pipeline)
+    return tvm.compile(mod, target=target, relax_pipeline=relax_pipeline, tir_pipeline=PIPELINE)

@@ -10,13 +10,13 @@ from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.mesh.job import tune_program
 from tvm_axe.meta.result import TuneResult
 from tvm_axe.meta.search.job import tune_kernels
-from tvm_axe.records.folders import TUNING_LOGS
 from tvm_axe.schedule import Schedule
 
 __all__ = ["tune"]
@@ -29,7 +29,7 @@ def tune(
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
     patience: int | None = None,
-    work_dir: str | Path = TUNING_LOGS,
+    work_dir: str | Path = WORK_DIR,
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,

@@ -1,15 +1,14 @@
-"""`tvm-axe programs`: every program under every schedule, checked against numpy and timed beside it."""
+"""Every program under every schedule, checked against numpy and timed beside it."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -24,7 +23,7 @@ from tvm_axe.programs.program import DistributedProgram
 from tvm_axe.programs.registry import PROGRAMS
 from tvm_axe.schedule import Schedule
 
-__all__ = ["Report", "Row", "main", "run"]
+__all__ = ["Report", "Row", "chosen", "run"]
 
 REPEAT = 5
 
@@ -74,18 +73,6 @@ class Report:
             ).rstrip()
             for line in (head, *cells)
         )
-
-
-def main(mesh: Mesh | None, engine: str, names: Sequence[str] | None, size: str, as_json: bool) -> int:
-    """Run the programs and print the report to stdout, progress and faults to stderr; return the exit code."""
-    report = run(chosen(mesh, names), engine, size)
-    if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in report.rows]}))
-    else:
-        print(report.table())
-    for fault in report.faults:
-        _say(fault)
-    return 1 if report.faults else 0
 
 
 def chosen(mesh: Mesh | None, names: Sequence[str] | None) -> dict[str, Mesh]:

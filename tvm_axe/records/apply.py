@@ -12,6 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.records.database import (
@@ -23,7 +24,6 @@ from tvm_axe.records.database import (
     read_workloads,
     with_only_attrs,
 )
-from tvm_axe.records.folders import TUNING_LOGS
 from tvm_axe.records.packing import LAYOUT_FREE, split_packing
 from tvm_axe.records.shipped import shipped_folders, stand_ins
 
@@ -31,7 +31,7 @@ __all__ = ["apply_best"]
 
 
 def apply_best(
-    mod: IRModule, target: str | dict[str, Any] | Target, work_dir: str | Path = TUNING_LOGS
+    mod: IRModule, target: str | dict[str, Any] | Target, work_dir: str | Path = WORK_DIR
 ) -> tuple[IRModule, dict[str, float]]:
     """Replace every function that was tuned for this target by its fastest schedule.
 

@@ -1,9 +1,9 @@
-"""Where databases lie: ``tuning_logs/<target>/<workload>/``, in names that a person can read.
+"""Where databases lie: ``<target>/<workload>/`` in a work directory, in names that a person can read.
 
 A folder's name ends with the beginning of the workload's hash, by which it is found again whatever the function is
 called the next time:
 
-    tuning_logs/llvm-znver5-2cores/matmul-1024x1024x1024-1a2b3c4d/
+    tuning_logs/local/llvm-znver5-2cores/matmul-1024x1024x1024-1a2b3c4d/
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from tvm_axe import _tvm
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.records.files import locked
 
-__all__ = ["MESH", "TUNING_LOGS", "folder_for", "largest_block", "target_name", "workload_name", "workload_suffix"]
-
-TUNING_LOGS = "tuning_logs"
-"""Where databases are kept if nobody says, below the folder that a process runs in."""
+__all__ = ["MESH", "folder_for", "largest_block", "target_name", "workload_name", "workload_suffix"]
 
 MESH = "axe.mesh"
 """Attribute of a distributed program's workload: the mesh that its schedules are for."""
@@ -41,7 +38,7 @@ def folder_for(work_dir: str | Path, target: Target, name: str, mod: IRModule) -
     Parameters
     ----------
     work_dir
-        Where databases are kept, such as ``tuning_logs``.
+        Where databases are kept, such as `tvm_axe.defaults.WORK_DIR`.
     target
         A resolved target.
     name

@@ -1,4 +1,4 @@
-"""The records that come with the package: ``tuning_logs/<target>/<workload>/`` inside of it.
+"""The records that come with the package: ``tuning_logs/<target>/<workload>/`` of its repository.
 
 Records in a user's own folder hold for exactly the target that they were measured for. Those that ship would then serve
 only who has the same CPU as the packager, so they are also measured for the generic levels x86-64-v3 (AVX2) and
@@ -13,12 +13,17 @@ from pathlib import Path
 
 from tvm.target import Target
 
+import tvm_axe
 from tvm_axe.machines import find_backend
 from tvm_axe.records.folders import target_name, workload_suffix
 
 __all__ = ["SHIPPED", "shipped_folders", "stand_ins"]
 
-SHIPPED = Path(__file__).parent.parent / "tuning_logs"
+_PACKAGE = Path(tvm_axe.__file__).parent
+_CHECKOUT = _PACKAGE.parent / "tuning_logs"
+
+SHIPPED = _CHECKOUT if _CHECKOUT.is_dir() else _PACKAGE / "tuning_logs"
+"""Where they lie: beside the package in a checkout, in it once it is installed. They are only read."""
 
 
 def stand_ins(target: Target) -> list[Target]:

@@ -12,9 +12,9 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.machines import backend_of, builder, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, TILE_KERNELS, Pass, Work, run
-from tvm_axe.records.folders import TUNING_LOGS
 from tvm_axe.relax.fuse import fuse
 
 __all__ = ["BUILD_MODEL", "compile_model", "model_passes"]
@@ -70,7 +70,7 @@ BUILD_MODEL = Pass("build", "the model becomes a program of upstream's virtual m
 def compile_model(
     model: tvm.IRModule,
     target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = TUNING_LOGS,
+    work_dir: str | Path | None = WORK_DIR,
     pack_weights: bool = False,
 ) -> relax.VMExecutable:
     """Compile a Relax model for one device; `tvm_axe.compile` gives what this returns as ``.vm``. ::

@@ -5,6 +5,7 @@ callable; `lower`, `plan` and `explain` are the steps on the way.
 """
 
 from tvm_axe.tile.build import TileExecutable, compile, compile_all
+from tvm_axe.tile.flags import signal, wait
 from tvm_axe.tile.language import (
     cast,
     cdiv,
@@ -19,12 +20,10 @@ from tvm_axe.tile.language import (
     parallel,
     pipelined,
     shared,
-    signal,
     sum,
-    wait,
 )
 from tvm_axe.tile.lowering import explain, lower, plan
-from tvm_axe.tile.program import read
+from tvm_axe.tile.reading import read
 
 __all__ = [
     "TileExecutable",

@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm_axe import _tvm
 from tvm_axe.errors import InputError
 from tvm_axe.machines import Backend
-from tvm_axe.tile.program import Program
+from tvm_axe.tile.program import TileProgram
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Scalar:
         return f"{self.name}: {self.dtype}"
 
 
-def parameters(program: Program) -> tuple[Parameter | Scalar, ...]:
+def parameters(program: TileProgram) -> tuple[Parameter | Scalar, ...]:
     """The parameters of a tile program, in order."""
     written = {tile for node in program.body for tile in node.writes}
     found: dict[tirx.Var, Parameter | Scalar] = {

@@ -12,7 +12,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.machines import Backend, find_backend
 from tvm_axe.machines.registry import Registration, described, registered
 from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Program
+from tvm_axe.tile.program import TileProgram
 
 __all__ = ["TileBackend", "tile_backend_of", "tile_targets"]
 
@@ -30,7 +30,7 @@ class TileBackend(Backend):
     joins_blocks: bool
 
     @abstractmethod
-    def plan(self, program: Program, target: Target) -> Plan:
+    def plan(self, program: TileProgram, target: Target) -> Plan:
         """Decide everything about a program: layouts, threads, instructions, stages.
 
         Raises

@@ -19,7 +19,7 @@ from tvm_axe.machines import Built, backend_of, cache, resolve_target
 from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Program
+from tvm_axe.tile.program import TileProgram
 
 
 class TileExecutable:
@@ -88,7 +88,7 @@ class TileExecutable:
 
 
 def compile(
-    program: tirx.PrimFunc | Program,
+    program: tirx.PrimFunc | TileProgram,
     target: str | Mapping[str, Any] | Target = "llvm",
     store: cache.Cache | None = None,
 ) -> TileExecutable:
@@ -96,7 +96,7 @@ def compile(
 
     Parameters
     ----------
-    program : PrimFunc or Program
+    program : PrimFunc or TileProgram
         A tile program (`tvm_axe.tile.kernel`), as written or as read.
     target : str | dict | Target
         As `tvm_axe.machines.resolve_target` takes it: ``"llvm"`` for this machine's CPU, ``"cuda"`` for its GPU, or
@@ -113,7 +113,7 @@ def compile(
 
 
 def compile_all(
-    programs: Sequence[tirx.PrimFunc | Program],
+    programs: Sequence[tirx.PrimFunc | TileProgram],
     target: str | Mapping[str, Any] | Target = "llvm",
     store: cache.Cache | None = None,
 ) -> list[TileExecutable]:

@@ -1,4 +1,4 @@
-"""What a tile program must keep on every target; see `tvm_axe.tile.program.read`.
+"""What a tile program must keep on every target; see `tvm_axe.tile.read`.
 
 What needs more than one node is in `tvm_axe.tile.races` and `tvm_axe.tile.pipelines`.
 """
@@ -6,16 +6,16 @@ What needs more than one node is in `tvm_axe.tile.races` and `tvm_axe.tile.pipel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, sym, tirx
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.pipelines import check_pipelines
-from tvm_axe.tile.points import Scope, accesses, evaluate, scoped
-from tvm_axe.tile.program import (
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import (
     Assign,
     Branch,
     Copy,
@@ -25,17 +25,19 @@ from tvm_axe.tile.program import (
     Loop,
     Node,
     Parallel,
-    Program,
     Reduce,
     Region,
     Signal,
     Tile,
     Wait,
 )
+from tvm_axe.tile.pipelines import check_pipelines
+from tvm_axe.tile.points import Scope, accesses, evaluate, scoped
+from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.races import check_blocks, check_parallel
 
 
-def check(program: Program) -> None:
+def check(program: TileProgram) -> None:
     """Raise TileError where the program can't be right on any target."""
     tiles = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
     for tile in program.tiles:
@@ -43,37 +45,22 @@ def check(program: Program) -> None:
     for var, extent in program.grid:
         if isinstance(extent, int) and extent < 1:
             raise TileError(f"kernel: the grid's extent along {var.name} is {extent}; valid is 1 or more")
-    analyzer = program.analyzer()
+    known = _Known(program, program.analyzer(), tiles)
     for node, scope in scoped(program):
-        if isinstance(node, Copy):
-            _copy(node, analyzer)
-        elif isinstance(node, Gemm):
-            _gemm(node)
-        elif isinstance(node, Reduce):
-            _reduce(node)
-        elif isinstance(node, Wait | Signal):
-            _flags(node, program, scope, tiles)
-        for region in _regions(node):
-            _bounds(node, region, scope, analyzer)
-        for tile in scalars(node, tiles):
-            if tile.scope == "fragment":
-                raise TileError(
-                    f"{node}: a scalar is read from {tile}, whose elements are spread over threads, and every thread "
-                    "needs it; valid are tensors in global memory, shared and local tiles"
-                )
-        if isinstance(node, Assign):
-            _assign(node, scope)
-        elif isinstance(node, Parallel):
-            for tile in node.writes:
-                if tile.scope == "local":
-                    raise TileError(
-                        f"{node}: {tile} is stored for one point, and every thread has a {tile.name} of its own; valid "
-                        "are fragments, shared tiles and tensors"
-                    )
-            check_parallel(node, scope, tiles)
+        for rule in _RULES.of(node):
+            rule(node, scope, known)
     _written(program.body, tiles, set(program.params))
     check_pipelines(program)
     check_blocks(program)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What rules know of a program beside a node: what its analyzer proves, and the tile behind each buffer."""
+
+    program: TileProgram
+    analyzer: sym.Analyzer
+    tiles: dict[tirx.Buffer, Tile]
 
 
 def _layout(tile: Tile) -> None:
@@ -86,13 +73,13 @@ def _layout(tile: Tile) -> None:
 # ---- Operations ------------------------------------------------------------------------------------------------------
 
 
-def _copy(copy: Copy, analyzer: sym.Analyzer) -> None:
+def _copy(copy: Copy, scope: Scope, known: _Known) -> None:
     src, dst = copy.src, copy.dst
     if src.shape != dst.shape:
         raise TileError(f"{copy}: src has shape {src.extents}, dst {dst.extents}; they must be equal up to ones")
     if copy.atomic and dst.tile.scope != "global":
         raise TileError(f"{copy}: atomically into {dst.tile}; valid is a tensor in global memory")
-    if src.tile is dst.tile and not _disjoint(src, dst, analyzer):
+    if src.tile is dst.tile and not _disjoint(src, dst, known.analyzer):
         raise TileError(f"{copy}: src and dst may overlap; valid are parts of {src.tile} that provably don't")
 
 
@@ -101,7 +88,7 @@ def _disjoint(a: Region, b: Region, analyzer: sym.Analyzer) -> bool:
     return any(analyzer.can_prove(s + m <= t) or analyzer.can_prove(t + n <= s) for s, m, t, n in sides)
 
 
-def _gemm(gemm: Gemm) -> None:
+def _gemm(gemm: Gemm, scope: Scope, known: _Known) -> None:
     valid = {"a": ("shared", "fragment"), "b": ("shared",), "c": ("fragment",)}
     for name, scopes in valid.items():
         region = getattr(gemm, name)
@@ -129,7 +116,7 @@ def _gemm(gemm: Gemm) -> None:
         raise TileError(f"gemm {gemm}: products of {a} are summed in {c}; valid is {' or '.join(dict.fromkeys(sums))}")
 
 
-def _reduce(reduce: Reduce) -> None:
+def _reduce(reduce: Reduce, scope: Scope, known: _Known) -> None:
     for name, region in (("src", reduce.src), ("dst", reduce.dst)):
         if region.tile.scope == "global":
             raise TileError(f"{reduce}: {name} is {region.tile}; valid are tiles on chip, to which it can be copied")
@@ -143,15 +130,15 @@ def _reduce(reduce: Reduce) -> None:
         )
 
 
-def _flags(node: Wait | Signal, program: Program, scope: Scope, tiles: dict[tirx.Buffer, Tile]) -> None:
+def _flags(node: Wait | Signal, scope: Scope, known: _Known) -> None:
     word, tile = type(node).__name__.lower(), node.flags.tile
     if tile.scope != "global" or tile.dtype != "int32":
         raise TileError(f"{node}: flags are {tile}; valid is an int32 tensor in global memory")
     if str(node.value.ty) != "int32":
         raise TileError(f"{node}: the value is {node.value.ty}; valid is int32")
-    for other in program.nodes():
-        touched = () if isinstance(other, Loop | Branch | Wait | Signal) else (*other.reads, *other.writes)
-        if tile not in (*touched, *scalars(other, tiles)):
+    for other in known.program.nodes():
+        touched = () if other.bodies or isinstance(other, Wait | Signal) else (*other.reads, *other.writes)
+        if tile not in (*touched, *scalars(other, known.tiles)):
             continue
         raise TileError(
             f"{node}: `{other}` touches {tile}, too, which is ordered by nothing; valid is a tensor of flags that wait "
@@ -167,7 +154,7 @@ def _flags(node: Wait | Signal, program: Program, scope: Scope, tiles: dict[tirx
                 )
 
 
-def _assign(assign: Assign, scope: Scope) -> None:
+def _assign(assign: Assign, scope: Scope, known: _Known) -> None:
     for values in scope.ends():
         for dimension, (index, size) in enumerate(zip(assign.indices, assign.tile.shape)):
             at = evaluate(index, values)
@@ -178,17 +165,52 @@ def _assign(assign: Assign, scope: Scope) -> None:
                 )
 
 
-# ---- Regions ---------------------------------------------------------------------------------------------------------
+def _parallel(parallel: Parallel, scope: Scope, known: _Known) -> None:
+    for tile in parallel.writes:
+        if tile.scope == "local":
+            raise TileError(
+                f"{parallel}: {tile} is stored for one point, and every thread has a {tile.name} of its own; valid "
+                "are fragments, shared tiles and tensors"
+            )
+    check_parallel(parallel, scope, known.tiles)
 
 
-def _regions(node: Node) -> tuple[Region, ...]:
-    if isinstance(node, Gemm):
-        return (node.c, node.a, node.b)
-    if isinstance(node, Copy | Reduce):
-        return (node.dst, node.src)
-    if isinstance(node, Wait | Signal):
-        return (node.flags,)
-    return (node.dst,) if isinstance(node, Fill) else ()
+# ---- Regions and scalars ---------------------------------------------------------------------------------------------
+
+
+def _regions(node: Node, scope: Scope, known: _Known) -> None:
+    for region in node.regions:
+        _bounds(node, region, scope, known.analyzer)
+
+
+def _scalars(node: Node, scope: Scope, known: _Known) -> None:
+    for tile in scalars(node, known.tiles):
+        if tile.scope == "fragment":
+            raise TileError(
+                f"{node}: a scalar is read from {tile}, whose elements are spread over threads, and every thread "
+                "needs it; valid are tensors in global memory, shared and local tiles"
+            )
+
+
+_Rule = Callable[[Any, Scope, _Known], None]
+
+_RULES: TypeTable[tuple[_Rule, ...]] = TypeTable(
+    "rules of a tile program",
+    {
+        Assign: (_scalars, _assign),
+        Branch: (_scalars,),
+        Copy: (_copy, _regions, _scalars),
+        Fill: (_regions, _scalars),
+        Gemm: (_gemm, _regions, _scalars),
+        Let: (_scalars,),
+        Loop: (_scalars,),
+        Parallel: (_parallel,),
+        Reduce: (_reduce, _regions, _scalars),
+        Signal: (_flags, _regions, _scalars),
+        Wait: (_flags, _regions, _scalars),
+    },
+)
+"""What is checked of each node by itself, in order."""
 
 
 def _bounds(node: Node, region: Region, scope: Scope, analyzer: sym.Analyzer) -> None:
@@ -242,17 +264,8 @@ def _when(scope: Scope, values: dict[tirx.Var, Any]) -> str:
 
 def scalars(node: Node, tiles: dict[tirx.Buffer, Tile]) -> tuple[Tile, ...]:
     """The tiles and tensors from which a node needs an element as a scalar."""
-    expressions: list[Any] = [index for region in _regions(node) for index in region.start]
-    if isinstance(node, Let | Assign | Fill | Wait | Signal):
-        expressions.append(node.value)
-    if isinstance(node, Assign):
-        expressions += node.indices
-    if isinstance(node, Loop):
-        expressions += [node.start, node.extent]
-    if isinstance(node, Branch):
-        expressions.append(node.condition)
     found: dict[Tile, None] = {}
-    for expression in expressions:
+    for expression in node.scalars:
         if not isinstance(expression, int):
             tvm_ffi.structural_walk(expression, (ir.TensorLoad, lambda load: found.setdefault(tiles[load.source])))
     return tuple(found)
@@ -292,7 +305,7 @@ def _touches(node: Node, tiles: dict[tirx.Buffer, Tile]) -> Iterator[tuple[Tile,
     if isinstance(node, Parallel):
         for access in accesses(node):
             yield tiles[access.buffer], access.stores
-    elif not isinstance(node, Loop | Branch):
+    elif not node.bodies:
         for tile in node.reads:
             yield tile, False
         for tile in node.writes:

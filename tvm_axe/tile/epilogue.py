@@ -16,7 +16,9 @@ from tvm import ir, s_tir, sym, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
-from tvm_axe.tile.program import Branch, Copy, Loop, Node, Parallel, Program, Region, read
+from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel, Region
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _own_store(parallel: Parallel, output: str) -> tirx.BufferStore | None:
     return found[0] if uses == [True] and len(found) == 1 else None
 
 
-def _stores(program: Program, outputs: Sequence[str]) -> list[Node]:
+def _stores(program: TileProgram, outputs: Sequence[str]) -> list[Node]:
     """What writes the outputs, without the loops and branches around it."""
     return [
         node

@@ -31,7 +31,8 @@ Parameters of the function are tensors and scalars, such as the number of the de
 scalar is used wherever an integer or a number is; it is the same for all blocks.
 
 Kernels that run at once, on one device or on several whose memory each other addresses, meet in flags: int32 in global
-memory that are 0 to begin with. `signal` sets flags, and `wait` goes on when they are set:
+memory that are 0 to begin with. `tvm_axe.tile.flags` has their words: `signal` sets flags, and `wait` goes on when they
+are set:
 
 >>> @T.prim_func
 ... def doubled(A: T.Buffer((8, 64), "float32"), B: T.Buffer((8, 64), "float32"),
@@ -54,7 +55,6 @@ Source: TileLang (arXiv:2504.17577), section 3, for the level; the representatio
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,7 +77,7 @@ STAGES = "axe.stages"
 LAYOUT = "axe.layout"
 """Annotation of a tile's allocation: its layout's canonical text, instead of the inferred one."""
 
-OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "sends")
+OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "epilogue_tile")
 """What `kernel` takes beside the grid; each becomes the annotation ``axe.<name>`` of the outermost grid loop."""
 
 
@@ -90,7 +90,7 @@ def kernel(
     cluster: Sequence[int] | None = None,
     roles: str | None = None,
     order: str | None = None,
-    sends: Sequence[int] | None = None,
+    epilogue_tile: Sequence[int] | None = None,
 ) -> Iterator[Any]:
     """Open the kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
 
@@ -113,7 +113,7 @@ def kernel(
     order : str, optional
         ``"given"``: points are taken in the order of the grid. Without it, a dimension along which loops grow longer
         is taken from its end.
-    sends : sequence of int, optional
+    epilogue_tile : sequence of int, optional
         Rows and columns of the pieces in which a specialized kernel's storing warp writes tiles that leave through
         shared memory, each complete before the next begins; without it a tile is written at once. It asks for a
         storing warp, which a specialized kernel with a `signal` has anyway.
@@ -134,10 +134,12 @@ def kernel(
     for name in ("threads", "swizzle"):
         if options.get(f"axe.{name}", 1) < 1:
             raise TileError(f"kernel: {name} must be positive, got {options[f'axe.{name}']}")
-    if sends is not None:
-        if len(sends) != 2 or any(extent < 1 for extent in sends):
-            raise TileError(f"kernel: sends has two positive extents, rows and columns of a piece, got {sends}")
-        options["axe.sends"] = [int(extent) for extent in sends]
+    if epilogue_tile is not None:
+        if len(epilogue_tile) != 2 or any(extent < 1 for extent in epilogue_tile):
+            raise TileError(
+                f"kernel: epilogue_tile has two positive extents, rows and columns of a piece, got {epilogue_tile}"
+            )
+        options["axe.epilogue_tile"] = [int(extent) for extent in epilogue_tile]
     if persistent is not None:
         options["axe.persistent"] = int(persistent)
     if cluster is not None:
@@ -274,98 +276,6 @@ def min(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
     return primitives.min(dst, src, axis, accumulate)
 
 
-WAIT, SIGNAL = "axe.wait", "axe.signal"
-"""Names of the external calls that `wait` and `signal` become: of the first flag, a value, a mode and the extents."""
-
-RESET = 1
-"""Mode of a `wait` that sets its flags to 0 afterwards."""
-
-ORDERED, ADD = 1, 2
-"""Modes of a `signal`, which may be added up."""
-
-MOST_FLAGS = 1024
-"""The most flags of one `wait` or `signal`: as many as a block may have threads."""
-
-
-def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
-    """Go on when every one of the flags is at least `value`; whatever was ordered before their `signal` is seen then.
-
-    Loads stay behind the wait, loads that run ahead too. In a specialized kernel the producer waits, so only what is
-    loaded into shared memory may depend on it. A GPU's kernel that waits for about three seconds ends with an error.
-
-    Parameters
-    ----------
-    flags : an element or a slice of an int32 tensor in global memory, of up to 1024 elements
-        The flags. Other statements don't touch that tensor.
-    value : int or Expr, optional
-        An int32; a constant is at least 1.
-    reset : bool, optional
-        Whether the flags are set to 0 afterwards, which only one block may do.
-
-    Raises
-    ------
-    TileError
-        `flags` is no part of a tensor with constant extents, or has too many; `value` is no int32.
-
-    Notes
-    -----
-    An acquire at system scope (PTX ISA, section 8, memory consistency model).
-    """
-    if isinstance(value, int) and value < 1:
-        raise TileError(f"wait: for a value of {value}, which flags have from the start; valid is 1 or more")
-    return _on_flags("wait", flags, value, RESET * bool(reset))
-
-
-def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = False) -> Any:
-    """Set every one of the flags to `value` when all that the block has read and written so far is done.
-
-    In a specialized kernel the storing warp signals: at least one tile must have left through shared memory before, and
-    none may have been written otherwise.
-
-    Parameters
-    ----------
-    flags : an element or a slice of an int32 tensor in global memory of any device, of up to 1024 elements
-        The flags. Other statements don't touch that tensor.
-    value : int or Expr, optional
-        An int32.
-    ordered : bool, optional
-        Without it the flags are set at once, and say only that the kernels before this one have ended.
-    add : bool, optional
-        Whether the value is added, for flags that count; then several blocks may signal one flag.
-
-    Raises
-    ------
-    TileError
-        `flags` is no part of a tensor with constant extents, or has too many; `value` is no int32.
-
-    Notes
-    -----
-    A release at system scope, or relaxed without `ordered` (PTX ISA, section 8, memory consistency model).
-    """
-    return _on_flags("signal", flags, value, ORDERED * bool(ordered) + ADD * bool(add))
-
-
-def _on_flags(word: str, flags: Any, value: Any, mode: int) -> Any:
-    """The call of `wait` or `signal`, as the module's text says it."""
-    if isinstance(flags, tirx.Var) and tirx.is_buffer_var(flags):
-        flags = flags[tuple(slice(0, extent) for extent in flags.shape)]
-    if isinstance(flags, ir.TensorLoad):
-        first, extents = flags, (1,) * len(flags.indices)
-    elif isinstance(flags, ir.TensorRegion):
-        first, extents = flags.source[tuple(r.min for r in flags.region)], _shape(flags)
-    else:
-        raise TileError(f"{word}: flags are an element or a slice of a tensor, got {type(flags).__name__}")
-    if not 1 <= math.prod(extents) <= MOST_FLAGS:
-        raise TileError(f"{word}: {math.prod(extents)} flags; valid are 1 to {MOST_FLAGS}")
-    if isinstance(value, int):
-        if not -(1 << 31) <= value < 1 << 31:
-            raise TileError(f"{word}: value is an int32, got {value}")
-        value = tirx.const(value, "int32")
-    elif not (isinstance(value, ir.Expr) and str(value.ty) == "int32"):
-        raise TileError(f"{word}: value is an int32, got {getattr(value, 'ty', type(value).__name__)}")
-    return T.evaluate(T.call_extern("int32", WAIT if word == "wait" else SIGNAL, first, value, mode, *extents))
-
-
 def cdiv(a: Any, b: int) -> Any:
     """The quotient rounded up: how many tiles of `b` cover `a`."""
     return -(-a // b) if isinstance(a, int) else (a + (b - 1)) // b
@@ -375,7 +285,14 @@ def _buffer(tile: Any) -> tirx.Buffer:
     return tile.source if isinstance(tile, (ir.TensorRegion, ir.TensorLoad)) else tile
 
 
-def _shape(tile: Any) -> tuple[int, ...]:
+def constant_shape(tile: Any) -> tuple[int, ...]:
+    """The extents of a buffer or a region of one.
+
+    Raises
+    ------
+    TileError
+        They are no constants.
+    """
     extents = [r.extent for r in tile.region] if isinstance(tile, ir.TensorRegion) else tile.shape
     if not all(isinstance(extent, (int, tirx.IntImm)) for extent in extents):
         raise TileError(f"a tile has constant extents, got {[str(extent) for extent in extents]}")
@@ -388,12 +305,14 @@ def _sides(word: str, src: Any, dst: Any) -> tuple[Any, Any]:
     if all(elements):
         raise TileError(f"{word}: both sides are elements; write one as a slice, or store in `parallel`")
     if elements[0]:
-        src = _region_at(word, src, _shape(dst))
+        src = _region_at(word, src, constant_shape(dst))
     if elements[1]:
-        dst = _region_at(word, dst, _shape(src))
-    shapes = [tuple(extent for extent in _shape(side) if extent != 1) for side in (src, dst)]
+        dst = _region_at(word, dst, constant_shape(src))
+    shapes = [tuple(extent for extent in constant_shape(side) if extent != 1) for side in (src, dst)]
     if shapes[0] != shapes[1]:
-        raise TileError(f"{word}: src has shape {_shape(src)}, dst {_shape(dst)}; they must be equal up to ones")
+        raise TileError(
+            f"{word}: src has shape {constant_shape(src)}, dst {constant_shape(dst)}; they must be equal up to ones"
+        )
     return src, dst
 
 

@@ -8,15 +8,16 @@ from tvm.target import Target
 from tvm_axe.machines import resolve_target
 from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Program, read
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
 
 
-def plan(program: tirx.PrimFunc | Program, target: str | Target) -> Plan:
+def plan(program: tirx.PrimFunc | TileProgram, target: str | Target) -> Plan:
     """Decide everything about a tile program for a target: layouts, threads, instructions, stages.
 
     Parameters
     ----------
-    program : PrimFunc or Program
+    program : PrimFunc or TileProgram
         A tile program, as written or as read.
     target : str or Target
         As `tvm_axe.machines.target.resolve_target` takes it, such as ``"llvm"`` or ``"cuda:sm_80"``.
@@ -24,14 +25,14 @@ def plan(program: tirx.PrimFunc | Program, target: str | Target) -> Plan:
     Raises
     ------
     TileError
-        The program is malformed (`tvm_axe.tile.program.read`), or the target cannot run it.
+        The program is malformed (`tvm_axe.tile.read`), or the target cannot run it.
     """
     target = resolve_target(target)
     backend = tile_backend_of(target)
-    return backend.plan(program if isinstance(program, Program) else read(program), target)
+    return backend.plan(program if isinstance(program, TileProgram) else read(program), target)
 
 
-def lower(program: tirx.PrimFunc | Program, target: str | Target) -> tirx.PrimFunc:
+def lower(program: tirx.PrimFunc | TileProgram, target: str | Target) -> tirx.PrimFunc:
     """Lower a tile program to a function that upstream compiles for the target (pipeline: `tvm_axe.tile.build`).
 
     Raises
@@ -47,6 +48,6 @@ def emit(decided: Plan) -> tirx.PrimFunc:
     return tile_backend_of(decided.target).emit(decided)
 
 
-def explain(program: tirx.PrimFunc | Program, target: str | Target) -> str:
+def explain(program: tirx.PrimFunc | TileProgram, target: str | Target) -> str:
     """Every decision about a tile program on a target, a line each, with its reason."""
     return plan(program, target).explain()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from tvm import sym
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.program import Branch, Copy, Fill, Gemm, Loop, Node, Parallel, Program, Reduce, Region, Tile, walk
+from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Region, Tile, leaves, walk
+from tvm_axe.tile.program import TileProgram
 
 
-def check_pipelines(program: Program) -> None:
+def check_pipelines(program: TileProgram) -> None:
     """Refuse pipelined loops with more stages than iterations, and those whose iterations race on a shared tile."""
     analyzer = program.analyzer()
     for node in program.nodes():
@@ -40,8 +41,8 @@ def _stages(loop: Loop) -> None:
 
 
 def _only_loads(loop: Loop, tile: Tile) -> None:
-    for node in walk(loop.body):
-        if tile in node.writes and not isinstance(node, Loop | Branch) and not is_load(node):
+    for node in leaves(loop.body):
+        if tile in node.writes and not is_load(node):
             raise TileError(
                 f"{loop}: {tile} is loaded, and `{node}` writes it too: the load of a later iteration, which runs "
                 "ahead, races with that; valid is a tile of its own for one of them, or an ordinary loop"
@@ -112,11 +113,7 @@ class _Coverage:
 
 def _read(node: Node, tile: Tile) -> list[Region]:
     """The regions of a tile that a node reads; all of it where elements are read."""
-    found: list[Region] = []
-    if isinstance(node, Copy | Reduce):
-        found = [node.src]
-    elif isinstance(node, Gemm):
-        found = [region for region in (node.a, node.b) if region.tile is tile]
+    found = [region for region in node.regions if region.tile is tile]
     return found or [Region(tile, (0,) * len(tile.shape), tile.shape)]
 
 
@@ -126,18 +123,17 @@ def _after(body: tuple[Node, ...], spent: dict[Tile, Loop]) -> dict[Tile, Loop]:
         if isinstance(node, Branch):
             spent = {**_after(node.then, dict(spent)), **_after(node.otherwise, dict(spent))}
             continue
-        if not isinstance(node, Loop):
-            for tile in node.reads:
-                if tile in spent:
-                    raise TileError(
-                        f"`{node}` reads {tile} behind {spent[tile]}, which loads it ahead and gives its slots back; "
-                        "valid is to load it again, or to read it within the loop"
-                    )
         if isinstance(node, Loop):
             for _ in range(2):  # an iteration reads what the one before may have left
                 spent = _after(node.body, dict(spent))
             if node.stages is not None:
                 spent |= dict.fromkeys(_loaded(node.body), node)
-        elif isinstance(node, Copy | Fill | Parallel | Gemm | Reduce):
-            spent = {tile: loop for tile, loop in spent.items() if tile not in node.writes}
+            continue
+        for tile in node.reads:
+            if tile in spent:
+                raise TileError(
+                    f"`{node}` reads {tile} behind {spent[tile]}, which loads it ahead and gives its slots back; "
+                    "valid is to load it again, or to read it within the loop"
+                )
+        spent = {tile: loop for tile, loop in spent.items() if tile not in node.writes}
     return spent

@@ -1,16 +1,19 @@
 """What is decided about a tile program for a target before any code is made, and why.
 
-Each target's plan subclasses `Plan` with what its lowering needs; all record every decision in words, which is what
-``tvm-axe tile explain`` prints.
+A target decides step by step, and writes what it decides into `Decisions`. What it gives is a `Plan`, of a class of its
+own with what its lowering needs: it is complete when it is made, and never changes. Every decision is recorded in
+words, which is what ``tvm-axe tile explain`` prints.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import get_args
 
 from tvm.target import Target
 
-from tvm_axe.tile.program import Loop, Node, Program, Tile
+from tvm_axe.tile.nodes import Loop, Node, Tile
+from tvm_axe.tile.program import TileProgram
 
 GROUPS = ("kernel", "tiles", "loops", "operations")
 """What a decision may be about, in the order in which decisions are shown."""
@@ -18,7 +21,19 @@ GROUPS = ("kernel", "tiles", "loops", "operations")
 
 @dataclass(frozen=True)
 class Decision:
-    """One thing decided: `subject` (a tile, an operation, a loop, the kernel), the `choice`, and the `reason`."""
+    """One thing decided.
+
+    Attributes
+    ----------
+    subject : str
+        What it is about: a tile, an operation, a loop, or the kernel.
+    choice : str
+        What was chosen.
+    reason : str
+        Why.
+    group : str
+        Where it is shown, one of `GROUPS`.
+    """
 
     subject: str
     choice: str
@@ -29,25 +44,45 @@ class Decision:
         return f"{self.subject}: {self.choice}  ({self.reason})"
 
 
-@dataclass
+class Decisions:
+    """The decisions about a program so far, in the order of deciding."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self._tiles = {tile.name: tile for tile in reversed(program.tiles)}
+        self._made: list[Decision] = []
+
+    def add(self, subject: object, choice: object, reason: str) -> None:
+        """Record a decision about a tile (or its name), a node, a loop (or ``"loop k"``), or what text says."""
+        subject = self._tiles.get(subject, subject) if isinstance(subject, str) else subject
+        self._made.append(Decision(str(subject), str(choice), reason, _group(subject)))
+
+    def made(self) -> tuple[Decision, ...]:
+        """All of them."""
+        return tuple(self._made)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """A program, a target, and what was decided, in the order of deciding.
+    """A program, a target, and what was decided.
 
     Attributes
     ----------
-    overlaps : whether the kernel itself waits for the one before it, and so may be launched before that one is over
+    program : TileProgram
+        The program that was decided about.
+    target : Target
+        The target that it was decided for.
+    decisions : tuple of Decision
+        Every decision, in the order of deciding.
     """
 
-    program: Program
+    program: TileProgram
     target: Target
-    decisions: list[Decision] = field(default_factory=list)
-    overlaps: bool = False
+    decisions: tuple[Decision, ...]
 
-    def decide(self, subject: object, choice: object, reason: str) -> None:
-        """Record a decision about a tile (or its name), a node, a loop (or ``"loop k"``), or what text says."""
-        named = {tile.name: tile for tile in reversed(self.program.tiles)}
-        subject = named.get(subject, subject) if isinstance(subject, str) else subject
-        self.decisions.append(Decision(str(subject), str(choice), reason, _group(subject)))
+    @property
+    def overlaps(self) -> bool:
+        """Whether the kernel itself waits for the one before it, and so may be launched before that one is over."""
+        return False
 
     def explain(self) -> str:
         """Every decision, a line each, with its reason; those about the kernel first."""
@@ -63,4 +98,4 @@ def _group(subject: object) -> str:
         return "tiles"
     if isinstance(subject, Loop) or str(subject).startswith("loop "):
         return "loops"
-    return "operations" if isinstance(subject, Node) else "kernel"
+    return "operations" if isinstance(subject, get_args(Node)) else "kernel"

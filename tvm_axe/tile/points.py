@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import ir, tirx
 
-from tvm_axe.tile.program import Branch, Let, Loop, Node, Parallel, Program
+from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Parallel, variables_in
+from tvm_axe.tile.program import TileProgram
 
 Values = Mapping[tirx.Var, Any]
 
@@ -145,7 +145,7 @@ class Scope:
         return True
 
 
-def scoped(program: Program) -> Iterator[tuple[Node, Scope]]:
+def scoped(program: TileProgram) -> Iterator[tuple[Node, Scope]]:
     """Every node with what is around it, in order."""
     yield from _scoped(program.body, Scope(tuple((var, 0, extent) for var, extent in program.grid)))
 
@@ -273,11 +273,4 @@ class _Walk:
         self.found.append(Access(buffer, tuple(indices), where, guard, vars, stores))
 
     def vars(self, expr: Any) -> frozenset[tirx.Var]:
-        return frozenset().union(*(self.behind.get(var, frozenset([var])) for var in variables(expr)))
-
-
-def variables(expr: Any) -> frozenset[tirx.Var]:
-    """The variables in an expression; the tensors that it loads from are among them."""
-    found: set[tirx.Var] = set()
-    tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
-    return frozenset(found)
+        return frozenset().union(*(self.behind.get(var, frozenset([var])) for var in variables_in(expr)))

@@ -6,6 +6,7 @@ indices come from a tensor, that no two of them are equal is the program's own b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,25 @@ import tvm_ffi
 from tvm import sym, tirx
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.points import Access, Scope, accesses, variables
-from tvm_axe.tile.program import Assign, Branch, Copy, Fill, Let, Loop, Node, Parallel, Program, Signal, Tile, Wait
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Signal,
+    Tile,
+    Wait,
+    variables_in,
+)
+from tvm_axe.tile.points import Access, Scope, accesses
+from tvm_axe.tile.program import TileProgram
 
 
 def check_parallel(parallel: Parallel, scope: Scope, tiles: dict[tirx.Buffer, Tile]) -> None:
@@ -120,7 +138,7 @@ def _point(parallel: Parallel, number: int) -> str:
 # ---- Blocks ----------------------------------------------------------------------------------------------------------
 
 
-def check_blocks(program: Program) -> None:
+def check_blocks(program: TileProgram) -> None:
     """Refuse what several blocks store to the same elements of a tensor, or flags that they set, in no order."""
     grid = {var: extent for var, extent in program.grid if not (isinstance(extent, int) and extent == 1)}
     _Blocks(grid, program.analyzer()).statements(program.body, frozenset())
@@ -138,48 +156,55 @@ class _Blocks:
 
     def of(self, *values: Any) -> frozenset[tirx.Var]:
         """The grid's variables that a value depends on; all of them if it is loaded from what was stored before."""
-        found: frozenset[tirx.Var] = frozenset()
-        for value in values:
-            if not isinstance(value, int):
-                found |= frozenset().union(*(self.behind.get(var, frozenset()) for var in variables(value)))
-        return found
+        return frozenset().union(*(self.behind.get(var, frozenset()) for var in variables_in(*values)))
 
     def statements(self, body: tuple[Node, ...], around: frozenset[tirx.Var]) -> None:
         """Walk in order; `around` are the variables that decide whether the body runs at all."""
         for node in body:
-            if isinstance(node, Let):
-                self.behind[node.var] = self.of(node.value)
-            elif isinstance(node, Assign):
-                known = self.behind.get(node.tile.buffer, frozenset())
-                self.behind[node.tile.buffer] = known | around | self.of(node.value, *node.indices)
-            elif isinstance(node, Branch):
-                inner, runs = around | self.of(node.condition), self.runs
-                for nodes, never in ((node.then, tirx.Not(node.condition)), (node.otherwise, node.condition)):
-                    self.runs = runs and not self.analyzer.can_prove(never)
-                    self.statements(nodes, inner)
-                self.runs = runs
-            elif isinstance(node, Loop):
-                # Twice, as what an iteration assigns the next one reads.
-                for _ in range(2):
-                    self.behind[node.var] = self.of(node.start, node.extent)
-                    self.statements(node.body, around | self.of(node.extent))
-            else:
-                self.stores(node, around)
+            _NODES.of(node)(self, node, around)
 
-    def stores(self, node: Node, around: frozenset[tirx.Var]) -> None:
-        """What an operation or a `parallel` stores: on chip it may be anything, in a tensor its place counts."""
-        if isinstance(node, Wait | Signal):
-            self.flags(node, around)
-            return
+    def let(self, node: Let, around: frozenset[tirx.Var]) -> None:
+        self.behind[node.var] = self.of(node.value)
+
+    def assign(self, node: Assign, around: frozenset[tirx.Var]) -> None:
+        known = self.behind.get(node.tile.buffer, frozenset())
+        self.behind[node.tile.buffer] = known | around | self.of(node.value, *node.indices)
+
+    def branch(self, node: Branch, around: frozenset[tirx.Var]) -> None:
+        inner, runs = around | self.of(node.condition), self.runs
+        for nodes, never in ((node.then, tirx.Not(node.condition)), (node.otherwise, node.condition)):
+            self.runs = runs and not self.analyzer.can_prove(never)
+            self.statements(nodes, inner)
+        self.runs = runs
+
+    def loop(self, node: Loop, around: frozenset[tirx.Var]) -> None:
+        # Twice, as what an iteration assigns the next one reads.
+        for _ in range(2):
+            self.behind[node.var] = self.of(node.start, node.extent)
+            self.statements(node.body, around | self.of(node.extent))
+
+    def on_chip(self, node: Gemm | Reduce, around: frozenset[tirx.Var]) -> None:
+        """What is stored on chip may be anything."""
+        for tile in node.writes:
+            self.behind[tile.buffer] = frozenset(self.grid)
+
+    def region(self, node: Copy | Fill, around: frozenset[tirx.Var]) -> None:
+        """What is stored on chip may be anything; in a tensor its place counts."""
+        tile = node.dst.tile
+        if tile.scope != "global":
+            self.behind[tile.buffer] = frozenset(self.grid)
+        elif not (isinstance(node, Copy) and node.atomic):
+            self.refuse(node, tile, around | self.of(*node.dst.start))
+
+    def parallel(self, node: Parallel, around: frozenset[tirx.Var]) -> None:
+        """The same of every element that is stored."""
         for tile in node.writes:
             if tile.scope != "global":
                 self.behind[tile.buffer] = frozenset(self.grid)
-            elif isinstance(node, Parallel):
-                for access in accesses(node):
-                    if access.stores and access.buffer.same_as(tile.buffer):
-                        self.refuse(node, tile, around | self.of(*access.vars, *access.guard.vars))
-            elif isinstance(node, Copy | Fill) and not (isinstance(node, Copy) and node.atomic):
-                self.refuse(node, tile, around | self.of(*node.dst.start))
+                continue
+            for access in accesses(node):
+                if access.stores and access.buffer.same_as(tile.buffer):
+                    self.refuse(node, tile, around | self.of(*access.vars, *access.guard.vars))
 
     def flags(self, node: Wait | Signal, around: frozenset[tirx.Var]) -> None:
         """Refuse flags that several blocks set, each for itself, or reset, which only the first of them would see."""
@@ -207,3 +232,21 @@ class _Blocks:
                 f"{node}: all {self.grid[var]} blocks along {var.name} store to one part of {tile}, in no order; valid "
                 f"is a place, or an `if`, that depends on {var.name}, or copy(..., atomic='add')"
             )
+
+
+_NODES: TypeTable[Callable[[_Blocks, Any, frozenset[tirx.Var]], None]] = TypeTable(
+    "races of blocks",
+    {
+        Assign: _Blocks.assign,
+        Branch: _Blocks.branch,
+        Copy: _Blocks.region,
+        Fill: _Blocks.region,
+        Gemm: _Blocks.on_chip,
+        Let: _Blocks.let,
+        Loop: _Blocks.loop,
+        Parallel: _Blocks.parallel,
+        Reduce: _Blocks.on_chip,
+        Signal: _Blocks.flags,
+        Wait: _Blocks.flags,
+    },
+)

@@ -1,7 +1,8 @@
-"""Reading: from upstream's function to the tree of `tvm_axe.tile.program`."""
+"""Reading: from upstream's function to a `TileProgram`, whose nodes are in `tvm_axe.tile.nodes`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +11,11 @@ from tvm import ir, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
-from tvm_axe.tile.language import ADD, FRAGMENT, GRID, LAYOUT, OPTIONS, ORDERED, RESET, SIGNAL, STAGES, WAIT
-from tvm_axe.tile.program import (
+from tvm_axe.tile.checks import check
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.flags import ADD, ORDERED, RESET, SIGNAL, WAIT
+from tvm_axe.tile.language import FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.nodes import (
     Assign,
     Branch,
     Copy,
@@ -21,7 +25,6 @@ from tvm_axe.tile.program import (
     Loop,
     Node,
     Parallel,
-    Program,
     Reduce,
     Region,
     Signal,
@@ -30,6 +33,7 @@ from tvm_axe.tile.program import (
     constant,
     tiles_of,
 )
+from tvm_axe.tile.program import TileProgram
 
 _OPERATION = "tirx.tile."
 SCALARS = ("int32", "int64", "float32", "float64")
@@ -46,7 +50,7 @@ class Reader:
     known: dict[tirx.Buffer, Tile] = field(default_factory=dict)
     tiles: list[Tile] = field(default_factory=list)
 
-    def program(self) -> Program:
+    def program(self) -> TileProgram:
         params, scalars = [], []
         for param in self.func.params:
             if not tirx.is_buffer_var(param):
@@ -59,7 +63,7 @@ class Reader:
             params.append(tile)
         grid, options, stmt = self._kernel(self.func.body)
         body = self._nodes(stmt)
-        return Program(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body)
+        return TileProgram(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body)
 
     def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
         if not (isinstance(stmt, tirx.For) and GRID in stmt.annotations):
@@ -98,34 +102,36 @@ class Reader:
         self.tiles.append(tile)
 
     def _node(self, stmt: tirx.Stmt) -> Node:
-        if isinstance(stmt, tirx.TilePrimitiveCall):
-            return self._operation(stmt)
-        if isinstance(stmt, tirx.For):
-            if stmt.kind == tirx.ForKind.PARALLEL:
-                return self._parallel(stmt)
-            if GRID in stmt.annotations:
-                raise TileError("kernel: a kernel inside a kernel")
-            stages = stmt.annotations.get(STAGES, None)
-            body = self._nodes(stmt.body)
-            return Loop(stmt.loop_var, stmt.min, constant(stmt.extent), None if stages is None else int(stages), body)
-        if isinstance(stmt, tirx.IfThenElse):
-            otherwise = () if stmt.else_case is None else self._nodes(stmt.else_case)
-            return Branch(stmt.condition, self._nodes(stmt.then_case), otherwise)
-        if _is_on_flags(stmt):
-            return self._on_flags(stmt)
-        if isinstance(stmt, tirx.Bind):
-            return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
-        if isinstance(stmt, tirx.BufferStore):
-            tile = self.known[stmt.buffer]
-            if tile.scope != "local":
-                raise TileError(
-                    f"{tile.name}[{', '.join(map(str, stmt.indices))}] is stored outside of `parallel`, by every "
-                    f"thread; valid there are tiles of `local`, and in `with tile.parallel(...)` all others"
-                )
-            return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
-        raise TileError(f"{type(stmt).__name__} is no part of a tile program:\n{stmt}")
+        if type(stmt) not in _STATEMENTS.types or (isinstance(stmt, tirx.Evaluate) and not _is_on_flags(stmt)):
+            raise TileError(f"{type(stmt).__name__} is no part of a tile program:\n{stmt}")
+        return _STATEMENTS.of(stmt)(self, stmt)
 
-    def _on_flags(self, stmt: tirx.Evaluate) -> Wait | Signal:
+    def _for(self, stmt: tirx.For) -> Node:
+        if stmt.kind == tirx.ForKind.PARALLEL:
+            return self._parallel(stmt)
+        if GRID in stmt.annotations:
+            raise TileError("kernel: a kernel inside a kernel")
+        stages = stmt.annotations.get(STAGES, None)
+        body = self._nodes(stmt.body)
+        return Loop(stmt.loop_var, stmt.min, constant(stmt.extent), None if stages is None else int(stages), body)
+
+    def _if(self, stmt: tirx.IfThenElse) -> Node:
+        otherwise = () if stmt.else_case is None else self._nodes(stmt.else_case)
+        return Branch(stmt.condition, self._nodes(stmt.then_case), otherwise)
+
+    def _bind(self, stmt: tirx.Bind) -> Node:
+        return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
+
+    def _store(self, stmt: tirx.BufferStore) -> Node:
+        tile = self.known[stmt.buffer]
+        if tile.scope != "local":
+            raise TileError(
+                f"{tile.name}[{', '.join(map(str, stmt.indices))}] is stored outside of `parallel`, by every "
+                f"thread; valid there are tiles of `local`, and in `with tile.parallel(...)` all others"
+            )
+        return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
+
+    def _on_flags(self, stmt: tirx.Evaluate) -> Node:
         word, flag, value, mode, *extents = stmt.value.args
         flags = Region(self.known[flag.source], tuple(flag.indices), tuple(int(extent) for extent in extents))
         if str(word.value) == WAIT:
@@ -133,31 +139,36 @@ class Reader:
         return Signal(flags, value, bool(int(mode) & ORDERED), bool(int(mode) & ADD))
 
     def _operation(self, call: tirx.TilePrimitiveCall) -> Node:
-        kind, args = str(call.op.name).removeprefix(_OPERATION), list(call.args)
-        if kind in ("copy", "cast"):
-            return Copy(self._region(args[0]), self._region(args[1]), "atomic" in call.config)
-        if kind == "fill":
-            return Fill(self._region(args[0]), args[1])
-        if kind == "gemm":
-            d, a, b, c = (self._region(arg) for arg in args[:4])
-            alpha, beta = float(args[6]), float(args[7])
-            if d.tile is not c.tile or alpha != 1 or beta not in (0, 1):
-                raise TileError(
-                    f"gemm: {d.tile.name} = {alpha} * a @ b + {beta} * {c.tile.name}; valid is c (+)= a @ b"
-                )
-            instruction = call.config.get("instruction", None)
-            name = None if instruction is None else str(_plain(instruction))
-            return Gemm(d, a, b, bool(args[4]), bool(args[5]), beta == 1, name)
-        if kind in ("sum", "max", "min"):
-            dst, src, axes = self._region(args[0]), self._region(args[1]), [int(axis) for axis in args[2]]
-            if len(axes) != 1:
-                raise TileError(f"{kind}: along axes {axes}; a tile is reduced along one axis at a time")
-            if not -len(src.extents) <= axes[0] < len(src.extents):
-                raise TileError(
-                    f"{kind} of {src}: along axis {axes[0]}; valid is {-len(src.extents)} to {len(src.extents) - 1}"
-                )
-            return Reduce(kind, dst, src, axes[0] % len(src.extents), bool(args[3]))
-        raise TileError(f"{kind} is no word of tvm_axe.tile; elementwise computation is written in `parallel`")
+        word = str(call.op.name).removeprefix(_OPERATION)
+        if word not in _WORDS:
+            raise TileError(f"{word} is no word of tvm_axe.tile; elementwise computation is written in `parallel`")
+        return _WORDS[word](self, word, call)
+
+    def _copy(self, word: str, call: tirx.TilePrimitiveCall) -> Node:
+        return Copy(self._region(call.args[0]), self._region(call.args[1]), "atomic" in call.config)
+
+    def _fill(self, word: str, call: tirx.TilePrimitiveCall) -> Node:
+        return Fill(self._region(call.args[0]), call.args[1])
+
+    def _gemm(self, word: str, call: tirx.TilePrimitiveCall) -> Node:
+        args = list(call.args)
+        d, a, b, c = (self._region(arg) for arg in args[:4])
+        alpha, beta = float(args[6]), float(args[7])
+        if d.tile is not c.tile or alpha != 1 or beta not in (0, 1):
+            raise TileError(f"gemm: {d.tile.name} = {alpha} * a @ b + {beta} * {c.tile.name}; valid is c (+)= a @ b")
+        instruction = call.config.get("instruction", None)
+        name = None if instruction is None else str(_plain(instruction))
+        return Gemm(d, a, b, bool(args[4]), bool(args[5]), beta == 1, name)
+
+    def _reduce(self, word: str, call: tirx.TilePrimitiveCall) -> Node:
+        dst, src, axes = self._region(call.args[0]), self._region(call.args[1]), [int(axis) for axis in call.args[2]]
+        if len(axes) != 1:
+            raise TileError(f"{word}: along axes {axes}; a tile is reduced along one axis at a time")
+        if not -len(src.extents) <= axes[0] < len(src.extents):
+            raise TileError(
+                f"{word} of {src}: along axis {axes[0]}; valid is {-len(src.extents)} to {len(src.extents) - 1}"
+            )
+        return Reduce(word, dst, src, axes[0] % len(src.extents), bool(call.args[3]))
 
     def _region(self, region: tirx.BufferRegion) -> Region:
         extents = tuple(constant(r.extent) for r in region.region)
@@ -220,6 +231,49 @@ class Reader:
             else:
                 done.append(self._points(first))
         return done[0] if len(done) == 1 else tirx.SeqStmt(done)
+
+
+_STATEMENTS: TypeTable[Callable[[Reader, Any], Node]] = TypeTable(
+    "reading a tile program",
+    {
+        tirx.Bind: Reader._bind,
+        tirx.BufferStore: Reader._store,
+        tirx.Evaluate: Reader._on_flags,
+        tirx.For: Reader._for,
+        tirx.IfThenElse: Reader._if,
+        tirx.TilePrimitiveCall: Reader._operation,
+    },
+)
+"""What makes a node of each of upstream's statements."""
+
+_WORDS: dict[str, Callable[[Reader, str, tirx.TilePrimitiveCall], Node]] = {
+    "cast": Reader._copy,
+    "copy": Reader._copy,
+    "fill": Reader._fill,
+    "gemm": Reader._gemm,
+    "max": Reader._reduce,
+    "min": Reader._reduce,
+    "sum": Reader._reduce,
+}
+"""And of each of its tile primitives."""
+
+
+def read(func: tirx.PrimFunc) -> TileProgram:
+    """Read a tile program and check what holds on every target.
+
+    Raises
+    ------
+    TileError
+        No kernel, or more than one, or statements beside it; a statement that is none of the language's words; a tile
+        without constant extents; operands whose shapes, scopes or types don't go together; a copy that leaves a tile,
+        or that starts outside of a tensor; an access of `parallel` outside of a tile; points of a `parallel`, or
+        blocks, that race; what is read and was never written; a pipelined loop with more stages than iterations, or
+        whose iterations race on a shared tile; flags that aren't int32 in global memory, lie outside of their tensor,
+        are touched otherwise too, or are set or reset by several blocks.
+    """
+    program = Reader(func).program()
+    check(program)
+    return program
 
 
 def _is_on_flags(stmt: tirx.Stmt) -> bool:

@@ -154,7 +154,7 @@ def test_mesh_is_needed_and_must_agree(sgd, tmp_path):
 
 
 def test_command_line(tmp_path, capsys):
-    from tvm_axe.cli.entry import main
+    from tvm_axe.cli import main
 
     (tmp_path / "sgd.py").write_text(
         'import tvm_axe as axe\nfrom tvm_axe.programs import PROGRAMS\nmesh = axe.Mesh({"dp": 2})\n'

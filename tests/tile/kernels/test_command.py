@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tvm_axe.cli import entry as cli
+from tvm_axe import cli
 from tvm_axe.tile.kernels import check
 
 

@@ -85,7 +85,15 @@ class Slot:
 
 
 class Batch:
-    """Candidates of one function that are being measured."""
+    """Candidates of one function that are being measured.
+
+    Invariants, whenever `results` waits or gives one:
+
+    - each candidate is in one place: to do, being built or run by a slot, held by one, done, or given;
+    - a slot holds only what its process built, for this function, in the order in which it was built;
+    - at most one candidate runs, and where it must be quiet nothing is built or prepared meanwhile;
+    - a candidate whose process died was not tried before, or counts as failed.
+    """
 
     def __init__(self, slots: Sequence[Slot], function: Function, limits: Limits, mods: Sequence[IRModule]) -> None:
         self.slots, self.function, self.limits, self.mods = slots, function, limits, mods

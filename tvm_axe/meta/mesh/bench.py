@@ -67,7 +67,7 @@ class ProgramBench:
         self.arrays, self.repeat = arrays, repeat
         self.expected: Mapping[str, np.ndarray] | None = None
         self._beside = ", beside the first schedule's,"
-        self._kept: dict[int, Executable] = {}
+        self._kept: dict[int, tuple[Lowered, Executable]] = {}
         self._workers: Workers | None = None
 
     def expect(self, expected: Mapping[str, np.ndarray]) -> None:
@@ -119,11 +119,11 @@ class ProgramBench:
                 raise TuneError(f"wrong result: {name}{self._beside} {wrong}")
 
     def _compiled(self, lowered: Lowered) -> Executable:
-        key = id(lowered)  # which stays its own as long as it is kept: an executable holds it
-        exe = self._kept.pop(key, None)
+        key = id(lowered)  # which is no other's as long as it is kept here
+        _, exe = self._kept.pop(key, (lowered, None))
         if exe is None:
             exe = compile(lowered, target=self.target, work_dir=self.work_dir)
-        self._kept[key] = exe
+        self._kept[key] = lowered, exe
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         return exe

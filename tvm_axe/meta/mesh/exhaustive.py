@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.lower import Lowered
@@ -38,7 +39,6 @@ from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools
 from tvm_axe.meta.task import Workload
 from tvm_axe.records.database import FAILED_SECONDS, Database
-from tvm_axe.records.folders import TUNING_LOGS
 from tvm_axe.schedule import Schedule
 
 __all__ = ["search"]
@@ -59,7 +59,7 @@ def search(
     chunks: Sequence[int] = (2, 4),
     link: Link = SHARED_MEMORY,
     trials: int = 0,
-    work_dir: str | Path = TUNING_LOGS,
+    work_dir: str | Path = WORK_DIR,
     repeat: int = 10,
     progress: bool = True,
 ) -> TuneResult:
@@ -97,7 +97,8 @@ def search(
     trials : int
         Tune each schedule's local kernels with so many candidates first; 0 takes what `work_dir` has.
     work_dir : path
-        Tuning records of local kernels, and, in its folder ``schedules``, of what this search measures.
+        Tuning records of local kernels, and, in its folder ``schedules``, of what this search measures, with a log of
+        trials and a report beside them.
     repeat : int
         Timed runs of each schedule.
     progress : bool

@@ -15,6 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.cost import estimate
@@ -34,7 +35,7 @@ from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools
 from tvm_axe.meta.task import Workload
 from tvm_axe.records.database import FAILED_SECONDS, Database
-from tvm_axe.records.folders import TUNING_LOGS, folder_for, target_name
+from tvm_axe.records.folders import folder_for, target_name
 from tvm_axe.records.trials import key_of, read_trials
 from tvm_axe.schedule import Schedule
 
@@ -51,7 +52,7 @@ def tune_program(
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
     patience: int | None = None,
-    work_dir: str | Path = TUNING_LOGS,
+    work_dir: str | Path = WORK_DIR,
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
@@ -146,7 +147,7 @@ def best_schedule(
     mesh: Mesh | None = None,
     *,
     target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path = TUNING_LOGS,
+    work_dir: str | Path = WORK_DIR,
     engine: str = "processes",
     keep: Collection[str] = (),
 ) -> Schedule | None:

@@ -20,8 +20,8 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from tvm_axe.analysis.parameters import parameters
 from tvm_axe.errors import TuneError
-from tvm_axe.inputs import parameters
 from tvm_axe.lower import Lowered
 from tvm_axe.meta.measure.check import summing_slack
 from tvm_axe.meta.measure.child import serve

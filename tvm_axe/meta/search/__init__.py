@@ -1,1 +1,1 @@
-"""The search over candidates: tasks, who gets the next trials, and the job around them."""
+"""The search over candidates: who gets the next trials, the job around them, and what is faster beyond noise."""

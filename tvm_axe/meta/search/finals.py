@@ -41,6 +41,10 @@ _CLOSE = 2.0  # times the best: noise makes no default that is slower than that 
 class Finals:
     """The finals of one task, from its records on disk.
 
+    Invariants: the order of `records` is the right of way, and never changes; `confirmed` are some of their keys;
+    between turns no confirmed record says less than the chosen one, and after `run` no record at all does. Nothing on
+    disk changes before the last turn.
+
     Attributes
     ----------
     records

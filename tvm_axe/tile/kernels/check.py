@@ -1,25 +1,19 @@
-"""`tvm-axe kernels`: what kernels there are, and every one of them beside numpy in float64."""
+"""Tile kernels beside numpy in float64."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
-import tvm
 from tvm.target import Target
 
-from tvm_axe.errors import AxeError, InputError
-from tvm_axe.machines import Gpu, backend_of, machine_of, resolve_target
+from tvm_axe.errors import AxeError
+from tvm_axe.machines import Gpu, backend_of, machine_of
 from tvm_axe.tile.build import compile_all
 from tvm_axe.tile.kernels.kernel import TOLERANCE, Expected, Kernel, Problem, Recipe, described
 from tvm_axe.tile.kernels.registry import KERNELS
-
-TARGETS = {"cpu": "llvm", "cuda": "cuda"}
-"""What ``--target`` takes, and the targets' kinds."""
 
 
 @dataclass(frozen=True)
@@ -34,38 +28,6 @@ class Row:
     """Of the worst output, the norm of the difference from float64 over the norm of that; None for NaN."""
     ok: bool
     """Whether that is within the dtype's tolerance, and no element is further off than rounding explains."""
-
-
-def main(names: Sequence[str], target: str, check: bool, seed: int | None, as_json: bool) -> int:
-    """List the kernels, or check them; prints to stdout, progress and faults to stderr; returns the exit code.
-
-    Raises
-    ------
-    InputError
-        There is no kernel of a name, or no such target, or it is a GPU and there is none.
-    """
-    kernels = [_kernel(name) for name in names or KERNELS]
-    if target not in TARGETS:
-        raise InputError(f"--target is one of {', '.join(TARGETS)}, got {target!r}")
-    resolved = resolve_target(TARGETS[target])
-    if not check:
-        print(json.dumps({"kernels": [*map(_listed, kernels, [resolved] * len(kernels))]}) if as_json
-              else "\n\n".join(_paragraph(kernel, resolved) for kernel in kernels))  # fmt: skip
-        return 0
-    if not tvm.runtime.device(backend_of(resolved).device).exist:
-        raise InputError(f"--target {target} checks kernels on a GPU, and this machine has none")
-    seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-    print(f"kernels: data from seed {seed}", file=sys.stderr)
-    rows = []
-    for row, fault in run(kernels, resolved, seed):
-        rows.append(row)
-        if not as_json:
-            print(_line(row), flush=True)
-        if fault:
-            print(f"kernels: {row.kernel} {row.shape} {row.dtype}: {fault}", file=sys.stderr, flush=True)
-    if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
 
 
 def run(kernels: Sequence[Kernel], target: Target, seed: int) -> Iterator[tuple[Row, str]]:
@@ -133,32 +95,3 @@ def judged(outputs: Mapping[str, np.ndarray], expected: Mapping[str, Expected], 
                 f"{output[place]:.6g}, which should be {value[place]:.6g} up to {slack[place]:.1e}"
             )
     return worst, "; ".join(faults)
-
-
-# ---- What is printed ---------------------------------------------------------------------------------------------
-
-
-def _kernel(name: str) -> Kernel:
-    if name not in KERNELS:
-        raise InputError(f"no kernel {name}; there are {', '.join(KERNELS)}")
-    return KERNELS[name]
-
-
-def _listed(kernel: Kernel, target: Target) -> dict[str, object]:
-    problem = kernel.cases[0]
-    parameters = {name: [*values] for name, values in kernel.parameters(target, problem).items()}
-    return {"name": kernel.name, "summary": kernel.summary, "problem": dict(problem), "parameters": parameters}
-
-
-def _paragraph(kernel: Kernel, target: Target) -> str:
-    """The kernel with its parameters for its first case; the first value of each is the default there."""
-    problem = kernel.cases[0]
-    lines = [f"{kernel.name}: {kernel.summary}", f"  for {described(problem)} {problem['dtype']}"]
-    for name, values in kernel.parameters(target, problem).items():
-        lines.append(f"    {name:<10} {values[0]}, or {', '.join(map(str, values[1:]))}")
-    return "\n".join(lines)
-
-
-def _line(row: Row) -> str:
-    error = "NaN" if row.relative_error is None else f"{row.relative_error:.1e}"
-    return f"{'ok ' if row.ok else 'BAD'} {row.kernel:<18} {error:>8}  {row.dtype:<14} {row.shape}"

@@ -13,7 +13,8 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.program import Program, read
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
 
 Problem = Mapping[str, Any]
 """What is to be computed: extents, dtypes and options by name, as plain ints, strings and bools."""
@@ -35,7 +36,7 @@ class Recipe:
 
     Attributes
     ----------
-    programs : tuple of Program
+    programs : tuple of TileProgram
         As read, in order; each with a name of its own.
     inputs, outputs : tuple of str
         The tensors that a caller gives, by name. All others are `scratch`.
@@ -46,7 +47,7 @@ class Recipe:
         Two programs of one name, a tensor with two shapes, or an input or output that no program has.
     """
 
-    programs: tuple[Program, ...]
+    programs: tuple[TileProgram, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -126,7 +127,7 @@ class Kernel:
         return self.make(**problem, **chosen)
 
 
-def only_used(func: tirx.PrimFunc) -> Program:
+def only_used(func: tirx.PrimFunc) -> TileProgram:
     """The program, read, without parameters that nothing in it touches: those of options that were not asked for."""
     program = read(func)
     used = {tile for node in program.nodes() for tile in (*node.reads, *node.writes)}

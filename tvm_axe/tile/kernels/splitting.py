@@ -20,7 +20,7 @@ from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.gemm import inputs, reference
 from tvm_axe.tile.kernels.kernel import Kernel, Problem, Recipe, Space, choose, only_used, stored
 from tvm_axe.tile.kernels.tiling import matmul_space
-from tvm_axe.tile.program import Program
+from tvm_axe.tile.program import TileProgram
 
 COMBINED = (8, 128)
 """The tile of the programs that add or convert what others left in scratch memory."""
@@ -70,7 +70,7 @@ def split_k_matmul(
     )
 
 
-def combine(splits: int, m: int, n: int, out: str, epilogue: Epilogue) -> Program:
+def combine(splits: int, m: int, n: int, out: str, epilogue: Epilogue) -> TileProgram:
     """The program C = epilogue(the sum of `partial`'s m x n slices)."""
     rows, columns = COMBINED
 

@@ -16,8 +16,8 @@ from tvm_axe.machines import Backend, Built, Gpu, nvcc
 from tvm_axe.machines.cache import Cache
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Program
-from tvm_axe.tile.targets.cuda import lower, plan
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.models import decide, lower
 from tvm_axe.tile.targets.cuda.plan import CudaPlan
 
 __all__ = ["CudaBackend", "CudaTileBackend"]
@@ -56,8 +56,8 @@ class CudaTileBackend(CudaBackend, TileBackend):
 
     joins_blocks: bool = False
 
-    def plan(self, program: Program, target: Target) -> Plan:
-        return plan(program, target)
+    def plan(self, program: TileProgram, target: Target) -> Plan:
+        return decide(program, target)
 
     def emit(self, plan: Plan) -> tirx.PrimFunc:
         assert isinstance(plan, CudaPlan), plan

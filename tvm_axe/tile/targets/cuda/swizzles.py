@@ -17,8 +17,6 @@ from tvm_axe.layout import Access, ComposeLayout, Iter, Layout, bank_conflicts
 PIECE = 16
 """Bytes that one lane takes at most."""
 
-_BANKED = 128  # bytes of all the banks
-
 
 def choose(shape: tuple[int, ...], dtype: str, accesses: Sequence[Access]) -> tuple[Layout | ComposeLayout, str]:
     """The layout of a tile, and how well it serves `accesses`, in words.

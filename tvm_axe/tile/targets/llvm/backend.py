@@ -12,9 +12,10 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.machines import Built, Cpu, resolve_target
 from tvm_axe.machines.cache import Cache, key
+from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Program
+from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.llvm.lower import lower
 from tvm_axe.tile.targets.llvm.plan import CpuPlan, plan
 
@@ -38,7 +39,7 @@ class LlvmBackend(TileBackend):
             vector_registers=32 if "avx512f" in features or "neon" in features else 16,
         )
 
-    def plan(self, program: Program, target: Target) -> Plan:
+    def plan(self, program: TileProgram, target: Target) -> Plan:
         return plan(program, target)
 
     def emit(self, plan: Plan) -> tirx.PrimFunc:
@@ -47,13 +48,13 @@ class LlvmBackend(TileBackend):
 
     def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
         if store is None:
-            module = tvm.compile(mod, target=target).jit()
+            module = tvm.compile(mod, target=target, tir_pipeline=PIPELINE).jit()
             for variable in mod.get_global_vars():
                 module.get_function(str(variable.name_hint))  # generates the code
             return Built(module, None)
         # Scripts say all but where the text stood; the hash says what they leave out.
         name = key("llvm", mod.script(show_meta=True), _tvm.workload_hash(mod), str(target), *_VERSIONS)
-        code = store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target).mod))
+        code = store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target, tir_pipeline=PIPELINE).mod))
         return Built(_tvm.load_llvm(code), None)
 
     def stand_ins(self, target: Target) -> list[Target]:

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_axe.tile.program import Parallel
+from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
 from tvm_axe.tile.targets.llvm.writer import Writer, points

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tvm_axe.tile.program import Branch, Copy, Gemm, Loop, Node, Program, Tile, tiles_of, walk
+from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node, Tile, tiles_of, walk
+from tvm_axe.tile.program import TileProgram
 
 
-def read_in_place(program: Program) -> dict[Tile, Copy]:
+def read_in_place(program: TileProgram) -> dict[Tile, Copy]:
     """The copies that can be left out, by the tile that they would make.
 
     It is written by nothing else and all of it; its source is a tensor that the kernel doesn't write, of the same type,

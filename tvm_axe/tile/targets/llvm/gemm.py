@@ -18,7 +18,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_axe.tile.program import Copy, Gemm, Region, Tile
+from tvm_axe.tile.nodes import Copy, Gemm, Region, Tile
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.copies import write_copy
 from tvm_axe.tile.targets.llvm.plan import Micro, packed_b
@@ -28,7 +28,7 @@ from tvm_axe.tile.targets.llvm.writer import Writer, nest
 def write_gemm(writer: Writer, node: Gemm) -> None:
     """Emit ``c (+)= a @ b``."""
     if node in writer.plan.packed:
-        write_copy(writer, Copy(packed_b(writer.plan, node), node.b, atomic=False))
+        write_copy(writer, Copy(packed_b(writer.plan.packed, node), node.b, atomic=False))
     _Product(writer, node).write()
 
 
@@ -39,7 +39,7 @@ class _Product:
         self.m, self.n, self.k = node.shape
         self.dtype = compute_dtype(node.c.tile.dtype)
         self.a = _matrix(writer, node.a, node.transpose_a)
-        self.b = _matrix(writer, packed_b(writer.plan, node), node.transpose_b)
+        self.b = _matrix(writer, packed_b(writer.plan.packed, node), node.transpose_b)
         self.c = _matrix(writer, node.c, False)
         self.depth: Any = self.k
         self.rows: Any = self.m  # those that `a` has

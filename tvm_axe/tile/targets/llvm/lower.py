@@ -12,7 +12,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_axe.tile.program import Assign, Branch, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import Assign, Branch, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce
 from tvm_axe.tile.targets.llvm import atomics, guards
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.copies import write_copy, write_fill
@@ -58,7 +59,7 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
 
 def _write(writer: Writer, body: Sequence[Node]) -> None:
     for node in body:
-        _WRITERS[type(node)](writer, node)
+        _NODES.of(node)(writer, node)
 
 
 def _loop(writer: Writer, node: Loop) -> None:
@@ -90,14 +91,18 @@ def _copy(writer: Writer, node: Copy) -> None:
         write_copy(writer, node)
 
 
-_WRITERS: dict[type, Callable[[Writer, Any], None]] = {
-    Assign: _assign,
-    Branch: _branch,
-    Copy: _copy,
-    Fill: write_fill,
-    Gemm: write_gemm,
-    Let: _let,
-    Loop: _loop,
-    Parallel: write_parallel,
-    Reduce: write_reduce,
-}
+_NODES: TypeTable[Callable[[Writer, Any], None]] = TypeTable(
+    "code for a CPU",
+    {
+        Assign: _assign,
+        Branch: _branch,
+        Copy: _copy,
+        Fill: write_fill,
+        Gemm: write_gemm,
+        Let: _let,
+        Loop: _loop,
+        Parallel: write_parallel,
+        Reduce: write_reduce,
+    },
+)
+"""The plan refuses waits and signals."""

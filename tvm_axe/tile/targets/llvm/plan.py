@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -13,8 +14,9 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.machines import Cpu, machine_of
-from tvm_axe.tile.plan import Plan
-from tvm_axe.tile.program import Copy, Gemm, Loop, Program, Region, Signal, Tile, Wait
+from tvm_axe.tile.nodes import Copy, Gemm, Loop, Region, Signal, Tile, Wait
+from tvm_axe.tile.plan import Decisions, Plan
+from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.llvm import atomics
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype
 from tvm_axe.tile.targets.llvm.elision import read_in_place
@@ -48,27 +50,46 @@ class Micro:
     filled: bool
 
 
-@dataclass
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CpuPlan(Plan):
     """A plan for one CPU.
 
     Attributes
     ----------
-    machine : the CPU
-    in_place : the copies left out, by tile
-    storage : of every other tile on chip
-    packed : a tile more for each product whose b doesn't lie in panels: what it is packed into first
-    micro : of every product
+    machine : Cpu
+        The CPU.
+    in_place : mapping from Tile to Copy
+        The copies left out, by the tile that they fill.
+    storage : mapping from Tile to Storage
+        Where every other tile on chip lives, those of `packed` among them.
+    packed : mapping from Gemm to Tile
+        A tile more for each product whose b doesn't lie in panels: what it is packed into first.
+    micro : mapping from Gemm to Micro
+        The register tile of every product.
     """
 
-    machine: Cpu = field(kw_only=True)
-    in_place: dict[Tile, Copy] = field(default_factory=dict)
+    machine: Cpu
+    in_place: Mapping[Tile, Copy]
+    storage: Mapping[Tile, Storage]
+    packed: Mapping[Gemm, Tile]
+    micro: Mapping[Gemm, Micro]
+
+
+@dataclass
+class _Draft:
+    """What is decided so far: tiles get their storage first, then products their register tiles."""
+
+    machine: Cpu
+    decisions: Decisions
     storage: dict[Tile, Storage] = field(default_factory=dict)
     packed: dict[Gemm, Tile] = field(default_factory=dict)
     micro: dict[Gemm, Micro] = field(default_factory=dict)
 
+    def decide(self, subject: object, choice: object, reason: str) -> None:
+        self.decisions.add(subject, choice, reason)
 
-def plan(program: Program, target: Target) -> CpuPlan:
+
+def plan(program: TileProgram, target: Target) -> CpuPlan:
     """Decide everything about a program for an llvm target.
 
     Raises
@@ -79,41 +100,52 @@ def plan(program: Program, target: Target) -> CpuPlan:
     """
     machine = machine_of(target)
     assert isinstance(machine, Cpu), machine
-    made = CpuPlan(program, target, machine=machine)
+    draft = _Draft(machine, Decisions(program))
     registers = f"{machine.vector_registers} vectors of {machine.vector_bits} bits"
     _check_dtypes(program)
     _check_flags(program)
-    made.decide(
+    draft.decide(
         "kernel",
         "its blocks in a parallel loop",
         f"a thread takes a block at a time; the CPU has {registers}",
     )
     if program.options:
-        made.decide("kernel", f"{', '.join(program.options)} unused", "they say how a GPU runs blocks")
-    made.in_place = read_in_place(program)
-    for tile, copy in made.in_place.items():
-        made.decide(tile, f"no buffer, read in {copy.src.tile.name}", "only products read it, as rows of a")
+        draft.decide("kernel", f"{', '.join(program.options)} unused", "they say how a GPU runs blocks")
+    in_place = read_in_place(program)
+    for tile, copy in in_place.items():
+        draft.decide(tile, f"no buffer, read in {copy.src.tile.name}", "only products read it, as rows of a")
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
     for tile in program.tiles:
-        if tile not in made.in_place:
-            made.storage[tile] = _storage(made, tile, gemms)
+        if tile not in in_place:
+            draft.storage[tile] = _storage(draft, tile, gemms)
     for node in gemms:
-        if not made.storage[node.b.tile].contiguous(_across(node)):
-            tile = _panels_for(made, node)
-            made.packed[node] = tile
-            made.decide(node, f"b packed into {made.storage[tile].layout} first", "its columns don't lie side by side")
-        made.micro[node] = _micro(made, node)
-        m = made.micro[node]
-        made.decide(
+        if not draft.storage[node.b.tile].contiguous(_across(node)):
+            tile = _panels_for(draft, node)
+            draft.packed[node] = tile
+            draft.decide(
+                node, f"b packed into {draft.storage[tile].layout} first", "its columns don't lie side by side"
+            )
+        draft.micro[node] = _micro(draft, node)
+        m = draft.micro[node]
+        draft.decide(
             node,
             f"{m.rows} x {m.vectors * m.lanes} in {m.rows * m.vectors} registers",
-            f"fewest cycles of those that fit {made.machine.vector_registers} registers",
+            f"fewest cycles of those that fit {draft.machine.vector_registers} registers",
         )
     for loop in program.nodes():
         if isinstance(loop, Loop) and loop.stages is not None:
-            made.decide(loop, "no stages", "a CPU's own prefetching runs ahead")
-    _check_bytes(made)
-    return made
+            draft.decide(loop, "no stages", "a CPU's own prefetching runs ahead")
+    _check_bytes(program, draft.storage)
+    return CpuPlan(
+        program=program,
+        target=target,
+        decisions=draft.decisions.made(),
+        machine=machine,
+        in_place=in_place,
+        storage=draft.storage,
+        packed=draft.packed,
+        micro=draft.micro,
+    )
 
 
 def register_tile(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
@@ -143,58 +175,58 @@ def register_tile(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]
     return min(rows, m), vectors
 
 
-def _storage(made: CpuPlan, tile: Tile, gemms: list[Gemm]) -> Storage:
+def _storage(draft: _Draft, tile: Tile, gemms: list[Gemm]) -> Storage:
     as_a = [node for node in gemms if node.a.tile is tile]
     as_b = [node for node in gemms if node.b.tile is tile]
     as_c = [node for node in gemms if node.c.tile is tile]
     dtype = tile.dtype
     if tile.dtype in NARROW:
         dtype = "float32"
-        made.decide(tile, "held as float32", f"rounded to {tile.dtype}, and computed with as it is")
+        draft.decide(tile, "held as float32", f"rounded to {tile.dtype}, and computed with as it is")
     elif (as_a or as_b) and tile.dtype in ("int8", "uint8", "int16", "uint16"):
         dtype = "int32"
-        made.decide(tile, "held as int32", f"every {tile.dtype} is one, and products are computed so")
+        draft.decide(tile, "held as int32", f"every {tile.dtype} is one, and products are computed so")
     if tile.layout is not None:
         if _of_memory(tile):
-            made.decide(tile, str(tile.layout), "annotated")
+            draft.decide(tile, str(tile.layout), "annotated")
             return as_annotated(tile, dtype)
-        made.decide(tile, "not as annotated", f"{tile.layout} is over threads, of which a CPU's block has one")
-    lanes = made.machine.lanes(dtype)
+        draft.decide(tile, "not as annotated", f"{tile.layout} is over threads, of which a CPU's block has one")
+    lanes = draft.machine.lanes(dtype)
     across = {_across(node) for node in as_b}
     if len(across) == 1 and all(_spans(node.b, *across) for node in as_b):
         (dimension,) = across
-        width = lanes * min(_register_tile(made, node, lanes)[1] for node in as_b)
+        width = lanes * min(_register_tile(draft, node, lanes)[1] for node in as_b)
         rows = in_rows(tile, dtype, lanes)
         if dimension == len(tile.shape) - 1 and rows.shape[-1] <= width:
-            made.decide(tile, rows.layout, "its rows are as long as a panel of products")
+            draft.decide(tile, rows.layout, "its rows are as long as a panel of products")
             return rows
         storage = in_panels(tile, dtype, dimension, width)
-        made.decide(tile, storage.layout, f"panels of {width} columns, which products read in order")
+        draft.decide(tile, storage.layout, f"panels of {width} columns, which products read in order")
         return storage
     rows = in_rows(tile, dtype, lanes if as_b or as_c else 1)
-    made.decide(tile, rows.layout, "row by row, as loops take it")
+    draft.decide(tile, rows.layout, "row by row, as loops take it")
     return rows
 
 
-def _panels_for(made: CpuPlan, node: Gemm) -> Tile:
+def _panels_for(draft: _Draft, node: Gemm) -> Tile:
     """A tile for the region of b that a product reads, in panels; it joins the storage."""
-    held, region = made.storage[node.b.tile], node.b
+    held, region = draft.storage[node.b.tile], node.b
     rank = len(region.extents)
     tile = Tile(
         tirx.decl_buffer(region.extents, held.dtype, f"{region.tile.name}_panels"), "shared", region.extents, held.dtype
     )
-    lanes = made.machine.lanes(held.dtype)
-    width = lanes * _register_tile(made, node, lanes)[1]
-    made.storage[tile] = in_panels(tile, held.dtype, rank - 2 if node.transpose_b else rank - 1, width)
+    lanes = draft.machine.lanes(held.dtype)
+    width = lanes * _register_tile(draft, node, lanes)[1]
+    draft.storage[tile] = in_panels(tile, held.dtype, rank - 2 if node.transpose_b else rank - 1, width)
     return tile
 
 
-def _micro(made: CpuPlan, node: Gemm) -> Micro:
-    n, c = node.shape[1], made.storage[node.c.tile]
-    region = packed_b(made, node)
-    b = made.storage[region.tile]
-    lanes = 1 if c.annotated else made.machine.lanes(compute_dtype(node.c.tile.dtype))
-    rows, vectors = _register_tile(made, node, lanes)
+def _micro(draft: _Draft, node: Gemm) -> Micro:
+    n, c = node.shape[1], draft.storage[node.c.tile]
+    region = packed_b(draft.packed, node)
+    b = draft.storage[region.tile]
+    lanes = 1 if c.annotated else draft.machine.lanes(compute_dtype(node.c.tile.dtype))
+    rows, vectors = _register_tile(draft, node, lanes)
     if b.panel is not None:
         vectors = min(vectors, b.panel[1] // lanes)
     reach = ceil(n / lanes) * lanes
@@ -207,14 +239,14 @@ def _micro(made: CpuPlan, node: Gemm) -> Micro:
     return Micro(rows, vectors, lanes, filled)
 
 
-def packed_b(made: CpuPlan, node: Gemm) -> Region:
+def packed_b(packed: Mapping[Gemm, Tile], node: Gemm) -> Region:
     """The region that a product reads as b: its own, or all of the panels that it is packed into first."""
-    tile = made.packed.get(node)
+    tile = packed.get(node)
     return node.b if tile is None else Region(tile, tuple(T.int32(0) for _ in tile.shape), tile.shape)
 
 
-def _register_tile(made: CpuPlan, node: Gemm, lanes: int) -> tuple[int, int]:
-    return register_tile(*node.shape[:2], lanes, made.machine.vector_registers)
+def _register_tile(draft: _Draft, node: Gemm, lanes: int) -> tuple[int, int]:
+    return register_tile(*node.shape[:2], lanes, draft.machine.vector_registers)
 
 
 def _across(node: Gemm) -> int:
@@ -238,7 +270,7 @@ def _of_memory(tile: Tile) -> bool:
     return {it.axis for it in (*layout.D, *layout.R)} | set(layout.O) <= {LINEAR_MEMORY}
 
 
-def _check_dtypes(program: Program) -> None:
+def _check_dtypes(program: TileProgram) -> None:
     for tile in (*program.params, *program.tiles):
         if tile.dtype not in DTYPES:
             raise TileError(f"{tile}: CPU code is made for {', '.join(DTYPES)}, not {tile.dtype}")
@@ -247,7 +279,7 @@ def _check_dtypes(program: Program) -> None:
             raise TileError(f"{node}: on a CPU, {', '.join(atomics.DTYPES)} add atomically, {node.dst.tile.dtype} not")
 
 
-def _check_flags(program: Program) -> None:
+def _check_flags(program: TileProgram) -> None:
     for node in program.nodes():
         if isinstance(node, Wait | Signal):
             raise TileError(
@@ -256,11 +288,11 @@ def _check_flags(program: Program) -> None:
             )
 
 
-def _check_bytes(made: CpuPlan) -> None:
-    taken = {tile.name: storage.bytes for tile, storage in made.storage.items()}
+def _check_bytes(program: TileProgram, held: Mapping[Tile, Storage]) -> None:
+    taken = {tile.name: storage.bytes for tile, storage in held.items()}
     if sum(taken.values()) > TILE_BYTES:
         sizes = ", ".join(f"{name} {size}" for name, size in taken.items())
         raise TileError(
-            f"{made.program.name}: the tiles of a block take {sum(taken.values())} bytes ({sizes}); "
+            f"{program.name}: the tiles of a block take {sum(taken.values())} bytes ({sizes}); "
             f"on a CPU they may take {TILE_BYTES}"
         )

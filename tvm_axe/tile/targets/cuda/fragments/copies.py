@@ -16,10 +16,10 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Iter, Layout
-from tvm_axe.tile.program import Copy, Fill, Region, Tile
-from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers, region_constants
+from tvm_axe.tile.nodes import Copy, Fill, Region, Tile
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, region_constants
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER
-from tvm_axe.tile.targets.cuda.fragments.walk import HeldWalk, StridedWalk, find_registers, vector_lengths
+from tvm_axe.tile.targets.cuda.fragments.walk import FragmentWalk, StridedWalk, find_registers, vector_lengths
 
 
 def copy(emitter: Emitter, node: Copy) -> None:
@@ -42,7 +42,7 @@ def fill(emitter: Emitter, node: Fill) -> None:
     region, stored = node.dst, emitter.storages[node.dst.tile]
     value = emitter.expression(node.value)
     if isinstance(stored, Registers):
-        walk = HeldWalk(stored.holding, region_constants(region), region.extents)
+        walk = FragmentWalk(stored.fragment, region_constants(region), region.extents)
         with walk.steps() as steps, emitter.guarded(walk.conditions(emitter.threads.index, steps)):
             T.buffer_store(stored.buffer, value, [walk.register(steps)])
         return
@@ -57,7 +57,7 @@ def fill(emitter: Emitter, node: Fill) -> None:
 def _load(emitter: Emitter, node: Copy, dst: Registers) -> None:
     region = node.dst
     vector = _held_vector(emitter, node.src, emitter.memory(node.src.tile), region, dst)
-    walk = HeldWalk(dst.holding, region_constants(region), region.extents, vector)
+    walk = FragmentWalk(dst.fragment, region_constants(region), region.extents, vector)
     with walk.steps() as steps:
         index = walk.index(emitter.threads.index, steps)
         place = Place(emitter, node.src, [index[d] for d in region.dimensions])
@@ -68,7 +68,7 @@ def _load(emitter: Emitter, node: Copy, dst: Registers) -> None:
 def _store(emitter: Emitter, node: Copy, src: Registers) -> None:
     region, dtype = node.src, node.dst.tile.dtype
     vector = _held_vector(emitter, node.dst, emitter.memory(node.dst.tile), region, src)
-    walk = HeldWalk(src.holding, region_constants(region), region.extents, 1 if node.atomic else vector)
+    walk = FragmentWalk(src.fragment, region_constants(region), region.extents, 1 if node.atomic else vector)
     thread = emitter.threads.index
     with walk.steps() as steps:
         index = walk.index(thread, steps)
@@ -104,11 +104,11 @@ def _move(emitter: Emitter, node: Copy) -> None:
 
 
 def _between(emitter: Emitter, node: Copy, src: Registers, dst: Registers) -> None:
-    walk = HeldWalk(dst.holding, region_constants(node.dst), node.dst.extents)
+    walk = FragmentWalk(dst.fragment, region_constants(node.dst), node.dst.extents)
     index: list[Any] = region_constants(node.src)
     for own, other in zip(node.src.dimensions, node.dst.dimensions):
         index[own] = index[own] + walk.points[other]
-    found = find_registers(walk, src.holding, index)
+    found = find_registers(walk, src.fragment, index)
     if found is None:
         _exchange(emitter, node)
         return
@@ -218,7 +218,7 @@ def _cast(value: Any, dtype: str) -> Any:
 
 def _held_vector(emitter: Emitter, region: Region, stored: Memory, own: Region, held: Registers) -> int:
     """How many registers one access of `region` may fill: neighbours in the fragment and in memory."""
-    digits = held.holding.register_digits
+    digits = held.fragment.register_digits
     if not digits:
         return 1
     lane, last = digits[-1], own.dimensions[-1]

@@ -9,32 +9,58 @@ before it. Every layout comes with its origin, the node and the rule, for errors
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tvm_ffi
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Iter, Layout
-from tvm_axe.tile.program import Copy, Node, Parallel, Program, Reduce, Region, Tile
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Region,
+    Signal,
+    Tile,
+    Wait,
+)
+from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD, everywhere, projected
 
 
 @dataclass(frozen=True)
-class Held:
-    """A layout and what decided it."""
+class LayoutChoice:
+    """The layout of a fragment or local tile, and what decided it.
+
+    Attributes
+    ----------
+    layout : Layout
+        Over the axes ``tx`` and ``m``.
+    origin : str
+        The node and the rule, or the annotation.
+    """
 
     layout: Layout
     origin: str
 
 
-def infer(program: Program, fixed: Mapping[Tile, Held], threads: int) -> dict[Tile, Held]:
+def infer(program: TileProgram, fixed: Mapping[Tile, LayoutChoice], threads: int) -> dict[Tile, LayoutChoice]:
     """A layout over ``tx`` and ``m`` for every fragment and local tile.
 
     Parameters
     ----------
-    program : Program
-    fixed : mapping from Tile to Held
+    program : TileProgram
+    fixed : mapping from Tile to LayoutChoice
         What the instructions of gemms demand. An annotation comes first.
     threads : int
         How many hold fragments.
@@ -44,14 +70,16 @@ def infer(program: Program, fixed: Mapping[Tile, Held], threads: int) -> dict[Ti
     TileError
         A fragment is annotated with a swizzled layout.
     """
-    held: dict[Tile, Held] = {}
+    held: dict[Tile, LayoutChoice] = {}
     for tile in program.tiles:
         if tile.scope == "local":
-            held[tile] = Held(everywhere(math.prod(tile.shape), threads), "every thread holds all of a local tile")
+            held[tile] = LayoutChoice(
+                everywhere(math.prod(tile.shape), threads), "every thread holds all of a local tile"
+            )
         elif tile.scope == "fragment" and tile.layout is not None:
             if isinstance(tile.layout, ComposeLayout):
                 raise TileError(f"{tile}: layout {tile.layout}: registers have no swizzle; valid is a Layout")
-            held[tile] = Held(tile.layout, "its annotation")
+            held[tile] = LayoutChoice(tile.layout, "its annotation")
         elif tile in fixed:
             held[tile] = fixed[tile]
     nodes = list(program.nodes())
@@ -63,7 +91,7 @@ def infer(program: Program, fixed: Mapping[Tile, Held], threads: int) -> dict[Ti
             return held
         tile = max(free, key=lambda tile: math.prod(tile.shape))
         vector = max([128 // _bits(memory) for memory in _memory_of(tile, nodes)] or [128 // _bits(tile)])
-        held[tile] = Held(
+        held[tile] = LayoutChoice(
             coalesced(tile.shape, vector, threads), f"nothing else fixes it: {vector} neighbours a thread, coalesced"
         )
 
@@ -114,7 +142,7 @@ def _memory_of(tile: Tile, nodes: Sequence[Node]) -> Iterator[Tile]:
                     yield other
 
 
-def reduced_layout(region: Region, held: Mapping[Tile, Held], threads: int) -> Layout | None:
+def reduced_layout(region: Region, held: Mapping[Tile, LayoutChoice], threads: int) -> Layout | None:
     """The layout in which a region is reduced: a fragment's own; of memory the one that it is loaded in.
 
     None if the fragment has none yet.
@@ -124,29 +152,38 @@ def reduced_layout(region: Region, held: Mapping[Tile, Held], threads: int) -> L
     return held[region.tile].layout if region.tile in held else None
 
 
-def _propagate(node: Node, held: dict[Tile, Held], threads: int) -> bool:
+def _propagate(node: Node, held: dict[Tile, LayoutChoice], threads: int) -> bool:
     """Decide what follows from a node; whether that was anything."""
-    if isinstance(node, Parallel):
-        return _along_parallel(node, held)
-    if isinstance(node, Reduce):
-        dst, shape = node.dst.tile, node.src.extents
-        layout = reduced_layout(node.src, held, threads)
-        if layout is None or dst in held or dst.scope != "fragment" or not layout.admits(shape):
-            return False
-        kept = [d for d in range(len(shape)) if d != node.axis]
-        held[dst] = Held(projected(layout, shape, kept), f"{node}, without the reduced axis")
-        return True
-    if isinstance(node, Copy) and node.src.whole and node.dst.whole:
-        pair = (node.src.tile, node.dst.tile)
-        if all(tile.scope == "fragment" for tile in pair):
-            for tile, other in (pair, pair[::-1]):
-                if tile in held and other not in held:
-                    held[other] = Held(held[tile].layout, f"{node}, the layout of {tile.name}")
-                    return True
+    return NODES.of(node)(node, held, threads)
+
+
+def _nothing(node: Node, held: dict[Tile, LayoutChoice], threads: int) -> bool:
+    """Of scalars, flags, values alike for all elements, and products, whose layouts instructions fix."""
     return False
 
 
-def _along_parallel(node: Parallel, held: dict[Tile, Held]) -> bool:
+def _along_reduce(node: Reduce, held: dict[Tile, LayoutChoice], threads: int) -> bool:
+    dst, shape = node.dst.tile, node.src.extents
+    layout = reduced_layout(node.src, held, threads)
+    if layout is None or dst in held or dst.scope != "fragment" or not layout.admits(shape):
+        return False
+    kept = [d for d in range(len(shape)) if d != node.axis]
+    held[dst] = LayoutChoice(projected(layout, shape, kept), f"{node}, without the reduced axis")
+    return True
+
+
+def _along_copy(node: Copy, held: dict[Tile, LayoutChoice], threads: int) -> bool:
+    pair = (node.src.tile, node.dst.tile)
+    if not (node.src.whole and node.dst.whole) or any(tile.scope != "fragment" for tile in pair):
+        return False
+    for tile, other in (pair, pair[::-1]):
+        if tile in held and other not in held:
+            held[other] = LayoutChoice(held[tile].layout, f"{node}, the layout of {tile.name}")
+            return True
+    return False
+
+
+def _along_parallel(node: Parallel, held: dict[Tile, LayoutChoice], threads: int) -> bool:
     """From the first fragment that all coordinates go over, to those that some of them go over."""
     places = {tile: _places(node, tile, indices) for tile, indices, _ in node.accesses if tile.scope == "fragment"}
     wide = [v for v, extent in enumerate(node.extents) if extent != 1]
@@ -163,7 +200,7 @@ def _along_parallel(node: Parallel, held: dict[Tile, Held]) -> bool:
             continue
         # What a coordinate of extent 1 goes over has no steps, and needs no dimension.
         dimensions = [dimension_of[var] for var in own.values() if node.extents[var] != 1]
-        held[other] = Held(
+        held[other] = LayoutChoice(
             projected(held[tile].layout, tile.shape, dimensions), f"{node}, along {tile.name}, from {held[tile].origin}"
         )
         found = True
@@ -183,3 +220,21 @@ def _places(node: Parallel, tile: Tile, indices: Sequence[object]) -> dict[int, 
         else:
             place[dimension] = var
     return place
+
+
+NODES: TypeTable[Callable[[Any, dict[Tile, LayoutChoice], int], bool]] = TypeTable(
+    "layouts that follow from a node",
+    {
+        Assign: _nothing,
+        Branch: _nothing,
+        Copy: _along_copy,
+        Fill: _nothing,
+        Gemm: _nothing,
+        Let: _nothing,
+        Loop: _nothing,
+        Parallel: _along_parallel,
+        Reduce: _along_reduce,
+        Signal: _nothing,
+        Wait: _nothing,
+    },
+)

@@ -1,11 +1,11 @@
 """Which thread holds which element of a tile in which register: a fragment's Axe layout, read for emission.
 
 A fragment's layout places its elements on ``tx`` (a thread, 0 to the number of threads - 1) and ``m`` (a register of
-it). A `Holding` has the digits of both: the elements of a thread are walked by one unrolled loop a register digit, and
-where a thread stands is computed from its thread digits. An accumulator of ``mma``, 16 x 8 in a warp:
+it). A `FragmentLayout` has the digits of both: the elements of a thread are walked by one unrolled loop a register
+digit, and where a thread stands is computed from its thread digits. An accumulator of ``mma``, 16 x 8 in a warp:
 
 >>> from tvm_axe.layout import Layout
->>> held = Holding(Layout.parse("S[(2, 8, 4, 2) : (2, 4@tx, 1@tx, 1)]"), (16, 8), 32)
+>>> held = FragmentLayout(Layout.parse("S[(2, 8, 4, 2) : (2, 4@tx, 1@tx, 1)]"), (16, 8), 32)
 >>> held.registers
 4
 >>> held.table[5].tolist()  # row-major positions of the elements of thread 5: rows 1 and 9, columns 2 and 3
@@ -50,17 +50,21 @@ class Digit:
 
 
 @dataclass(frozen=True)
-class Holding:
-    """A fragment's layout for a number of threads.
+class FragmentLayout:
+    """Which thread of how many holds which element of a tile in which register.
+
+    Invariants, checked when one is made: every register of every thread holds an element of the tile (copies of one
+    element are the replicas of the layout), and the steps over threads, and over registers, are the digits of one
+    mixed-radix number, so that `start` and `register_digits` compute what `table` says.
 
     Parameters
     ----------
     layout : Layout
         Over ``tx`` and ``m``.
     shape : tuple of int
-        Of the tile.
+        The tile's extents.
     threads : int
-        How many there are.
+        How many threads there are.
 
     Raises
     ------

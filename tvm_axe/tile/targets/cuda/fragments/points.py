@@ -16,12 +16,18 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.program import Parallel, Tile, substitute_in
+from tvm_axe.tile.nodes import Parallel, Tile, substitute_in, variables_in
 from tvm_axe.tile.targets.cuda.fragments.copies import keeps_together
-from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
 from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
-from tvm_axe.tile.targets.cuda.fragments.walk import HeldWalk, StridedWalk, Walk, covers, find_registers, vector_lengths
-from tvm_axe.tile.targets.cuda.plan import variables_in
+from tvm_axe.tile.targets.cuda.fragments.walk import (
+    FragmentWalk,
+    StridedWalk,
+    Walk,
+    covers,
+    find_registers,
+    vector_lengths,
+)
 
 _CONDITIONAL = ("tirx.if_then_else",)
 
@@ -41,7 +47,7 @@ def parallel(emitter: Emitter, node: Parallel) -> None:
     if anchor is None:
         walk: Walk = StridedWalk(node.extents, emitter.threads.count, length, lanes=True)
     else:
-        walk = HeldWalk(emitter.registers(anchor.tile).holding, anchor.start, anchor.extents)
+        walk = FragmentWalk(emitter.registers(anchor.tile).fragment, anchor.start, anchor.extents)
     outer = len(walk.digits) - (length.bit_length() - 1)
     zero = np.zeros_like(walk.inside, dtype=np.int64)
     known = {var: zero if d is None else walk.points[d] for var, d in zip(node.vars, place)}
@@ -143,7 +149,7 @@ class _Access:
 def _lane(emitter: Emitter, node: Parallel, anchor: Anchor | None) -> _Lane | None:
     if anchor is None:
         return _Lane(node.vars[-1], node.extents[-1] & -node.extents[-1])
-    digits = emitter.registers(anchor.tile).holding.register_digits
+    digits = emitter.registers(anchor.tile).fragment.register_digits
     if not digits or (digits[-1].stride, digits[-1].weight) != (1, 1) or digits[-1].dimension not in anchor.place:
         return None
     dimension = digits[-1].dimension
@@ -169,7 +175,7 @@ def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> tuple[list[_Acce
             access
             for access in accesses
             if length * int(tvm_ffi.dtype(access.tile.dtype).bits) <= 128
-            if not sure.names & variables_in(access.indices) and _is_vector(emitter, access, lane.var, length)
+            if not sure.names & variables_in(*access.indices) and _is_vector(emitter, access, lane.var, length)
         ]
         instructions = len(accesses) - len(fitting) * (1 - 1 / length)  # a point
         if instructions < least:
@@ -198,7 +204,7 @@ class _Unconditional:
 def _is_vector(emitter: Emitter, access: _Access, var: tirx.Var, length: int) -> bool:
     """Whether `length` points from a multiple of it on access as many neighbours, aligned."""
     *outer, last = access.indices
-    if var in variables_in(outer) or isinstance(last, int):
+    if var in variables_in(*outer) or isinstance(last, int):
         return False
     first, analyzer = substitute_in(last, {var: tirx.const(0, "int32")}), emitter.analyzer
     if not (analyzer.can_prove_equal(last, first + var) and analyzer.can_prove(first % length == 0)):
@@ -310,14 +316,16 @@ class _Body:
                 "point's coordinates, constants, and sums, products and quotients of them"
             )
         known: list[np.ndarray] = [part for part in index if part is not None]
-        found = find_registers(self.walk, held.holding, known)
-        if found is None or (stores and not covers(self.walk, held.holding, known)):
-            walked = self.walk.holding.layout if isinstance(self.walk, HeldWalk) else "row-major order over the threads"
+        found = find_registers(self.walk, held.fragment, known)
+        if found is None or (stores and not covers(self.walk, held.fragment, known)):
+            walked = (
+                self.walk.fragment.layout if isinstance(self.walk, FragmentWalk) else "row-major order over the threads"
+            )
             anchor = anchor_of(self.emitter, self.node)
             by = f", that of {anchor.tile.name}, from {self.emitter.registers(anchor.tile).origin}" if anchor else ""
             raise TileError(
                 f"{self.node}: threads go along {walked}{by}; they don't hold what they need of {element}, "
-                f"since its layout is {held.holding.layout}, from {held.origin}"
+                f"since its layout is {held.fragment.layout}, from {held.origin}"
             )
         base, coefficients = found
         return sum((step * c for step, c in zip(self.steps, coefficients) if c), tirx.const(base, "int32"))

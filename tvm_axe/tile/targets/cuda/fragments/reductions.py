@@ -17,12 +17,12 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
-from tvm_axe.tile.program import Copy, Reduce, Region, Tile
+from tvm_axe.tile.nodes import Copy, Reduce, Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.copies import copy
-from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
 from tvm_axe.tile.targets.cuda.fragments.infer import reduced_layout
-from tvm_axe.tile.targets.cuda.fragments.layout import Digit, Holding, linear, projected
-from tvm_axe.tile.targets.cuda.fragments.walk import HeldWalk, covers, find_registers
+from tvm_axe.tile.targets.cuda.fragments.layout import Digit, FragmentLayout, linear, projected
+from tvm_axe.tile.targets.cuda.fragments.walk import FragmentWalk, covers, find_registers
 
 LANES = 32
 _ALL_LANES = 0xFFFFFFFF
@@ -34,9 +34,9 @@ def accumulation_type(dtype: str) -> str:
     return "float32" if dtype in _SIXTEEN_BITS else dtype
 
 
-def over_warps(holding: Holding, axis: int) -> list[Digit]:
+def over_warps(fragment: FragmentLayout, axis: int) -> list[Digit]:
     """The steps along `axis` from warp to warp."""
-    across = [digit for digit in holding.thread_digits if digit.dimension == axis]
+    across = [digit for digit in fragment.thread_digits if digit.dimension == axis]
     outer = [digit.split(_lanes(digit))[0] for digit in across]
     return [digit for digit in outer if digit.extent > 1]
 
@@ -66,7 +66,7 @@ def reduce(emitter: Emitter, node: Reduce) -> None:
         node = replace(node, src=held)
     if isinstance(emitter.storages[target.tile], Memory):
         kept = [d for d in range(len(node.src.extents)) if d != node.axis]
-        layout = projected(emitter.registers(node.src.tile).holding.layout, node.src.extents, kept)
+        layout = projected(emitter.registers(node.src.tile).fragment.layout, node.src.extents, kept)
         emitter, held = _in_registers(emitter, target, layout, tuple(node.src.extents[d] for d in kept) or (1,))
         if node.accumulate:
             copy(emitter, Copy(held, target, False))
@@ -80,44 +80,44 @@ def reduce(emitter: Emitter, node: Reduce) -> None:
 def _in_registers(emitter: Emitter, region: Region, layout: Layout, shape: tuple[int, ...]) -> tuple[Emitter, Region]:
     """Registers for a region's elements, and an emitter that knows them."""
     tile = Tile(region.tile.buffer, "fragment", shape, region.tile.dtype)
-    holding = Holding(layout, shape, emitter.threads.count)
-    buffer = T.alloc_buffer((holding.registers,), tile.dtype, scope="local")
+    fragment = FragmentLayout(layout, shape, emitter.threads.count)
+    buffer = T.alloc_buffer((fragment.registers,), tile.dtype, scope="local")
     zero = tirx.const(0, "int32")
-    stored = Registers(buffer, holding, f"{region}, loaded")
+    stored = Registers(buffer, fragment, f"{region}, loaded")
     return emitter.with_tile(tile, stored), Region(tile, (zero,) * len(shape), shape)
 
 
 class _Reduction:
     def __init__(self, emitter: Emitter, node: Reduce, src: Registers, dst: Registers) -> None:
         self.emitter, self.node, self.src, self.dst = emitter, node, src, dst
-        self.axis, shape = node.axis, src.holding.shape
+        self.axis, shape = node.axis, src.fragment.shape
         self.kept = tuple(extent for d, extent in enumerate(shape) if d != self.axis)
-        self.walk = HeldWalk(src.holding, (0,) * len(shape), shape)
+        self.walk = FragmentWalk(src.fragment, (0,) * len(shape), shape)
         self.dtype = accumulation_type(str(dst.buffer.dtype))
-        self.across = [digit for digit in src.holding.thread_digits if digit.dimension == self.axis]
+        self.across = [digit for digit in src.fragment.thread_digits if digit.dimension == self.axis]
         self.first = self._first_registers()
 
     def _first_registers(self) -> tuple[int, list[int]]:
         """Where, at each step of the walk, the result of its row is in `dst`."""
         points = [p for d, p in enumerate(self.walk.points) if d != self.axis]
         position = linear(points, self.kept) if points else np.zeros_like(self.walk.inside, dtype=np.int64)
-        index = list(np.unravel_index(position, self.dst.holding.shape))
-        found = find_registers(self.walk, self.dst.holding, index)
-        if found is None or not covers(self.walk, self.dst.holding, index):
+        index = list(np.unravel_index(position, self.dst.fragment.shape))
+        found = find_registers(self.walk, self.dst.fragment, index)
+        if found is None or not covers(self.walk, self.dst.fragment, index):
             raise TileError(
-                f"{self.node}: {self.node.src.tile.name} has layout {self.src.holding.layout}, from {self.src.origin}; "
-                f"{self.node.dst.tile.name}'s would be {self._natural()}, and is {self.dst.holding.layout}, from "
-                f"{self.dst.origin}"
+                f"{self.node}: {self.node.src.tile.name} has layout {self.src.fragment.layout}, from "
+                f"{self.src.origin}; {self.node.dst.tile.name}'s would be {self._natural()}, and is "
+                f"{self.dst.fragment.layout}, from {self.dst.origin}"
             )
         return found
 
     def _natural(self) -> Layout:
-        holding = self.src.holding
-        return projected(holding.layout, holding.shape, [d for d in range(len(holding.shape)) if d != self.axis])
+        fragment = self.src.fragment
+        return projected(fragment.layout, fragment.shape, [d for d in range(len(fragment.shape)) if d != self.axis])
 
     def emit(self) -> None:
         """Emit all of it."""
-        held = T.alloc_buffer((self.dst.holding.registers,), self.dtype, scope="local")
+        held = T.alloc_buffer((self.dst.fragment.registers,), self.dtype, scope="local")
         self._over_registers(held)
         for digit in self.across:
             lanes = _lanes(digit)
@@ -127,10 +127,10 @@ class _Reduction:
                     "are powers of two, which shuffles reduce"
                 )
             self._over_lanes(held, digit.split(lanes)[1])
-        warps = over_warps(self.src.holding, self.axis)
+        warps = over_warps(self.src.fragment, self.axis)
         if warps:
             self._over_warps(held, warps)
-        with T.unroll(self.dst.holding.registers) as register:
+        with T.unroll(self.dst.fragment.registers) as register:
             value = held[register]
             if self.node.accumulate:
                 value = self._combine(T.cast(self.dst.buffer[register], self.dtype), value)
@@ -150,7 +150,7 @@ class _Reduction:
 
     def _over_registers(self, held: tirx.Buffer) -> None:
         neutral = self._neutral()
-        with T.unroll(self.dst.holding.registers) as register:
+        with T.unroll(self.dst.fragment.registers) as register:
             T.buffer_store(held, neutral, [register])
         base, coefficients = self.first
         with self.walk.steps() as steps:
@@ -161,7 +161,7 @@ class _Reduction:
     def _over_lanes(self, held: tirx.Buffer, digit: Digit) -> None:
         apart = digit.extent // 2
         while apart:
-            with T.unroll(self.dst.holding.registers) as register:
+            with T.unroll(self.dst.fragment.registers) as register:
                 other = T.tvm_warp_shuffle_xor(
                     tirx.const(_ALL_LANES, "uint32"), held[register], apart * digit.stride, LANES, LANES
                 )
@@ -176,13 +176,13 @@ class _Reduction:
         part: Any = 0
         for digit in warps:
             part = part * digit.extent + threads.index // digit.stride % digit.extent
-        ours = _Rows(self.dst.holding)
+        ours = _Rows(self.dst.fragment)
         copy = self._first_copy(threads.index)
         threads.sync()
-        with T.unroll(self.dst.holding.registers) as register, self.emitter.guarded(copy):
+        with T.unroll(self.dst.fragment.registers) as register, self.emitter.guarded(copy):
             T.buffer_store(scratch, held[register], [part * rows + ours.row(threads.index, register)])
         threads.sync()
-        with T.unroll(self.dst.holding.registers) as register:
+        with T.unroll(self.dst.fragment.registers) as register:
             T.buffer_store(held, scratch[ours.row(threads.index, register)], [register])
             with T.unroll(parts - 1) as other:
                 value = scratch[(other + 1) * rows + ours.row(threads.index, register)]
@@ -191,18 +191,18 @@ class _Reduction:
     def _first_copy(self, thread: tirx.Expr) -> list[tirx.Expr]:
         """Whether a thread is the first of those in whose warps' part of a row the same is."""
         inner = [(digit.stride, _lanes(digit)) for digit in self.across]
-        copies = inner + [(it.stride, it.extent) for it in self.src.holding.replicas]
+        copies = inner + [(it.stride, it.extent) for it in self.src.fragment.replicas]
         return [thread // stride % extent == 0 for stride, extent in copies if extent != 1]
 
 
 class _Rows:
     """The row-major position of the element in a thread's register."""
 
-    def __init__(self, holding: Holding) -> None:
-        self.holding = holding
+    def __init__(self, fragment: FragmentLayout) -> None:
+        self.fragment = fragment
 
     def row(self, thread: tirx.Expr, register: Any) -> Any:
-        index = self.holding.start(thread)
-        for digit in self.holding.register_digits:
+        index = self.fragment.start(thread)
+        for digit in self.fragment.register_digits:
             index[digit.dimension] = index[digit.dimension] + register // digit.stride % digit.extent * digit.weight
-        return linear(index, self.holding.shape)
+        return linear(index, self.fragment.shape)

@@ -1,9 +1,9 @@
 """How a block's threads go over the points of a tile operation: unrolled steps, and where each thread stands.
 
-A walk's steps are nested unrolled loops. `HeldWalk` follows a fragment, so that each thread meets the elements in its
-own registers; `StridedWalk`, of points that no fragment fixes, takes them row-major, `vector` neighbours a thread, all
-the threads side by side. Both know at compile time, as numpy arrays, which point every thread meets at every step, by
-which other fragments' registers are found (`find_registers`).
+A walk's steps are nested unrolled loops. `FragmentWalk` follows a fragment, so that each thread meets the elements in
+its own registers; `StridedWalk`, of points that no fragment fixes, takes them row-major, `vector` neighbours a thread,
+all the threads side by side. Both know at compile time, as numpy arrays, which point every thread meets at every step,
+by which other fragments' registers are found (`find_registers`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.targets.cuda.fragments.layout import Digit, Holding, enumerate_digits, fit, linear, refined
+from tvm_axe.tile.targets.cuda.fragments.layout import Digit, FragmentLayout, enumerate_digits, fit, linear, refined
 
 
 class Walk:
@@ -26,12 +26,18 @@ class Walk:
 
     Attributes
     ----------
-    extents : of the points, a dimension each
-    threads : how many walk
-    vector : neighbouring points of the last dimension that a step takes; the step's point is the first
-    digits : the steps
-    points : for every dimension an array (threads, steps)
-    inside : array (threads, steps): whether there is a point
+    extents : tuple of int
+        How many points there are, a dimension each.
+    threads : int
+        How many threads walk.
+    vector : int
+        How many neighbouring points of the last dimension a step takes; the step's point is the first.
+    digits : list of Digit
+        The steps.
+    points : list of array
+        For every dimension, of shape (threads, steps): the coordinate of the point that a thread meets at a step.
+    inside : array
+        Of shape (threads, steps): whether there is a point.
     """
 
     extents: tuple[int, ...]
@@ -60,12 +66,12 @@ class Walk:
         raise NotImplementedError
 
 
-class HeldWalk(Walk):
+class FragmentWalk(Walk):
     """Over a box of a fragment, each thread over the elements that it holds.
 
     Parameters
     ----------
-    holding : Holding
+    fragment : FragmentLayout
         Of the fragment.
     start, extents : sequence of int
         The box, a dimension of the fragment each.
@@ -73,22 +79,22 @@ class HeldWalk(Walk):
         Registers that a step takes, which must be neighbours in the last dimension that has an extent.
     """
 
-    def __init__(self, holding: Holding, start: Sequence[int], extents: Sequence[int], vector: int = 1) -> None:
-        self.holding, self.start, self.extents = holding, tuple(start), tuple(extents)
-        self.threads, self.vector = holding.threads, vector
-        digits = list(holding.register_digits)
+    def __init__(self, fragment: FragmentLayout, start: Sequence[int], extents: Sequence[int], vector: int = 1) -> None:
+        self.fragment, self.start, self.extents = fragment, tuple(start), tuple(extents)
+        self.threads, self.vector = fragment.threads, vector
+        digits = list(fragment.register_digits)
         if vector > 1:
             digits[-1] = digits[-1].split(vector)[0]
         self.digits = refined(digits)
-        held = holding.table[:, enumerate_digits(self.digits)]
-        elements = np.unravel_index(held, holding.shape)
+        held = fragment.table[:, enumerate_digits(self.digits)]
+        elements = np.unravel_index(held, fragment.shape)
         self.points = [axis - low for axis, low in zip(elements, self.start)]
         outside = [(p < 0) | (p >= extent) for p, extent in zip(self.points, self.extents)]
         self._cut = [bool(out.any()) for out in outside]
         self.inside = ~np.logical_or.reduce(outside)
 
     def index(self, thread: tirx.Expr, steps: Sequence[tirx.Expr]) -> list[tirx.Expr]:
-        index = self.holding.start(thread)
+        index = self.fragment.start(thread)
         for step, digit in zip(steps, self.digits):
             index[digit.dimension] = index[digit.dimension] + step * digit.weight
         return [position - low if low else position for position, low in zip(index, self.start)]
@@ -99,7 +105,7 @@ class HeldWalk(Walk):
         return [condition for position, extent in cut for condition in (position >= 0, position < extent)]
 
     def first_copy(self, thread: tirx.Expr) -> list[tirx.Expr]:
-        condition = self.holding.is_first_copy(thread)
+        condition = self.fragment.is_first_copy(thread)
         return [] if condition is None else [condition]
 
     def register(self, steps: Sequence[tirx.Expr]) -> tirx.Expr:
@@ -147,13 +153,13 @@ class StridedWalk(Walk):
         return []
 
 
-def find_registers(walk: Walk, holding: Holding, index: Sequence[np.ndarray]) -> tuple[int, list[int]] | None:
+def find_registers(walk: Walk, fragment: FragmentLayout, index: Sequence[np.ndarray]) -> tuple[int, list[int]] | None:
     """Where each thread has, in its own registers, the elements that it needs at the steps of a walk.
 
     Parameters
     ----------
     walk : Walk
-    holding : Holding
+    fragment : FragmentLayout
         Of the tile whose elements are needed.
     index : sequence of array
         (threads, steps) for each of its dimensions: the element needed.
@@ -171,17 +177,17 @@ def find_registers(walk: Walk, holding: Holding, index: Sequence[np.ndarray]) ->
     """
     inside = walk.inside
     parts = [np.broadcast_to(part, inside.shape) for part in index]
-    for dimension, (part, extent) in enumerate(zip(parts, holding.shape)):
+    for dimension, (part, extent) in enumerate(zip(parts, fragment.shape)):
         if ((part < 0) | (part >= extent))[inside].any():
             raise TileError(
-                f"dimension {dimension} of a fragment of shape {holding.shape} is indexed from {part[inside].min()} to "
-                f"{part[inside].max()}; valid is 0 to {extent - 1}"
+                f"dimension {dimension} of a fragment of shape {fragment.shape} is indexed from {part[inside].min()} "
+                f"to {part[inside].max()}; valid is 0 to {extent - 1}"
             )
-    wanted = np.where(inside, linear(parts, holding.shape), 0)
-    register_of = np.empty(holding.table.max() + 1, np.int64)
-    register_of[holding.table] = np.arange(holding.registers)
+    wanted = np.where(inside, linear(parts, fragment.shape), 0)
+    register_of = np.empty(fragment.table.max() + 1, np.int64)
+    register_of[fragment.table] = np.arange(fragment.registers)
     register = register_of[wanted]
-    has = np.take_along_axis(holding.table, register, axis=1) == wanted
+    has = np.take_along_axis(fragment.table, register, axis=1) == wanted
     if not (has | ~inside).all():
         return None
     lowest = np.where(inside, register, np.iinfo(np.int64).max).min(axis=0)
@@ -192,14 +198,14 @@ def find_registers(walk: Walk, holding: Holding, index: Sequence[np.ndarray]) ->
     return fit(np.where(needed, highest, -1), [digit.extent for digit in walk.digits])
 
 
-def covers(walk: Walk, holding: Holding, index: Sequence[np.ndarray]) -> bool:
+def covers(walk: Walk, fragment: FragmentLayout, index: Sequence[np.ndarray]) -> bool:
     """Whether every thread that holds a copy of an element of `index` meets it: then all copies are written."""
-    wanted = np.broadcast_to(linear(index, holding.shape), walk.inside.shape)
-    written = np.zeros(holding.table.max() + 1, bool)
+    wanted = np.broadcast_to(linear(index, fragment.shape), walk.inside.shape)
+    written = np.zeros(fragment.table.max() + 1, bool)
     written[wanted[walk.inside]] = True
     thread = np.broadcast_to(np.arange(walk.threads)[:, None], wanted.shape)
     met = np.unique((thread * len(written) + wanted)[walk.inside])
-    return int(written[holding.table].sum()) == len(met)
+    return int(written[fragment.table].sum()) == len(met)
 
 
 def vector_lengths(bits: int) -> Iterator[int]:

@@ -7,9 +7,9 @@ from tvm import sym, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.layout import ComposeLayout, Layout
-from tvm_axe.tile.program import Copy
+from tvm_axe.tile.nodes import Copy
 from tvm_axe.tile.targets.cuda.fragments.copies import Place, is_vector
-from tvm_axe.tile.targets.cuda.fragments.emit import Emitter
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter
 from tvm_axe.tile.targets.cuda.fragments.walk import StridedWalk
 
 _SIZES = (16, 8, 4)

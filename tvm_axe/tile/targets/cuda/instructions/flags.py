@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.tile.program import Region, Signal, Wait, substitute_in
+from tvm_axe.tile.nodes import Region, Signal, Wait, substitute_in
 
 _POLLS = 1 << 22
 """Loads of a flag, about three seconds of them, after which a wait ends the kernel: whoever signals is lost."""

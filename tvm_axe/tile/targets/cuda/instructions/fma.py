@@ -15,9 +15,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Iter, Layout
-from tvm_axe.tile.program import Copy, Gemm, Region
+from tvm_axe.tile.nodes import Copy, Gemm, Region
 from tvm_axe.tile.targets.cuda.fragments.copies import copy, row_major
-from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Registers
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Registers
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD
 
 _COLUMNS = 16
@@ -64,12 +64,12 @@ def emit(emitter: Emitter, gemm: Gemm) -> None:
     if isinstance(emitter.storages[gemm.a.tile], Registers):
         emitter, gemm = _left_in_memory(emitter, gemm)
     held = emitter.registers(gemm.c.tile)
-    holding, acc, depth = held.holding, held.buffer, gemm.shape[2]
-    start = holding.start(emitter.threads.index)
-    by_dimension = [[d for d in holding.register_digits if d.dimension == axis] for axis in (0, 1)]
+    fragment, acc, depth = held.fragment, held.buffer, gemm.shape[2]
+    start = fragment.start(emitter.threads.index)
+    by_dimension = [[d for d in fragment.register_digits if d.dimension == axis] for axis in (0, 1)]
     counts = [math.prod(digit.extent for digit in digits) for digits in by_dimension]
     if not gemm.accumulate:
-        with T.unroll(holding.registers) as register:
+        with T.unroll(fragment.registers) as register:
             T.buffer_store(acc, tirx.const(0, acc.dtype), [register])
     sides = [T.alloc_buffer((count,), str(acc.dtype), scope="local") for count in counts]
     operands = [(gemm.a, gemm.transpose_a), (gemm.b, not gemm.transpose_b)]

@@ -18,8 +18,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Iter, Layout
-from tvm_axe.tile.program import Gemm, Region
-from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Registers
+from tvm_axe.tile.nodes import Gemm, Region
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Registers
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD
 
 WARP = 32

@@ -23,7 +23,7 @@ from tvm_axe import _tvm
 from tvm_axe.layout import Layout
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.machines.registry import described
-from tvm_axe.tile.program import Gemm
+from tvm_axe.tile.nodes import Gemm
 
 WARPGROUP = 128
 """Threads of a warpgroup."""

@@ -1,4 +1,8 @@
-"""The ground that both roles of the specialized model stand on: shared memory, barriers, and places in rings."""
+"""The ground that all roles of the specialized model stand on: shared memory, barriers, and places in circular
+buffers.
+
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.tile.program import Copy, Tile
+from tvm_axe.tile.nodes import Copy, Tile
 from tvm_axe.tile.targets.cuda.instructions import tma
-from tvm_axe.tile.targets.cuda.specialized.plan import BARRIERS, SpecializedPlan
+from tvm_axe.tile.targets.cuda.specialized.memory import BARRIERS
+from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.staging import Staging
 
 Values = dict[tirx.Var, Any]
@@ -23,31 +28,43 @@ _WARPS = 4  # of a warpgroup
 
 
 class Kernel:
-    """What both roles know: where they are, and the shared memory."""
+    """What all roles know: where they are, and the shared memory.
+
+    Attributes
+    ----------
+    full, empty : dict from CircularBuffer to Barriers
+        What makes the slots of a circular buffer full (the arrival of its bytes) and empty (a consumer warpgroup each).
+    staged_full, staged_empty : dict from Copy to Barriers
+        The same of the staging buffers of a storing warp; only of a kernel that has one.
+    tiles : dict from Tile
+        Shared tiles by (slot, row, column), as upstream's primitives take them.
+    flat : dict from Tile
+        The same memory element by element, as what threads do by themselves takes it.
+    """
 
     def __init__(self, plan: SpecializedPlan) -> None:
-        self.plan = plan
-        self.block = T.cta_id([plan.blocks])
+        self.plan, memory = plan, plan.memory
+        self.block = T.cta_id([plan.grid.blocks])
         self.group = T.warpgroup_id([plan.warpgroups + 1])
         self.warp = T.warp_id_in_wg([_WARPS])
         self.lane = T.lane_id([32])
         pool = T.SMEMPool()
-        self.full = {ring: Barriers(pool, slots, 1) for ring, slots in plan.rings.items()}
-        self.empty = {ring: Barriers(pool, slots, plan.warpgroups) for ring, slots in plan.rings.items()}
-        if plan.stores_apart:
-            self.staged_full = {copy: Barriers(pool, 1, plan.warpgroups) for copy in plan.staging}
-            self.staged_empty = {copy: Barriers(pool, 1, 1) for copy in plan.staging}
+        self.full = {buffer: Barriers(pool, slots, 1) for buffer, slots in memory.buffers.items()}
+        self.empty = {buffer: Barriers(pool, slots, plan.warpgroups) for buffer, slots in memory.buffers.items()}
+        if plan.has_storing_warp:
+            self.staged_full = {copy: Barriers(pool, 1, plan.warpgroups) for copy in memory.staging}
+            self.staged_empty = {copy: Barriers(pool, 1, 1) for copy in memory.staging}
         pool.move_base_to(BARRIERS)
-        slots = {tile: count for ring, count in plan.rings.items() for tile in ring.tiles}
-        slots |= dict.fromkeys(plan.own_tiles, 1)
-        self.tiles: dict[Tile, Any] = {}  # (slot, row, column), as the primitives of upstream take them
-        self.flat: dict[Tile, Any] = {}  # the same memory, as what threads do by themselves takes it
+        slots = {tile: count for buffer, count in memory.buffers.items() for tile in buffer.tiles}
+        slots |= dict.fromkeys(memory.own_tiles, 1)
+        self.tiles: dict[Tile, Any] = {}
+        self.flat: dict[Tile, Any] = {}
         for tile, count in slots.items():
             shape = (count, *tma.matrix(tile))
             made = pool.alloc(shape, tile.dtype, align=BARRIERS, layout=tma.shared_layout(tile, count))
             self.tiles[tile], self.flat[tile] = made, flat(made, tile.dtype, math.prod(shape))
-        self.staged = {copy: self._stage(pool, copy, staging) for copy, staging in plan.staging.items()}
-        self.exchange = pool.alloc((plan.scratch,), "uint8", align=BARRIERS) if plan.scratch else None
+        self.staged = {copy: self._stage(pool, copy, staging) for copy, staging in memory.staging.items()}
+        self.exchange = pool.alloc((memory.scratch,), "uint8", align=BARRIERS) if memory.scratch else None
         pool.commit()
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         T.evaluate(T.cuda.cta_sync())
@@ -62,7 +79,7 @@ class Kernel:
 
 
 class Barriers:
-    """A barrier for each slot of a ring."""
+    """A barrier for each slot of a circular buffer."""
 
     def __init__(self, pool: Any, slots: int, arrivals: int) -> None:
         self.buffer = pool.alloc((slots,), "uint64", align=8)
@@ -84,15 +101,18 @@ class Barriers:
 
 
 class Cursor:
-    """A role's place in a ring: the slot to take next with the parity of its phase, and the slots taken last.
+    """A role's place in a circular buffer: the slot to take next, with the parity of its phase, and those taken last.
 
     Where it goes next is computed as soon as a slot is taken, so that the next wait doesn't wait for it too.
 
     Parameters
     ----------
-    slots : of the ring
-    phase : that the first wait is for
-    lag : how many slots before the last one are still asked for
+    slots : int
+        How many slots there are.
+    phase : int
+        The parity of the phase that the first wait is for.
+    lag : int
+        How many slots before the last one are still asked for.
     """
 
     def __init__(self, slots: int, phase: int, lag: int = 0) -> None:

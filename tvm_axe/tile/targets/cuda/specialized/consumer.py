@@ -1,16 +1,19 @@
-"""The consumers' code: warpgroups that multiply and compute, as `waiting.schedule` says."""
+"""The consumers' code: warpgroups that multiply and compute, as `specialized.schedule` says."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, sym, tirx
 from tvm.script import tirx as T
 from tvm.script.tirx import tile as primitives
 
-from tvm_axe.tile.program import Copy, Node, Region, Tile, substitute, substitute_in
-from tvm_axe.tile.targets.cuda.fragments.emit import Emitter, Memory, Registers, Threads
-from tvm_axe.tile.targets.cuda.fragments.layout import Holding
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import Copy, Let, Region, Tile, substitute, substitute_in
+from tvm_axe.tile.targets.cuda.fragments.emit import emit
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads
+from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values, flat, when
 from tvm_axe.tile.targets.cuda.specialized.steps import (
@@ -21,48 +24,60 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Do,
     Given,
     Issue,
+    PingPong,
     Release,
     Repeat,
     Step,
     Sync,
-    Turn,
     walk,
 )
 
-_CONSUMERS, _TURNS = 8, 9  # named barriers: of all the consumers; of turns, one a warpgroup. 1 to 3: of a warpgroup
+# Named barriers (PTX ISA, "bar"): of all the consumers; of turns, one a warpgroup. 1 to 3 are those of a warpgroup.
+_CONSUMERS, _TURNS = 8, 9
 
 
 class Consumer:
+    """The role of the warpgroups that multiply and compute.
+
+    Attributes
+    ----------
+    cursors : dict from CircularBuffer to Cursor
+        Its place in each circular buffer.
+    registers : dict from Tile
+        Fragments that lie as wgmma's accumulators, as upstream's primitives take them.
+    emitter : Emitter
+        What emits the nodes that threads do by themselves.
+    """
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.plan = kernel, kernel.plan
         plan = self.plan
-        assert plan.schedule is not None
-        lags = dict.fromkeys(plan.rings, 0)
+        lags = dict.fromkeys(plan.memory.buffers, 0)
         for step in walk(plan.schedule.steps):
             if isinstance(step, Release):
-                lags[step.ring] = max(lags[step.ring], step.lag)
-        self.cursors = {ring: Cursor(slots, 0, lags[ring]) for ring, slots in plan.rings.items()}
+                lags[step.buffer] = max(lags[step.buffer], step.lag)
+        self.cursors = {buffer: Cursor(slots, 0, lags[buffer]) for buffer, slots in plan.memory.buffers.items()}
         self.registers: dict[Tile, Any] = {}  # as upstream's primitives take them
         storages: dict[Tile, Registers | Memory] = {tile: Memory(tile.buffer) for tile in plan.program.params}
         for tile, inferred in plan.fragments.items():
-            holding = Holding(inferred.layout, tile.shape, plan.threads)
+            fragment = FragmentLayout(inferred.layout, tile.shape, plan.threads)
             if len(tile.shape) == 2 and self.is_accumulator(tile):
                 rows, columns = tile.shape[0] // plan.warpgroups, tile.shape[1]
                 held = wgmma.warpgroup_fragment(rows, columns)
                 self.registers[tile] = T.alloc_buffer((rows, columns), tile.dtype, scope="local", layout=held)
-                flat = self.registers[tile].local(holding.registers)
+                flat = self.registers[tile].local(fragment.registers)
             else:
-                flat = T.alloc_local([holding.registers], tile.dtype)
-            storages[tile] = Registers(flat, holding, inferred.origin)
+                flat = T.alloc_local([fragment.registers], tile.dtype)
+            storages[tile] = Registers(flat, fragment, inferred.origin)
         self.index = kernel.group * wgmma.WARPGROUP + kernel.warp * 32 + kernel.lane
-        for ring in plan.rings:
-            size = {tile: tile.bytes // tma.item_bytes(tile.dtype) for tile in ring.tiles}
-            for tile in ring.tiles:
-                offset = self.cursors[ring].slot * size[tile]
+        for buffer in plan.memory.buffers:
+            size = {tile: tile.bytes // tma.item_bytes(tile.dtype) for tile in buffer.tiles}
+            for tile in buffer.tiles:
+                offset = self.cursors[buffer].slot * size[tile]
                 storages[tile] = Memory(kernel.flat[tile], tma.axe_layout(tile), offset)
-        storages |= {tile: Memory(kernel.flat[tile], tma.axe_layout(tile)) for tile in plan.own_tiles}
+        storages |= {tile: Memory(kernel.flat[tile], tma.axe_layout(tile)) for tile in plan.memory.own_tiles}
         # Of a storing warp's staging buffers, which are empty to begin with.
-        self.stagings = {copy: Cursor(1, 1) for copy in plan.staging} if plan.stores_apart else {}
+        self.stagings = {copy: Cursor(1, 1) for copy in plan.memory.staging} if plan.has_storing_warp else {}
         self.staged = {
             copy: T.alloc_buffer(
                 (copy.src.tile.shape[0] // plan.warpgroups, staging.columns),
@@ -70,7 +85,7 @@ class Consumer:
                 scope="local",
                 layout=wgmma.warpgroup_fragment(copy.src.tile.shape[0] // plan.warpgroups, staging.columns),
             )
-            for copy, staging in plan.staging.items()
+            for copy, staging in plan.memory.staging.items()
         }
         threads = Threads(plan.threads, self.index, self.sync)
         self.analyzer = sym.Analyzer()
@@ -82,9 +97,9 @@ class Consumer:
             return False
         return self.plan.fragments[tile].layout == wgmma.accumulator(rows, columns, self.plan.warpgroups)
 
-    def is_cast(self, node: Node) -> bool:
+    def is_cast(self, node: Copy) -> bool:
         """Whether a copy between accumulators only rounds, which is done two registers at a time."""
-        if not isinstance(node, Copy) or not (node.src.whole and node.dst.whole):
+        if not (node.src.whole and node.dst.whole):
             return False
         src, dst = node.src.tile, node.dst.tile
         return src in self.registers and dst in self.registers and src.dtype != dst.dtype
@@ -99,58 +114,56 @@ class Consumer:
         T.evaluate(T.ptx["bar.sync"](T.uint32(_CONSUMERS), T.uint32(self.plan.threads)))
 
     def begin(self) -> None:
-        if self.takes_turns:
+        if self.plays_ping_pong:
             with when(self.kernel.group == self.plan.warpgroups - 1):
                 T.evaluate(T.ptx["bar.arrive"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
 
     def end(self) -> None:
-        if self.takes_turns:
+        if self.plays_ping_pong:
             with when(self.kernel.group == 0):
                 T.evaluate(T.ptx["bar.sync"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
-        if self.staged and not self.plan.stores_apart:
+        if self.staged and not self.plan.has_storing_warp:
             T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
 
     @property
-    def takes_turns(self) -> bool:
-        schedule = self.plan.schedule
-        return schedule is not None and bool(schedule.deferred) and self.plan.warpgroups > 1
+    def plays_ping_pong(self) -> bool:
+        return bool(self.plan.schedule.deferred) and self.plan.warpgroups > 1
 
     def tile(self, values: Values) -> None:
-        assert self.plan.schedule is not None
+        """Emit a consumer's part of one tile of the grid."""
         for var, extent in self.plan.program.grid:
             self.analyzer.bind(values[var], ir.Range.from_min_extent(0, extent))
         self.steps(self.plan.schedule.steps, values)
 
     def steps(self, steps: tuple[Step, ...], values: Values) -> None:
+        """Emit steps, in order."""
         for step in steps:
-            if isinstance(step, Acquire):
-                self.cursors[step.ring].take(self.kernel.full[step.ring])
-            elif isinstance(step, Release):
-                self.release(step, values)
-            elif isinstance(step, Issue):
-                self.issue(step, values)
-            elif isinstance(step, Await):
-                T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(step.pending))
-            elif isinstance(step, Sync):
-                if step.proxy:
-                    T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-                self.sync()
-            elif isinstance(step, Turn):
-                self.turn(step.begins)
-            elif isinstance(step, Define):
-                (let,) = substitute((step.node,), values)
-                values = values | {step.node.var: T.bind(self.emitter.expression(let.value))}  # type: ignore[union-attr]
-            elif isinstance(step, Given):
-                self.steps(step.body, values | {step.var: substitute_in(step.value, values)})
-            elif isinstance(step, Repeat):
-                start, extent = (self.expression(value, values) for value in (step.start, step.extent))
-                with T.serial(start, start + extent) as var:
-                    self.analyzer.bind(var, ir.Range.from_min_extent(start, extent))
-                    self.steps(step.body, values | {step.var: var})
-            elif isinstance(step, Choose):
-                self.choose(step, values)
-            else:
-                self.do(step, values)
+            values = values | (_STEPS.of(step)(self, step, values) or {})
+
+    def acquire(self, step: Acquire, values: Values) -> None:
+        self.cursors[step.buffer].take(self.kernel.full[step.buffer])
+
+    def wait(self, step: Await, values: Values) -> None:
+        T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(step.pending))
+
+    def synchronize(self, step: Sync, values: Values) -> None:
+        if step.proxy:
+            T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        self.sync()
+
+    def define(self, step: Define, values: Values) -> Values:
+        (let,) = substitute((step.node,), values)
+        assert isinstance(let, Let), let
+        return {step.node.var: T.bind(self.emitter.expression(let.value))}
+
+    def given(self, step: Given, values: Values) -> None:
+        self.steps(step.body, values | {step.var: substitute_in(step.value, values)})
+
+    def repeat(self, step: Repeat, values: Values) -> None:
+        start, extent = (self.expression(value, values) for value in (step.start, step.extent))
+        with T.serial(start, start + extent) as var:
+            self.analyzer.bind(var, ir.Range.from_min_extent(start, extent))
+            self.steps(step.body, values | {step.var: var})
 
     def choose(self, step: Choose, values: Values) -> None:
         condition = self.expression(step.condition, values)
@@ -175,17 +188,18 @@ class Consumer:
         return self.emitter.expression(substitute_in(value, values))
 
     def release(self, step: Release, values: Values) -> None:
-        ring = step.ring
-        if ring.threads:
+        buffer = step.buffer
+        if buffer.threads:
             self.warpgroup_sync()
         first = tirx.all(self.kernel.warp == 0, self.kernel.lane == 0)
         with when(self.expression(step.when, values) if step.when is not None else None), when(first):
-            self.kernel.empty[ring].arrive(self.cursors[ring].behind(step.lag))
+            self.kernel.empty[buffer].arrive(self.cursors[buffer].behind(step.lag))
 
     def warpgroup_sync(self) -> None:
         T.evaluate(T.cuda.warpgroup_sync(self.kernel.group + 1))
 
-    def turn(self, begins: bool) -> None:
+    def ping_pong(self, step: PingPong, values: Values) -> None:
+        begins = step.begins
         group, count = self.kernel.group, self.plan.warpgroups
         whose = group if begins else (group + 1) % count
         operation = T.ptx["bar.sync" if begins else "bar.arrive"]
@@ -211,33 +225,32 @@ class Consumer:
 
     def operand(self, region: Region, values: Values, dimension: int, at: Any, extent: int) -> Any:
         """`extent` of a shared region from `at` on, along a dimension, in the slot acquired last."""
-        buffer = self.kernel.tiles[region.tile]
-        slot = next((self.cursors[ring].slot for ring in self.plan.rings if region.tile in ring.tiles), 0)
+        tiles = self.kernel.tiles[region.tile]
+        slot = next(
+            (self.cursors[buffer].slot for buffer in self.plan.memory.buffers if region.tile in buffer.tiles), 0
+        )
         starts = list(self.moved(region, values).start[-2:])
         extents = list(region.extents[-2:])
         starts[dimension], extents[dimension] = starts[dimension] + at, extent
-        return buffer[slot, starts[0] : starts[0] + extents[0], starts[1] : starts[1] + extents[1]]
+        return tiles[slot, starts[0] : starts[0] + extents[0], starts[1] : starts[1] + extents[1]]
 
     def do(self, step: Do, values: Values) -> None:
-        if step.node in self.plan.staging:
-            assert isinstance(step.node, Copy)
+        if isinstance(step.node, Copy) and step.node in self.plan.memory.staging:
             self.store(step.node, values)
-            return
-        if self.is_cast(step.node):
-            assert isinstance(step.node, Copy)
+        elif isinstance(step.node, Copy) and self.is_cast(step.node):
             primitives.wg.cast(self.registers[step.node.dst.tile], self.registers[step.node.src.tile])
-            return
-        (node,) = substitute((step.node,), values)
-        self.emitter.emit(node)
+        else:
+            (node,) = substitute((step.node,), values)
+            emit(self.emitter, node)
 
     def store(self, copy: Copy, values: Values) -> None:
         """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup or by the storing warp."""
-        kernel, staging = self.kernel, self.plan.staging[copy]
+        kernel, staging = self.kernel, self.plan.memory.staging[copy]
         group = kernel.group if self.plan.warpgroups > 1 else 0  # upstream can't prove that the index of one is aligned
         target, tile = self.moved(copy.dst, values), copy.src.tile
         source, cast, staged = self.registers[tile], self.staged[copy], kernel.staged[copy]
         rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
-        if self.plan.stores_apart:
+        if self.plan.has_storing_warp:
             self.stagings[copy].take(kernel.staged_empty[copy])
             primitives.wg.cast(cast, source[:, 0:columns])
             primitives.wg.copy(staged[group, 0], cast)
@@ -257,3 +270,21 @@ class Consumer:
             with when(tirx.all(kernel.warp == 0, kernel.lane == 0)):
                 tma.store(staged, (group, slot), target, group * rows, first)
                 T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+
+
+_STEPS: TypeTable[Callable[[Consumer, Any, Values], Values | None]] = TypeTable(
+    "code of a consumer",
+    {
+        Acquire: Consumer.acquire,
+        Await: Consumer.wait,
+        Choose: Consumer.choose,
+        Define: Consumer.define,
+        Do: Consumer.do,
+        Given: Consumer.given,
+        Issue: Consumer.issue,
+        PingPong: Consumer.ping_pong,
+        Release: Consumer.release,
+        Repeat: Consumer.repeat,
+        Sync: Consumer.synchronize,
+    },
+)

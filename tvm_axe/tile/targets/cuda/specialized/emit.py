@@ -1,8 +1,9 @@
 """Code of the specialized model: a producer warp that loads, warpgroups that multiply and compute.
 
 The producer and the consumers run the same loops and branches. The producer, one thread of the last warpgroup, has the
-copies from global memory into rings: it waits for a slot to be empty, and TMA makes it full. The consumers have the
-steps that `waiting.schedule` made of everything else. What one knows of the other is the barriers of the rings.
+copies from global memory into circular buffers: it waits for a slot to be empty, and TMA makes it full. The consumers
+have the steps that `specialized.schedule` made of everything else. What one knows of the other is the barriers of the
+slots.
 
 A kernel that signals has a third role: a warp beside the producer that stores what consumers stage, and signals.
 """
@@ -45,7 +46,7 @@ def _emit(kernel: Kernel) -> None:
                 T.evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(registers[0]))
             with when(kernel.warp == 0), when(T.cuda.elect_sync()):
                 _over_tiles(kernel, Producer(kernel).tile)
-            if plan.stores_apart:
+            if plan.has_storing_warp:
                 with when(kernel.warp == 1), when(T.cuda.elect_sync()):
                     storer = Storer(kernel)
                     _over_tiles(kernel, storer.tile)
@@ -61,10 +62,10 @@ def _emit(kernel: Kernel) -> None:
 
 def _over_tiles(kernel: Kernel, tile: Callable[[Values], None]) -> None:
     """A role's tiles of the grid."""
-    plan, blocks = kernel.plan, kernel.plan.blocks
-    if not plan.persistent:
-        tile({var: T.bind(value) for var, value in plan.point(kernel.block).items()})
+    grid, blocks = kernel.plan.grid, kernel.plan.grid.blocks
+    if not grid.persistent:
+        tile({var: T.bind(value) for var, value in grid.point(kernel.block).items()})
         return
-    with T.serial(0, (plan.tiles - kernel.block + blocks - 1) // blocks) as turn:
+    with T.serial(0, (grid.tiles - kernel.block + blocks - 1) // blocks) as turn:
         index = T.bind(kernel.block + turn * blocks)
-        tile({var: T.bind(value) for var, value in plan.point(index).items()})
+        tile({var: T.bind(value) for var, value in grid.point(index).items()})

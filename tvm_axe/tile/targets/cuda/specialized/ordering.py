@@ -7,15 +7,32 @@ them. Reads and stores that consumers make themselves are ordered by neither.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tvm import sym
 
 from tvm_axe.errors import TileError
 from tvm_axe.tile.checks import scalars
-from tvm_axe.tile.program import Branch, Copy, Loop, Node, Program, Signal, Tile, Wait
-from tvm_axe.tile.targets.cuda.specialized.rings import Ring
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Signal,
+    Tile,
+    Wait,
+)
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 
 
 @dataclass(frozen=True)
@@ -24,16 +41,21 @@ class _Before:
 
     Attributes
     ----------
-    waited : a wait that may have been passed
-    pending : a wait that may have been passed, and behind which consumers have not taken a load for certain
-    loaded : the rings that were filled behind `pending` for certain
-    stored : a statement by which consumers may have stored to global memory themselves
-    staged : whether a tile has gone to the storing warp for certain
+    waited : Wait or None
+        A wait that may have been passed.
+    pending : Wait or None
+        A wait that may have been passed, and behind which consumers have not taken a load for certain.
+    loaded : frozenset of CircularBuffer
+        The circular buffers that were filled behind `pending` for certain.
+    stored : Node or None
+        A statement by which consumers may have stored to global memory themselves.
+    staged : bool
+        Whether a tile has gone to the storing warp for certain.
     """
 
     waited: Wait | None = None
     pending: Wait | None = None
-    loaded: frozenset[Ring] = frozenset()
+    loaded: frozenset[CircularBuffer] = frozenset()
     stored: Node | None = None
     staged: bool = False
 
@@ -48,13 +70,17 @@ class _Before:
         )
 
 
-def check(program: Program, rings: Collection[Ring], staged: Collection[Copy]) -> None:
+def check(program: TileProgram, buffers: Collection[CircularBuffer], staged: Collection[Copy]) -> None:
     """Refuse what a wait or a signal would not order in a specialized kernel.
 
     Parameters
     ----------
-    rings : what the producer loads
-    staged : the copies that the storing warp stores
+    program : TileProgram
+        The program.
+    buffers : collection of CircularBuffer
+        What the producer loads.
+    staged : collection of Copy
+        The copies that the storing warp stores.
 
     Raises
     ------
@@ -62,37 +88,38 @@ def check(program: Program, rings: Collection[Ring], staged: Collection[Copy]) -
         Consumers read global memory behind a wait; something is stored behind a wait, with no load in between; a
         signal comes behind a store that consumers make themselves, or behind none.
     """
-    _Order(program, tuple(rings), frozenset(staged)).body(program.body, _Before())
+    _Order(program, tuple(buffers), frozenset(staged)).body(program.body, _Before())
 
 
 class _Order:
-    def __init__(self, program: Program, rings: tuple[Ring, ...], staged: frozenset[Copy]) -> None:
+    def __init__(self, program: TileProgram, buffers: tuple[CircularBuffer, ...], staged: frozenset[Copy]) -> None:
         self.analyzer: sym.Analyzer = program.analyzer()
         self.tiles = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
-        self.rings, self.staged = rings, staged
-        self.owner = {copy: ring for ring in rings for copy in ring.copies + ring.others}
+        self.buffers, self.staged = buffers, staged
+        self.owner = {copy: buffer for buffer in buffers for copy in buffer.copies + buffer.others}
 
     def body(self, nodes: tuple[Node, ...], before: _Before) -> _Before:
         for node in nodes:
-            taken = [ring for ring in self.rings if ring.first is node]
+            taken = [buffer for buffer in self.buffers if buffer.first is node]
             if before.loaded & set(taken):
                 before = replace(before, pending=None, loaded=frozenset())
             before = self.statement(node, before)
         return before
 
     def statement(self, node: Node, before: _Before) -> _Before:
-        if isinstance(node, Loop | Branch):
-            self.reads(node, scalars(node, self.tiles), before)
-            return self.loop(node, before) if isinstance(node, Loop) else self.branch(node, before)
-        if isinstance(node, Wait):
-            return replace(before, waited=node, pending=node, loaded=frozenset())
-        if isinstance(node, Signal):
-            self.signal(node, before)
-            return before
-        if node in self.owner:
-            assert isinstance(node, Copy)
-            self.reads(node, scalars(node, self.tiles), before)
-            return replace(before, loaded=before.loaded | {self.owner[node]}) if before.pending else before
+        return _NODES.of(node)(self, node, before)
+
+    def wait(self, node: Wait, before: _Before) -> _Before:
+        return replace(before, waited=node, pending=node, loaded=frozenset())
+
+    def copy(self, node: Copy, before: _Before) -> _Before:
+        if node not in self.owner:
+            return self.consumers(node, before)
+        self.reads(node, scalars(node, self.tiles), before)
+        return replace(before, loaded=before.loaded | {self.owner[node]}) if before.pending else before
+
+    def consumers(self, node: Node, before: _Before) -> _Before:
+        """What consumers do, some of it by way of the storing warp."""
         self.reads(node, (*node.reads, *scalars(node, self.tiles)), before)
         stores = [tile for tile in node.writes if tile.scope == "global"]
         if stores and before.pending is not None:
@@ -114,9 +141,9 @@ class _Order:
                     "the wait, or roles='uniform'"
                 )
 
-    def signal(self, node: Signal, before: _Before) -> None:
+    def signal(self, node: Signal, before: _Before) -> _Before:
         if not node.ordered:
-            return
+            return before
         if before.stored is not None:
             tile = next(tile for tile in before.stored.writes if tile.scope == "global")
             raise TileError(
@@ -130,18 +157,39 @@ class _Order:
                 "once; valid in a specialized kernel is a signal behind a copy of an accumulator to a 16-bit tensor, "
                 "by TMA, in the same arm of an `if` or before it, ordered=False, or roles='uniform'"
             )
+        return before
 
     def branch(self, node: Branch, before: _Before) -> _Before:
+        self.reads(node, scalars(node, self.tiles), before)
         return self.body(node.then, before).or_else(self.body(node.otherwise, before))
 
     def loop(self, node: Loop, before: _Before) -> _Before:
         """Twice: what an iteration does comes before all of the next, too."""
+        self.reads(node, scalars(node, self.tiles), before)
         after = self.body(node.body, before)
         after = self.body(node.body, before.or_else(after))
         return after if self.analyzer.can_prove(node.extent >= 1) else before.or_else(after)
 
 
-def roles(program: Program) -> Iterator[tuple[Wait | Signal, str, str]]:
+_NODES: TypeTable[Callable[[_Order, Any, _Before], _Before]] = TypeTable(
+    "order of flags",
+    {
+        Assign: _Order.consumers,
+        Branch: _Order.branch,
+        Copy: _Order.copy,
+        Fill: _Order.consumers,
+        Gemm: _Order.consumers,
+        Let: _Order.consumers,
+        Loop: _Order.loop,
+        Parallel: _Order.consumers,
+        Reduce: _Order.consumers,
+        Signal: _Order.signal,
+        Wait: _Order.wait,
+    },
+)
+
+
+def roles(program: TileProgram) -> Iterator[tuple[Wait | Signal, str, str]]:
     """Who waits and who signals, and why, as decisions."""
     for node in program.nodes():
         if isinstance(node, Wait):

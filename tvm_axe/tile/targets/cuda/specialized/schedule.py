@@ -1,4 +1,4 @@
-"""When a consumer waits: from a program's statements to `steps`.
+"""The consumers' software pipeline: from a program's statements to `steps`, which say when a consumer waits.
 
 `gemm` is asynchronous, so nothing waits for one but what needs it: a statement that touches its accumulator (other
 than another product into it), one that overwrites what it reads, and the release of the slots that it reads. A loop
@@ -7,18 +7,37 @@ that ends with products in flight carries them into its next iteration, where th
 Two rewrites make more of that. An accumulator that is cleared right before its first product isn't cleared: that
 product sets it. And a pipelined loop that ends in a product whose left operand is in registers defers it: the next
 iteration's first product is issued before it, so that what threads compute in between runs beside it (the order of
-FlashAttention-3, arXiv:2407.08608, section 3.2); with several warpgroups, they take turns at issuing (section 3.1).
+FlashAttention-3, arXiv:2407.08608, section 3.2); several warpgroups take turns at issuing (ping-pong, section 3.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tvm import tirx
 
-from tvm_axe.tile.program import Branch, Fill, Gemm, Let, Loop, Node, Program, Signal, Tile, Wait, walk
-from tvm_axe.tile.targets.cuda.specialized.rings import Ring
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Signal,
+    Tile,
+    Wait,
+    leaves,
+    walk,
+)
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
@@ -27,11 +46,11 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Do,
     Given,
     Issue,
+    PingPong,
     Release,
     Repeat,
     Step,
     Sync,
-    Turn,
 )
 
 
@@ -41,9 +60,12 @@ class Schedule:
 
     Attributes
     ----------
-    steps : of one tile of the grid
-    folded : fills that a product makes up for, with it
-    deferred : products issued an iteration later, with their loops
+    steps : tuple of Step
+        What a consumer does of one tile of the grid.
+    folded : tuple of (Fill, Gemm)
+        The fills that a product makes up for, with it.
+    deferred : tuple of (Gemm, Loop)
+        The products that are issued an iteration later, with their loops.
     """
 
     steps: tuple[Step, ...]
@@ -51,23 +73,40 @@ class Schedule:
     deferred: tuple[tuple[Gemm, Loop], ...]
 
 
-def schedule(program: Program, rings: Mapping[Ring, int], turns: bool) -> Schedule:
-    """The steps of a consumer; `rings` gives the slots of each.
+def schedule(program: TileProgram, buffers: Mapping[CircularBuffer, int], ping_pong: bool) -> Schedule:
+    """The steps of a consumer.
 
-    `turns` says whether deferring loops' products are issued in turns.
+    Parameters
+    ----------
+    program : TileProgram
+        The program.
+    buffers : mapping from CircularBuffer to int
+        The circular buffers, with how many slots each has.
+    ping_pong : bool
+        Whether warpgroups take turns at issuing the products of loops that defer one.
     """
-    maker = _Maker(program, dict(rings), turns)
-    maker.body(program.body)
-    maker.settle(len(maker.flights))
-    return Schedule(tuple(maker.steps), tuple(maker.folded), tuple(maker.deferred))
+    scheduler = _Scheduler(program, dict(buffers), ping_pong)
+    scheduler.body(program.body)
+    scheduler.settle(len(scheduler.flights))
+    return Schedule(tuple(scheduler.steps), tuple(scheduler.folded), tuple(scheduler.deferred))
 
 
 @dataclass(eq=False)
 class _Flight:
-    """A product in flight, and the slots to release once it is waited for: ring and number of its acquisition."""
+    """A product in flight.
+
+    Attributes
+    ----------
+    gemm : Gemm
+        The product.
+    held : list of (CircularBuffer, int)
+        The slots to release once it is waited for, each by the number of its acquisition.
+    when : Expr or None
+        The condition under which it is in flight at all: not in a loop's first iteration, say.
+    """
 
     gemm: Gemm
-    held: list[tuple[Ring, int]] = field(default_factory=list)
+    held: list[tuple[CircularBuffer, int]] = field(default_factory=list)
     when: tirx.Expr | None = None
 
     def conflicts(self, node: Node) -> bool:
@@ -78,9 +117,26 @@ class _Flight:
         return c in reads | writes or bool(writes & {self.gemm.a.tile, self.gemm.b.tile})
 
 
-class _Maker:
-    def __init__(self, program: Program, slots: dict[Ring, int], turns: bool) -> None:
-        self.slots, self.turns = slots, turns
+class _Scheduler:
+    """Makes steps of statements, in order.
+
+    Invariants, behind every statement:
+
+    - `flights` are the products that may be in flight behind the last of `steps`, the oldest first. Each is a group of
+      its own, so a wait until n groups are in flight completes all but the last n (PTX ISA, wgmma.wait_group).
+    - Every slot that was acquired has been released once, or is held by one of the flights, and slots of a buffer are
+      released in the order in which they were acquired. `acquired` counts the acquisitions of each buffer, from which
+      a release knows how many slots behind the current one its own is.
+    - No statement that is among `steps` touches what a product writes, or overwrites what it reads, while that may be
+      in flight.
+    - `touched` are the tiles of `common`, which consumers share, that they have read or written since the last barrier,
+      on any way that leads here; none of these is touched by another thread in a way that needs an order.
+    - The arms of a branch leave no products of their own in flight. An iteration of a loop leaves as many in flight, of
+      the same products, as it found; before the first these are none, which `when` says.
+    """
+
+    def __init__(self, program: TileProgram, slots: dict[CircularBuffer, int], ping_pong: bool) -> None:
+        self.slots, self.ping_pong = slots, ping_pong
         self.analyzer = program.analyzer()
         self.steps: list[Step] = []
         self.flights: list[_Flight] = []
@@ -88,13 +144,13 @@ class _Maker:
         self.sets: dict[Gemm, tirx.Expr | bool] = {}
         self.folded: list[tuple[Fill, Gemm]] = []
         self.deferred: list[tuple[Gemm, Loop]] = []
-        self.turn: tuple[Gemm, Gemm] | None = None
+        self.turn: tuple[Node, Gemm] | None = None  # the products that begin and end a turn
         self.loads = _others(program, slots)
-        in_rings = {tile for ring in slots for tile in ring.tiles}
-        leaves = [node for node in program.nodes() if not isinstance(node, Loop | Branch) and node not in self.loads]
-        written = {tile for node in leaves for tile in node.writes}
-        read = {tile for node in leaves for tile in node.reads}
-        self.common = {tile for tile in written & read if tile.scope in ("shared", "global")} - in_rings
+        buffered = {tile for buffer in slots for tile in buffer.tiles}
+        own = [node for node in leaves(program.body) if node not in self.loads]
+        written = {tile for node in own for tile in node.writes}
+        read = {tile for node in own for tile in node.reads}
+        self.common = {tile for tile in written & read if tile.scope in ("shared", "global")} - buffered
         self.touched: set[tuple[Tile, bool]] = set()  # common tiles since the last barrier, and whether written
 
     # -- waiting --
@@ -105,8 +161,8 @@ class _Maker:
             return
         self.steps.append(Await(len(self.flights) - count))
         for flight in self.flights[:count]:
-            for ring, number in flight.held:
-                self.steps.append(Release(ring, self.acquired[ring] - number, flight.when))
+            for buffer, number in flight.held:
+                self.steps.append(Release(buffer, self.acquired[buffer] - number, flight.when))
         del self.flights[:count]
 
     def settle_for(self, node: Node) -> None:
@@ -134,52 +190,52 @@ class _Maker:
             self.statement(node)
 
     def statement(self, node: Node) -> None:
-        for ring in self.slots:
-            if ring.first is node:
-                self.acquire(ring)
-        if isinstance(node, Loop):
-            self.settle(len(self.flights))
-            self.loop(node)
-        elif isinstance(node, Branch):
-            self.settle_for(node)
-            self.branch(node)
-        else:
-            self.settle_for(node)
-            self.synchronize_for(node)
-            if isinstance(node, Gemm):
-                self.issue(node)
-            else:
-                assert not isinstance(node, Wait | Signal), node
-                self.steps.append(Define(node) if isinstance(node, Let) else Do(node))
-        for ring in self.slots:
-            if ring.last is node:
-                self.release(ring, node)
+        for buffer in self.slots:
+            if buffer.first is node:
+                self.acquire(buffer)
+        _NODES.of(node)(self, node)
+        for buffer in self.slots:
+            if buffer.last is node:
+                self.release(buffer, node)
 
-    def acquire(self, ring: Ring) -> None:
-        held = [i for i, flight in enumerate(self.flights) if any(other is ring for other, _ in flight.held)]
-        if len(held) >= self.slots[ring]:
-            self.settle(held[len(held) - self.slots[ring]] + 1)
-        self.steps.append(Acquire(ring))
-        self.acquired[ring] += 1
+    def do(self, node: Copy | Fill | Parallel | Reduce | Assign) -> None:
+        self.settle_for(node)
+        self.synchronize_for(node)
+        self.steps.append(Do(node))
 
-    def release(self, ring: Ring, node: Node) -> None:
+    def define(self, node: Let) -> None:
+        self.settle_for(node)
+        self.synchronize_for(node)
+        self.steps.append(Define(node))
+
+    def acquire(self, buffer: CircularBuffer) -> None:
+        held = [i for i, flight in enumerate(self.flights) if any(other is buffer for other, _ in flight.held)]
+        if len(held) >= self.slots[buffer]:
+            self.settle(held[len(held) - self.slots[buffer]] + 1)
+        self.steps.append(Acquire(buffer))
+        self.acquired[buffer] += 1
+
+    def release(self, buffer: CircularBuffer, node: Node) -> None:
         if isinstance(node, Gemm):
-            self.flights[-1].held.append((ring, self.acquired[ring]))
+            self.flights[-1].held.append((buffer, self.acquired[buffer]))
             return
-        reading = [i for i, flight in enumerate(self.flights) if set(flight.gemm.reads) & set(ring.tiles)]
+        reading = [i for i, flight in enumerate(self.flights) if set(flight.gemm.reads) & set(buffer.tiles)]
         self.settle(reading[-1] + 1 if reading else 0)
-        self.steps.append(Release(ring, 0, None))
+        self.steps.append(Release(buffer, 0, None))
 
     def issue(self, gemm: Gemm) -> None:
+        self.settle_for(gemm)
+        self.synchronize_for(gemm)
         if self.turn and gemm is self.turn[0]:
-            self.steps.append(Turn(True))
+            self.steps.append(PingPong(True))
         self.steps.append(Issue(gemm, self.sets.get(gemm, gemm.accumulate)))
         self.flights.append(_Flight(gemm))
         if self.turn and gemm is self.turn[1]:
-            self.steps.append(Turn(False))
+            self.steps.append(PingPong(False))
 
     def branch(self, node: Branch) -> None:
         """Both arms leave as many products in flight: none of their own."""
+        self.settle_for(node)
         if any(isinstance(inner, Gemm) for inner in walk((node,))):
             self.settle(len(self.flights))
         outer, arms, before = self.steps, [], set(self.touched)
@@ -197,6 +253,7 @@ class _Maker:
     # -- loops --
 
     def loop(self, node: Loop) -> None:
+        self.settle(len(self.flights))
         if self.common & set(node.reads + node.writes):
             self.barrier()
         if any(child not in self.loads for child in node.body):
@@ -218,7 +275,7 @@ class _Maker:
             self.flights = [
                 _Flight(
                     flight.gemm,
-                    [(ring, self.acquired[ring] - (before[ring] - number)) for ring, number in flight.held],
+                    [(buffer, self.acquired[buffer] - (before[buffer] - number)) for buffer, number in flight.held],
                     _after_first(var, start),
                 )
                 for flight in self.flights
@@ -244,8 +301,8 @@ class _Maker:
         if loop.stages is None or not isinstance(last, Gemm) or last.a.tile.scope != "fragment" or not last.accumulate:
             return None
         firsts = [i for i, node in enumerate(nodes[:-1]) if isinstance(node, Gemm)]
-        ring = next((ring for ring in self.slots if ring.first is last), None)
-        if not firsts or ring is None or ring.last is not last or ring.loop is not loop or self.slots[ring] < 2:
+        buffer = next((buffer for buffer in self.slots if buffer.first is last), None)
+        if not firsts or buffer is None or buffer.last is not last or buffer.loop is not loop or self.slots[buffer] < 2:
             return None
         c, a = last.c.tile, last.a.tile
         before = nodes[: firsts[0] + 1]
@@ -265,8 +322,8 @@ class _Maker:
         self.settle(len(self.flights))
         self.steps, first = outer, self.steps
         self.steps.append(Given(loop.var, loop.start, tuple(first)))
-        if self.turns:
-            self.turn = (nodes[at], last)  # type: ignore[assignment]
+        if self.ping_pong:
+            self.turn = (nodes[at], last)
         sets = last in self.sets  # its first time: in the loop's first iteration, or after it
         if sets:
             self.sets[last] = _after_first(loop.var, loop.start + 1)
@@ -301,9 +358,9 @@ class _Maker:
         return True
 
 
-def _others(program: Program, slots: Mapping[Ring, int]) -> set[Node]:
+def _others(program: TileProgram, slots: Mapping[CircularBuffer, int]) -> set[Node]:
     """What roles other than consumers do: loads, waits and signals, and branches around nothing else."""
-    found: set[Node] = {copy for ring in slots for copy in ring.copies + ring.others}
+    found: set[Node] = {copy for buffer in slots for copy in buffer.copies + buffer.others}
     found |= {node for node in program.nodes() if isinstance(node, Wait | Signal)}
     for node in program.nodes():
         if isinstance(node, Branch):
@@ -311,6 +368,23 @@ def _others(program: Program, slots: Mapping[Ring, int]) -> set[Node]:
             if all(child in found or isinstance(child, Branch) for child in inner):
                 found.add(node)
     return found
+
+
+_NODES: TypeTable[Callable[[_Scheduler, Any], None]] = TypeTable(
+    "steps of a consumer",
+    {
+        Assign: _Scheduler.do,
+        Branch: _Scheduler.branch,
+        Copy: _Scheduler.do,
+        Fill: _Scheduler.do,
+        Gemm: _Scheduler.issue,
+        Let: _Scheduler.define,
+        Loop: _Scheduler.loop,
+        Parallel: _Scheduler.do,
+        Reduce: _Scheduler.do,
+    },
+)
+"""Waits and signals are other roles' (`_others`)."""
 
 
 def _after_first(var: tirx.Var, start: int | tirx.Expr) -> tirx.Expr:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.program import Copy, Program, Tile
-from tvm_axe.tile.targets.cuda.fragments.infer import Held
+from tvm_axe.tile.nodes import Copy, Signal, Tile
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 
 _STAGED = 64  # columns of a staged piece of an output tile
@@ -15,7 +17,19 @@ _STAGED = 64  # columns of a staged piece of an output tile
 
 @dataclass(frozen=True)
 class Staging:
-    """How an output tile leaves: `pieces` of `columns`, through `slots` pieces of shared memory a warpgroup."""
+    """How an output tile leaves.
+
+    Attributes
+    ----------
+    columns : int
+        Columns of a piece, of all the tile's rows.
+    pieces : int
+        How many pieces the tile has.
+    slots : int
+        How many of them there is shared memory for, for each warpgroup.
+    bytes : int
+        How much shared memory they take, of all warpgroups.
+    """
 
     columns: int
     pieces: int
@@ -23,7 +37,20 @@ class Staging:
     bytes: int
 
 
-def find(program: Program, warpgroups: int, fragments: Mapping[Tile, Held], whole: bool) -> dict[Copy, Staging]:
+def has_storing_warp(program: TileProgram) -> bool:
+    """Whether a warp of its own stores what is staged: if it has something to signal, or pieces are asked for."""
+    return epilogue_tile(program) is not None or any(isinstance(node, Signal) for node in program.nodes())
+
+
+def epilogue_tile(program: TileProgram) -> tuple[int, int] | None:
+    """Rows and columns of the pieces in which tiles are to be stored; None for whole tiles."""
+    given: Any = program.options.get("epilogue_tile")
+    return None if given is None else (given[0], given[1])
+
+
+def find(
+    program: TileProgram, warpgroups: int, fragments: Mapping[Tile, LayoutChoice], whole: bool
+) -> dict[Copy, Staging]:
     """Find the copies out that TMA does, in pieces or as `whole` tiles.
 
     They are 16-bit, from an accumulator's layout, and of a whole fragment.
@@ -48,7 +75,7 @@ def find(program: Program, warpgroups: int, fragments: Mapping[Tile, Held], whol
     return found
 
 
-def _copies_out(program: Program) -> tuple[Copy, ...]:
+def _copies_out(program: TileProgram) -> tuple[Copy, ...]:
     """The copies from fragments to global memory, in order."""
     copies = (node for node in program.nodes() if isinstance(node, Copy))
     return tuple(c for c in copies if c.src.tile.scope == "fragment" and c.dst.tile.scope == "global")
@@ -65,14 +92,14 @@ def check_pieces(staged: Mapping[Copy, Staging], pieces: tuple[int, int], warpgr
     rows, columns = pieces
     if not staged:
         raise TileError(
-            f"kernel: sends=({rows}, {columns}), but no tile leaves through shared memory; valid with copies of whole "
-            "accumulators to 16-bit tensors"
+            f"kernel: epilogue_tile=({rows}, {columns}), but no tile leaves through shared memory; valid with copies "
+            "of whole accumulators to 16-bit tensors"
         )
     for copy, staging in staged.items():
         most = copy.src.tile.shape[0] // warpgroups
         width = tma.panel(Tile(copy.src.tile.buffer, "shared", (most, staging.columns), copy.dst.tile.dtype))
         if columns != width or rows % tma.ATOM_ROWS or most % rows or rows > tma.BOX:
             raise TileError(
-                f"kernel: sends=({rows}, {columns}) of {copy}; valid are {width} columns, a swizzled row, and rows in "
-                f"multiples of {tma.ATOM_ROWS} that divide a warpgroup's {most}, up to {tma.BOX}"
+                f"kernel: epilogue_tile=({rows}, {columns}) of {copy}; valid are {width} columns, a swizzled row, and "
+                f"rows in multiples of {tma.ATOM_ROWS} that divide a warpgroup's {most}, up to {tma.BOX}"
             )

@@ -1,41 +1,43 @@
 """What a consumer warpgroup of the specialized model does, step by step, before it is made into code.
 
-A step says when to wait for a ring's slot, issue a product, wait for products, free a slot: `waiting.schedule` makes
-the steps from a program's nodes, `specialized` makes code of them.
+A step says when to wait for a circular buffer's slot, issue a product, wait for products, free a slot:
+`specialized.schedule` makes the steps from a program's nodes, `specialized.consumer` makes code of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import tirx
 
-from tvm_axe.tile.program import Assign, Copy, Fill, Gemm, Let, Parallel, Reduce
-from tvm_axe.tile.targets.cuda.specialized.rings import Ring
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Let, Parallel, Reduce
+from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 
 
 @dataclass(frozen=True, eq=False)
 class Acquire:
-    """Wait until the ring's next slot is full; it is the one read from now on."""
+    """Wait until the circular buffer's next slot is full; it is the one read from now on."""
 
-    ring: Ring
+    buffer: CircularBuffer
 
     def __str__(self) -> str:
-        return f"acquire {self.ring.name}"
+        return f"acquire {self.buffer.name}"
 
 
 @dataclass(frozen=True, eq=False)
 class Release:
     """Give back the slot acquired `lag` slots before the current one; only if `when`."""
 
-    ring: Ring
+    buffer: CircularBuffer
     lag: int
     when: tirx.Expr | None
 
     def __str__(self) -> str:
         behind = f", {self.lag} behind" if self.lag else ""
-        return f"release {self.ring.name}{behind}" + ("" if self.when is None else f" if {self.when}")
+        return f"release {self.buffer.name}{behind}" + ("" if self.when is None else f" if {self.when}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class Issue:
 
 @dataclass(frozen=True)
 class Await:
-    """Wait until no more than `pending` groups are in flight."""
+    """Wait until no more than `pending` groups are in flight (PTX ISA, wgmma.wait_group)."""
 
     pending: int
 
@@ -72,8 +74,8 @@ class Sync:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Take one's turn at issuing products, or pass it on to the next warpgroup."""
+class PingPong:
+    """Take one's turn at issuing products, or pass it on to the next warpgroup: ping-pong between warpgroups."""
 
     begins: bool
 
@@ -115,6 +117,8 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
+    """A loop of `extent` iterations from `start` on."""
+
     var: tirx.Var
     start: tirx.Expr
     extent: tirx.Expr
@@ -126,6 +130,8 @@ class Repeat:
 
 @dataclass(frozen=True, eq=False)
 class Choose:
+    """A branch."""
+
     condition: tirx.Expr
     then: tuple[Step, ...]
     otherwise: tuple[Step, ...]
@@ -134,17 +140,26 @@ class Choose:
         return _block(f"if {self.condition}", self.then) + (_block("\nelse", self.otherwise) if self.otherwise else "")
 
 
-Step = Acquire | Release | Issue | Await | Sync | Turn | Do | Define | Given | Repeat | Choose
+Step = Acquire | Release | Issue | Await | Sync | PingPong | Do | Define | Given | Repeat | Choose
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:
     """Every step, loops and branches before what is in them."""
     for step in steps:
         yield step
-        if isinstance(step, Given | Repeat):
-            yield from walk(step.body)
-        elif isinstance(step, Choose):
-            yield from walk(step.then + step.otherwise)
+        for inner in _BODIES.of(step)(step):
+            yield from walk(inner)
+
+
+_BODIES: TypeTable[Callable[[Any], tuple[tuple[Step, ...], ...]]] = TypeTable(
+    "bodies of steps",
+    {
+        **dict.fromkeys((Acquire, Release, Issue, Await, Sync, PingPong, Do, Define), lambda step: ()),
+        Given: lambda step: (step.body,),
+        Repeat: lambda step: (step.body,),
+        Choose: lambda step: (step.then, step.otherwise),
+    },
+)
 
 
 def _block(head: str, body: Sequence[Step]) -> str:

@@ -6,49 +6,54 @@ consumers go on meanwhile, up to the next tile through the same staging buffer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tvm.script import tirx as T
 from tvm.script.tirx import tile as primitives
 
-from tvm_axe.tile.program import Copy, Node, Region, Signal, substitute_in
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import Copy, Node, Region, Signal, substitute_in
 from tvm_axe.tile.targets.cuda.instructions import flags, tma
 from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values
-from tvm_axe.tile.targets.cuda.specialized.following import Follower
+from tvm_axe.tile.targets.cuda.specialized.one_thread import OneThread
 
 
-class Storer(Follower):
+class Storer(OneThread):
+    """The role of the thread that stores."""
+
     def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel)
-        self.cursors = {copy: Cursor(1, 0) for copy in self.plan.staging}
+        super().__init__(kernel, _NODES)
+        self.staging = kernel.plan.memory.staging
+        self.cursors = {copy: Cursor(1, 0) for copy in self.staging}
 
     def end(self) -> None:
         """Emit the wait for the last stores: their source is shared memory of this block."""
         T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
 
     def owns(self, node: Node) -> bool:
-        return isinstance(node, Signal) or node in self.plan.staging
+        return isinstance(node, Signal) or node in self.staging
 
-    def do(self, node: Node, values: Values) -> None:
-        if isinstance(node, Signal):
-            # Complete stores are visible to this thread (PTX ISA, cp.async.bulk.wait_group); its signal releases them.
-            T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
-            for index in flags.each(node.flags, values):
-                flags.signal(node, index, substitute_in(node.value, values))
-        else:
-            assert isinstance(node, Copy), node
-            self.store(node, values)
+    def signal(self, node: Signal, values: Values) -> None:
+        """Emit the signal to each of the flags, once all stores have arrived."""
+        # Complete stores are visible to this thread (PTX ISA, cp.async.bulk.wait_group); its signal releases them.
+        T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+        for index in flags.each(node.flags, values):
+            flags.signal(node, index, substitute_in(node.value, values))
 
     def store(self, copy: Copy, values: Values) -> None:
+        """Emit the stores of what consumers have staged, in pieces if they were asked for."""
         plan, staged = self.plan, self.kernel.staged[copy]
-        rows, columns = copy.src.tile.shape[0] // plan.warpgroups, plan.staging[copy].columns
+        rows, columns = copy.src.tile.shape[0] // plan.warpgroups, self.staging[copy].columns
         target = Region(copy.dst.tile, tuple(substitute_in(s, values) for s in copy.dst.start), copy.dst.extents)
         self.cursors[copy].take(self.kernel.staged_full[copy])
-        if plan.sends is None:
+        if plan.epilogue_tile is None:
             with tma.each(plan.warpgroups) as group:
                 tma.store(staged, (group, 0), target, group * rows, 0)
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
             T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
         else:
-            height, width = plan.sends
+            height, width = plan.epilogue_tile
             counts = (plan.warpgroups, rows // height, columns // width)
             with tma.each(counts[0]) as group, tma.each(counts[1]) as i, tma.each(counts[2]) as j:
                 row, column = i * height, j * width
@@ -58,3 +63,8 @@ class Storer(Follower):
                 T.evaluate(T.ptx.cp.async_.bulk.commit_group())
                 T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
         self.kernel.staged_empty[copy].arrive(0)
+
+
+_NODES: TypeTable[Callable[[Any, Any, Values], None]] = TypeTable(
+    "code of the storing warp", {Copy: Storer.store, Signal: Storer.signal}
+)

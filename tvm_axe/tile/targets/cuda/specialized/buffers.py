@@ -1,7 +1,7 @@
-"""Shared tiles that only global copies write become rings: slots that a producer fills ahead of those who read them.
+"""Shared tiles that only global copies write become circular buffers: slots that a producer fills ahead of readers.
 
-A ring has a full and an empty barrier a slot. Tiles that are loaded in the same place and read between the same two
-statements share a ring, so one barrier serves all of them.
+A circular buffer has a full and an empty barrier a slot. Tiles that are loaded in the same place and read between the
+same two statements share one, so that one barrier serves all of them.
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tvm_axe.tile.program import Branch, Copy, Loop, Node, Program, Tile, walk
+from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node, Tile, leaves
+from tvm_axe.tile.program import TileProgram
 
 
 @dataclass(frozen=True, eq=False)
-class Ring:
+class CircularBuffer:
     """Tiles that are loaded and released together.
 
     Attributes
     ----------
-    copies : what fills a slot, in order
-    others : what fills it instead, in order, where `copies` are in one arm of a branch and these in the other
-    loop : the loop in whose body they are, or None
-    first, last : the statements, beside the copies, with the first and the last reader
-    threads : whether readers other than `gemm` are among them
+    copies : tuple of Copy
+        What fills a slot, in order.
+    loop : Loop or None
+        The loop in whose body they are, if they are in one.
+    first, last : Node
+        The statements, beside the copies, with the first and the last reader.
+    threads : bool
+        Whether readers other than products are among them.
+    others : tuple of Copy
+        What fills a slot instead, in order, where `copies` are in one arm of a branch and these in the other.
     """
 
     copies: tuple[Copy, ...]
@@ -38,7 +44,7 @@ class Ring:
 
     @property
     def bytes(self) -> int:
-        """Of a slot."""
+        """The size of a slot."""
         return sum(tile.bytes for tile in self.tiles)
 
     @property
@@ -46,14 +52,14 @@ class Ring:
         return ", ".join(tile.name for tile in self.tiles)
 
 
-def loaded_tiles(program: Program) -> tuple[Tile, ...]:
+def loaded_tiles(program: TileProgram) -> tuple[Tile, ...]:
     """The shared tiles that copies from global memory write."""
     copies = (node for node in program.nodes() if isinstance(node, Copy) and node.src.tile.scope == "global")
     return tuple(dict.fromkeys(copy.dst.tile for copy in copies if copy.dst.tile.scope == "shared"))
 
 
-def find(program: Program) -> tuple[Ring, ...] | str:
-    """The rings of a program; or why a loaded tile can be in none, as a sentence."""
+def find(program: TileProgram) -> tuple[CircularBuffer, ...] | str:
+    """The circular buffers of a program; or why a loaded tile can be in none, as a sentence."""
     found: dict[tuple[Node, Node], list[tuple[Copy, Copy | None]]] = {}
     homes: dict[Copy, tuple[Node, Loop | None]] = {}
     for tile in loaded_tiles(program):
@@ -65,13 +71,13 @@ def find(program: Program) -> tuple[Ring, ...] | str:
             if place in body:
                 after = body[body.index(place) + 1 :]
                 readers = [node for node in after if tile in node.reads]
-                inside = sum(1 for node in _leaves(after) if tile in node.reads)
-                if not readers or inside != sum(1 for node in _leaves(program.body) if tile in node.reads):
+                inside = sum(1 for node in leaves(after) if tile in node.reads)
+                if not readers or inside != sum(1 for node in leaves(program.body) if tile in node.reads):
                     return f"{tile.name} is read elsewhere than after {copy}"
                 found.setdefault((readers[0], readers[-1]), []).append((copy, other))
                 homes[copy] = place, loop
     order = {node: at for at, node in enumerate(program.nodes())}
-    rings = []
+    buffers = []
     for (first, last), filled in found.items():
         copies = tuple(copy for copy, _ in filled)
         others = tuple(sorted((other for _, other in filled if other is not None), key=lambda copy: order[copy]))
@@ -79,15 +85,15 @@ def find(program: Program) -> tuple[Ring, ...] | str:
             names = ", ".join(copy.dst.tile.name for copy in copies)
             return f"{names} are read together, and loaded in different places; a branch loads all of them in each arm"
         tiles = {copy.dst.tile for copy in copies}
-        readers = [node for node in _leaves(program.body) if tiles & set(node.reads)]
-        threads = any(type(node).__name__ != "Gemm" for node in readers)
-        rings.append(Ring(copies, homes[copies[0]][1], first, last, threads, others))
-    return tuple(rings)
+        readers = [node for node in leaves(program.body) if tiles & set(node.reads)]
+        threads = any(not isinstance(node, Gemm) for node in readers)
+        buffers.append(CircularBuffer(copies, homes[copies[0]][1], first, last, threads, others))
+    return tuple(buffers)
 
 
-def _filling(program: Program, tile: Tile) -> tuple[Node, Copy, Copy | None] | str:
+def _filling(program: TileProgram, tile: Tile) -> tuple[Node, Copy, Copy | None] | str:
     """What fills a tile: the copy, or the copies in both arms of a branch, and the statement that is or holds them."""
-    writers = [node for node in _leaves(program.body) if tile in node.writes]
+    writers = [node for node in leaves(program.body) if tile in node.writes]
     copies = [w for w in writers if isinstance(w, Copy) and w.src.tile.scope == "global"]
     place: Node | None = None
     if len(copies) == len(writers) == 1:
@@ -103,16 +109,9 @@ def _filling(program: Program, tile: Tile) -> tuple[Node, Copy, Copy | None] | s
     return place, copies[0], copies[1] if len(copies) == 2 else None
 
 
-def _leaves(body: tuple[Node, ...]) -> Iterator[Node]:
-    return (node for node in walk(body) if not isinstance(node, Loop | Branch))
-
-
 def _bodies(body: tuple[Node, ...], loop: Loop | None) -> Iterator[tuple[tuple[Node, ...], Loop | None]]:
     """Every list of statements, with the innermost loop around it."""
     yield body, loop
     for node in body:
-        if isinstance(node, Loop):
-            yield from _bodies(node.body, node)
-        elif isinstance(node, Branch):
-            yield from _bodies(node.then, loop)
-            yield from _bodies(node.otherwise, loop)
+        for inner in node.bodies:
+            yield from _bodies(inner, node if isinstance(node, Loop) else loop)

@@ -1,8 +1,8 @@
 """exp of a vector of float32 on a CPU, as vector arithmetic.
 
 LLVM has no vector exp without a vector library: it calls libm's once for every lane, which makes a softmax six times
-as slow as it need be. Importing this module has every compilation for ``llvm`` in this process use ours; exp of a
-single float32, and of any other type, stays libm's.
+as slow as it need be. What is compiled with ``tir_pipeline=PIPELINE`` has this one instead; exp of a single float32,
+and of any other type, stays libm's.
 
     exp(x) = 2**n * exp(r),   n = round(x / ln 2),   r = x - n ln 2,   |r| <= ln 2 / 2
 
@@ -12,11 +12,15 @@ The polynomial is the minimax one for the relative error (3e-9), so that float32
 
 from __future__ import annotations
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
 
-__all__ = ["vector_exp"]
+__all__ = ["PIPELINE", "vector_exp"]
+
+PIPELINE = "axe"
+"""Upstream's pipeline for scheduled functions, with vector math on a CPU: what all of ours are compiled by."""
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # the high part has 9 bits, so that n times it is exact
@@ -58,11 +62,16 @@ def _splat(value: float, dtype: str) -> tirx.Expr:
     return tirx.Broadcast(constant, int(lanes)) if lanes else constant
 
 
-def _lower(call: ir.Call) -> tirx.Expr:
-    dtype = str(call.ty)
-    if dtype.startswith("float32x"):
-        return vector_exp(call.args[0])
-    return tirx.call_llvm_pure_intrin(dtype, "llvm.exp", call.args[0])
+@tirx.transform.prim_func_pass(opt_level=0)
+def _use_vector_exp(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transform.PassContext) -> tirx.PrimFunc:
+    """Write out what calls LLVM's exp on vectors: exp itself, and what upstream makes of tanh, sigmoid and the like."""
+
+    def written_out(call: ir.Call) -> tirx.Expr:
+        is_exp = call.op.same_as(_LLVM_EXP.op) and call.args[0].value == _LLVM_EXP.args[0].value
+        return vector_exp(call.args[-1]) if is_exp and str(call.ty).startswith("float32x") else call
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, written_out)))
 
 
-_tvm.lower_on_llvm("exp", _lower)
+_LLVM_EXP = tirx.call_llvm_pure_intrin("float32", "llvm.exp", tirx.const(0.0, "float32"))
+_tvm.register_pipeline(PIPELINE, "s_tir", _use_vector_exp)

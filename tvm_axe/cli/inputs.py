@@ -12,20 +12,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from tvm import s_tir, tirx
+from tvm import s_tir
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.parameters import Param
 from tvm_axe.errors import InputError
 
 __all__ = [
-    "Param",
     "load_attribute",
     "load_file",
     "match_arrays",
-    "parameters",
     "read_npz",
     "read_trace",
     "write_trace",
@@ -96,17 +95,6 @@ def load_attribute(spec: str, accepts: Callable[[Any], bool], kind: str) -> tupl
     return value, module
 
 
-class Param(NamedTuple):
-    """A parameter of a function: a whole tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}{list(self.shape)}"
-
-
 def read_npz(path: str) -> dict[str, np.ndarray]:
     """Read all the arrays of an npz file by name.
 
@@ -129,24 +117,6 @@ def read_npz(path: str) -> dict[str, np.ndarray]:
             f"{path}: not a readable npz file of plain arrays ({_one_line(error)}); "
             "write it with numpy.savez(path, NAME=array, ...)"
         ) from error
-
-
-def parameters(func: tirx.PrimFunc) -> dict[str, Param]:
-    """The parameters of a function, by name, in order.
-
-    Raises
-    ------
-    InputError
-        When a parameter isn't a buffer or has a symbolic extent.
-    """
-    params = {}
-    for var in func.params:
-        if not tirx.is_buffer_var(var):
-            raise InputError(f"parameter {var.name!r}: only buffers can be given as arrays, this is a scalar")
-        if not all(isinstance(extent, tirx.IntImm) for extent in var.shape):
-            raise InputError(f"parameter {var.name!r}: its shape {list(var.shape)} must be constant")
-        params[var.name] = Param(var.name, tuple(int(extent) for extent in var.shape), str(var.dtype))
-    return params
 
 
 def match_arrays(path: str, arrays: Mapping[str, np.ndarray], inputs: Sequence[Param]) -> list[np.ndarray]:

@@ -7,7 +7,8 @@ import tvm
 from tvm import s_tir
 from tvm.script import tirx as T
 
-from tvm_axe.lower import vector_math
+import tvm_axe as axe
+from tvm_axe.machines import vector_math
 from tvm_axe.machines.target import resolve_target
 
 _COUNT = 1 << 16
@@ -22,11 +23,11 @@ def _exp(x: T.Buffer((_COUNT,), "float32"), y: T.Buffer((_COUNT,), "float32")):
             y[vi] = T.exp(x[vi])
 
 
-def _run(lanes: int, x: np.ndarray) -> tuple[np.ndarray, str]:
-    sch = s_tir.Schedule(_exp)
+def _run(lanes: int, x: np.ndarray, func: tvm.tirx.PrimFunc = _exp) -> tuple[np.ndarray, str]:
+    sch = s_tir.Schedule(func)
     if lanes > 1:
         sch.vectorize(sch.split(sch.get_loops(sch.get_sblock("y"))[0], [None, lanes])[1])
-    built = tvm.compile(sch.mod, target=resolve_target("llvm", threads=1))
+    built = tvm.compile(sch.mod, target=resolve_target("llvm", threads=1), tir_pipeline=vector_math.PIPELINE)
     arguments = [tvm.runtime.tensor(a) for a in (x, np.zeros_like(x))]
     built["main"](*arguments)
     return arguments[1].numpy(), built.mod.inspect_source("ll")
@@ -53,3 +54,31 @@ def test_the_expression_keeps_the_number_of_lanes():
     for lanes in (4, 8, 16):
         x = tvm.tirx.Var("x", f"float32x{lanes}")
         assert str(vector_math.vector_exp(x).ty) == f"float32x{lanes}"
+
+
+def test_all_that_is_made_of_exp_has_it():
+    @T.prim_func(s_tir=True)
+    def tanh(x: T.Buffer((_COUNT,), "float32"), y: T.Buffer((_COUNT,), "float32")):
+        for i in range(_COUNT):
+            with T.sblock("y"):
+                vi = T.axis.spatial(_COUNT, i)
+                y[vi] = T.tanh(x[vi])
+
+    x = np.linspace(-12, 12, _COUNT).astype("float32")
+    got, code = _run(16, x, tanh)
+    assert "llvm.exp" not in code
+    np.testing.assert_allclose(got, np.tanh(x.astype("float64")), atol=2e-7)
+
+
+def test_every_worker_has_it():
+    """A worker in a process of its own computes the bits that one in this process does."""
+    mesh = axe.Mesh({"tp": 2})
+    sch = axe.Schedule(axe.with_layouts(_exp, {"y": axe.Layout.sharded((_COUNT,), mesh, {0: "tp"})}), mesh=mesh)
+    outer, inner = sch.split(sch.get_loops(sch.get_sblock("y"))[0], [None, 16])
+    sch.vectorize(inner)
+    sch.shard(outer, "tp")
+    exe = axe.compile(sch, work_dir=None)
+    x = np.linspace(-90, 90, _COUNT // 2).astype("float32")
+    with axe.launch(mesh) as workers:
+        got = np.asarray(exe.run(workers, np.concatenate([x, x])))
+    np.testing.assert_array_equal(got[: len(x)], got[len(x) :])

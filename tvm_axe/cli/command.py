@@ -1,0 +1,63 @@
+"""What a command of `tvm-axe` is, and what several commands parse by."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Command", "Group", "names", "positive"]
+
+Subparsers = Any  # what `ArgumentParser.add_subparsers` returns; argparse has no public name of its type
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Modules of commands are imported whichever command is run, so that `run` itself imports what it needs: the compiler
+    takes most of a second.
+    """
+
+    name: str
+    help: str
+    """What `tvm-axe --help` says of it."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+    """Does it: prints to stdout and returns the exit code, 0 if None; raises what the user got wrong as an AxeError."""
+
+    def add_to(self, commands: Subparsers) -> None:
+        """Add it to a parser's commands."""
+        parser = commands.add_parser(self.name, help=self.help)
+        self.add_arguments(parser)
+        parser.set_defaults(command=self)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands of one kind, under a word of their own."""
+
+    name: str
+    help: str
+    commands: tuple[Command, ...]
+
+    def add_to(self, commands: Subparsers) -> None:
+        """Add them to a parser's commands."""
+        parser = commands.add_parser(self.name, help=self.help)
+        subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+        for command in self.commands:
+            command.add_to(subparsers)
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def names(text: str) -> list[str]:
+    """The names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]

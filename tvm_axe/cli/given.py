@@ -1,0 +1,114 @@
+"""What several commands are given: a kernel, the mesh and the schedule of it, and an engine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from inspect import isfunction
+from typing import TYPE_CHECKING, NamedTuple
+
+from tvm_axe.collective import registry
+from tvm_axe.defaults import WORK_DIR
+from tvm_axe.errors import InputError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tvm.ir import IRModule
+    from tvm.tirx import PrimFunc
+
+    from tvm_axe.executable import Executable
+    from tvm_axe.layout import Mesh
+    from tvm_axe.schedule import Schedule
+
+__all__ = ["GivenKernel", "add_engine_argument", "add_kernel_arguments", "given_kernel", "mesh_of"]
+
+
+class GivenKernel(NamedTuple):
+    """What the arguments that the commands share come to."""
+
+    func: PrimFunc
+    mesh: Mesh
+    schedule: Schedule | None
+
+    def compile(self, target: str, work_dir: str | None) -> Executable:
+        """Compile the function as it is scheduled."""
+        import tvm_axe as axe
+
+        if self.schedule is not None:
+            return axe.compile(self.schedule, target=target, work_dir=work_dir)
+        return axe.compile(self.func, mesh=self.mesh, target=target, work_dir=work_dir)
+
+
+def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that the commands share."""
+    parser.add_argument("kernel", metavar="FILE.py:NAME", help="a @T.prim_func(s_tir=True) in a Python file")
+    parser.add_argument("--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: the file's `mesh`")
+    parser.add_argument(
+        "--schedule",
+        metavar="FILE.py:NAME",
+        help="a function that takes an axe.Schedule and applies primitives to it, or a trace that search saved (.json)",
+    )
+    parser.add_argument("--target", default="llvm", help="what to compile for (default: %(default)s)")
+    parser.add_argument(
+        "--work-dir", default=WORK_DIR, metavar="DIR", help="tuning records are here (default: %(default)s)"
+    )
+
+
+def add_engine_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of an engine."""
+    names = registry.names()
+    parser.add_argument(
+        "--engine", default=names[0], help=f"what a mesh's devices are: {', '.join(names)} (default: %(default)s)"
+    )
+
+
+def given_kernel(args: argparse.Namespace) -> GivenKernel:
+    """Load the kernel, the mesh and the schedule that the arguments name."""
+    from tvm import IRModule, tirx
+
+    from tvm_axe.cli.inputs import load_attribute, read_trace
+    from tvm_axe.layout import Mesh
+    from tvm_axe.schedule import Schedule
+
+    func, kernel_file = load_attribute(
+        args.kernel, lambda value: isinstance(value, tirx.PrimFunc | IRModule), "a PrimFunc, or a module of one"
+    )
+    if isinstance(func, IRModule):
+        func = _only_function(args.kernel, func)
+    files, apply = [kernel_file], None
+    if args.schedule is not None and args.schedule.endswith(".json"):
+        apply = read_trace(args.schedule)
+    elif args.schedule is not None:
+        apply, schedule_file = load_attribute(args.schedule, isfunction, "a function that takes an axe.Schedule")
+        files.insert(0, schedule_file)
+    mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of(files, needed=apply is not None)
+    if apply is None:
+        return GivenKernel(func, mesh, None)
+    sch = Schedule(func, mesh=mesh)
+    apply(sch)
+    return GivenKernel(func, mesh, sch)
+
+
+def _only_function(spec: str, mod: IRModule) -> PrimFunc:
+    """The function of a module that holds one function."""
+    from tvm import tirx
+
+    found = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+    if len(found) != 1 or len(mod.functions) != 1:
+        names = ", ".join(sorted(var.name_hint for var in mod.functions)) or "nothing"
+        raise InputError(f"{spec}: a module that holds one PrimFunc is needed; this one holds {names}")
+    return found[0]
+
+
+def mesh_of(files: Sequence[ModuleType], needed: bool) -> Mesh:
+    """The variable `mesh` of the first file that has one; one device where no mesh is needed."""
+    from tvm_axe.layout import Mesh
+
+    for file in files:
+        mesh = getattr(file, "mesh", None)
+        if isinstance(mesh, Mesh):
+            return mesh
+    if needed:
+        raise InputError("a schedule needs a mesh: give --mesh, as in --mesh tp=2, or a variable `mesh` in its file")
+    return Mesh({"device": 1})

@@ -1,0 +1,72 @@
+"""`tvm-axe run`: a kernel on arrays from a file."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+from tvm_axe.cli.command import Command, positive
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel
+from tvm_axe.collective import registry
+from tvm_axe.errors import InputError
+
+__all__ = ["COMMAND"]
+
+REPEAT = 5
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_kernel_arguments(parser)
+    add_engine_argument(parser)
+    parser.add_argument("--inputs", required=True, metavar="IN.npz", help="one array for each input, by parameter name")
+    parser.add_argument("--output", required=True, metavar="OUT.npz", help="the outputs are written here")
+    parser.add_argument(
+        "--timeline", metavar="T.json", help="what each device did when in one more run, for ui.perfetto.dev"
+    )
+    parser.add_argument("-n", type=positive, metavar="RANKS", help="with --engine mpi: how many ranks to start")
+
+
+def _run(args: argparse.Namespace) -> None:
+    """`tvm-axe run`"""
+    import numpy as np
+
+    from tvm_axe.analysis.parameters import parameters
+    from tvm_axe.cli.inputs import match_arrays, read_npz
+    from tvm_axe.collective import launch
+    from tvm_axe.collective.start import start_ranks
+
+    program = given_kernel(args)
+    if registry.find(args.engine).has_ranks:
+        start_ranks(program.mesh, args.n, ["-m", "tvm_axe", *args.arguments])
+    elif args.n is not None:
+        by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
+        raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")
+    # First, because the other ranks of an MPI job go no further.
+    with launch(program.mesh, engine=args.engine) as workers:
+        params = parameters(program.func)
+        arrays = read_npz(args.inputs)
+        exe = program.compile(args.target, args.work_dir)
+        inputs = match_arrays(args.inputs, arrays, [params[name] for name in exe.inputs])
+        result = exe.run(workers, *inputs)
+        milliseconds = 1e3 * statistics.median(exe.time(workers, *inputs, repeat=REPEAT))
+        timeline = None if args.timeline is None else exe.trace(workers, *inputs)
+    outputs: dict[str, Any] = dict(zip(exe.outputs, result if isinstance(result, tuple) else (result,)))
+    try:
+        # An open file, as savez adds .npz to a name that lacks it.
+        with open(args.output, "wb") as file:
+            np.savez(file, **outputs)
+    except OSError as error:
+        raise InputError(f"{args.output}: cannot be written: {error.strerror}") from error
+    if timeline is not None:
+        timeline.save(args.timeline)
+    written = ", ".join(str(params[name]) for name in outputs)
+    print(
+        f"{args.kernel} on {program.mesh} ({args.engine}, {args.target}): {written} to {args.output}; "
+        f"median of {REPEAT} runs {milliseconds:.3f} ms; {exe.bytes:,} bytes communicated by each device"
+    )
+    if timeline is not None:
+        print(timeline.text())
+
+
+COMMAND = Command("run", "run a kernel on arrays from an npz file", _add_arguments, _run)

@@ -1,0 +1,9 @@
+"""What is the same wherever nothing else is said."""
+
+__all__ = ["WORK_DIR"]
+
+WORK_DIR = "tuning_logs/local"
+"""Where tuning keeps its records and compiling looks them up, under the current folder.
+
+It is apart from what a checkout of this package has in ``tuning_logs``, the records that ship, and git ignores it.
+"""

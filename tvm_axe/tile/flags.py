@@ -1,0 +1,103 @@
+"""The words by which kernels meet: `wait` and `signal`, on flags in global memory (`tvm_axe.tile.language`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.script import tirx as T
+
+from tvm_axe.errors import TileError
+from tvm_axe.tile.language import constant_shape
+
+WAIT, SIGNAL = "axe.wait", "axe.signal"
+"""Names of the external calls that `wait` and `signal` become: of the first flag, a value, a mode and the extents."""
+
+RESET = 1
+"""Mode of a `wait` that sets its flags to 0 afterwards."""
+
+ORDERED, ADD = 1, 2
+"""Modes of a `signal`, which may be added up."""
+
+MOST_FLAGS = 1024
+"""The most flags of one `wait` or `signal`: as many as a block may have threads."""
+
+
+def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
+    """Go on when every one of the flags is at least `value`; whatever was ordered before their `signal` is seen then.
+
+    Loads stay behind the wait, loads that run ahead too. In a specialized kernel the producer waits, so only what is
+    loaded into shared memory may depend on it. A GPU's kernel that waits for about three seconds ends with an error.
+
+    Parameters
+    ----------
+    flags : an element or a slice of an int32 tensor in global memory, of up to 1024 elements
+        The flags. Other statements don't touch that tensor.
+    value : int or Expr, optional
+        An int32; a constant is at least 1.
+    reset : bool, optional
+        Whether the flags are set to 0 afterwards, which only one block may do.
+
+    Raises
+    ------
+    TileError
+        `flags` is no part of a tensor with constant extents, or has too many; `value` is no int32.
+
+    Notes
+    -----
+    An acquire at system scope (PTX ISA, section 8, memory consistency model).
+    """
+    if isinstance(value, int) and value < 1:
+        raise TileError(f"wait: for a value of {value}, which flags have from the start; valid is 1 or more")
+    return _on_flags("wait", flags, value, RESET * bool(reset))
+
+
+def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = False) -> Any:
+    """Set every one of the flags to `value` when all that the block has read and written so far is done.
+
+    In a specialized kernel the storing warp signals: at least one tile must have left through shared memory before, and
+    none may have been written otherwise.
+
+    Parameters
+    ----------
+    flags : an element or a slice of an int32 tensor in global memory of any device, of up to 1024 elements
+        The flags. Other statements don't touch that tensor.
+    value : int or Expr, optional
+        An int32.
+    ordered : bool, optional
+        Without it the flags are set at once, and say only that the kernels before this one have ended.
+    add : bool, optional
+        Whether the value is added, for flags that count; then several blocks may signal one flag.
+
+    Raises
+    ------
+    TileError
+        `flags` is no part of a tensor with constant extents, or has too many; `value` is no int32.
+
+    Notes
+    -----
+    A release at system scope, or relaxed without `ordered` (PTX ISA, section 8, memory consistency model).
+    """
+    return _on_flags("signal", flags, value, ORDERED * bool(ordered) + ADD * bool(add))
+
+
+def _on_flags(word: str, flags: Any, value: Any, mode: int) -> Any:
+    """The call of `wait` or `signal`, as the module's text says it."""
+    if isinstance(flags, tirx.Var) and tirx.is_buffer_var(flags):
+        flags = flags[tuple(slice(0, extent) for extent in flags.shape)]
+    if isinstance(flags, ir.TensorLoad):
+        first, extents = flags, (1,) * len(flags.indices)
+    elif isinstance(flags, ir.TensorRegion):
+        first, extents = flags.source[tuple(r.min for r in flags.region)], constant_shape(flags)
+    else:
+        raise TileError(f"{word}: flags are an element or a slice of a tensor, got {type(flags).__name__}")
+    if not 1 <= math.prod(extents) <= MOST_FLAGS:
+        raise TileError(f"{word}: {math.prod(extents)} flags; valid are 1 to {MOST_FLAGS}")
+    if isinstance(value, int):
+        if not -(1 << 31) <= value < 1 << 31:
+            raise TileError(f"{word}: value is an int32, got {value}")
+        value = tirx.const(value, "int32")
+    elif not (isinstance(value, ir.Expr) and str(value.ty) == "int32"):
+        raise TileError(f"{word}: value is an int32, got {getattr(value, 'ty', type(value).__name__)}")
+    return T.evaluate(T.call_extern("int32", WAIT if word == "wait" else SIGNAL, first, value, mode, *extents))

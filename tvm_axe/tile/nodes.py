@@ -1,0 +1,549 @@
+"""What a tile program is made of: tiles, regions of them, and nodes, which say what a block does.
+
+Nodes keep upstream's variables and expressions. What every node has (`Statement`, with `reads` and `writes`) says which
+tiles and tensors it touches, so that checks and targets find dependences without looking at what kind of node it is;
+where the kind matters, they have a table with an entry a kind (`tvm_axe.tile.dispatch`).
+
+To add a node
+-------------
+1. Its class here, a frozen dataclass that derives from `Statement`, in the union `Node`: `reads`, `writes`, `__str__`,
+   and what it has of `regions`, `operands` and `bodies`.
+2. Its word in `tvm_axe.tile.language`, and an entry in a table of `tvm_axe.tile.reading`, by what upstream makes of it.
+3. Its rules, an entry in a table each: `tvm_axe.tile.checks` (what must hold on every target) and `tvm_axe.tile.races`
+   (what it stores, from several blocks).
+4. An entry in the tables of each target. CPUs: ``targets/llvm/lower.py``. GPUs: ``targets/cuda/fragments`` (`emit` the
+   code, `infer` what follows for layouts, `scratch` the memory for exchanges), ``uniform/emit.py`` and
+   ``uniform/barriers.py``, and ``specialized/schedule.py`` for consumers; a node that the producer or the storing warp
+   does has an entry there.
+5. Its meaning in the judge of the tests, ``tests/tile/interpreter.py``; ``tests/tile/test_dispatch.py`` names the
+   tables that lack an entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+
+from tvm_axe.layout import ComposeLayout, Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A tile on chip, or a parameter in global memory.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        Upstream's variable, which names the tile in the program.
+    scope : str
+        ``"global"``, ``"shared"``, ``"fragment"`` or ``"local"``.
+    shape : tuple
+        The extents, constants; those of a parameter may be expressions.
+    dtype : str
+        The type of an element.
+    layout : Layout or ComposeLayout or None
+        The layout as annotated; None is one to be inferred.
+    """
+
+    buffer: tirx.Buffer
+    scope: str
+    shape: tuple
+    dtype: str
+    layout: Layout | ComposeLayout | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.buffer.name)
+
+    @property
+    def bytes(self) -> int:
+        """Size without padding, in bytes; only of a tile on chip."""
+        return math.prod(self.shape) * tvm_ffi.dtype(self.dtype).bits // 8
+
+    def __str__(self) -> str:
+        return f"{self.scope} {self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A box of a tile.
+
+    Attributes
+    ----------
+    tile : Tile
+        The tile or tensor that it is a part of.
+    start : tuple of Expr
+        Where it starts, a dimension of the tile each.
+    extents : tuple of int
+        Its extents, as many.
+    """
+
+    tile: Tile
+    start: tuple
+    extents: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents without the ones that the other side of a copy may not have; at least one."""
+        return tuple(extent for extent in self.extents if extent != 1) or (1,)
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The dimensions of the tile that `shape`'s extents are of."""
+        found = tuple(d for d, extent in enumerate(self.extents) if extent != 1)
+        return found or (len(self.extents) - 1,)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the tile."""
+        return self.extents == self.tile.shape
+
+    def overruns(self, analyzer: sym.Analyzer) -> tuple[int, ...]:
+        """The dimensions in which it isn't proved to end inside the tile; only in global memory are there any."""
+        pairs = enumerate(zip(self.start, self.extents, self.tile.shape))
+        return tuple(d for d, (start, extent, size) in pairs if not analyzer.can_prove(start + extent <= size))
+
+    def __str__(self) -> str:
+        if self.whole and all(isinstance(constant(s), int) and int(s) == 0 for s in self.start):
+            return self.tile.name
+        parts = (f"{s}" if e == 1 else f"{s}:{s + e}" for s, e in zip(self.start, self.extents))
+        return f"{self.tile.name}[{', '.join(parts)}]"
+
+
+class Statement:
+    """What every node has; each derived class has `reads`, `writes`, and what it has of the rest.
+
+    Invariants: `reads` and `writes` are all tiles and tensors whose elements the node loads and stores (those of its
+    scalars are no part of `reads`, but for names and local tiles, which are made of nothing else); a node with `bodies`
+    touches by itself its scalars only, and its `reads` and `writes` are the union of those of the nodes in them. Nodes
+    are compared by identity: one node stands in one place of a program.
+    """
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions that it moves or computes on, those that it writes first."""
+        return ()
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """Its expressions beside the starts of its regions that all threads of a block compute alike."""
+        return ()
+
+    @property
+    def bodies(self) -> tuple[tuple[Node, ...], ...]:
+        """The lists of nodes in it: one of a loop, two of a branch, none of what is no control flow."""
+        return ()
+
+    @property
+    def starts(self) -> tuple[Any, ...]:
+        """Where its regions start."""
+        return tuple(start for region in self.regions for start in region.start)
+
+    @property
+    def scalars(self) -> tuple[Any, ...]:
+        """All expressions that every thread of a block computes alike."""
+        return (*self.starts, *self.operands)
+
+
+@dataclass(frozen=True, eq=False)
+class Copy(Statement):
+    """The elements of `src` are copied to `dst`, or added `atomic`ally to what it holds; types are cast.
+
+    Invariant: both regions have the same `shape`.
+    """
+
+    dst: Region
+    src: Region
+    atomic: bool
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.src.tile,)
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.dst.tile,)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return (self.dst, self.src)
+
+    def __str__(self) -> str:
+        return f"copy {self.src} to {self.dst}" + (", adding atomically" if self.atomic else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Fill(Statement):
+    """Every element of `dst` is set to `value`."""
+
+    dst: Region
+    value: tirx.Expr
+    reads = ()
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.dst.tile,)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return (self.dst,)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return (self.value,)
+
+    def __str__(self) -> str:
+        return f"fill {self.dst} with {self.value}"
+
+
+@dataclass(frozen=True, eq=False)
+class Gemm(Statement):
+    """A product ``c (+)= a @ b``.
+
+    Invariant: `a` is m x k, or k x m if `transpose_a`; `b` is k x n, or n x k if `transpose_b`; `c` is m x n, in a
+    fragment that neither of them is a part of.
+
+    Attributes
+    ----------
+    c, a, b : Region
+        Their last two dimensions are those of the matrices; the others are of extent 1.
+    transpose_a, transpose_b : bool
+        Whether an operand is stored transposed.
+    accumulate : bool
+        Whether `c` is added to, and not set.
+    instruction : str or None
+        The instruction as annotated; None is one to be chosen.
+    """
+
+    c: Region
+    a: Region
+    b: Region
+    transpose_a: bool
+    transpose_b: bool
+    accumulate: bool
+    instruction: str | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """m, n, k."""
+        (m, n), (rows, columns) = self.c.extents[-2:], self.a.extents[-2:]
+        return m, n, rows if self.transpose_a else columns
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.a.tile, self.b.tile) + ((self.c.tile,) if self.accumulate else ())
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.c.tile,)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return (self.c, self.a, self.b)
+
+    def __str__(self) -> str:
+        a, b = (f"{r}.T" if t else f"{r}" for r, t in ((self.a, self.transpose_a), (self.b, self.transpose_b)))
+        return f"{self.c} {'+=' if self.accumulate else '='} {a} @ {b}"
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce(Statement):
+    """A reduction of `src` along one axis into `dst`, or into what `dst` holds if `accumulate`.
+
+    Invariant: `dst` has the extents of `src` without `axis`, up to ones; `kind` is ``"sum"``, ``"max"`` or ``"min"``.
+    """
+
+    kind: str
+    dst: Region
+    src: Region
+    axis: int
+    accumulate: bool
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.src.tile,) + ((self.dst.tile,) if self.accumulate else ())
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.dst.tile,)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return (self.dst, self.src)
+
+    def __str__(self) -> str:
+        return f"{self.dst} {'accumulates' if self.accumulate else '='} {self.kind} of {self.src} along {self.axis}"
+
+
+@dataclass(frozen=True, eq=False)
+class Parallel(Statement):
+    """Elements stored for every point of a box, in no order.
+
+    Attributes
+    ----------
+    vars : tuple of Var
+        A point's coordinates.
+    extents : tuple of int
+        How many values each coordinate has.
+    body : Stmt
+        Upstream's statement, made of stores, names and branches.
+    accesses : tuple of (Tile, indices, bool)
+        All that the body touches: loads, then stores (True), each in order.
+    """
+
+    vars: tuple[tirx.Var, ...]
+    extents: tuple[int, ...]
+    body: tirx.Stmt
+    accesses: tuple[tuple[Tile, tuple, bool], ...]
+
+    @cached_property
+    def reads(self) -> tuple[Tile, ...]:
+        return tuple(dict.fromkeys(tile for tile, _, stores in self.accesses if not stores))
+
+    @cached_property
+    def writes(self) -> tuple[Tile, ...]:
+        return tuple(dict.fromkeys(tile for tile, _, stores in self.accesses if stores))
+
+    def __str__(self) -> str:
+        return f"parallel {' x '.join(map(str, self.extents))} into {', '.join(t.name for t in self.writes)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Loop(Statement):
+    """A loop, whose iterations run in order.
+
+    Attributes
+    ----------
+    var : Var
+        The iteration, from `start` to ``start + extent - 1``.
+    start, extent : Expr
+        The first iteration, and how many there are; `extent` may be an int.
+    stages : int or None
+        How many iterations' loads are held at once; None for an ordinary loop, 0 for a pipelined one whose stages are
+        to be inferred.
+    body : tuple of Node
+        What an iteration does, in order.
+    """
+
+    var: tirx.Var
+    start: tirx.Expr
+    extent: tirx.Expr
+    stages: int | None
+    body: tuple[Node, ...]
+
+    @cached_property
+    def reads(self) -> tuple[Tile, ...]:
+        return _union(self.body, "reads")
+
+    @cached_property
+    def writes(self) -> tuple[Tile, ...]:
+        return _union(self.body, "writes")
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return (self.start, self.extent)
+
+    @property
+    def bodies(self) -> tuple[tuple[Node, ...], ...]:
+        return (self.body,)
+
+    def __str__(self) -> str:
+        start, stop = constant(self.start), sym.Analyzer().simplify(self.start + self.extent)
+        span = f"{stop}" if isinstance(start, int) and start == 0 else f"{start}, {stop}"
+        if self.stages is None:
+            return f"for {self.var.name} in range({span})"
+        return f"for {self.var.name} in pipelined({span}{f', stages={self.stages}' if self.stages else ''})"
+
+
+@dataclass(frozen=True, eq=False)
+class Branch(Statement):
+    """``if condition: then, else: otherwise``; the condition is the same for all threads of a block."""
+
+    condition: tirx.Expr
+    then: tuple[Node, ...]
+    otherwise: tuple[Node, ...]
+
+    @cached_property
+    def reads(self) -> tuple[Tile, ...]:
+        return _union(self.then + self.otherwise, "reads")
+
+    @cached_property
+    def writes(self) -> tuple[Tile, ...]:
+        return _union(self.then + self.otherwise, "writes")
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return (self.condition,)
+
+    @property
+    def bodies(self) -> tuple[tuple[Node, ...], ...]:
+        return (self.then, self.otherwise)
+
+    def __str__(self) -> str:
+        return f"if {self.condition}"
+
+
+@dataclass(frozen=True, eq=False)
+class Let(Statement):
+    """A name for a scalar, the same for all threads of a block: ``length = lengths[batch]``."""
+
+    var: tirx.Var
+    value: tirx.Expr
+    reads: tuple[Tile, ...]
+    writes = ()
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return (self.value,)
+
+    def __str__(self) -> str:
+        return f"{self.var.name} = {self.value}"
+
+
+@dataclass(frozen=True, eq=False)
+class Assign(Statement):
+    """An element of a local tile, the same for all threads: ``count[0] = count[0] + 1``."""
+
+    tile: Tile
+    indices: tuple
+    value: tirx.Expr
+    reads: tuple[Tile, ...]
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.tile,)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return (self.value, *self.indices)
+
+    def __str__(self) -> str:
+        return f"{self.tile.name}[{', '.join(map(str, self.indices))}] = {self.value}"
+
+
+@dataclass(frozen=True, eq=False)
+class Wait(Statement):
+    """Go on when every flag is at least `value`; with `reset` the flags are set to 0 then."""
+
+    flags: Region
+    value: tirx.Expr
+    reset: bool
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,)
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,) if self.reset else ()
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return (self.flags,)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return (self.value,)
+
+    def __str__(self) -> str:
+        return f"wait for {self.flags} >= {self.value}" + (", then reset" if self.reset else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Signal(Statement):
+    """Set every flag to `value`, or add it; if `ordered`, once all that the block has read and written is done."""
+
+    flags: Region
+    value: tirx.Expr
+    ordered: bool
+    add: bool
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,) if self.add else ()
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.flags.tile,)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return (self.flags,)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return (self.value,)
+
+    def __str__(self) -> str:
+        return f"signal {self.flags} {'+=' if self.add else '='} {self.value}" + ("" if self.ordered else ", at once")
+
+
+Node = Copy | Fill | Gemm | Reduce | Parallel | Loop | Branch | Let | Assign | Wait | Signal
+
+
+def walk(body: tuple[Node, ...]) -> Iterator[Node]:
+    """Every node of a body, loops and branches before what is in them."""
+    for node in body:
+        yield node
+        for inner in node.bodies:
+            yield from walk(inner)
+
+
+def leaves(body: tuple[Node, ...]) -> Iterator[Node]:
+    """Every node of a body but loops and branches."""
+    return (node for node in walk(body) if not node.bodies)
+
+
+def tiles_of(value: object, known: Mapping[tirx.Buffer, Tile]) -> tuple[Tile, ...]:
+    """The tiles and tensors that an expression loads from."""
+    found: dict[Tile, None] = {}
+    tvm_ffi.structural_walk(value, (ir.TensorLoad, lambda load: found.setdefault(known[load.source])))
+    return tuple(found)
+
+
+def substitute(nodes: tuple[Node, ...], values: Mapping[tirx.Var, tirx.Expr]) -> tuple[Node, ...]:
+    """The nodes with variables replaced by expressions; tiles stay, and nodes in which nothing changes do too."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Tile | str | int | None):
+            return value
+        if isinstance(value, tuple):
+            mapped = tuple(replaced(item) for item in value)
+            return value if all(a is b for a, b in zip(mapped, value)) else mapped
+        if isinstance(value, Region | Node):
+            changes = {f.name: replaced(getattr(value, f.name)) for f in fields(value)}
+            changed = {name: new for name, new in changes.items() if new is not getattr(value, name)}
+            return replace(value, **changed) if changed else value
+        mapped = substitute_in(value, values)
+        return value if mapped.same_as(value) else mapped
+
+    return tuple(replaced(node) for node in nodes) if values else nodes
+
+
+def substitute_in(value: Any, values: Mapping[tirx.Var, tirx.Expr]) -> Any:
+    """An expression or a statement with variables, and the tensors it loads from, replaced."""
+    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: values.get(var, var)))
+
+
+def variables_in(*values: Any) -> frozenset[tirx.Var]:
+    """The variables in expressions; the tensors that they load from are among them."""
+    found: set[tirx.Var] = set()
+    for value in values:
+        if not isinstance(value, int):
+            tvm_ffi.structural_walk(value, (tirx.Var, found.add))
+    return frozenset(found)
+
+
+def _union(nodes: tuple[Node, ...], what: str) -> tuple[Tile, ...]:
+    return tuple(dict.fromkeys(tile for node in nodes for tile in getattr(node, what)))
+
+
+def constant(value: Any) -> Any:
+    """An integer where a value is one, else the value."""
+    return int(value) if isinstance(value, (int, tirx.IntImm)) else value

@@ -1,0 +1,71 @@
+"""The two models of a CUDA kernel, and which of them a program runs in.
+
+*Specialized*: a producer warp loads by TMA what consumer warpgroups multiply by wgmma (sm_90a). *Uniform*: every warp
+loads and computes (sm_80, and what the tensor cores of sm_90a don't do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.target import Target
+
+from tvm_axe.errors import TileError
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import Gemm
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.plan import CudaPlan
+from tvm_axe.tile.targets.cuda.specialized.emit import lower as _lower_specialized
+from tvm_axe.tile.targets.cuda.specialized.obstacles import obstacle
+from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
+from tvm_axe.tile.targets.cuda.specialized.plan import decide as _decide_specialized
+from tvm_axe.tile.targets.cuda.uniform.emit import lower as _lower_uniform
+from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
+from tvm_axe.tile.targets.cuda.uniform.plan import decide as _decide_uniform
+
+
+def decide(program: TileProgram, target: Target) -> CudaPlan:
+    """Decide everything about a program.
+
+    Raises
+    ------
+    TileError
+        The program asks for what the target or its tiles can't do: roles, an instruction, threads, shared memory, a
+        type; or the uses of a fragment want different layouts.
+    """
+    why, roles = obstacle(program, target), program.options.get("roles")
+    if why is None and roles != "uniform":
+        return _decide_specialized(program, target)
+    if roles == "specialized":
+        raise TileError(f"kernel: roles='specialized', but {why}")
+    if any(isinstance(node, Gemm) and node.instruction == "wgmma" for node in program.nodes()):
+        raise TileError(f"gemm: instruction='wgmma', which the specialized model has, but {why or 'roles=uniform'}")
+    return _decide_uniform(program, target, why or "as annotated")
+
+
+def lower(plan: CudaPlan) -> tirx.PrimFunc:
+    """The function that upstream's ``tirx`` pipeline compiles."""
+    return _through_float32(_MODELS.of(plan)(plan))
+
+
+_MODELS: TypeTable[Callable[[Any], tirx.PrimFunc]] = TypeTable(
+    "models of a CUDA kernel", {SpecializedPlan: _lower_specialized, UniformPlan: _lower_uniform}
+)
+
+
+def _through_float32(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Casts between bfloat16 and float16 made by way of float32, which has all values of both.
+
+    Where an integer is made of such a cast, ptxas of CUDA 13.0 makes it of the other type's bits.
+    """
+
+    def by_float32(cast: tirx.Cast) -> tirx.Expr:
+        source, target = (str(expr.ty).partition("x") for expr in (cast.value, cast))
+        if {source[0], target[0]} != {"bfloat16", "float16"}:
+            return cast
+        return cast.value.astype("".join(("float32", *source[1:]))).astype(str(cast.ty))
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.Cast, by_float32)))

@@ -1,0 +1,176 @@
+"""Shared memory of the specialized model: slots of circular buffers, staging, and tiles of the consumers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tvm_axe.errors import TileError
+from tvm_axe.layout import Access, ComposeLayout, Layout, bank_conflicts
+from tvm_axe.tile.nodes import Copy, Tile
+from tvm_axe.tile.plan import Decisions
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
+from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
+from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
+from tvm_axe.tile.targets.cuda.specialized import buffers, staging
+from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
+from tvm_axe.tile.targets.cuda.specialized.staging import Staging
+
+BARRIERS = 1024
+"""Bytes in front of the tiles, for barriers; also what a swizzled tile is aligned to."""
+
+_MOST_SLOTS = 8
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """What is in a block's shared memory.
+
+    Attributes
+    ----------
+    buffers : mapping from CircularBuffer to int
+        The circular buffers, with how many slots each has.
+    own_tiles : tuple of Tile
+        The shared tiles that consumers write.
+    staging : mapping from Copy to Staging
+        How output tiles leave, of the copies out that go through shared memory.
+    scratch : int
+        Bytes for exchanges between threads.
+    """
+
+    buffers: Mapping[CircularBuffer, int]
+    own_tiles: tuple[Tile, ...]
+    staging: Mapping[Copy, Staging]
+    scratch: int
+
+    @property
+    def bytes(self) -> int:
+        """How much there is in all, with the barriers."""
+        tiles = sum(buffer.bytes * count for buffer, count in self.buffers.items())
+        tiles += sum(tile.bytes for tile in self.own_tiles)
+        return BARRIERS + tiles + sum(piece.bytes for piece in self.staging.values()) + self.scratch
+
+
+def decide_memory(
+    program: TileProgram,
+    warpgroups: int,
+    fragments: Mapping[Tile, LayoutChoice],
+    persistent: bool,
+    most: int,
+    decisions: Decisions,
+) -> SharedMemory:
+    """Decide slots and staging: small pieces and many slots, or whole tiles if some slots are left then.
+
+    Parameters
+    ----------
+    program : TileProgram
+        The program, which can be specialized.
+    warpgroups : int
+        The consumer warpgroups.
+    fragments : mapping from Tile to LayoutChoice
+        The layouts of fragments.
+    persistent : bool
+        Whether a block takes tile after tile, so that loads of the next run ahead.
+    most : int
+        How much shared memory a block may have, in bytes.
+    decisions : Decisions
+        Where the decisions are written.
+
+    Raises
+    ------
+    TileError
+        The tiles don't fit, or the pieces to store don't divide them.
+    """
+    found = buffers.find(program)
+    assert not isinstance(found, str), found
+    loaded = {tile for buffer in found for tile in buffer.tiles}
+    own = tuple(tile for tile in program.tiles if tile.scope == "shared" and tile not in loaded)
+    scratch = -(-scratch_bytes(program, fragments, warpgroups * wgmma.WARPGROUP) // BARRIERS) * BARRIERS
+    pieces, whole = (staging.find(program, warpgroups, fragments, whole) for whole in (False, True))
+    apart, piece = staging.has_storing_warp(program), staging.epilogue_tile(program)
+    once = SharedMemory(dict.fromkeys(found, 1), own, whole if apart else pieces, scratch)
+    if piece is not None:
+        staging.check_pieces(once.staging, piece, warpgroups)
+    memory = _with_slots(once, persistent, most)
+    if memory is None:
+        raise TileError(_too_much(once, most))
+    if persistent and whole != pieces and not apart:
+        deep = _with_slots(replace(once, staging=whole), persistent, most)
+        if deep and all(deep.buffers[buffer] >= min(count, 3) for buffer, count in memory.buffers.items()):
+            memory = deep
+    for buffer, count in memory.buffers.items():
+        _explain_buffer(buffer, count, decisions)
+    for copy, stage in memory.staging.items():
+        decisions.add(
+            copy,
+            f"through {stage.slots} x {stage.columns} columns of shared memory a warpgroup, stored by "
+            + ("the storing warp" + f" in pieces of {piece}" * bool(piece) if apart else "TMA"),
+            "a whole tile, so that no store delays the next" if stage.pieces == 1 else "in pieces, for deeper rings",
+        )
+    decisions.add("shared memory", f"{memory.bytes} bytes", f"of {most}")
+    return memory
+
+
+def _too_much(memory: SharedMemory, most: int) -> str:
+    annotated = {buffer: (buffer.loop.stages if buffer.loop else None) or 1 for buffer in memory.buffers}
+    sizes = [f"{buffer.name}: {buffer.bytes} bytes x {slots}" for buffer, slots in annotated.items()]
+    sizes += [f"{tile.name}: {tile.bytes} bytes" for tile in memory.own_tiles]
+    sizes += [f"{copy.dst.tile.name} on its way out: {stage.bytes} bytes" for copy, stage in memory.staging.items()]
+    return (
+        f"shared memory: a block has {most} bytes, {BARRIERS} of them for barriers; the tiles take {'; '.join(sizes)}. "
+        "Take smaller tiles or fewer stages"
+    )
+
+
+def _fewest(buffer: CircularBuffer) -> int:
+    if buffer.loop is None or buffer.loop.stages is None:
+        return 1
+    return buffer.loop.stages or 2
+
+
+def _with_slots(memory: SharedMemory, persistent: bool, most: int) -> SharedMemory | None:
+    """As many slots for pipelined loops as fit, or as annotated; None if the fewest don't fit."""
+
+    def fits(slots: Mapping[CircularBuffer, int]) -> bool:
+        return replace(memory, buffers=slots).bytes <= most
+
+    slots = {buffer: _fewest(buffer) for buffer in memory.buffers}
+    if not fits(slots):
+        slots = {buffer: count if buffer.loop and buffer.loop.stages else 1 for buffer, count in slots.items()}
+        if not fits(slots):
+            return None
+    free = [buffer for buffer in slots if buffer.loop is not None and buffer.loop.stages == 0]
+    while free and max(slots[buffer] for buffer in free) < _MOST_SLOTS:
+        deeper = {buffer: count + (buffer in free) for buffer, count in slots.items()}
+        if not fits(deeper):
+            break
+        slots = deeper
+    if persistent:  # the next tile's first loads run ahead too
+        for buffer in slots:
+            if buffer.loop is None and fits({**slots, buffer: 2}):
+                slots[buffer] = 2
+    return replace(memory, buffers=slots)
+
+
+def _explain_buffer(buffer: CircularBuffer, slots: int, decisions: Decisions) -> None:
+    annotated = buffer.loop is not None and buffer.loop.stages
+    how = "as annotated" if annotated else "as many as fit" if buffer.loop else "loaded once a tile"
+    decisions.add(f"ring of {buffer.name}", f"{slots} slots of {buffer.bytes} bytes", how)
+    for tile in buffer.tiles:
+        layout, width = tma.axe_layout(tile), tma.panel(tile)
+        decisions.add(tile, layout, f"panels of {width} columns, one TMA copy each; {_conflicts(tile)}")
+
+
+def _conflicts(tile: Tile) -> str:
+    """What the layout algebra says of eight rows of a panel, read 16 bytes a row as the tensor cores do."""
+    mode = tma.swizzle(tile)
+    width = tma.panel(tile)
+    plain = Layout.parse(f"S[(8, {width}) : ({width}, 1)]")
+    assert isinstance(plain, Layout)
+    fine = (16 // tma.item_bytes(tile.dtype)).bit_length() - 1
+    layout = ComposeLayout(fine, mode, 3, plain) if mode else plain
+    vector = min(16 // tma.item_bytes(tile.dtype), width)
+    found = bank_conflicts(layout, (8, width), Access(tile.dtype, "column", math.gcd(vector, width)))
+    return f"{found.conflicts} bank conflicts down a column"

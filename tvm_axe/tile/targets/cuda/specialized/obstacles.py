@@ -1,0 +1,140 @@
+"""Why a program can't be specialized: products that aren't wgmma's, loads that aren't TMA's, control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm.target import Target
+
+from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.layout.swizzle import as_composed
+from tvm_axe.machines.registry import described
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Signal,
+    Wait,
+    leaves,
+    variables_in,
+)
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
+from tvm_axe.tile.targets.cuda.plan import gpu_of
+from tvm_axe.tile.targets.cuda.specialized import buffers
+from tvm_axe.tile.targets.cuda.specialized.staging import has_storing_warp
+
+
+def obstacle(program: TileProgram, target: Target) -> str | None:
+    """Why a program isn't specialized, as a sentence; None if it can be."""
+    if gpu_of(target).tensor_cores != "wgmma":
+        return f"{described(target)} has no asynchronous products and copies of tiles"
+    gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
+    if not gemms:
+        return "there is no gemm"
+    for gemm in gemms:
+        why = _unfit(gemm)
+        if why:
+            return f"{gemm}: {why}"
+    found = buffers.find(program)
+    if isinstance(found, str):
+        return found
+    if not found:
+        return "nothing is loaded from global memory into shared memory"
+    written = {tile for node in leaves(program.body) for tile in node.writes}
+    for buffer in found:
+        for copy in buffer.copies + buffer.others:
+            why = tma.obstacle(copy.src, copy.dst.tile)
+            why = why or ("it is written in the same kernel" if copy.src.tile in written else None)
+            if why:
+                return f"{copy}: {why}"
+    return _steering(program)
+
+
+def _unfit(gemm: Gemm) -> str | None:
+    why = wgmma.obstacle(gemm)
+    if why:
+        return f"wgmma: {why}"
+    if gemm.instruction not in (None, "wgmma"):
+        return f"instruction {gemm.instruction} is annotated"
+    if gemm.a.tile.dtype == "float32" and gemm.instruction is None:
+        return "wgmma rounds float32 to tf32, which instruction='wgmma' allows"
+    for tile in (gemm.a.tile, gemm.b.tile):
+        if tile.scope == "shared" and (len(tile.shape) != 2 or not tma.swizzle(tile)):
+            return f"wgmma: operands in shared memory are matrices with 8i rows of 32j bytes, not {tile}"
+        if tile.scope == "shared" and tile.layout is not None and not same_layout(tile.layout, tma.axe_layout(tile)):
+            return f"wgmma: {tile} is annotated with {tile.layout}; the instruction takes {tma.axe_layout(tile)}"
+    return None
+
+
+def same_layout(a: Layout | ComposeLayout, b: Layout | ComposeLayout) -> bool:
+    """Whether two layouts place every element alike."""
+    return a == b or (a.size() == b.size() and as_composed(a).equivalent(b))
+
+
+def _steering(program: TileProgram) -> str | None:
+    """Why a role that waits for no consumer's results can't follow the control flow; None if all can."""
+    apart = has_storing_warp(program)
+    steering: list[Any] = []
+    for node in program.nodes():
+        steering += _STEERING.of(node)(node, apart)
+    # Every role computes names and local tiles for itself; what all else writes, consumers alone know.
+    followed = {tile for node in program.nodes() if isinstance(node, Let | Assign) for tile in node.writes}
+    others = (node for node in leaves(program.body) if not isinstance(node, Let | Assign | Wait | Signal))
+    unknown = {tile for node in others for tile in node.writes}
+    unknown |= {tile for tile in program.tiles if tile not in followed}
+    read = variables_in(*steering)
+    blocking = [tile for tile in (*program.tiles, *program.params) if tile in unknown and tile.buffer in read]
+    steered = "loops, loads, stores or flags" if apart else "loops or loads"
+    return f"{blocking[0]}, which only consumers know, steers {steered}" if blocking else None
+
+
+def _none(node: Node, apart: bool) -> tuple[Any, ...]:
+    return ()
+
+
+def _operands(node: Loop | Branch, apart: bool) -> tuple[Any, ...]:
+    return node.operands
+
+
+def _scalars(node: Wait | Signal, apart: bool) -> tuple[Any, ...]:
+    return node.scalars
+
+
+def _value(node: Let | Assign, apart: bool) -> tuple[Any, ...]:
+    return (node.value,)
+
+
+def _place(node: Copy, apart: bool) -> tuple[Any, ...]:
+    """Where TMA loads from, and where a storing warp stores to."""
+    if node.src.tile.scope == "global" and node.dst.tile.scope == "shared":
+        return node.src.start
+    return node.dst.start if node.dst.tile.scope == "global" and apart else ()
+
+
+_STEERING: TypeTable[Callable[[Any, bool], tuple[Any, ...]]] = TypeTable(
+    "what steers roles",
+    {
+        Assign: _value,
+        Branch: _operands,
+        Copy: _place,
+        Fill: _none,
+        Gemm: _none,
+        Let: _value,
+        Loop: _operands,
+        Parallel: _none,
+        Reduce: _none,
+        Signal: _scalars,
+        Wait: _scalars,
+    },
+)
+"""The expressions of a node that the producer, and the storing warp if there is one (`apart`), compute."""

@@ -1,0 +1,222 @@
+"""Shared memory of the uniform model: how tiles lie there, and how much of it they take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm_ffi
+
+from tvm_axe.errors import TileError
+from tvm_axe.layout import Access, ComposeLayout, Iter, Layout
+from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.nodes import (
+    Assign,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Signal,
+    Tile,
+    Wait,
+    leaves,
+)
+from tvm_axe.tile.plan import Decisions
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda import swizzles
+from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
+from tvm_axe.tile.targets.cuda.fragments.layout import THREAD
+from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
+
+ALIGNMENT = 128
+"""Bytes, of tiles in shared memory."""
+
+_LANES = 32
+_MOST_SHOWN = 1 << 14  # elements of a tile whose accesses by `parallel` are counted one by one
+
+Fragments = Mapping[Tile, LayoutChoice]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The loads of a loop that run ahead of its iterations.
+
+    Attributes
+    ----------
+    copies : mapping from Copy to int
+        The loads, with the bytes that a thread takes at once.
+    stages : int
+        How many iterations' tiles there are slots for.
+    """
+
+    copies: Mapping[Copy, int]
+    stages: int
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """What is in a block's shared memory.
+
+    Attributes
+    ----------
+    layouts : mapping from Tile
+        The layout of each shared tile, over the axis ``m``.
+    scratch : int
+        Bytes for exchanges between warps.
+    pipelines : mapping from Loop to Pipeline
+        The loops whose loads run ahead; their tiles have a slot a stage.
+    """
+
+    layouts: Mapping[Tile, Layout | ComposeLayout]
+    scratch: int
+    pipelines: Mapping[Loop, Pipeline] = field(default_factory=dict)
+
+    def slots(self, tile: Tile) -> int:
+        """How many of a tile there are."""
+        pipelines = self.pipelines.values()
+        return max([p.stages for p in pipelines if any(copy.dst.tile is tile for copy in p.copies)], default=1)
+
+    def slot_bytes(self, tile: Tile) -> int:
+        """How far it is from one slot of a tile to the next."""
+        return -(-int(self.layouts[tile].span()) * item_bytes(tile) // ALIGNMENT) * ALIGNMENT
+
+    def slot_elements(self, tile: Tile) -> int:
+        """The same in elements."""
+        return self.slot_bytes(tile) // item_bytes(tile)
+
+    @property
+    def bytes(self) -> int:
+        """How much there is in all."""
+        return sum(self.slots(tile) * self.slot_bytes(tile) for tile in self.layouts) + self.scratch
+
+
+def item_bytes(tile: Tile) -> int:
+    """The size of an element."""
+    return int(tvm_ffi.dtype(tile.dtype).bits) // 8
+
+
+def decide_memory(
+    program: TileProgram, fragments: Fragments, products: Collection[Gemm], threads: int, decisions: Decisions
+) -> SharedMemory:
+    """Decide the layouts of tiles in shared memory, and the room for exchanges.
+
+    Parameters
+    ----------
+    program : TileProgram
+        The program.
+    fragments : mapping from Tile to LayoutChoice
+        The layouts of fragments.
+    products : collection of Gemm
+        The products whose operands ``ldmatrix`` loads; the others are multiply-adds.
+    threads : int
+        The threads of a block.
+    decisions : Decisions
+        Where the decisions are written.
+
+    Raises
+    ------
+    TileError
+        A layout as annotated puts two elements at one address.
+    """
+    layouts: dict[Tile, Layout | ComposeLayout] = {}
+    for tile in program.tiles:
+        if tile.scope != "shared":
+            continue
+        if tile.layout is not None:
+            if not (tile.layout.admits(tile.shape) and tile.layout.is_injective()):
+                raise TileError(f"{tile}: layout {tile.layout} must place its elements at as many different addresses")
+            layouts[tile], why = tile.layout, "its annotation"
+        else:
+            accesses = _accesses(program, fragments, products, tile)
+            layouts[tile], why = swizzles.choose(tile.shape, tile.dtype, accesses)
+        decisions.add(tile, layouts[tile], why)
+    scratch = scratch_bytes(program, fragments, threads)
+    for node in program.nodes():
+        if isinstance(node, Gemm) and node not in products and node.a.tile.scope != "shared":
+            scratch = max(scratch, node.a.tile.bytes)
+    return SharedMemory(layouts, -(-scratch // ALIGNMENT) * ALIGNMENT)
+
+
+def _accesses(program: TileProgram, fragments: Fragments, products: Collection[Gemm], tile: Tile) -> list[Access]:
+    """The ways in which warps access a shared tile."""
+    piece = math.gcd(tile.shape[-1], swizzles.PIECE // item_bytes(tile))
+    found: list[Access] = []
+    for node in leaves(program.body):
+        if tile in node.reads + node.writes:
+            found += _ACCESSES.of(node)(node, tile, piece, fragments, products)
+    return list(dict.fromkeys(found))
+
+
+def _none(node: Node, tile: Tile, piece: int, fragments: Fragments, products: Collection[Gemm]) -> list[Access]:
+    """Of what is no matter of banks: one element, or all lanes at the same."""
+    return []
+
+
+def _by_gemm(node: Gemm, tile: Tile, piece: int, fragments: Fragments, products: Collection[Gemm]) -> list[Access]:
+    return [Access(tile.dtype, "column", piece)] if node in products else []
+
+
+def _by_copy(node: Copy, tile: Tile, piece: int, fragments: Fragments, products: Collection[Gemm]) -> list[Access]:
+    return [Access(tile.dtype, "row", piece)]
+
+
+def _by_parallel(
+    node: Parallel, tile: Tile, piece: int, fragments: Fragments, products: Collection[Gemm]
+) -> list[Access]:
+    """Accesses to a shared tile by the coordinates of a fragment that the threads go along."""
+    if math.prod(tile.shape) > _MOST_SHOWN:
+        return []
+    along = next((access for access in node.accesses if access[0] in fragments and access[2]), None)
+    if along is None:
+        return []
+    fragment, outer, _ = along
+    found = []
+    for other, indices, _ in node.accesses:
+        if other is not tile or len(indices) != len(outer):
+            continue
+        order = [next((d for d, own in enumerate(outer) if own.same_as(index)), None) for index in indices]
+        extents = [fragment.shape[d] for d in order if d is not None]
+        if sorted(d for d in order if d is not None) == list(range(len(outer))) and tuple(extents) == tile.shape:
+            held = fragments[fragment].layout.permute(fragment.shape, [d for d in order if d is not None])
+            found.append(Access(tile.dtype, _lanes(held), 1))
+    return found
+
+
+def _lanes(layout: Layout) -> Layout:
+    """A fragment's layout with its threads as lanes of warps."""
+    shard: list[Iter] = []
+    for it in layout.D:
+        inner = min(it.extent, max(1, _LANES // it.stride)) if it.axis == THREAD else 1
+        if it.axis != THREAD:
+            shard.append(it)
+        elif it.stride >= _LANES:
+            shard.append(Iter(it.extent, it.stride // _LANES, "warpid"))
+        else:
+            shard += [
+                Iter(it.extent // inner, max(1, it.stride * inner // _LANES), "warpid"),
+                Iter(inner, it.stride, "laneid"),
+            ]
+    return Layout(shard)
+
+
+_ACCESSES: TypeTable[Callable[[Any, Tile, int, Fragments, Collection[Gemm]], list[Access]]] = TypeTable(
+    "accesses to shared memory",
+    {
+        Assign: _none,
+        Copy: _by_copy,
+        Fill: _none,
+        Gemm: _by_gemm,
+        Let: _none,
+        Parallel: _by_parallel,
+        Reduce: _none,
+        Signal: _none,
+        Wait: _none,
+    },
+)
+"""The ways in which a node accesses a tile, in pieces of so many elements."""
