@@ -159,7 +159,8 @@ def test_a_record_that_no_longer_applies_is_passed_over(tuned, matmul, target, t
 
 _JOB = """
 import sys
-from tvm_axe.meta import tune, resolve_target
+from tvm_axe.machines import resolve_target
+from tvm_axe.meta import tune
 from conftest import _matmul
 tune(_matmul(64, 64, 64), target=resolve_target("llvm", threads=1), trials=200, work_dir=sys.argv[1], seed=3)
 """

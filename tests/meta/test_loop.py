@@ -186,11 +186,14 @@ def _own_faults():
     def assertion(sch):
         raise AssertionError("an invariant is broken")
 
+    def kind(sch):
+        return 1 + None
+
     return {
         "no_such_method": attribute,
         "no_such_name": name,
         "invariant": assertion,
-        "subscriptable": lambda sch: 1[0],
+        "unsupported operand": kind,
     }
 
 

@@ -19,6 +19,7 @@ from tvm_axe.layout import Layout, Link, Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.cost import features_of_program, operations
 from tvm_axe.lower.program import parse_program
+from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.measure.protocol import Measurement
 from tvm_axe.meta.mesh import best_schedule, tune_program
 from tvm_axe.meta.mesh.candidates import mesh_of
@@ -366,7 +367,8 @@ def test_a_fault_costs_the_schedule_that_has_it(tmp_path, candidates, block):
     mod, _ = block
     good = candidates[0].sch.mod
     other = workload(block_adding(1.0))
-    with MeshRunner(TARGET, NoKernels(tmp_path), tmp_path / "mesh.log", 60.0) as worker:
+    target = resolve_target("llvm", threads=cores_per_device(TP))
+    with MeshRunner(target, NoKernels(tmp_path), tmp_path / "mesh.log", 60.0) as worker:
         assert worker.prepare(mod).failure is None
         first, second, third = worker.measure_all([good, other, good])
         assert first.seconds and third.seconds

@@ -115,7 +115,9 @@ class ProgramModel(ms.cost_model.PyCostModel):
     def _shared(self, a: int, b: int) -> float:
         """The covariance of two schedules' seconds, in squared shares of the estimate."""
         ours, theirs = self._terms[a][1], self._terms[b][1]
-        return sum(ours[name] * theirs[name] for name in ours.keys() & theirs.keys()) + (_ALONE**2 if a == b else 0.0)
+        # In the order of the one, as that of a set of names would be another in every process.
+        shared = sum(size * theirs[name] for name, size in ours.items() if name in theirs)
+        return shared + (_ALONE**2 if a == b else 0.0)
 
 
 def _terms(func: tirx.PrimFunc, lowered: Lowered, link: Link) -> tuple[float, dict[str, float]]:

@@ -111,8 +111,6 @@ def decide_memory(
             "a whole tile, so that no store delays the next"
             if stage.pieces == 1
             else "in pieces, for deeper circular buffers",
-            if stage.pieces == 1
-            else "in pieces, for deeper circular buffers",
         )
     decisions.add("shared memory", f"{memory.bytes} bytes", f"of {most}")
     return memory
