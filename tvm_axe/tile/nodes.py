@@ -4,19 +4,19 @@ Nodes keep upstream's variables and expressions. What every node has (`Statement
 tiles and tensors it touches, so that checks and targets find dependences without looking at what kind of node it is;
 where the kind matters, they have a table with an entry a kind (`tvm_axe.tile.dispatch`).
 
-To add a node
--------------
-1. Its class here, a frozen dataclass that derives from `Statement`, in the union `Node`: `reads`, `writes`, `__str__`,
-   and what it has of `regions`, `operands` and `bodies`.
-2. Its word in `tvm_axe.tile.language`, and an entry in a table of `tvm_axe.tile.reading`, by what upstream makes of it.
-3. Its rules, an entry in a table each: `tvm_axe.tile.checks` (what must hold on every target) and `tvm_axe.tile.races`
-   (what it stores, from several blocks).
-4. An entry in the tables of each target. CPUs: ``targets/llvm/emit.py``. GPUs: ``targets/cuda/fragments`` (`emit` the
-   code, `infer` what follows for layouts, `scratch` the memory for exchanges), ``uniform/emit.py`` and
-   ``uniform/hazards.py``, and ``specialized/schedule.py`` for consumers; a node that the producer or the storing warp
-   does has an entry there.
-5. Its meaning in the judge of the tests, ``tests/tile/interpreter.py``; ``tests/tile/test_dispatch.py`` names the
-   tables that lack an entry.
+To add a node takes
+
+1. its class here, a frozen dataclass that derives from `Statement`, in the union `Node`: `reads`, `writes`, `__str__`,
+   and what it has of `regions`, `operands` and `bodies`;
+2. its word in `tvm_axe.tile.language`, and an entry in a table of `tvm_axe.tile.reading`, by what upstream makes of it;
+3. its rules, an entry in a table each: `tvm_axe.tile.checks` (what must hold on every target) and `tvm_axe.tile.races`
+   (what it stores, from several blocks);
+4. an entry in the tables of each target: for CPUs in ``targets/llvm/emit.py``; for GPUs in ``targets/cuda/fragments``
+   (`emit` the code, `infer` what follows for layouts, `scratch` the memory for exchanges), ``uniform`` (`emit`,
+   `hazards`, `memory`) and ``specialized`` (`obstacles`, `ordering`, `schedule` for consumers, `one_thread` for the
+   other roles, with an entry in `producer` or `storer` where one of these does it);
+5. its meaning in the judge of the tests, ``tests/tile/interpreter.py``. ``tests/tile/test_dispatch.py`` knows all
+   tables, and fails for each that has no entry for a node.
 """
 
 from __future__ import annotations
