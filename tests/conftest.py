@@ -36,8 +36,8 @@ ALONE = (
     "meta/test_measure.py",
     "meta/test_measure_cuda.py",
     "test_demo.py",
-    "tile/test_hopper_gpu.py",
-    "tile/test_uniform_gpu.py",
+    "tile/targets/cuda/specialized/test_on_gpu.py",
+    "tile/targets/cuda/uniform/test_on_gpu.py",
 )
 """The files of which no two run at once: they start many processes or MPI jobs, kill and interrupt them and look what
 is left, time kernels, or need the GPU."""
@@ -47,8 +47,8 @@ LONG = (
     "tile/kernels/test_programs.py",
     "tile/kernels/test_on_cuda.py",
     "relax/test_model.py",
-    "tile/test_cpu_gemm.py",
-    "tile/test_cpu.py",
+    "tile/targets/llvm/test_gemm.py",
+    "tile/targets/llvm/test_lower.py",
 )
 """The files that take longest, which start first."""
 

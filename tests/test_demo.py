@@ -71,8 +71,8 @@ def test_report_on_two_workers(tmp_path, monkeypatch, capsys):
 
 
 def test_table_has_a_line_for_each_row_and_peer():
-    rows = [demo.Row("MM-AR-C", False, 2e-7, 10.0, 1536), demo.Row("MM-AR-C", True, 3e-7, 4.0, 1536)]
-    report = demo.Report(rows, "MM-AR-C", 8.0, 6.0)
+    rows = [demo.DemoRow("MM-AR-C", False, 2e-7, 10.0, 1536), demo.DemoRow("MM-AR-C", True, 3e-7, 4.0, 1536)]
+    report = demo.DemoReport(rows, "MM-AR-C", 8.0, 6.0)
     lines = report.table().splitlines()
     assert lines[1].split() == ["MM-AR-C", "no", "2.0e-07", "10.00", "1,536"]
     assert lines[2].split() == ["MM-AR-C", "yes", "3.0e-07", "4.00", "1,536"]

@@ -20,7 +20,7 @@ HIDDEN = {
 """Modules that are still hidden by a function of theirs; to be emptied, never added to."""
 PLAIN_PROGRAMS = {"cli", "collective", "lower", "tile"}
 """Packages with a class that is still called plain Program; one may stay."""
-TWICE = {("lower", "Stage"), ("meta", "Candidate"), ("tile", "Epilogue"), ("tile", "Kernel")}
+TWICE = {("lower", "Stage"), ("tile", "Epilogue"), ("tile", "Kernel")}
 """Classes of one name that a package still has, each where it is; to be emptied."""
 
 

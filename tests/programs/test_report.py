@@ -10,7 +10,7 @@ import pytest
 import tvm_axe as axe
 from tvm_axe import InputError, ScheduleError, cli
 from tvm_axe.layout import Mesh
-from tvm_axe.programs import PROGRAMS, Builder, report
+from tvm_axe.programs import PROGRAMS, ProgramFactory, report
 
 KEYS = {
     "program", "schedule", "mesh", "engine", "relative_error", "bytes", "bytes_expected", "median_ms", "reference_ms",
@@ -24,8 +24,8 @@ def _few_repeats(monkeypatch):
 
 def spoil(monkeypatch, **changes) -> None:
     """Replace parts of the program sgd."""
-    builder = Builder(("dp",), lambda mesh, size: replace(PROGRAMS["sgd"].build(mesh, size), **changes))
-    monkeypatch.setattr(report, "PROGRAMS", {**PROGRAMS, "sgd": builder})
+    factory = ProgramFactory(("dp",), lambda mesh, size: replace(PROGRAMS["sgd"].build(mesh, size), **changes))
+    monkeypatch.setattr(report, "PROGRAMS", {**PROGRAMS, "sgd": factory})
 
 
 def test_json_of_two_programs(capsys):
@@ -47,8 +47,8 @@ def test_json_of_two_programs(capsys):
 
 
 def test_table():
-    row = report.Row("sgd", "AR-C", "dp=3", "threads", 5e-8, 1536, 1536, 0.25, 0.5)
-    text = report.Report([row, replace(row, relative_error=None, bytes=10.5)], []).table().splitlines()
+    row = report.ProgramRow("sgd", "AR-C", "dp=3", "threads", 5e-8, 1536, 1536, 0.25, 0.5)
+    text = report.ProgramsReport([row, replace(row, relative_error=None, bytes=10.5)], []).table().splitlines()
     assert text[1].split() == ["sgd", "AR-C", "dp=3", "5.0e-08", "1,536", "1,536", "0.250", "0.500"]
     assert text[2].split() == ["sgd", "AR-C", "dp=3", "NaN", "10.5", "1,536", "0.250", "0.500"]
     assert len({len(line) for line in text}) == 1

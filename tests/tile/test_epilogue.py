@@ -11,7 +11,7 @@ from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.target import resolve_target
-from tvm_axe.tile import checks
+from tvm_axe.tile import reading
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe
 
@@ -207,8 +207,8 @@ def test_of_a_program_that_stores_elements():
 @pytest.mark.parametrize("target", ["llvm", "cuda:sm_80", "cuda:sm_90a"])
 def test_a_program_is_read_once(target, monkeypatch, tmp_path):
     """By the kernel that makes it; one with an epilogue put in is another program."""
-    checked, own = [], checks.check
-    monkeypatch.setattr(checks, "check", lambda program: (checked.append(program), own(program)))
+    checked, own = [], reading.check
+    monkeypatch.setattr(reading, "check", lambda program: (checked.append(program), own(program)))
     problem = {"m": 24, "n": 40, "k": 64, "dtype": "float32"}
     recipe = KERNELS["split_k_matmul"].recipe(resolve_target(target), problem, splits=2)
     assert len(recipe.programs) == len(checked) == 2

@@ -22,7 +22,7 @@ from tvm_axe.demo import baseline, block
 from tvm_axe.executable import Executable
 from tvm_axe.meta import tune
 
-__all__ = ["Report", "Row", "run"]
+__all__ = ["DemoReport", "DemoRow", "run"]
 
 WORK_DIR = Path(defaults.WORK_DIR, "demo")
 TARGET = "llvm"
@@ -34,7 +34,7 @@ ROUNDS, REPEAT, SLOW = 3, 10, 0.3
 
 
 @dataclass(frozen=True)
-class Row:
+class DemoRow:
     """One schedule, with or without tuning of its local kernels."""
 
     schedule: str
@@ -47,10 +47,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class DemoReport:
     """The demo's results; as JSON they have the same names."""
 
-    rows: list[Row]
+    rows: list[DemoRow]
     chosen: str
     numpy_ms: float
     numpy_all_reduce_ms: float
@@ -72,7 +72,7 @@ class Report:
         return "\n".join([*lines, f"chosen: {self.chosen}"])
 
 
-def run(trials: int, work_dir: Path) -> Report:
+def run(trials: int, work_dir: Path) -> DemoReport:
     """Compile, tune, check and time all the schedules, and time numpy.
 
     Parameters
@@ -106,11 +106,11 @@ def run(trials: int, work_dir: Path) -> Report:
         )
     milliseconds = {key: 1e3 * statistics.median(values) for key, values in seconds.items()}
     rows = [
-        Row(name, tuned, errors[name, tuned], milliseconds[name, tuned], exe.bytes)
+        DemoRow(name, tuned, errors[name, tuned], milliseconds[name, tuned], exe.bytes)
         for (name, tuned), exe in candidates.items()
     ]
     chosen = min(rows, key=lambda row: row.median_ms).schedule
-    return Report(rows, chosen, milliseconds["numpy"], milliseconds["numpy_all_reduce"])
+    return DemoReport(rows, chosen, milliseconds["numpy"], milliseconds["numpy_all_reduce"])
 
 
 def _compile(name: str, work_dir: Path | None) -> Executable:
@@ -121,7 +121,7 @@ def _compile(name: str, work_dir: Path | None) -> Executable:
 
 
 def _relative_error(out: np.ndarray, reference: np.ndarray) -> float:
-    """Return the relative error as `Row` has it; NaN anywhere gives NaN."""
+    """Return the relative error as `DemoRow` has it; NaN anywhere gives NaN."""
     return float(np.abs(out - reference).max() / np.abs(reference).max())
 
 

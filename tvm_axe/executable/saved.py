@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -79,17 +78,16 @@ def write(exe: Executable, path: Path) -> None:
         "modules": places,
         "details": details,
     }
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr(_MANIFEST, json.dumps(manifest, indent=1))
                 for number, text in enumerate(texts):
                     archive.writestr(f"{number}.json", text)
             os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)  # of a write that failed
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -38,6 +38,8 @@ def compose(layout: Layout, inner: Layout) -> Layout:
     LayoutError
         If an address is outside, an iter can't be cut into digits, or a digit carries; says which.
 
+    Notes
+    -----
     Source: the composition of CuTe's layout algebra, carried over to named axes, replicas and offsets.
     """
     outer, first = layout.canonicalize(), inner.canonicalize()

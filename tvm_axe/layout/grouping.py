@@ -47,6 +47,8 @@ def group(layout: Layout, shape: Sequence[Number]) -> tuple[Layout, list[int]]:
         If the layout doesn't admit the shape, or a boundary between two dimensions falls inside an iter that it
         doesn't cut evenly.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), appendix B, Algorithm 1.
     """
     shape = check_extents(shape)
@@ -116,6 +118,8 @@ def group_many(layout: Layout, shapes: Sequence[Sequence[Number]]) -> tuple[Layo
         If there is no shape, the layout doesn't admit one, or two boundaries have no common refinement: neither of the
         products before them divides the other.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), appendix B; by several shapes at once as `tvm.tirx` has it.
     """
     if isinstance(shapes, str) or not isinstance(shapes, Sequence) or not shapes:

@@ -71,6 +71,8 @@ def span(layout: Layout, axis_name: str | None = None) -> Number:
     LayoutError
         If no axis is given and the layout names several memory axes; or as `bounds`.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), section 2.3, axis-wise span, and Lemma C.1.
     """
     if axis_name is None:
@@ -167,6 +169,8 @@ def is_injective(layout: Layout) -> bool:
         If an iter is symbolic and it was not proved that every stride steps over all smaller ones together; or if the
         search for two elements that meet grows too large.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), Lemmas A.9 and A.10: where every stride exceeds the reach of all smaller ones,
     digits are unique, and that is decided at once; other layouts are searched.
     """

@@ -50,6 +50,8 @@ def inverse(layout: Layout, box: Mapping[str, Number] | None = None) -> Layout:
         0; if an axis is missing from the box, or too short; or if D's iters on an axis don't nest: sorted by stride,
         each must step over whole runs of those before it (for a section: some of them must, and cover the box).
 
+    Notes
+    -----
     Source: the left and right inverses of CuTe's layout algebra, carried over to named axes.
     """
     canonical = layout.canonicalize()

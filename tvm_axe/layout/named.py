@@ -67,6 +67,8 @@ def mma_a(dtype: str, k: int) -> Layout:
     LayoutError
         If there is no such instruction.
 
+    Notes
+    -----
     Source: PTX ISA 9.7.14.5, matrix fragments for mma.m16n8k4 to mma.m16n8k64, multiplicand A.
     """
     packed, halves = _mma_register(dtype, k)
@@ -132,6 +134,8 @@ def ldmatrix(num: int, trans: bool = False) -> Layout:
     LayoutError
         If `num` is another number.
 
+    Notes
+    -----
     Source: PTX ISA 9.7.14.5.15, ldmatrix.
     """
     if check_int("num", num) not in (1, 2, 4):
@@ -158,6 +162,8 @@ def wgmma_a(dtype: str) -> Layout:
     LayoutError
         If there is no such instruction.
 
+    Notes
+    -----
     Source: PTX ISA 9.7.15.5.1.1, register fragments of wgmma.mma_async, multiplicand A.
     """
     bits = dtype_bits(dtype)
@@ -182,6 +188,8 @@ def wgmma_c(n: int) -> Layout:
     LayoutError
         If there is no such instruction.
 
+    Notes
+    -----
     Source: PTX ISA 9.7.15.5.1.1, register fragments of wgmma.mma_async, accumulator D.
     """
     if check_int("n", n) not in range(8, 257, 8):
@@ -217,6 +225,8 @@ def wgmma_shared(shape: Sequence[int], dtype: str, swizzle: int = 128) -> Compos
     LayoutError
         If the shape is not of whole atoms, of 8 rows and `swizzle` bytes each, or the mode is none of these.
 
+    Notes
+    -----
     Source: PTX ISA 9.7.15.5.1.2, shared memory matrix layout; CUTLASS, Swizzle<B, 4, 3> of bytes with B = 3, 2, 1.
     """
     if check_int("swizzle", swizzle) not in (128, 64, 32):
@@ -259,6 +269,8 @@ def tmem(datapath: str, columns: int) -> Layout:
     LayoutError
         If there is no such data path, or `columns` doesn't divide.
 
+    Notes
+    -----
     Source: PTX ISA, tcgen05.mma, data path layout organization.
     """
     if datapath not in _TMEM_ROWS:
@@ -292,6 +304,8 @@ def trainium(dims: str, shape: Sequence[int]) -> Layout:
     LayoutError
         If `dims` is malformed, or the P dimensions take more than 128 partitions and aren't one multiple of 128.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), section 2.2 (figure 2) and appendix H.
     """
     shape = check_shape(shape)
@@ -342,6 +356,8 @@ def mesh_sharding(spec: str, shape: Sequence[int], mesh: Mesh) -> Layout:
     LayoutError
         If `spec` is malformed, names an axis twice or one that the mesh lacks; or as `Placement.layout`.
 
+    Notes
+    -----
     Source: Alpa (arXiv:2201.12023), table 1; S0S1 and S0R are examples of Axe (arXiv:2601.19092), section 2.2, too.
     """
     if not isinstance(spec, str) or not re.fullmatch(f"(?:{_MESH_TERM.pattern})*", spec):

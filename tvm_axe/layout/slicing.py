@@ -54,6 +54,8 @@ def slice_region(layout: Layout, shape: Sequence[Number], region: Sequence[tuple
         If the layout can't be grouped by the shape, the region is empty or not inside it, or the part has no layout;
         for what is symbolic, if that it has one was not proved.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), appendix E, Theorem E.3. Algorithm 4's step over a wrap takes it that the next digit
     has room for the carry; here it carries on. The last two of these forms are not in the paper.
     """

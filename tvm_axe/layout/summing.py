@@ -42,6 +42,8 @@ def direct_sum(layout: Layout, left: Layout, left_shape: Sequence[Number], right
         If the shapes' dimensions differ in number, a layout can't be grouped by its shape, or a coordinate of the
         result may exceed 64 bits.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), appendix F.1 and F.2, Proposition F.1.
     """
     left_extents, right_extents = check_extents(left_shape, "left_shape"), check_extents(right_shape, "right_shape")
@@ -83,6 +85,8 @@ def is_direct_sum_right(
     LayoutError
         If `interleaved_shape` doesn't have `right_shape` in its odd dimensions, or this layout can't be grouped by it.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), appendix F.4, what direct sums are recognized for.
     """
     left_shape = _other_half(layout, "right_shape", interleaved_shape, right_shape, own=1)
@@ -119,6 +123,8 @@ def is_direct_sum_left(
     LayoutError
         If `interleaved_shape` doesn't have `left_shape` in its even dimensions, or this layout can't be grouped by it.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), appendix F.4, as `is_direct_sum_right`.
     """
     right_shape = _other_half(layout, "left_shape", interleaved_shape, left_shape, own=0)

@@ -45,6 +45,8 @@ def tile(layout: Layout, outer: Layout, outer_shape: Sequence[Number], inner_sha
         If the shapes' dimensions differ in number, a layout can't be grouped by its shape, or a coordinate of the
         result may exceed 64 bits.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), appendix C, Algorithm 2 and Theorem C.2.
     """
     outer_extents, inner_extents = check_extents(outer_shape, "outer_shape"), check_extents(inner_shape, "inner_shape")
@@ -119,6 +121,8 @@ def is_tile_inner(
     LayoutError
         If `inner_shape` doesn't divide `tiled_shape`, or this layout can't be grouped by `inner_shape`.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), appendix D. Algorithm 3 looks for the inner iters in the canonical ones, where an
     outer one may have been merged with them; here those are grouped by the interleaved shape first.
     """
@@ -173,6 +177,8 @@ def is_tile_outer(
     LayoutError
         If `outer_shape` doesn't divide `tiled_shape`, or this layout can't be grouped by `outer_shape`.
 
+    Notes
+    -----
     Source: Axe (arXiv:2601.19092), after appendix D, which has the outer factor alone.
     """
     tiled, grid = check_extents(tiled_shape, "tiled_shape"), check_extents(outer_shape, "outer_shape")

@@ -88,7 +88,7 @@ def register(name: str, home: str, kind: str, **attributes: str) -> None:
 register("llvm", "tvm_axe.tile.targets.llvm", "llvm")
 register("sm_90a", "tvm_axe.tile.targets.sm_90a", "cuda", arch="sm_90a")
 register("sm_80", "tvm_axe.tile.targets.sm_80", "cuda", arch="sm_80")
-register("cuda", "tvm_axe.tile.targets.cuda.untiled", "cuda")  # any other GPU of CUDA's
+register("cuda", "tvm_axe.tile.targets.untiled", "cuda")  # any other GPU of CUDA's
 
 
 def registered() -> tuple[Registration, ...]:

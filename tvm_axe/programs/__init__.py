@@ -12,8 +12,18 @@ workloads", ASPLOS 2022.)
 
 from tvm_axe.programs.bucket import Bucket
 from tvm_axe.programs.moe import route
-from tvm_axe.programs.program import SIZES, Builder, DistributedProgram
+from tvm_axe.programs.program import SIZES, DistributedProgram, ProgramFactory
 from tvm_axe.programs.random import dropout, dropped, philox
 from tvm_axe.programs.registry import PROGRAMS
 
-__all__ = ["PROGRAMS", "SIZES", "Bucket", "Builder", "DistributedProgram", "dropout", "dropped", "philox", "route"]
+__all__ = [
+    "PROGRAMS",
+    "SIZES",
+    "Bucket",
+    "DistributedProgram",
+    "ProgramFactory",
+    "dropout",
+    "dropped",
+    "philox",
+    "route",
+]

@@ -7,7 +7,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
 from tvm_axe.programs.recipes import Recipe, chunks_of
 from tvm_axe.schedule import Schedule, with_layouts
 
@@ -67,4 +67,4 @@ def ag_mm(mesh: Mesh, size: str) -> DistributedProgram:
     )
 
 
-AG_MM = Builder(("tp",), ag_mm)
+AG_MM = ProgramFactory(("tp",), ag_mm)

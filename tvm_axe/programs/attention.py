@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
 from tvm_axe.programs.random import dropout, dropped
 from tvm_axe.programs.recipes import matmul_then
 from tvm_axe.schedule import Schedule
@@ -136,4 +136,4 @@ def attention(mesh: Mesh, size: str) -> DistributedProgram:
     )
 
 
-ATTENTION = Builder(("tp",), attention)
+ATTENTION = ProgramFactory(("tp",), attention)

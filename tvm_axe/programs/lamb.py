@@ -10,7 +10,7 @@ import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
 from tvm_axe.programs.recipes import data_parallel
 from tvm_axe.programs.updates import BETA1, BETA2, EPSILON, bucket_of, mean_block, mean_of, moment_blocks, moments_of
 
@@ -121,4 +121,4 @@ def lamb(mesh: Mesh, size: str) -> DistributedProgram:
     )
 
 
-LAMB = Builder(("dp",), lamb)
+LAMB = ProgramFactory(("dp",), lamb)

@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
 from tvm_axe.programs.recipes import Recipe
 from tvm_axe.schedule import Schedule, with_layouts
 
@@ -166,4 +166,4 @@ def moe(mesh: Mesh, size: str) -> DistributedProgram:
     )
 
 
-MOE = Builder(("ep",), moe)
+MOE = ProgramFactory(("ep",), moe)

@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
 from tvm_axe.programs.recipes import matmul_then
 from tvm_axe.schedule import Schedule
 
@@ -89,4 +89,4 @@ def norm(mesh: Mesh, size: str) -> DistributedProgram:
     )
 
 
-NORM = Builder(("tp",), norm)
+NORM = ProgramFactory(("tp",), norm)

@@ -15,7 +15,7 @@ import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
 from tvm_axe.programs.recipes import data_parallel
 from tvm_axe.programs.updates import BETA1, BETA2, EPSILON, bucket_of, mean_block, mean_of, moment_blocks, moments_of
 
@@ -205,4 +205,4 @@ def _adam_inputs(n: int, rows: int, width: int, dtype: str) -> Callable[[np.rand
     return inputs
 
 
-SGD, ADAM, ADAM_F16 = (Builder(("dp",), build) for build in (sgd, adam, adam_f16))
+SGD, ADAM, ADAM_F16 = (ProgramFactory(("dp",), build) for build in (sgd, adam, adam_f16))

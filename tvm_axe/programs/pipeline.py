@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.program import Builder, DistributedProgram, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
 from tvm_axe.programs.random import dropout, dropped
 from tvm_axe.programs.recipes import Recipe, chunks_of, on_slices
 from tvm_axe.schedule import Schedule, with_layouts
@@ -112,4 +112,4 @@ def pipeline(mesh: Mesh, size: str) -> DistributedProgram:
     )
 
 
-PIPELINE = Builder(("pp", "tp"), pipeline)
+PIPELINE = ProgramFactory(("pp", "tp"), pipeline)

@@ -13,7 +13,7 @@ from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import Schedule
 
-__all__ = ["SIZES", "Builder", "DistributedProgram", "exchanged", "normal"]
+__all__ = ["SIZES", "DistributedProgram", "ProgramFactory", "exchanged", "normal"]
 
 SIZES = ("test", "uneven", "bench")
 """Extents that up to four devices divide; those that they don't; those to measure."""
@@ -92,7 +92,7 @@ class DistributedProgram:
 
 
 @dataclass(frozen=True)
-class Builder:
+class ProgramFactory:
     """A maker of one program for any mesh and size: an entry of `PROGRAMS`.
 
     Attributes

@@ -13,11 +13,11 @@ from tvm_axe.programs.moe import MOE
 from tvm_axe.programs.norm import NORM
 from tvm_axe.programs.optimizers import ADAM, ADAM_F16, SGD
 from tvm_axe.programs.pipeline import PIPELINE
-from tvm_axe.programs.program import Builder
+from tvm_axe.programs.program import ProgramFactory
 
 __all__ = ["PROGRAMS"]
 
-PROGRAMS: Mapping[str, Builder] = MappingProxyType(
+PROGRAMS: Mapping[str, ProgramFactory] = MappingProxyType(
     {
         "sgd": SGD,
         "adam": ADAM,

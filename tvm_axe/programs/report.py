@@ -23,13 +23,13 @@ from tvm_axe.programs.program import DistributedProgram
 from tvm_axe.programs.registry import PROGRAMS
 from tvm_axe.schedule import Schedule
 
-__all__ = ["Report", "Row", "chosen", "run"]
+__all__ = ["ProgramRow", "ProgramsReport", "chosen", "run"]
 
 REPEAT = 5
 
 
 @dataclass(frozen=True)
-class Row:
+class ProgramRow:
     """One program under one schedule, with the names that it has as JSON."""
 
     program: str
@@ -48,10 +48,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class ProgramsReport:
     """The rows, and what was wrong: a row that failed, or one whose result or bytes aren't as expected."""
 
-    rows: list[Row]
+    rows: list[ProgramRow]
     faults: list[str]
 
     def table(self) -> str:
@@ -101,9 +101,9 @@ def chosen(mesh: Mesh | None, names: Sequence[str] | None) -> dict[str, Mesh]:
     return found
 
 
-def run(meshes: Mapping[str, Mesh], engine: str, size: str) -> Report:
+def run(meshes: Mapping[str, Mesh], engine: str, size: str) -> ProgramsReport:
     """Run the programs that `meshes` names, each on its mesh under all of its schedules."""
-    report = Report([], [])
+    report = ProgramsReport([], [])
     with ExitStack() as stack:
         launched: dict[str, Workers] = {}
 
@@ -123,7 +123,7 @@ def run(meshes: Mapping[str, Mesh], engine: str, size: str) -> Report:
 
 
 def _run_program(
-    program: DistributedProgram, workers_of: Callable[[Mesh], Workers], engine: str, report: Report
+    program: DistributedProgram, workers_of: Callable[[Mesh], Workers], engine: str, report: ProgramsReport
 ) -> None:
     """Add a row for each schedule of `program`, or what was wrong with it, to `report`."""
     mesh = program.mesh
@@ -141,7 +141,7 @@ def _run_program(
         except Exception as error:  # nor does a schedule stop the others
             report.faults.append(f"{place}: {type(error).__name__}: {error}")
             continue
-        row = Row(
+        row = ProgramRow(
             program.name, name, str(mesh), engine, None if math.isnan(wrong) else wrong,
             exe.bytes, _number(program.bytes[name]), median, reference_ms,
         )  # fmt: skip

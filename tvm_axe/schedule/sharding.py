@@ -56,9 +56,9 @@ def shard(
     Returns
     -------
     (device, local) : tuple[LoopRV, LoopRV]
-        For a data-parallel loop: the bound loop and the device's own.
+        The bound loop and the device's own, for a data-parallel loop.
     (partial, reduce) : tuple[SBlockRV, SBlockRV]
-        For a reduction loop: the block that computes the partials and the all-reduce.
+        The block that computes the partials and the all-reduce, for a reduction loop.
 
     Raises
     ------

@@ -22,7 +22,7 @@ from tvm_axe.stream.programs.outcome import Outcome
 from tvm_axe.stream.programs.workloads import MIXTRAL_8X7B, QWEN3_30B_A3B, Model
 from tvm_axe.stream.published import DATA, STATIC_COMPUTE, Point, attention_case, moe_case, read_points
 
-__all__ = ["Ratio", "Reproduction", "Row", "pareto_improvement", "reproduce"]
+__all__ = ["Ratio", "ReproducedPoint", "Reproduction", "pareto_improvement", "reproduce"]
 
 WINDOW = "0996_4007_4070"
 """The requests of the paper's figure of coarse against dynamic parallelization; at batch 16 the first 16 of them."""
@@ -31,7 +31,7 @@ STATIC_TILES = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Row:
+class ReproducedPoint:
     """A published result beside the one simulated here.
 
     Attributes
@@ -70,7 +70,7 @@ class Row:
         return found
 
 
-Found: TypeAlias = "dict[tuple[str, str], Row]"
+Found: TypeAlias = "dict[tuple[str, str], ReproducedPoint]"
 """The rows by set and point."""
 
 
@@ -103,7 +103,7 @@ class Reproduction:
 
     Attributes
     ----------
-    rows : list[Row]
+    rows : list[ReproducedPoint]
         One row a published result.
     ratios : list[Ratio]
         The ratios whose inputs are there.
@@ -111,7 +111,7 @@ class Reproduction:
         The seconds that all of it took.
     """
 
-    rows: list[Row]
+    rows: list[ReproducedPoint]
     ratios: list[Ratio]
     seconds: float
 
@@ -144,9 +144,9 @@ class Reproduction:
         return "\n".join(lines)
 
     @cached_property
-    def sets(self) -> dict[str, list[Row]]:
+    def sets(self) -> dict[str, list[ReproducedPoint]]:
         """The rows by the file that they come from."""
-        found: dict[str, list[Row]] = {}
+        found: dict[str, list[ReproducedPoint]] = {}
         for row in self.rows:
             found.setdefault(row.point.set, []).append(row)
         return found
@@ -171,7 +171,7 @@ def reproduce(folder: Path = DATA) -> Reproduction:
     for point in read_points(folder):
         began = time.perf_counter()
         outcome = point.case.simulate()
-        rows.append(Row(point, outcome, time.perf_counter() - began))
+        rows.append(ReproducedPoint(point, outcome, time.perf_counter() - began))
     found = {(row.point.set, row.point.name): row for row in rows}
     ratios = [
         *_multiplexing(found, "static32", 2.64),
@@ -194,7 +194,7 @@ def pareto_improvement(point: tuple[float, float], front: Sequence[tuple[float, 
     return min(max(cycles / point[0], size / point[1]) for cycles, size in front)
 
 
-def _bytes(row: Row, name: str) -> str:
+def _bytes(row: ReproducedPoint, name: str) -> str:
     published, ours = getattr(row.point, name), getattr(row.outcome, name)
     if published is None:
         return "-"
@@ -288,12 +288,12 @@ def _parallelization(folder: Path, found: Found) -> list[Ratio]:
     return ratios
 
 
-def _moe(row: Row) -> MoECase:
+def _moe(row: ReproducedPoint) -> MoECase:
     assert isinstance(row.point.case, MoECase)
     return row.point.case
 
 
-def _attention(row: Row) -> AttentionCase:
+def _attention(row: ReproducedPoint) -> AttentionCase:
     assert isinstance(row.point.case, AttentionCase)
     return row.point.case
 

@@ -32,10 +32,10 @@ def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
 
     Parameters
     ----------
-    flags : an element or a slice of an int32 tensor in global memory, of up to 1024 elements
-        The flags. Other statements don't touch that tensor.
+    flags : element or slice
+        The flags, up to 1024 elements of an int32 tensor in global memory that other statements don't touch.
     value : int or Expr, optional
-        An int32; a constant is at least 1.
+        The value to wait for, an int32; a constant is at least 1.
     reset : bool, optional
         Whether the flags are set to 0 afterwards, which only one block may do.
 
@@ -46,7 +46,7 @@ def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
 
     Notes
     -----
-    An acquire at system scope (PTX ISA, section 8, memory consistency model).
+    An acquire at system scope (PTX ISA, "Memory Consistency Model").
     """
     if isinstance(value, int) and value < 1:
         raise TileError(f"wait: for a value of {value}, which flags have from the start; valid is 1 or more")
@@ -61,10 +61,11 @@ def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = Fals
 
     Parameters
     ----------
-    flags : an element or a slice of an int32 tensor in global memory of any device, of up to 1024 elements
-        The flags. Other statements don't touch that tensor.
+    flags : element or slice
+        The flags, up to 1024 elements of an int32 tensor in global memory of any device, which other statements don't
+        touch.
     value : int or Expr, optional
-        An int32.
+        The value to set or add, an int32.
     ordered : bool, optional
         Without it the flags are set at once, and say only that the kernels before this one have ended.
     add : bool, optional
@@ -77,7 +78,7 @@ def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = Fals
 
     Notes
     -----
-    A release at system scope, or relaxed without `ordered` (PTX ISA, section 8, memory consistency model).
+    A release at system scope, or relaxed without `ordered` (PTX ISA, "Memory Consistency Model").
     """
     return _on_flags("signal", flags, value, ORDERED * bool(ordered) + ADD * bool(add))
 

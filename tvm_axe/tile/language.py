@@ -249,11 +249,23 @@ def gemm(
 
     Parameters
     ----------
-    a : tile of (M, K), or (K, M) with `transpose_a`; in shared memory or a fragment
-    b : tile of (K, N), or (N, K) with `transpose_b`; in shared memory
-    c : fragment of (M, N), of float32 (int32 for integers, or the operands' type); products are accumulated in it
+    a : Buffer or BufferRegion
+        A tile of (M, K), or of (K, M) with `transpose_a`, in shared memory or a fragment.
+    b : Buffer or BufferRegion
+        A tile of (K, N), or of (N, K) with `transpose_b`, in shared memory.
+    c : Buffer
+        A fragment of (M, N), of float32 (int32 for integers, or the operands' type), in which products are accumulated.
+    transpose_a, transpose_b : bool
+        Whether an operand is stored transposed.
+    accumulate : bool
+        Whether `c` is added to, and not set.
     instruction : str, optional
         ``"wgmma"``, ``"mma"`` or ``"fma"`` instead of the inferred one.
+
+    Raises
+    ------
+    TileError
+        `instruction` is none of these.
     """
     if instruction not in (None, "wgmma", "mma", "fma"):
         raise TileError(f"gemm: instruction is 'wgmma', 'mma' or 'fma', got {instruction!r}")

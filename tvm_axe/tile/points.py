@@ -193,9 +193,18 @@ class Access:
 
     Attributes
     ----------
-    buffer, indices : as in the program
-    where : the value of each index at every point, or None if it isn't known
-    vars : the variables, of points too, that the indices depend on, directly or by names
+    buffer : Buffer
+        The tile or tensor, as in the program.
+    indices : tuple of Expr
+        The indices, as in the program.
+    where : tuple of array or None
+        The value of each index at every point, or None if it isn't known.
+    guard : Guard
+        At which points it happens.
+    vars : frozenset of Var
+        The variables, of points too, that the indices depend on, directly or by names.
+    stores : bool
+        Whether it is a store.
     """
 
     buffer: tirx.Buffer

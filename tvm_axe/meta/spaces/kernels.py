@@ -24,7 +24,7 @@ from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query, tile_kernel
 from tvm_axe.schedule.product import Product
 from tvm_axe.schedule.tiles import PRODUCTS, kernel_for, problem_of, product_at
-from tvm_axe.tile.kernels.kernel import Problem, Space
+from tvm_axe.tile.kernels.kernel import Knobs, Problem
 
 __all__ = ["Offer", "choose", "offers"]
 
@@ -51,7 +51,7 @@ class Offer:
     kernel: str
     epilogue: str | None
     problem: Problem
-    space: Space
+    space: Knobs
 
 
 def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:

@@ -1,4 +1,4 @@
-"""Attention forward, of sequences of one length or of many, in one pass over the keys with a running softmax.
+"""Attention forward, of sequences of one length or of many, in one pass over the keys with an online softmax.
 
 Source: Dao, "FlashAttention-2", 2023, algorithm 1; Shah et al., "FlashAttention-3", 2024, for what a GPU overlaps.
 """
@@ -22,9 +22,9 @@ from tvm_axe.tile.kernels.kernel import (
     ROUNDING,
     Expected,
     Kernel,
+    Knobs,
     Problem,
     Recipe,
-    Space,
     choose,
     only_used,
     rounding_slack,
@@ -240,7 +240,7 @@ def _group(heads: int, kv_heads: int) -> int:
     return heads // kv_heads
 
 
-def attention_space(target: Target, problem: Problem) -> Space:
+def attention_knobs(target: Target, problem: Problem) -> Knobs:
     """128 queries and 128 keys at once with wgmma, two warpgroups of 64 rows; what fits elsewhere."""
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
@@ -346,7 +346,7 @@ ATTENTION = Kernel(
     name="attention",
     summary="O = softmax(Q K^T / sqrt(dim)) V, causal or not, with grouped heads",
     make=attention,
-    parameters=attention_space,
+    parameters=attention_knobs,
     inputs=_inputs,
     reference=_reference,
     cases=(
@@ -365,7 +365,7 @@ PACKED_ATTENTION = Kernel(
     name="packed_attention",
     summary="attention of sequences of many lengths, packed",
     make=packed_attention,
-    parameters=attention_space,
+    parameters=attention_knobs,
     inputs=_packed_inputs,
     reference=_packed_reference,
     cases=(

@@ -15,7 +15,7 @@ from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.attention import MASKED, attend, mask, soften
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
-from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, Space, choose
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose
 
 ROWS = 16
 """Rows of the smallest tile of queries that tensor cores take."""
@@ -121,7 +121,7 @@ def decode_attention(
     return Recipe((tile.read(attend_pieces), tile.read(combine_pieces)), ("Q", "K", "V", "lengths"), ("O",))
 
 
-def _space(target: Target, problem: Problem) -> Space:
+def _knobs(target: Target, problem: Problem) -> Knobs:
     """As many pieces as give every multiprocessor at most two blocks, each of two steps or more."""
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
@@ -169,7 +169,7 @@ DECODE_ATTENTION = Kernel(
     name="decode_attention",
     summary="attention of one query a sequence over a long cache",
     make=decode_attention,
-    parameters=_space,
+    parameters=_knobs,
     inputs=_inputs,
     reference=_reference,
     cases=(

@@ -12,7 +12,7 @@ from tvm_axe import tile
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, only_used, product_slack, stored
-from tvm_axe.tile.kernels.tiling import matmul_space
+from tvm_axe.tile.kernels.tiling import matmul_knobs
 
 EPILOGUE = ("bias", "activation", "residual", "scaled")
 
@@ -160,7 +160,7 @@ MATMUL = Kernel(
     name="matmul",
     summary="C = activation(A B + bias) + residual",
     make=matmul,
-    parameters=matmul_space,
+    parameters=matmul_knobs,
     inputs=inputs,
     reference=reference,
     cases=(
@@ -182,7 +182,7 @@ BATCHED_MATMUL = Kernel(
     name="batched_matmul",
     summary="C[z] = A[z] B[z]",
     make=batched_matmul,
-    parameters=matmul_space,
+    parameters=matmul_knobs,
     inputs=inputs,
     reference=reference,
     cases=(
@@ -197,7 +197,7 @@ FP8_MATMUL = Kernel(
     name="fp8_matmul",
     summary="C = a_scale b_scale A B^T of 8-bit floats",
     make=fp8_matmul,
-    parameters=matmul_space,
+    parameters=matmul_knobs,
     inputs=lambda rng, problem: inputs(rng, {**problem, "scaled": True}),
     reference=lambda problem, arrays: reference({**problem, "scaled": True}, arrays),
     cases=(

@@ -10,8 +10,8 @@ from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.tile.kernels.data import normal, offsets
-from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, Space, product_slack, stored
-from tvm_axe.tile.kernels.tiling import matmul_space
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, product_slack, stored
+from tvm_axe.tile.kernels.tiling import matmul_knobs
 
 
 def grouped_matmul(
@@ -111,17 +111,17 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
     return {"Y": Expected(value, product_slack(dtype, stored(dtype), problem["k"], magnitude))}
 
 
-def _space(target: Target, problem: Problem) -> Space:
+def _knobs(target: Target, problem: Problem) -> Knobs:
     """The tiles of a product with the rows of an average group."""
     average = tile.cdiv(problem["rows"], problem["groups"])
-    return matmul_space(target, {**problem, "m": average, "batch": problem["groups"]})
+    return matmul_knobs(target, {**problem, "m": average, "batch": problem["groups"]})
 
 
 GROUPED_MATMUL = Kernel(
     name="grouped_matmul",
     summary="Y[rows of g] = X[rows of g] W[g]^T for ragged groups g",
     make=grouped_matmul,
-    parameters=_space,
+    parameters=_knobs,
     inputs=_inputs,
     reference=_reference,
     cases=(

@@ -19,8 +19,8 @@ from tvm_axe.tile.reading import read
 Problem = Mapping[str, Any]
 """What is to be computed: extents, dtypes and options by name, as plain ints, strings and bools."""
 
-Space = Mapping[str, tuple[int | str, ...]]
-"""Candidates of each tunable parameter; the first is the default for the target and the problem asked about."""
+Knobs = Mapping[str, tuple[int | str, ...]]
+"""The candidates of each knob, a tunable parameter; the first is the default for the target and the problem asked."""
 
 
 class Expected(NamedTuple):
@@ -93,7 +93,7 @@ class Kernel:
         What it computes, in one line.
     make : Callable
         ``make(**problem, **parameters) -> Recipe``.
-    parameters : Callable[[Target, Problem], Space]
+    parameters : Callable[[Target, Problem], Knobs]
         The tunable parameters with their candidates, the default first.
     inputs : Callable[[numpy.random.Generator, Problem], dict[str, numpy.ndarray]]
         Random data for the recipe's inputs.
@@ -106,7 +106,7 @@ class Kernel:
     name: str
     summary: str
     make: Callable[..., Recipe]
-    parameters: Callable[[Target, Problem], Space]
+    parameters: Callable[[Target, Problem], Knobs]
     inputs: Callable[[np.random.Generator, Problem], dict[str, np.ndarray]]
     reference: Callable[[Problem, Mapping[str, np.ndarray]], dict[str, Expected]]
     cases: tuple[Problem, ...]
@@ -119,11 +119,11 @@ class Kernel:
         TileError
             There is no such parameter, or the program with these values is none.
         """
-        space = self.parameters(target, problem)
-        unknown = [name for name in parameters if name not in space]
+        knobs = self.parameters(target, problem)
+        unknown = [name for name in parameters if name not in knobs]
         if unknown:
-            raise TileError(f"{self.name}: no parameter {', '.join(unknown)}; there are {', '.join(space)}")
-        chosen = {name: candidates[0] for name, candidates in space.items()} | parameters
+            raise TileError(f"{self.name}: no parameter {', '.join(unknown)}; there are {', '.join(knobs)}")
+        chosen = {name: candidates[0] for name, candidates in knobs.items()} | parameters
         return self.make(**problem, **chosen)
 
 

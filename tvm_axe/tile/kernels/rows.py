@@ -19,9 +19,9 @@ from tvm_axe.tile.kernels.kernel import (
     ROUNDING,
     Expected,
     Kernel,
+    Knobs,
     Problem,
     Recipe,
-    Space,
     choose,
     power_of_two,
     rounding_slack,
@@ -96,7 +96,7 @@ def padded(columns: int) -> int:
     return power_of_two(columns) if columns <= 1024 else -(-columns // 1024) * 1024
 
 
-def _space(target: Target, problem: Problem) -> Space:
+def _knobs(target: Target, problem: Problem) -> Knobs:
     held = max(1, _HELD // padded(problem["columns"])) if isinstance(machine_of(target), Gpu) else 4
     return {"block_rows": choose(min(held, power_of_two(problem["rows"])), 1, 2, 4, 8, 16)}
 
@@ -142,7 +142,7 @@ RMS_NORM = Kernel(
     name="rms_norm",
     summary="Y = X / sqrt(mean of the row's squares + epsilon) * weight",
     make=rms_norm,
-    parameters=_space,
+    parameters=_knobs,
     inputs=_norm_inputs,
     reference=_norm_reference,
     cases=_CASES,
@@ -152,7 +152,7 @@ SOFTMAX = Kernel(
     name="softmax",
     summary="Y = exp(X) / the sum over its row",
     make=softmax,
-    parameters=_space,
+    parameters=_knobs,
     inputs=_inputs,
     reference=_softmax_reference,
     cases=_CASES,

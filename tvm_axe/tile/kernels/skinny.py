@@ -11,7 +11,7 @@ from tvm_axe import tile
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.gemm import inputs, reference
-from tvm_axe.tile.kernels.kernel import Kernel, Problem, Recipe, Space, choose, only_used, stored
+from tvm_axe.tile.kernels.kernel import Kernel, Knobs, Problem, Recipe, choose, only_used, stored
 from tvm_axe.tile.kernels.tiling import instructions
 
 
@@ -60,7 +60,7 @@ def skinny_matmul(
     return Recipe((only_used(skinny_matmul),), ("A", "B", *epilogue.tensors), ("C",))
 
 
-def _space(target: Target, problem: Problem) -> Space:
+def _knobs(target: Target, problem: Problem) -> Knobs:
     """Blocks of 64 weight rows unless 128 give every multiprocessor one; steps as deep as leave room for several."""
     m, n, k, dtype = problem["m"], problem["n"], problem["k"], problem["dtype"]
     machine = machine_of(target)
@@ -80,7 +80,7 @@ SKINNY_MATMUL = Kernel(
     name="skinny_matmul",
     summary="C = activation(A B^T + bias) + residual for few rows of A",
     make=skinny_matmul,
-    parameters=_space,
+    parameters=_knobs,
     inputs=inputs,
     reference=reference,
     cases=(

@@ -18,8 +18,8 @@ from tvm_axe import tile
 from tvm_axe.machines import machine_of
 from tvm_axe.tile.kernels.epilogue import Epilogue
 from tvm_axe.tile.kernels.gemm import inputs, reference
-from tvm_axe.tile.kernels.kernel import Kernel, Problem, Recipe, Space, choose, only_used, stored
-from tvm_axe.tile.kernels.tiling import matmul_space
+from tvm_axe.tile.kernels.kernel import Kernel, Knobs, Problem, Recipe, choose, only_used, stored
+from tvm_axe.tile.kernels.tiling import matmul_knobs
 from tvm_axe.tile.program import TileProgram
 
 COMBINED = (8, 128)
@@ -157,26 +157,26 @@ def stream_k_matmul(
     return Recipe((tile.read(clear), tile.read(stretches), tile.read(convert)), ("A", "B"), ("C",))
 
 
-def _split_space(target: Target, problem: Problem) -> Space:
+def _split_knobs(target: Target, problem: Problem) -> Knobs:
     """As many pieces as multiprocessors are left over, each of two steps or more."""
-    space = matmul_space(target, problem)
-    block_m, block_n, block_k = (int(space[name][0]) for name in ("block_m", "block_n", "block_k"))
+    knobs = matmul_knobs(target, problem)
+    block_m, block_n, block_k = (int(knobs[name][0]) for name in ("block_m", "block_n", "block_k"))
     tiles = tile.cdiv(problem["m"], block_m) * tile.cdiv(problem["n"], block_n)
     most = tile.cdiv(problem["k"], 2 * block_k)
-    return {**space, "splits": choose(max(1, min(machine_of(target).processors // tiles, most)), 1, 2, 3, 4, 6, 8, 16)}
+    return {**knobs, "splits": choose(max(1, min(machine_of(target).processors // tiles, most)), 1, 2, 3, 4, 6, 8, 16)}
 
 
-def _stream_space(target: Target, problem: Problem) -> Space:
-    space = {name: values for name, values in matmul_space(target, problem).items() if name != "swizzle"}
+def _stream_knobs(target: Target, problem: Problem) -> Knobs:
+    knobs = {name: values for name, values in matmul_knobs(target, problem).items() if name != "swizzle"}
     processors = machine_of(target).processors
-    return {**space, "workers": choose(processors, 2 * processors)}
+    return {**knobs, "workers": choose(processors, 2 * processors)}
 
 
 SPLIT_K_MATMUL = Kernel(
     name="split_k_matmul",
     summary="C = activation(A B^T + bias) + residual, each sum in pieces that a second program adds",
     make=split_k_matmul,
-    parameters=_split_space,
+    parameters=_split_knobs,
     inputs=inputs,
     reference=reference,
     cases=(
@@ -190,7 +190,7 @@ STREAM_K_MATMUL = Kernel(
     name="stream_k_matmul",
     summary="C = A B^T, an equal stretch of the work for every block",
     make=stream_k_matmul,
-    parameters=_stream_space,
+    parameters=_stream_knobs,
     inputs=inputs,
     reference=reference,
     cases=(

@@ -7,7 +7,7 @@ import math
 from tvm.target import Target
 
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.kernels.kernel import Problem, Space, choose
+from tvm_axe.tile.kernels.kernel import Knobs, Problem, choose
 
 _BLOCKS = {
     "wgmma": (*((128, n) for n in (256, 224, 192, 128, 64)), (256, 128), (64, 128), (64, 96), (64, 64)),
@@ -18,12 +18,12 @@ _OPERAND = 48
 """What loading one row or column of operands costs, in elements of the product: the order of the blocks' speeds."""
 
 
-def instructions(gpu: Gpu, dtype: str) -> Space:
+def instructions(gpu: Gpu, dtype: str) -> Knobs:
     """Tensor cores take float32 as tf32 only where a gemm is annotated with them; it is exact otherwise."""
     return {"instruction": (gpu.tensor_cores,)} if dtype == "tf32" else {}
 
 
-def matmul_space(target: Target, problem: Problem) -> Space:
+def matmul_knobs(target: Target, problem: Problem) -> Knobs:
     """Tiles of a product of (m, k) and (k, n).
 
     On a GPU the default is the block with the least time: waves of blocks over the multiprocessors, each as long as its

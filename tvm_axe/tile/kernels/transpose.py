@@ -11,7 +11,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.data import normal
-from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, Space, choose
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose
 
 
 def transpose(rows: int, columns: int, dtype: str, *, block_m: int, block_n: int) -> Recipe:
@@ -30,7 +30,7 @@ def transpose(rows: int, columns: int, dtype: str, *, block_m: int, block_n: int
     return Recipe((tile.read(transpose),), ("X",), ("Y",))
 
 
-def _space(target: Target, problem: Problem) -> Space:
+def _knobs(target: Target, problem: Problem) -> Knobs:
     """Rows of 256 bytes on a GPU: whole lines of both sides, and enough of them in flight."""
     extent = 256 // np.dtype(problem["dtype"]).itemsize if isinstance(machine_of(target), Gpu) else 64
     return {"block_m": choose(extent, 32, 64, 128), "block_n": choose(extent, 32, 64, 128)}
@@ -50,7 +50,7 @@ TRANSPOSE = Kernel(
     name="transpose",
     summary="Y = X^T",
     make=transpose,
-    parameters=_space,
+    parameters=_knobs,
     inputs=_inputs,
     reference=_reference,
     cases=(

@@ -76,7 +76,7 @@ def decide_grid(program: TileProgram, gpu: Gpu, decisions: Decisions, *, fills_p
     program : TileProgram
         The program.
     gpu : Gpu
-        What it is to run on.
+        The GPU that it is to run on.
     decisions : Decisions
         Where the decisions are written.
     fills_processor : bool

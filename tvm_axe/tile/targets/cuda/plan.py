@@ -19,7 +19,7 @@ class CudaPlan(Plan):
     Attributes
     ----------
     grid : Grid
-        In which order blocks take the grid's points.
+        The order in which blocks take the grid's points.
     """
 
     grid: Grid

@@ -29,9 +29,9 @@ def coordinates(
     Parameters
     ----------
     index : Expr
-        At least 0 and less than ``points(extents)``.
+        The number of the point, at least 0 and less than ``points(extents)``.
     extents : sequence of int or Expr
-        Of the grid, the slowest first.
+        The grid's extents, the slowest first.
     swizzle : int
         How many consecutive points of the last dimension but one are taken before the last one advances; 1 is
         row-major order. The last group may have fewer.

@@ -80,7 +80,8 @@ class _Side:
 
     Attributes
     ----------
-    complete : the condition under which all of the region is inside of its tensor; None where that is proved
+    complete : Expr or None
+        The condition under which all of the region is inside of its tensor; None where that is proved.
     """
 
     def __init__(self, writer: Writer, region: Region) -> None:

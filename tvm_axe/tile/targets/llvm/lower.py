@@ -30,7 +30,7 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
     Parameters
     ----------
     plan : CpuPlan
-        What was decided.
+        The plan.
     check_bounds : bool
         Check every index of every load and store. The function then raises TileError after its last block if one was
         out of bounds; what was to be loaded or stored there was element 0 instead. Slow.

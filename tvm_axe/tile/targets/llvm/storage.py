@@ -23,13 +23,18 @@ class Storage:
 
     Attributes
     ----------
-    tile : the tile
-    dtype : the type that its elements are held in: the tile's own, or a wider one
-    shape : the buffer's
-    layout : where in the buffer, seen as one line of memory, an element lies; of the tile's shape, the dimension that
-        vectors lie along filled up to whole vectors
-    panel : (dimension, width) of panels: `width` neighbours along the dimension lie side by side, the other of the two
-        last dimensions follows, then the next panel. None without panels.
+    tile : Tile
+        The tile.
+    dtype : str
+        The type that its elements are held in: the tile's own, or a wider one.
+    shape : tuple of int
+        The buffer's extents.
+    layout : Layout or ComposeLayout
+        Where in the buffer, seen as one line of memory, an element lies; of the tile's shape, the dimension that
+        vectors lie along filled up to whole vectors.
+    panel : tuple of (int, int) or None
+        The dimension and the width of panels: so many neighbours along the dimension lie side by side, the other of the
+        two last dimensions follows, then the next panel. None without panels.
     """
 
     tile: Tile

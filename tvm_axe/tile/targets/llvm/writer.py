@@ -24,10 +24,14 @@ class Writer:
 
     Attributes
     ----------
-    plan : what was decided
-    guards : the bounds checks, or None to leave them out
-    buffers : of the tiles on chip
-    scalars : what the program's variables have become
+    plan : CpuPlan
+        The plan.
+    guards : Guards or None
+        The bounds checks; None leaves them out.
+    buffers : dict from Tile
+        The buffers of the tiles on chip.
+    scalars : dict from Var
+        What the program's variables have become.
     """
 
     plan: CpuPlan

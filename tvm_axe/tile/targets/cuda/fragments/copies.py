@@ -1,4 +1,4 @@
-"""Copy and Fill: between registers and memory by vectors of up to 16 bytes, wherever layouts and alignment prove them.
+"""Copies and fills, between registers and memory by vectors of up to 16 bytes where layouts and alignment prove them.
 
 A fragment's copy goes along the fragment, each thread moving what it holds; a copy in memory goes row-major over all
 threads, through a vector of registers. Reads beyond the end of a tensor give zero, writes there are dropped.

@@ -45,7 +45,7 @@ class LayoutChoice:
     Attributes
     ----------
     layout : Layout
-        Over the axes ``tx`` and ``m``.
+        Where its elements lie, over the axes ``tx`` and ``m``.
     origin : str
         The node and the rule, or the annotation.
     """
@@ -60,10 +60,11 @@ def infer(program: TileProgram, fixed: Mapping[Tile, LayoutChoice], threads: int
     Parameters
     ----------
     program : TileProgram
+        The program.
     fixed : mapping from Tile to LayoutChoice
-        What the instructions of gemms demand. An annotation comes first.
+        The layouts that the instructions of gemms demand. An annotation comes first.
     threads : int
-        How many hold fragments.
+        How many threads hold fragments.
 
     Raises
     ------
@@ -158,7 +159,7 @@ def _propagate(node: Node, held: dict[Tile, LayoutChoice], threads: int) -> bool
 
 
 def _nothing(node: Node, held: dict[Tile, LayoutChoice], threads: int) -> bool:
-    """Of scalars, flags, values alike for all elements, and products, whose layouts instructions fix."""
+    """Nothing follows from scalars, flags, values alike for all elements, and products: instructions fix these."""
     return False
 
 

@@ -33,7 +33,19 @@ THREAD, REGISTER = "tx", "m"
 
 @dataclass(frozen=True)
 class Digit:
-    """`extent` steps of `stride` threads or registers, a step moving the element by `weight` along `dimension`."""
+    """A digit of the number of a thread, or of a register.
+
+    Attributes
+    ----------
+    extent : int
+        How many steps there are.
+    stride : int
+        How many threads or registers a step goes on.
+    dimension : int
+        The dimension of the tile along which a step moves the element.
+    weight : int
+        How far it moves it.
+    """
 
     extent: int
     stride: int
@@ -60,7 +72,7 @@ class FragmentLayout:
     Parameters
     ----------
     layout : Layout
-        Over ``tx`` and ``m``.
+        Where the elements lie, over ``tx`` and ``m``.
     shape : tuple of int
         The tile's extents.
     threads : int
@@ -104,7 +116,7 @@ class FragmentLayout:
 
     @cached_property
     def table(self) -> np.ndarray:
-        """Of shape (threads, registers): the row-major position of the element held there, or -1."""
+        """The row-major position of the element in a register, or -1; of shape (threads, registers)."""
         positions = {axis: np.zeros(1, np.int64) for axis in (THREAD, REGISTER)}
         for it in self.layout.D:
             for axis, held in positions.items():

@@ -88,6 +88,8 @@ def _in_registers(emitter: Emitter, region: Region, layout: Layout, shape: tuple
 
 
 class _Reduction:
+    """The code of one reduction: over a thread's registers, then lanes (PTX ISA, "shfl.sync"), then warps."""
+
     def __init__(self, emitter: Emitter, node: Reduce, src: Registers, dst: Registers) -> None:
         self.emitter, self.node, self.src, self.dst = emitter, node, src, dst
         self.axis, shape = node.axis, src.fragment.shape

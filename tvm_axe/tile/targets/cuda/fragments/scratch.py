@@ -77,4 +77,4 @@ NODES: TypeTable[Callable[[Any, Mapping[Tile, LayoutChoice], int], int]] = TypeT
         Wait: _none,
     },
 )
-"""Of a product by multiply-adds, which the uniform model may use, that model's plan counts what it needs."""
+"""The bytes that a node needs; what a product by multiply-adds needs, the uniform model's `decide_memory` counts."""

@@ -72,11 +72,11 @@ class FragmentWalk(Walk):
     Parameters
     ----------
     fragment : FragmentLayout
-        Of the fragment.
+        The layout of the fragment.
     start, extents : sequence of int
         The box, a dimension of the fragment each.
     vector : int
-        Registers that a step takes, which must be neighbours in the last dimension that has an extent.
+        How many registers a step takes, which must be neighbours in the last dimension that has an extent.
     """
 
     def __init__(self, fragment: FragmentLayout, start: Sequence[int], extents: Sequence[int], vector: int = 1) -> None:
@@ -159,10 +159,11 @@ def find_registers(walk: Walk, fragment: FragmentLayout, index: Sequence[np.ndar
     Parameters
     ----------
     walk : Walk
+        The walk.
     fragment : FragmentLayout
-        Of the tile whose elements are needed.
+        The layout of the tile whose elements are needed.
     index : sequence of array
-        (threads, steps) for each of its dimensions: the element needed.
+        The element needed: for each dimension of the tile, an array of shape (threads, steps).
 
     Returns
     -------

@@ -1,4 +1,7 @@
-"""Loads from global to shared memory that run ahead: ``cp.async``, 16, 8 or 4 bytes a thread, zeros where outside."""
+"""Loads from global to shared memory that run ahead: ``cp.async``, 16, 8 or 4 bytes a thread, zeros where outside.
+
+Source: PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy".
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Flags in global memory of any device: the code that waits for them and that sets them, at system scope.
 
-A wait acquires what a signal releases (PTX ISA, section 8, memory consistency model): what the signalling thread has
+A wait acquires what a signal releases (PTX ISA, "Memory Consistency Model"): what the signalling thread has
 written, or has seen written behind a barrier, is seen by the waiting thread, and behind a barrier by its block.
 """
 
@@ -78,7 +78,10 @@ def signal(node: Signal, index: list[Any], value: Any) -> None:
 
 
 def order_copies() -> None:
-    """Emit the fence behind which this thread's TMA copies see what a wait let it see (PTX ISA, section 8, proxies)."""
+    """Emit the fence behind which this thread's TMA copies see what a wait let it see.
+
+    Source: PTX ISA, "Memory Consistency Model: Proxies".
+    """
     T.evaluate(_tvm.device_call("axe_proxy", code=_PROXY))
 
 

@@ -132,6 +132,8 @@ def emit(emitter: Emitter, gemm: Gemm, warps: Warps) -> None:
 
 
 class _Product:
+    """The code of one product: where a thread stands, and the operands' registers."""
+
     def __init__(self, emitter: Emitter, gemm: Gemm, warps: Warps) -> None:
         self.emitter, self.gemm, self.warps = emitter, gemm, warps
         self.instruction = INSTRUCTIONS[gemm.a.tile.dtype]

@@ -2,6 +2,9 @@
 
 It moves a box of a tensor of up to five dimensions; what lies outside reads as zero and is not written. A row of the
 box is at most as wide as the swizzle, so a tile in shared memory is a row of panels, and a copy is issued for each.
+
+Source: PTX ISA, "Tensors" (boxes, out-of-bound accesses, swizzling modes), and "Data Movement and Conversion
+Instructions: cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ ATOM_ROWS = 8  # after which a swizzle's pattern begins anew
 
 
 def item_bytes(dtype: str) -> int:
+    """The size of an element."""
     return tvm_ffi.dtype(dtype).bits // 8
 
 

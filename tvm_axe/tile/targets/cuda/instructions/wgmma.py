@@ -4,6 +4,8 @@ A warpgroup, 128 threads, multiplies 64 x k by k x n into registers, asynchronou
 memory, through matrix descriptors; the left one, of 16 bits, also from registers. Upstream has no dispatch of its
 ``gemm_async`` for it; importing this module registers one.
 
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+
 >>> from tvm_axe.tile.targets.cuda.instructions.wgmma import accumulator
 >>> print(accumulator(128, 16, 2))
 S[(2, 1, 4, 2, 8, 2, 4, 2) : (128@tx, 8, 32@tx, 2, 4@tx, 4, 1@tx, 1)]

@@ -131,7 +131,7 @@ def _fewest(buffer: CircularBuffer) -> int:
 
 
 def _with_slots(memory: SharedMemory, persistent: bool, most: int) -> SharedMemory | None:
-    """As many slots for pipelined loops as fit, or as annotated; None if the fewest don't fit."""
+    """The same memory with as many slots for pipelined loops as fit, or as annotated; None if the fewest don't fit."""
 
     def fits(slots: Mapping[CircularBuffer, int]) -> bool:
         return replace(memory, buffers=slots).bytes <= most

@@ -23,7 +23,10 @@ from tvm_axe.tile.targets.cuda.specialized.obstacles import same_layout
 from tvm_axe.tile.targets.cuda.specialized.schedule import Schedule, schedule
 
 REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
-"""Of a thread of the producer and of the consumers, by the number of consumer warpgroups; one needs no reallocation."""
+"""Registers of a thread of the producer and of the consumers, by the number of consumer warpgroups.
+
+With one warpgroup a thread has enough, so none are reallocated (PTX ISA, "Miscellaneous Instructions: setmaxnreg").
+"""
 
 _MOST_REGISTERS = 255
 _OTHER_REGISTERS = 24  # that addresses, loops and barriers take at least
@@ -164,7 +167,7 @@ def widest_product(warpgroups: int) -> int:
 
 
 def _check_registers(program: TileProgram, warpgroups: int) -> None:
-    """That the operands and the accumulator of each product fit a thread's registers."""
+    """Refuse products whose operands and accumulator don't fit a thread's registers."""
     most, threads, widest = operand_registers(warpgroups), warpgroups * wgmma.WARPGROUP, widest_product(warpgroups)
     for gemm in program.nodes():
         if isinstance(gemm, Gemm):

@@ -143,33 +143,41 @@ def decide_memory(
     return SharedMemory(layouts, -(-scratch // ALIGNMENT) * ALIGNMENT)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """The tile whose accesses are asked for, in pieces of so many elements, and what is decided beside it."""
+
+    tile: Tile
+    piece: int
+    fragments: Fragments
+    products: Collection[Gemm]
+
+
 def _accesses(program: TileProgram, fragments: Fragments, products: Collection[Gemm], tile: Tile) -> list[Access]:
     """The ways in which warps access a shared tile."""
-    piece = math.gcd(tile.shape[-1], swizzles.PIECE // item_bytes(tile))
+    asked = _Asked(tile, math.gcd(tile.shape[-1], swizzles.PIECE // item_bytes(tile)), fragments, products)
     found: list[Access] = []
     for node in leaves(program.body):
         if tile in node.reads + node.writes:
-            found += _ACCESSES.of(node)(node, tile, piece, fragments, products)
+            found += _ACCESSES.of(node)(node, asked)
     return list(dict.fromkeys(found))
 
 
-def _none(node: Node, tile: Tile, piece: int, fragments: Fragments, products: Collection[Gemm]) -> list[Access]:
-    """Of what is no matter of banks: one element, or all lanes at the same."""
+def _uncounted(node: Node, asked: _Asked) -> list[Access]:
     return []
 
 
-def _by_gemm(node: Gemm, tile: Tile, piece: int, fragments: Fragments, products: Collection[Gemm]) -> list[Access]:
-    return [Access(tile.dtype, "column", piece)] if node in products else []
+def _by_gemm(node: Gemm, asked: _Asked) -> list[Access]:
+    return [Access(asked.tile.dtype, "column", asked.piece)] if node in asked.products else []
 
 
-def _by_copy(node: Copy, tile: Tile, piece: int, fragments: Fragments, products: Collection[Gemm]) -> list[Access]:
-    return [Access(tile.dtype, "row", piece)]
+def _by_copy(node: Copy, asked: _Asked) -> list[Access]:
+    return [Access(asked.tile.dtype, "row", asked.piece)]
 
 
-def _by_parallel(
-    node: Parallel, tile: Tile, piece: int, fragments: Fragments, products: Collection[Gemm]
-) -> list[Access]:
+def _by_parallel(node: Parallel, asked: _Asked) -> list[Access]:
     """Accesses to a shared tile by the coordinates of a fragment that the threads go along."""
+    tile, fragments = asked.tile, asked.fragments
     if math.prod(tile.shape) > _MOST_SHOWN:
         return []
     along = next((access for access in node.accesses if access[0] in fragments and access[2]), None)
@@ -205,18 +213,18 @@ def _lanes(layout: Layout) -> Layout:
     return Layout(shard)
 
 
-_ACCESSES: TypeTable[Callable[[Any, Tile, int, Fragments, Collection[Gemm]], list[Access]]] = TypeTable(
+_ACCESSES: TypeTable[Callable[[Any, _Asked], list[Access]]] = TypeTable(
     "accesses to shared memory",
     {
-        Assign: _none,
+        Assign: _uncounted,
         Copy: _by_copy,
-        Fill: _none,
+        Fill: _uncounted,
         Gemm: _by_gemm,
-        Let: _none,
+        Let: _uncounted,
         Parallel: _by_parallel,
-        Reduce: _none,
-        Signal: _none,
-        Wait: _none,
+        Reduce: _uncounted,
+        Signal: _uncounted,
+        Wait: _uncounted,
     },
 )
-"""The ways in which a node accesses a tile, in pieces of so many elements."""
+"""The ways in which a node accesses a tile, as far as they count in the choice of its layout."""
