@@ -13,15 +13,14 @@ FOLDER = Path(tvm_axe.__file__).parent
 HIDDEN = {
     "tvm_axe.relax.merge",
     "tvm_axe.tile.plan",
-    "tvm_axe.tile.targets.cuda.plan",
     "tvm_axe.tile.targets.llvm.lower",
     "tvm_axe.tile.targets.llvm.plan",
 }
 """Modules that are still hidden by a function of theirs; to be emptied, never added to."""
-PLAIN_PROGRAMS = {"cli", "collective", "lower", "tile"}
+PLAIN_PROGRAMS = {"collective", "lower"}
 """Packages with a class that is still called plain Program; one may stay."""
-TWICE = {("lower", "Stage"), ("tile", "Epilogue"), ("tile", "Kernel")}
-"""Classes of one name that a package still has, each where it is; to be emptied."""
+TWICE = {("lower", "Stage")}
+"""Classes of one name that a package still has; to be emptied."""
 
 
 def modules(package: types.ModuleType):
@@ -33,10 +32,10 @@ def modules(package: types.ModuleType):
 
 
 def classes() -> dict[str, list[str]]:
-    """By the name of a class, the package below tvm_axe of each that has it."""
+    """By the name of a class, the folder of each that has it."""
     found = defaultdict(list)
     for file in FOLDER.rglob("*.py"):
-        package = file.relative_to(FOLDER).parts[0]
+        package = str(file.parent.relative_to(FOLDER))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(package)
