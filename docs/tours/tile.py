@@ -69,9 +69,9 @@ print(executable.explain(), end="\n\n")
 # 2. The same program for tensor cores
 # ------------------------------------
 #
-# In bfloat16 Hopper has an instruction for it (wgmma): a producer warp loads tiles with TMA into a ring of slots, as
-# many as fit, while others multiply. `explain` decides, but compiles nothing, so it needs neither GPU nor nvcc.
-# `tvm-axe tile explain docs/tours/tile.py:linear --target cuda:sm_80` prints the same for another one.
+# In bfloat16 Hopper has an instruction for it (wgmma): a producer warp loads tiles with TMA into a circular buffer of
+# slots, as many as fit, while others multiply. `explain` decides, but compiles nothing, so it needs neither GPU nor
+# nvcc. `tvm-axe tile explain docs/tours/tile.py:linear --target cuda:sm_80` prints the same for another one.
 
 
 @T.prim_func

@@ -28,13 +28,12 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
-    Region,
     Signal,
-    Tile,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
+from tvm_axe.tile.regions import Region, Tile
 
 POISON = 0x5A5A5A5A5A5A5A5A
 NOBODY, MANY = -1, -2

@@ -37,7 +37,7 @@ def run(func, *arrays, mcpu=None, check_bounds=False):
     """What each parameter holds after a run on copies of the arrays."""
     from tvm_axe import _tvm
 
-    lowered = cpu.lower(cpu.plan(read(func), target(mcpu)), check_bounds=check_bounds)
+    lowered = cpu.lower(cpu.decide(read(func), target(mcpu)), check_bounds=check_bounds)
     compiled = tvm.compile(lowered, target=target(mcpu))
     copies = [aligned(array) for array in arrays]
     compiled[str(lowered.attrs["global_symbol"])](*(_tvm.as_tensor(array) for array in copies))

@@ -10,7 +10,7 @@ from tvm_axe import cli, tile
 from tvm_axe.cli.inputs import load_file
 from tvm_axe.errors import TileError, TuneError
 from tvm_axe.machines.target import resolve_target
-from tvm_axe.tile.plan import Decisions, Plan
+from tvm_axe.tile.plans import Decisions, Plan
 
 PROGRAMS = """
 from tvm.script import tirx as T

@@ -9,9 +9,9 @@ from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import Branch, Fill, Gemm, Loop, Node, Signal, Statement, Wait
 from tvm_axe.tile.targets.cuda.fragments import emit, infer, scratch
 from tvm_axe.tile.targets.cuda.specialized import consumer, obstacles, one_thread, ordering, schedule, steps
-from tvm_axe.tile.targets.cuda.uniform import barriers, memory
 from tvm_axe.tile.targets.cuda.uniform import emit as uniform
-from tvm_axe.tile.targets.llvm.lower import _NODES as CPU
+from tvm_axe.tile.targets.cuda.uniform import hazards, memory
+from tvm_axe.tile.targets.llvm.emit import _NODES as CPU
 
 FLAGS = {Wait, Signal}
 
@@ -23,7 +23,7 @@ TABLES = {
     "fragments: infer": (infer.NODES, set()),
     "fragments: scratch": (scratch.NODES, set()),
     "uniform: emit": (uniform._NODES, set()),
-    "uniform: barriers": (barriers._NODES, set()),
+    "uniform: hazards": (hazards._NODES, set()),
     "uniform: accesses": (memory._ACCESSES, {Branch, Loop}),  # of leaves
     "specialized: obstacles": (obstacles._STEERING, set()),
     "specialized: ordering": (ordering._NODES, set()),

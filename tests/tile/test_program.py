@@ -6,7 +6,8 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
-from tvm_axe.tile.nodes import Assign, Branch, Copy, Let, Loop, Parallel, substitute, tiles_of, walk
+from tvm_axe.tile.nodes import Assign, Branch, Copy, Let, Loop, Parallel
+from tvm_axe.tile.walking import substitute, tiles_of, walk
 
 
 @T.prim_func

@@ -11,7 +11,7 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Backend, find_backend
 from tvm_axe.machines.registry import Registration, described, registered
-from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
 
 __all__ = ["TileBackend", "tile_backend_of", "tile_targets"]

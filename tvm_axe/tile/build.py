@@ -18,7 +18,7 @@ from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import Built, backend_of, cache, resolve_target
 from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
-from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
 
 

@@ -26,15 +26,14 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
-    Region,
     Signal,
-    Tile,
     Wait,
 )
 from tvm_axe.tile.pipelines import check_pipelines
 from tvm_axe.tile.points import Scope, accesses, evaluate, scoped
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.races import check_blocks, check_parallel
+from tvm_axe.tile.regions import Region, Tile
 
 
 def check(program: TileProgram) -> None:

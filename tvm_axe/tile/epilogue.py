@@ -16,9 +16,10 @@ from tvm import ir, s_tir, sym, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
-from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel, Region
+from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
+from tvm_axe.tile.regions import Region
 
 
 @dataclass(frozen=True)

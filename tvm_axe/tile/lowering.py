@@ -7,7 +7,7 @@ from tvm.target import Target
 
 from tvm_axe.machines import resolve_target
 from tvm_axe.tile.backend import tile_backend_of
-from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 

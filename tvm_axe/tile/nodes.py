@@ -1,119 +1,33 @@
-"""What a tile program is made of: tiles, regions of them, and nodes, which say what a block does.
+"""The nodes of a tile program, which say what a block does.
 
 Nodes keep upstream's variables and expressions. What every node has (`Statement`, with `reads` and `writes`) says which
 tiles and tensors it touches, so that checks and targets find dependences without looking at what kind of node it is;
 where the kind matters, they have a table with an entry a kind (`tvm_axe.tile.dispatch`).
 
-To add a node
--------------
-1. Its class here, a frozen dataclass that derives from `Statement`, in the union `Node`: `reads`, `writes`, `__str__`,
-   and what it has of `regions`, `operands` and `bodies`.
-2. Its word in `tvm_axe.tile.language`, and an entry in a table of `tvm_axe.tile.reading`, by what upstream makes of it.
-3. Its rules, an entry in a table each: `tvm_axe.tile.checks` (what must hold on every target) and `tvm_axe.tile.races`
-   (what it stores, from several blocks).
-4. An entry in the tables of each target. CPUs: ``targets/llvm/lower.py``. GPUs: ``targets/cuda/fragments`` (`emit` the
-   code, `infer` what follows for layouts, `scratch` the memory for exchanges), ``uniform/emit.py`` and
-   ``uniform/barriers.py``, and ``specialized/schedule.py`` for consumers; a node that the producer or the storing warp
-   does has an entry there.
-5. Its meaning in the judge of the tests, ``tests/tile/interpreter.py``; ``tests/tile/test_dispatch.py`` names the
-   tables that lack an entry.
+To add a node takes
+
+1. its class here, a frozen dataclass that derives from `Statement`, in the union `Node`: `reads`, `writes`, `__str__`,
+   and what it has of `regions`, `operands` and `bodies`;
+2. its word in `tvm_axe.tile.language`, and an entry in a table of `tvm_axe.tile.reading`, by what upstream makes of it;
+3. its rules, an entry in a table each: `tvm_axe.tile.checks` (what must hold on every target) and `tvm_axe.tile.races`
+   (what it stores, from several blocks);
+4. an entry in the tables of each target: for CPUs in ``targets/llvm/emit.py``; for GPUs in ``targets/cuda/fragments``
+   (`emit` the code, `infer` what follows for layouts, `scratch` the memory for exchanges), ``uniform`` (`emit`,
+   `hazards`, `memory`) and ``specialized`` (`obstacles`, `ordering`, `schedule` for consumers, `one_thread` for the
+   other roles, with an entry in `producer` or `storer` where one of these does it);
+5. its meaning in the judge of the tests, ``tests/tile/interpreter.py``. ``tests/tile/test_dispatch.py`` knows all
+   tables, and fails for each that has no entry for a node.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import sym, tirx
 
-from tvm_axe.layout import ComposeLayout, Layout
-
-
-@dataclass(frozen=True, eq=False)
-class Tile:
-    """A tile on chip, or a parameter in global memory.
-
-    Attributes
-    ----------
-    buffer : Buffer
-        Upstream's variable, which names the tile in the program.
-    scope : str
-        ``"global"``, ``"shared"``, ``"fragment"`` or ``"local"``.
-    shape : tuple
-        The extents, constants; those of a parameter may be expressions.
-    dtype : str
-        The type of an element.
-    layout : Layout or ComposeLayout or None
-        The layout as annotated; None is one to be inferred.
-    """
-
-    buffer: tirx.Buffer
-    scope: str
-    shape: tuple
-    dtype: str
-    layout: Layout | ComposeLayout | None = None
-
-    @property
-    def name(self) -> str:
-        return str(self.buffer.name)
-
-    @property
-    def bytes(self) -> int:
-        """Size without padding, in bytes; only of a tile on chip."""
-        return math.prod(self.shape) * tvm_ffi.dtype(self.dtype).bits // 8
-
-    def __str__(self) -> str:
-        return f"{self.scope} {self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-@dataclass(frozen=True, eq=False)
-class Region:
-    """A box of a tile.
-
-    Attributes
-    ----------
-    tile : Tile
-        The tile or tensor that it is a part of.
-    start : tuple of Expr
-        Where it starts, a dimension of the tile each.
-    extents : tuple of int
-        Its extents, as many.
-    """
-
-    tile: Tile
-    start: tuple
-    extents: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The extents without the ones that the other side of a copy may not have; at least one."""
-        return tuple(extent for extent in self.extents if extent != 1) or (1,)
-
-    @property
-    def dimensions(self) -> tuple[int, ...]:
-        """The dimensions of the tile that `shape`'s extents are of."""
-        found = tuple(d for d, extent in enumerate(self.extents) if extent != 1)
-        return found or (len(self.extents) - 1,)
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is all of the tile."""
-        return self.extents == self.tile.shape
-
-    def overruns(self, analyzer: sym.Analyzer) -> tuple[int, ...]:
-        """The dimensions in which it isn't proved to end inside the tile; only in global memory are there any."""
-        pairs = enumerate(zip(self.start, self.extents, self.tile.shape))
-        return tuple(d for d, (start, extent, size) in pairs if not analyzer.can_prove(start + extent <= size))
-
-    def __str__(self) -> str:
-        if self.whole and all(isinstance(constant(s), int) and int(s) == 0 for s in self.start):
-            return self.tile.name
-        parts = (f"{s}" if e == 1 else f"{s}:{s + e}" for s, e in zip(self.start, self.extents))
-        return f"{self.tile.name}[{', '.join(parts)}]"
+from tvm_axe.tile.regions import Region, Tile, constant
 
 
 class Statement:
@@ -487,63 +401,5 @@ class Signal(Statement):
 Node = Copy | Fill | Gemm | Reduce | Parallel | Loop | Branch | Let | Assign | Wait | Signal
 
 
-def walk(body: tuple[Node, ...]) -> Iterator[Node]:
-    """Every node of a body, loops and branches before what is in them."""
-    for node in body:
-        yield node
-        for inner in node.bodies:
-            yield from walk(inner)
-
-
-def leaves(body: tuple[Node, ...]) -> Iterator[Node]:
-    """Every node of a body but loops and branches."""
-    return (node for node in walk(body) if not node.bodies)
-
-
-def tiles_of(value: object, known: Mapping[tirx.Buffer, Tile]) -> tuple[Tile, ...]:
-    """The tiles and tensors that an expression loads from."""
-    found: dict[Tile, None] = {}
-    tvm_ffi.structural_walk(value, (ir.TensorLoad, lambda load: found.setdefault(known[load.source])))
-    return tuple(found)
-
-
-def substitute(nodes: tuple[Node, ...], values: Mapping[tirx.Var, tirx.Expr]) -> tuple[Node, ...]:
-    """The nodes with variables replaced by expressions; tiles stay, and nodes in which nothing changes do too."""
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, Tile | str | int | None):
-            return value
-        if isinstance(value, tuple):
-            mapped = tuple(replaced(item) for item in value)
-            return value if all(a is b for a, b in zip(mapped, value)) else mapped
-        if isinstance(value, Region | Node):
-            changes = {f.name: replaced(getattr(value, f.name)) for f in fields(value)}
-            changed = {name: new for name, new in changes.items() if new is not getattr(value, name)}
-            return replace(value, **changed) if changed else value
-        mapped = substitute_in(value, values)
-        return value if mapped.same_as(value) else mapped
-
-    return tuple(replaced(node) for node in nodes) if values else nodes
-
-
-def substitute_in(value: Any, values: Mapping[tirx.Var, tirx.Expr]) -> Any:
-    """An expression or a statement with variables, and the tensors it loads from, replaced."""
-    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: values.get(var, var)))
-
-
-def variables_in(*values: Any) -> frozenset[tirx.Var]:
-    """The variables in expressions; the tensors that they load from are among them."""
-    found: set[tirx.Var] = set()
-    for value in values:
-        if not isinstance(value, int):
-            tvm_ffi.structural_walk(value, (tirx.Var, found.add))
-    return frozenset(found)
-
-
 def _union(nodes: tuple[Node, ...], what: str) -> tuple[Tile, ...]:
     return tuple(dict.fromkeys(tile for node in nodes for tile in getattr(node, what)))
-
-
-def constant(value: Any) -> Any:
-    """An integer where a value is one, else the value."""
-    return int(value) if isinstance(value, (int, tirx.IntImm)) else value

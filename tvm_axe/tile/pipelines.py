@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from tvm import sym
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Region, Tile, leaves, walk
+from tvm_axe.tile.nodes import Branch, Copy, Loop, Node
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Region, Tile
+from tvm_axe.tile.walking import leaves, walk
 
 
 def check_pipelines(program: TileProgram) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from tvm import ir, tirx
 
-from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Parallel, variables_in
+from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Parallel
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.walking import variables_in
 
 Values = Mapping[tirx.Var, Any]
 

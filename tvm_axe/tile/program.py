@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
-from tvm_axe.tile.nodes import Loop, Node, Tile, walk
+from tvm_axe.tile.nodes import Loop, Node
+from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.walking import walk
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,12 +27,12 @@ from tvm_axe.tile.nodes import (
     Parallel,
     Reduce,
     Signal,
-    Tile,
     Wait,
-    variables_in,
 )
 from tvm_axe.tile.points import Access, Scope, accesses
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.walking import variables_in
 
 
 def check_parallel(parallel: Parallel, scope: Scope, tiles: dict[tirx.Buffer, Tile]) -> None:

@@ -26,14 +26,12 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
-    Region,
     Signal,
-    Tile,
     Wait,
-    constant,
-    tiles_of,
 )
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Region, Tile, constant
+from tvm_axe.tile.walking import tiles_of
 
 _OPERATION = "tirx.tile."
 SCALARS = ("int32", "int64", "float32", "float64")

@@ -86,7 +86,7 @@ def gpu_block(gpu: Gpu, m: int, n: int, dtype: str) -> tuple[int, int]:
 def _depth(gpu: Gpu, dtype: str, rows: int) -> int:
     """Steps along k: 128 bytes for wgmma, the widest swizzle; less where registers or shared memory are fewer.
 
-    Twice as deep with 64 rows of 16-bit operands, of which more slots would fit than rings have.
+    Twice as deep with 64 rows of 16-bit operands, of which more slots would fit than circular buffers have.
     """
     if dtype == "float32":
         return 16

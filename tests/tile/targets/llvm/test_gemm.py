@@ -192,7 +192,7 @@ def test_annotated_layouts():
 
     rng = np.random.default_rng(0)
     agree(annotated, normal(rng, (16, 24)), normal(rng, (24, 32)), poison((16, 32)))
-    plan = cpu.plan(read(annotated), target())
+    plan = cpu.decide(read(annotated), target())
     assert [str(s.layout) for s in plan.storage.values()][:2] == [str(padded), str(columns)]
     assert any(d.choice == "not as annotated" and str(warp) in d.reason for d in plan.decisions)
 
@@ -201,7 +201,7 @@ def test_annotated_layouts():
 
 
 def test_an_operand_that_only_products_read_stays_where_it_is():
-    plan = cpu.plan(read(matmul(64, 64, 64, (32, 32, 32))[0]), target())
+    plan = cpu.decide(read(matmul(64, 64, 64, (32, 32, 32))[0]), target())
     assert [tile.name for tile in plan.in_place] == ["a"]
     assert "a" not in {tile.name for tile in plan.storage}
 
@@ -231,7 +231,7 @@ def test_an_operand_is_copied_where(reason):
                     tile.copy(c, A[p * 32, 0])
             tile.copy(c, C)
 
-    assert not cpu.plan(read(product), target()).in_place
+    assert not cpu.decide(read(product), target()).in_place
     rng = np.random.default_rng(0)
     agree(product, normal(rng, (64, 32), dtype), normal(rng, (32, 32), dtype), poison((32, 32)))
 
@@ -239,7 +239,7 @@ def test_an_operand_is_copied_where(reason):
 def test_panels_are_layouts_of_the_layout_algebra():
     """A transposed b of 64 columns and 24 of the sum, on 512-bit vectors: panels of whole register tiles."""
     func, _, _ = matmul(64, 128, 24, (64, 128, 24), transpose_b=True)
-    plan = cpu.plan(read(func), target("x86-64-v4"))
+    plan = cpu.decide(read(func), target("x86-64-v4"))
     (storage,) = (s for tile_, s in plan.storage.items() if tile_.name == "b")
     _, width = storage.panel
     assert width % 16 == 0 and 128 % width == 0

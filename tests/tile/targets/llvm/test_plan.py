@@ -14,7 +14,7 @@ from tvm_axe.tile.targets.llvm.plan import TILE_BYTES
 
 
 def plan(func):
-    return cpu.plan(read(func), target())
+    return cpu.decide(read(func), target())
 
 
 def test_tiles_beyond_the_budget_are_refused():

@@ -15,7 +15,7 @@ from tvm_axe import _tvm
 from tvm_axe.machines import Backend, Built, Gpu, nvcc
 from tvm_axe.machines.cache import Cache
 from tvm_axe.tile.backend import TileBackend
-from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.models import decide, lower
 from tvm_axe.tile.targets.cuda.plan import CudaPlan

@@ -8,10 +8,11 @@ from typing import Any
 from tvm import tirx
 
 from tvm_axe.machines import Gpu
-from tvm_axe.tile.nodes import Copy, Loop, substitute_in, variables_in
-from tvm_axe.tile.plan import Decisions
+from tvm_axe.tile.nodes import Copy, Loop
+from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda import raster
+from tvm_axe.tile.walking import substitute_in, variables_in
 
 GROUP = 16
 """Rows of tiles taken together where both operands are reused; measured best for products of 2048 to 8192."""

@@ -8,7 +8,7 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.targets.cuda.grid import Grid
 
 

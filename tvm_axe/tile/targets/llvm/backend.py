@@ -14,10 +14,10 @@ from tvm_axe.machines import Built, Cpu, resolve_target
 from tvm_axe.machines.cache import Cache, key
 from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.tile.backend import TileBackend
-from tvm_axe.tile.plan import Plan
+from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.targets.llvm.lower import lower
-from tvm_axe.tile.targets.llvm.plan import CpuPlan, plan
+from tvm_axe.tile.targets.llvm.emit import lower
+from tvm_axe.tile.targets.llvm.plan import CpuPlan, decide
 
 _VERSIONS = [metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
 _LEVELS = {512: ("x86-64-v4", "x86-64-v3"), 256: ("x86-64-v3",)}  # by bits of a vector register
@@ -40,7 +40,7 @@ class LlvmBackend(TileBackend):
         )
 
     def plan(self, program: TileProgram, target: Target) -> Plan:
-        return plan(program, target)
+        return decide(program, target)
 
     def emit(self, plan: Plan) -> tirx.PrimFunc:
         assert isinstance(plan, CpuPlan), plan

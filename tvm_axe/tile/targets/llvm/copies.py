@@ -8,7 +8,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_axe.tile.nodes import Copy, Fill, Region
+from tvm_axe.tile.nodes import Copy, Fill
+from tvm_axe.tile.regions import Region
 from tvm_axe.tile.targets.llvm.atomics import add
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.transposes import transpose

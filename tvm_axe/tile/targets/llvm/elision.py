@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node, Tile, tiles_of, walk
+from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.walking import tiles_of, walk
 
 
 def read_in_place(program: TileProgram) -> dict[Tile, Copy]:

@@ -18,7 +18,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_axe.tile.nodes import Copy, Gemm, Region, Tile
+from tvm_axe.tile.nodes import Copy, Gemm
+from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.copies import write_copy
 from tvm_axe.tile.targets.llvm.plan import Micro, packed_b

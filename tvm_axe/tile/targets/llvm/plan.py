@@ -14,9 +14,10 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.machines import Cpu, machine_of
-from tvm_axe.tile.nodes import Copy, Gemm, Loop, Region, Signal, Tile, Wait
-from tvm_axe.tile.plan import Decisions, Plan
+from tvm_axe.tile.nodes import Copy, Gemm, Loop, Signal, Wait
+from tvm_axe.tile.plans import Decisions, Plan
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.llvm import atomics
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype
 from tvm_axe.tile.targets.llvm.elision import read_in_place
@@ -89,7 +90,7 @@ class _Draft:
         self.decisions.add(subject, choice, reason)
 
 
-def plan(program: TileProgram, target: Target) -> CpuPlan:
+def decide(program: TileProgram, target: Target) -> CpuPlan:
     """Decide everything about a program for an llvm target.
 
     Raises

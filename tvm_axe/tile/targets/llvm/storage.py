@@ -14,7 +14,7 @@ from tvm_axe.layout import ComposeLayout, Iter, Layout, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.layout.symbolic import Symbolic
-from tvm_axe.tile.nodes import Tile
+from tvm_axe.tile.regions import Tile
 
 
 @dataclass(frozen=True)

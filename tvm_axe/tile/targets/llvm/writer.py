@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_axe.tile.nodes import Tile
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype, convert, narrow, rounded, widen
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
 from tvm_axe.tile.targets.llvm.guards import Guards

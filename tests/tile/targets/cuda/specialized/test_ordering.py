@@ -313,7 +313,7 @@ def test_arms_load_in_their_own_orders():
     "name, message",
     [
         ("outside", "b, a are read together, and loaded in different places; a branch loads all of them in each arm"),
-        ("part", "a is written in 3 places; a ring is filled in one, or in both arms of an `if`"),
+        ("part", "a is written in 3 places; a circular buffer is filled in one, or in both arms of an `if`"),
     ],
 )
 def test_other_fillings_are_uniform(name, message):

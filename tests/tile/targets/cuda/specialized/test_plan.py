@@ -12,10 +12,11 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
-from tvm_axe.tile.nodes import Gemm, substitute_in
+from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.targets.cuda import raster
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
+from tvm_axe.tile.walking import substitute_in
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 AMPERE = Target({"kind": "cuda", "arch": "sm_80"})
@@ -74,7 +75,7 @@ def test_every_decision_is_explained():
     for expected in (
         "a producer warp and 2 warpgroups that consume",
         "132 persistent blocks",
-        "ring of k: 2 slots of 32768 bytes",
+        "circular buffer of k: 2 slots of 32768 bytes",
         "0 bank conflicts down a column",
         "deferred by an iteration, warpgroups issue in turns",
         "left operand of o += p @ v, wgmma",

@@ -12,7 +12,7 @@ import pytest
 from tvm import sym, tirx
 
 from tvm_axe import tile
-from tvm_axe.tile.nodes import Branch, Fill, Gemm, Loop, substitute_in
+from tvm_axe.tile.nodes import Branch, Fill, Gemm, Loop
 from tvm_axe.tile.targets.cuda.specialized import buffers
 from tvm_axe.tile.targets.cuda.specialized.schedule import schedule
 from tvm_axe.tile.targets.cuda.specialized.steps import (
@@ -28,6 +28,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Repeat,
     Sync,
 )
+from tvm_axe.tile.walking import substitute_in
 
 ZERO = "zero"
 

@@ -16,7 +16,8 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Iter, Layout
-from tvm_axe.tile.nodes import Copy, Fill, Region, Tile
+from tvm_axe.tile.nodes import Copy, Fill
+from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, region_constants
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER
 from tvm_axe.tile.targets.cuda.fragments.walk import FragmentWalk, StridedWalk, find_registers, vector_lengths

@@ -21,7 +21,7 @@ from tvm.script import tirx as T
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
-from tvm_axe.tile.nodes import Region, Tile
+from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout, linear
 
 

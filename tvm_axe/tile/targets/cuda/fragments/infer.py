@@ -29,12 +29,11 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
-    Region,
     Signal,
-    Tile,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD, everywhere, projected
 
 

@@ -16,7 +16,8 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.nodes import Parallel, Tile, substitute_in, variables_in
+from tvm_axe.tile.nodes import Parallel
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.copies import keeps_together
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
 from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
@@ -28,6 +29,7 @@ from tvm_axe.tile.targets.cuda.fragments.walk import (
     find_registers,
     vector_lengths,
 )
+from tvm_axe.tile.walking import substitute_in, variables_in
 
 _CONDITIONAL = ("tirx.if_then_else",)
 

@@ -17,7 +17,8 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
-from tvm_axe.tile.nodes import Copy, Reduce, Region, Tile
+from tvm_axe.tile.nodes import Copy, Reduce
+from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.copies import copy
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
 from tvm_axe.tile.targets.cuda.fragments.infer import reduced_layout

@@ -21,10 +21,10 @@ from tvm_axe.tile.nodes import (
     Parallel,
     Reduce,
     Signal,
-    Tile,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, reduced_layout
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.fragments.reductions import accumulation_type, over_warps

@@ -15,7 +15,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.tile.nodes import Region, Signal, Wait, substitute_in
+from tvm_axe.tile.nodes import Signal, Wait
+from tvm_axe.tile.regions import Region
+from tvm_axe.tile.walking import substitute_in
 
 _POLLS = 1 << 22
 """Loads of a flag, about three seconds of them, after which a wait ends the kernel: whoever signals is lost."""

@@ -18,7 +18,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Iter, Layout
-from tvm_axe.tile.nodes import Gemm, Region
+from tvm_axe.tile.nodes import Gemm
+from tvm_axe.tile.regions import Region
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Registers
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, THREAD
 

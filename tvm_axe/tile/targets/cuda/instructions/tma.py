@@ -21,7 +21,7 @@ from tvm.script.tirx import tile as primitives
 
 from tvm_axe import _tvm
 from tvm_axe.layout import ComposeLayout, Layout
-from tvm_axe.tile.nodes import Region, Tile
+from tvm_axe.tile.regions import Region, Tile
 
 BOX = 256  # the most elements of a box along a dimension
 _ALIGNED = 16  # bytes: of the tensor's address and of its strides

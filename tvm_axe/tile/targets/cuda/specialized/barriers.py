@@ -15,7 +15,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.tile.nodes import Copy, Tile
+from tvm_axe.tile.nodes import Copy
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.instructions import tma
 from tvm_axe.tile.targets.cuda.specialized.memory import BARRIERS
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
@@ -27,8 +28,8 @@ Values = dict[tirx.Var, Any]
 _WARPS = 4  # of a warpgroup
 
 
-class Kernel:
-    """What all roles know: where they are, and the shared memory.
+class BlockContext:
+    """A block as its roles see it: where a thread is, and the shared memory.
 
     Attributes
     ----------

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node, Tile, leaves
+from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.walking import leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,10 @@ def _filling(program: TileProgram, tile: Tile) -> tuple[Node, Copy, Copy | None]
         branches = (node for node in program.nodes() if isinstance(node, Branch))
         place = next((b for b in branches if copies[0] in b.then and copies[1] in b.otherwise), None)
     if place is None:
-        return f"{tile.name} is written in {len(writers)} places; a ring is filled in one, or in both arms of an `if`"
+        return (
+            f"{tile.name} is written in {len(writers)} places; a circular buffer is filled in one, or in both arms of "
+            "an `if`"
+        )
     for copy in copies:
         if not copy.dst.whole:
             return f"{copy} fills a part of {tile.name}"

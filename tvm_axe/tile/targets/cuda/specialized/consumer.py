@@ -10,12 +10,13 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as primitives
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Copy, Let, Region, Tile, substitute, substitute_in
+from tvm_axe.tile.nodes import Copy, Let
+from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.emit import emit
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
-from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values, flat, when
+from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Cursor, Values, flat, when
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
@@ -31,6 +32,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Sync,
     walk,
 )
+from tvm_axe.tile.walking import substitute, substitute_in
 
 # Named barriers (PTX ISA, "bar"): of all the consumers; of turns, one a warpgroup. 1 to 3 are those of a warpgroup.
 _CONSUMERS, _TURNS = 8, 9
@@ -49,8 +51,8 @@ class Consumer:
         What emits the nodes that threads do by themselves.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.plan = kernel, kernel.plan
+    def __init__(self, context: BlockContext) -> None:
+        self.context, self.plan = context, context.plan
         plan = self.plan
         lags = dict.fromkeys(plan.memory.buffers, 0)
         for step in walk(plan.schedule.steps):
@@ -69,13 +71,13 @@ class Consumer:
             else:
                 flat = T.alloc_local([fragment.registers], tile.dtype)
             storages[tile] = Registers(flat, fragment, inferred.origin)
-        self.index = kernel.group * wgmma.WARPGROUP + kernel.warp * 32 + kernel.lane
+        self.index = context.group * wgmma.WARPGROUP + context.warp * 32 + context.lane
         for buffer in plan.memory.buffers:
             size = {tile: tile.bytes // tma.item_bytes(tile.dtype) for tile in buffer.tiles}
             for tile in buffer.tiles:
                 offset = self.cursors[buffer].slot * size[tile]
-                storages[tile] = Memory(kernel.flat[tile], tma.axe_layout(tile), offset)
-        storages |= {tile: Memory(kernel.flat[tile], tma.axe_layout(tile)) for tile in plan.memory.own_tiles}
+                storages[tile] = Memory(context.flat[tile], tma.axe_layout(tile), offset)
+        storages |= {tile: Memory(context.flat[tile], tma.axe_layout(tile)) for tile in plan.memory.own_tiles}
         # Of a storing warp's staging buffers, which are empty to begin with.
         self.stagings = {copy: Cursor(1, 1) for copy in plan.memory.staging} if plan.has_storing_warp else {}
         self.staged = {
@@ -106,8 +108,8 @@ class Consumer:
 
     def scratch(self, dtype: str, size: int) -> Any:
         """Shared memory for an exchange between consumers."""
-        assert self.kernel.exchange is not None
-        return flat(self.kernel.exchange, dtype, size)
+        assert self.context.exchange is not None
+        return flat(self.context.exchange, dtype, size)
 
     def sync(self) -> None:
         """A barrier among the consumers."""
@@ -115,12 +117,12 @@ class Consumer:
 
     def begin(self) -> None:
         if self.plays_ping_pong:
-            with when(self.kernel.group == self.plan.warpgroups - 1):
+            with when(self.context.group == self.plan.warpgroups - 1):
                 T.evaluate(T.ptx["bar.arrive"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
 
     def end(self) -> None:
         if self.plays_ping_pong:
-            with when(self.kernel.group == 0):
+            with when(self.context.group == 0):
                 T.evaluate(T.ptx["bar.sync"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
         if self.staged and not self.plan.has_storing_warp:
             T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
@@ -141,7 +143,7 @@ class Consumer:
             values = values | (_STEPS.of(step)(self, step, values) or {})
 
     def acquire(self, step: Acquire, values: Values) -> None:
-        self.cursors[step.buffer].take(self.kernel.full[step.buffer])
+        self.cursors[step.buffer].take(self.context.full[step.buffer])
 
     def wait(self, step: Await, values: Values) -> None:
         T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(step.pending))
@@ -191,16 +193,16 @@ class Consumer:
         buffer = step.buffer
         if buffer.threads:
             self.warpgroup_sync()
-        first = tirx.all(self.kernel.warp == 0, self.kernel.lane == 0)
+        first = tirx.all(self.context.warp == 0, self.context.lane == 0)
         with when(self.expression(step.when, values) if step.when is not None else None), when(first):
-            self.kernel.empty[buffer].arrive(self.cursors[buffer].behind(step.lag))
+            self.context.empty[buffer].arrive(self.cursors[buffer].behind(step.lag))
 
     def warpgroup_sync(self) -> None:
-        T.evaluate(T.cuda.warpgroup_sync(self.kernel.group + 1))
+        T.evaluate(T.cuda.warpgroup_sync(self.context.group + 1))
 
     def ping_pong(self, step: PingPong, values: Values) -> None:
         begins = step.begins
-        group, count = self.kernel.group, self.plan.warpgroups
+        group, count = self.context.group, self.plan.warpgroups
         whose = group if begins else (group + 1) % count
         operation = T.ptx["bar.sync" if begins else "bar.arrive"]
         T.evaluate(operation(T.cast(whose + _TURNS, "uint32"), T.uint32(2 * wgmma.WARPGROUP)))
@@ -208,7 +210,7 @@ class Consumer:
     def issue(self, step: Issue, values: Values) -> None:
         gemm = step.gemm
         rows = gemm.shape[0] // self.plan.warpgroups
-        at = self.kernel.group * rows
+        at = self.context.group * rows
         if gemm.a.tile.scope == "fragment":
             a = self.registers[gemm.a.tile]
         else:
@@ -225,7 +227,7 @@ class Consumer:
 
     def operand(self, region: Region, values: Values, dimension: int, at: Any, extent: int) -> Any:
         """`extent` of a shared region from `at` on, along a dimension, in the slot acquired last."""
-        tiles = self.kernel.tiles[region.tile]
+        tiles = self.context.tiles[region.tile]
         slot = next(
             (self.cursors[buffer].slot for buffer in self.plan.memory.buffers if region.tile in buffer.tiles), 0
         )
@@ -245,19 +247,20 @@ class Consumer:
 
     def store(self, copy: Copy, values: Values) -> None:
         """A copy out through shared memory: stmatrix, then TMA by one thread a warpgroup or by the storing warp."""
-        kernel, staging = self.kernel, self.plan.memory.staging[copy]
-        group = kernel.group if self.plan.warpgroups > 1 else 0  # upstream can't prove that the index of one is aligned
+        context, staging = self.context, self.plan.memory.staging[copy]
+        # Of one warpgroup, upstream can't prove that its index is aligned.
+        group = context.group if self.plan.warpgroups > 1 else 0
         target, tile = self.moved(copy.dst, values), copy.src.tile
-        source, cast, staged = self.registers[tile], self.staged[copy], kernel.staged[copy]
+        source, cast, staged = self.registers[tile], self.staged[copy], context.staged[copy]
         rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
         if self.plan.has_storing_warp:
-            self.stagings[copy].take(kernel.staged_empty[copy])
+            self.stagings[copy].take(context.staged_empty[copy])
             primitives.wg.cast(cast, source[:, 0:columns])
             primitives.wg.copy(staged[group, 0], cast)
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
             self.warpgroup_sync()
-            with when(tirx.all(kernel.warp == 0, kernel.lane == 0)):
-                kernel.staged_full[copy].arrive(0)
+            with when(tirx.all(context.warp == 0, context.lane == 0)):
+                context.staged_full[copy].arrive(0)
             return
         with T.unroll(staging.pieces) as piece:
             slot, first = piece % staging.slots, piece * columns
@@ -267,7 +270,7 @@ class Consumer:
             primitives.wg.copy(staged[group, slot], cast)
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
             self.warpgroup_sync()
-            with when(tirx.all(kernel.warp == 0, kernel.lane == 0)):
+            with when(tirx.all(context.warp == 0, context.lane == 0)):
                 tma.store(staged, (group, slot), target, group * rows, first)
                 T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 

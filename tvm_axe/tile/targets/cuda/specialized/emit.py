@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.tile.targets.cuda.specialized.barriers import Kernel, Values, when
+from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Values, when
 from tvm_axe.tile.targets.cuda.specialized.consumer import Consumer
 from tvm_axe.tile.targets.cuda.specialized.plan import REGISTERS, SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.producer import Producer
@@ -30,42 +30,42 @@ def lower(plan: SpecializedPlan) -> tirx.PrimFunc:
             T.func_name(plan.program.name)
             T.device_entry()
             with T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # or the assembler ignores setmaxnreg
-                _emit(Kernel(plan))
+                _emit(BlockContext(plan))
         body = made.get().body
     func = plan.program.func
     return tirx.PrimFunc(func.params, body, func.ret_type).with_attrs({"global_symbol": plan.program.name})
 
 
-def _emit(kernel: Kernel) -> None:
+def _emit(context: BlockContext) -> None:
     """The roles; those that load and store, and the consumers, each in a branch of its own: what setmaxnreg needs."""
-    plan = kernel.plan
+    plan = context.plan
     registers = REGISTERS[plan.warpgroups]
-    with T.If(kernel.group == plan.warpgroups):
+    with T.If(context.group == plan.warpgroups):
         with T.Then():
             if registers:
                 T.evaluate(T.ptx.setmaxnreg.dec.sync.aligned.u32(registers[0]))
-            with when(kernel.warp == 0), when(T.cuda.elect_sync()):
-                _over_tiles(kernel, Producer(kernel).tile)
+            with when(context.warp == 0), when(T.cuda.elect_sync()):
+                _over_tiles(context, Producer(context).tile)
             if plan.has_storing_warp:
-                with when(kernel.warp == 1), when(T.cuda.elect_sync()):
-                    storer = Storer(kernel)
-                    _over_tiles(kernel, storer.tile)
+                with when(context.warp == 1), when(T.cuda.elect_sync()):
+                    storer = Storer(context)
+                    _over_tiles(context, storer.tile)
                     storer.end()
         with T.Else():
             if registers:
                 T.evaluate(T.ptx.setmaxnreg.inc.sync.aligned.u32(registers[1]))
-            consumer = Consumer(kernel)
+            consumer = Consumer(context)
             consumer.begin()
-            _over_tiles(kernel, consumer.tile)
+            _over_tiles(context, consumer.tile)
             consumer.end()
 
 
-def _over_tiles(kernel: Kernel, tile: Callable[[Values], None]) -> None:
+def _over_tiles(context: BlockContext, tile: Callable[[Values], None]) -> None:
     """A role's tiles of the grid."""
-    grid, blocks = kernel.plan.grid, kernel.plan.grid.blocks
+    grid, blocks = context.plan.grid, context.plan.grid.blocks
     if not grid.persistent:
-        tile({var: T.bind(value) for var, value in grid.point(kernel.block).items()})
+        tile({var: T.bind(value) for var, value in grid.point(context.block).items()})
         return
-    with T.serial(0, (grid.tiles - kernel.block + blocks - 1) // blocks) as turn:
-        index = T.bind(kernel.block + turn * blocks)
+    with T.serial(0, (grid.tiles - context.block + blocks - 1) // blocks) as turn:
+        index = T.bind(context.block + turn * blocks)
         tile({var: T.bind(value) for var, value in grid.point(index).items()})

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Layout, bank_conflicts
-from tvm_axe.tile.nodes import Copy, Tile
-from tvm_axe.tile.plan import Decisions
+from tvm_axe.tile.nodes import Copy
+from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
@@ -25,7 +26,7 @@ _MOST_SLOTS = 8
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class SpecializedMemory:
     """What is in a block's shared memory.
 
     Attributes
@@ -60,7 +61,7 @@ def decide_memory(
     persistent: bool,
     most: int,
     decisions: Decisions,
-) -> SharedMemory:
+) -> SpecializedMemory:
     """Decide slots and staging: small pieces and many slots, or whole tiles if some slots are left then.
 
     Parameters
@@ -90,7 +91,7 @@ def decide_memory(
     scratch = -(-scratch_bytes(program, fragments, warpgroups * wgmma.WARPGROUP) // BARRIERS) * BARRIERS
     pieces, whole = (staging.find(program, warpgroups, fragments, whole) for whole in (False, True))
     apart, piece = staging.has_storing_warp(program), staging.epilogue_tile(program)
-    once = SharedMemory(dict.fromkeys(found, 1), own, whole if apart else pieces, scratch)
+    once = SpecializedMemory(dict.fromkeys(found, 1), own, whole if apart else pieces, scratch)
     if piece is not None:
         staging.check_pieces(once.staging, piece, warpgroups)
     memory = _with_slots(once, persistent, most)
@@ -107,13 +108,15 @@ def decide_memory(
             copy,
             f"through {stage.slots} x {stage.columns} columns of shared memory a warpgroup, stored by "
             + ("the storing warp" + f" in pieces of {piece}" * bool(piece) if apart else "TMA"),
-            "a whole tile, so that no store delays the next" if stage.pieces == 1 else "in pieces, for deeper rings",
+            "a whole tile, so that no store delays the next"
+            if stage.pieces == 1
+            else "in pieces, for deeper circular buffers",
         )
     decisions.add("shared memory", f"{memory.bytes} bytes", f"of {most}")
     return memory
 
 
-def _too_much(memory: SharedMemory, most: int) -> str:
+def _too_much(memory: SpecializedMemory, most: int) -> str:
     annotated = {buffer: (buffer.loop.stages if buffer.loop else None) or 1 for buffer in memory.buffers}
     sizes = [f"{buffer.name}: {buffer.bytes} bytes x {slots}" for buffer, slots in annotated.items()]
     sizes += [f"{tile.name}: {tile.bytes} bytes" for tile in memory.own_tiles]
@@ -130,7 +133,7 @@ def _fewest(buffer: CircularBuffer) -> int:
     return buffer.loop.stages or 2
 
 
-def _with_slots(memory: SharedMemory, persistent: bool, most: int) -> SharedMemory | None:
+def _with_slots(memory: SpecializedMemory, persistent: bool, most: int) -> SpecializedMemory | None:
     """The same memory with as many slots for pipelined loops as fit, or as annotated; None if the fewest don't fit."""
 
     def fits(slots: Mapping[CircularBuffer, int]) -> bool:
@@ -157,7 +160,7 @@ def _with_slots(memory: SharedMemory, persistent: bool, most: int) -> SharedMemo
 def _explain_buffer(buffer: CircularBuffer, slots: int, decisions: Decisions) -> None:
     annotated = buffer.loop is not None and buffer.loop.stages
     how = "as annotated" if annotated else "as many as fit" if buffer.loop else "loaded once a tile"
-    decisions.add(f"ring of {buffer.name}", f"{slots} slots of {buffer.bytes} bytes", how)
+    decisions.add(f"circular buffer of {buffer.name}", f"{slots} slots of {buffer.bytes} bytes", how)
     for tile in buffer.tiles:
         layout, width = tma.axe_layout(tile), tma.panel(tile)
         decisions.add(tile, layout, f"panels of {width} columns, one TMA copy each; {_conflicts(tile)}")

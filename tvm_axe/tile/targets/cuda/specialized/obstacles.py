@@ -24,14 +24,13 @@ from tvm_axe.tile.nodes import (
     Reduce,
     Signal,
     Wait,
-    leaves,
-    variables_in,
 )
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.plan import gpu_of
 from tvm_axe.tile.targets.cuda.specialized import buffers
 from tvm_axe.tile.targets.cuda.specialized.staging import has_storing_warp
+from tvm_axe.tile.walking import leaves, variables_in
 
 
 def obstacle(program: TileProgram, target: Target) -> str | None:

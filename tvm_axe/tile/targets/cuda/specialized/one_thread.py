@@ -24,9 +24,9 @@ from tvm_axe.tile.nodes import (
     Reduce,
     Signal,
     Wait,
-    substitute_in,
 )
-from tvm_axe.tile.targets.cuda.specialized.barriers import Kernel, Values
+from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Values
+from tvm_axe.tile.walking import substitute_in
 
 
 class OneThread:
@@ -34,15 +34,15 @@ class OneThread:
 
     Parameters
     ----------
-    kernel : Kernel
+    context : BlockContext
         The ground on which all roles stand.
-    own : TypeTable
+    code : TypeTable
         The code of each kind of node that may be the role's own; the role says of a node whether it is (`owns`).
     """
 
-    def __init__(self, kernel: Kernel, own: TypeTable[Callable[[Any, Any, Values], None]]) -> None:
-        self.own = own
-        self.kernel, self.plan = kernel, kernel.plan
+    def __init__(self, context: BlockContext, code: TypeTable[Callable[[Any, Any, Values], None]]) -> None:
+        self.code = code
+        self.context, self.plan = context, context.plan
         # In the program's order: a set's is another in each process, and its code would be compiled anew.
         nodes = self.plan.program.nodes()
         scalars = dict.fromkeys(tile for node in nodes if isinstance(node, Assign) for tile in node.writes)
@@ -60,7 +60,7 @@ class OneThread:
         """Emit the role's part of nodes, in order."""
         for node in nodes:
             if self.owns(node):
-                self.own.of(node)(self, node, values)
+                self.code.of(node)(self, node, values)
             else:
                 values = values | (_SHARED.of(node)(self, node, values) or {})
 

@@ -28,10 +28,10 @@ from tvm_axe.tile.nodes import (
     Parallel,
     Reduce,
     Signal,
-    Tile,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 
 

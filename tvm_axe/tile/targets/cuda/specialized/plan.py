@@ -10,15 +10,16 @@ from tvm.target import Target
 
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu
-from tvm_axe.tile.nodes import Gemm, Tile
-from tvm_axe.tile.plan import Decisions
+from tvm_axe.tile.nodes import Gemm
+from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
 from tvm_axe.tile.targets.cuda.grid import decide_grid
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
 from tvm_axe.tile.targets.cuda.specialized import ordering, staging
-from tvm_axe.tile.targets.cuda.specialized.memory import SharedMemory, decide_memory
+from tvm_axe.tile.targets.cuda.specialized.memory import SpecializedMemory, decide_memory
 from tvm_axe.tile.targets.cuda.specialized.obstacles import same_layout
 from tvm_axe.tile.targets.cuda.specialized.schedule import Schedule, schedule
 
@@ -43,7 +44,7 @@ class SpecializedPlan(CudaPlan):
         How many warpgroups consume.
     fragments : mapping from Tile to LayoutChoice
         The layouts of fragments and locals, with what decided them.
-    memory : SharedMemory
+    memory : SpecializedMemory
         The circular buffers with their slots, and what else is in shared memory.
     schedule : Schedule
         What a consumer does, step by step.
@@ -51,7 +52,7 @@ class SpecializedPlan(CudaPlan):
 
     warpgroups: int
     fragments: Mapping[Tile, LayoutChoice]
-    memory: SharedMemory
+    memory: SpecializedMemory
     schedule: Schedule
 
     @property

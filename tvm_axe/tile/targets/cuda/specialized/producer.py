@@ -9,20 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Copy, Gemm, Node, Region, Wait, substitute_in
+from tvm_axe.tile.nodes import Copy, Gemm, Node, Wait
+from tvm_axe.tile.regions import Region
 from tvm_axe.tile.targets.cuda.instructions import flags, tma
-from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values
+from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Cursor, Values
 from tvm_axe.tile.targets.cuda.specialized.one_thread import OneThread
+from tvm_axe.tile.walking import substitute_in
 
 
 class Producer(OneThread):
     """The role of the thread that loads."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        program, buffers = kernel.plan.program, kernel.plan.memory.buffers
+    def __init__(self, context: BlockContext) -> None:
+        program, buffers = context.plan.program, context.plan.memory.buffers
         # Slots are empty to begin with: a wait for the phase before the first passes.
         self.cursors = {buffer: Cursor(slots, 1) for buffer, slots in buffers.items()}
-        super().__init__(kernel, _NODES)
+        super().__init__(context, _NODES)
         self.owner = {copy: buffer for buffer in buffers for copy in buffer.copies + buffer.others}
         self.opens = {copies[0] for buffer in buffers for copies in (buffer.copies, buffer.others) if copies}
         gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
@@ -41,13 +43,13 @@ class Producer(OneThread):
     def load(self, copy: Copy, values: Values) -> None:
         """Emit a load into a slot; the first into one waits until it is empty."""
         buffer = self.owner[copy]
-        cursor, full = self.cursors[buffer], self.kernel.full[buffer]
+        cursor, full = self.cursors[buffer], self.context.full[buffer]
         if copy in self.opens:
-            cursor.take(self.kernel.empty[buffer])
+            cursor.take(self.context.empty[buffer])
             full.expect(cursor.slot, buffer.bytes)
         tile, start = copy.dst.tile, tuple(substitute_in(start, values) for start in copy.src.start)
         source = Region(copy.src.tile, start, copy.src.extents)
-        tma.load(tile, self.kernel.tiles[tile], cursor.slot, source, full.at(cursor.slot), tile in self.rounded)
+        tma.load(tile, self.context.tiles[tile], cursor.slot, source, full.at(cursor.slot), tile in self.rounded)
 
 
 _NODES: TypeTable[Callable[[Any, Any, Values], None]] = TypeTable(

@@ -31,12 +31,10 @@ from tvm_axe.tile.nodes import (
     Parallel,
     Reduce,
     Signal,
-    Tile,
     Wait,
-    leaves,
-    walk,
 )
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
@@ -52,6 +50,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Step,
     Sync,
 )
+from tvm_axe.tile.walking import leaves, walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,9 +123,9 @@ class _Scheduler:
 
     - `flights` are the products that may be in flight behind the last of `steps`, the oldest first. Each is a group of
       its own, so a wait until n groups are in flight completes all but the last n (PTX ISA, wgmma.wait_group).
-    - Every slot that was acquired has been released once, or is held by one of the flights, and slots of a buffer are
-      released in the order in which they were acquired. `acquired` counts the acquisitions of each buffer, from which
-      a release knows how many slots behind the current one its own is.
+    - Every slot that was acquired has been released once, or is held by one of the flights, or has its last reader still
+      to come; slots of a buffer are released in the order in which they were acquired. `acquired` counts the
+      acquisitions of each buffer, from which a release knows how many slots behind the current one its own is.
     - No statement that is among `steps` touches what a product writes, or overwrites what it reads, while that may be
       in flight.
     - `touched` are the tiles of `common`, which consumers share, that they have read or written since the last barrier,

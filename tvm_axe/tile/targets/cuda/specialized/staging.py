@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.nodes import Copy, Signal, Tile
+from tvm_axe.tile.nodes import Copy, Signal
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 

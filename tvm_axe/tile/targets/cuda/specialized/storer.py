@@ -13,18 +13,20 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as primitives
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Copy, Node, Region, Signal, substitute_in
+from tvm_axe.tile.nodes import Copy, Node, Signal
+from tvm_axe.tile.regions import Region
 from tvm_axe.tile.targets.cuda.instructions import flags, tma
-from tvm_axe.tile.targets.cuda.specialized.barriers import Cursor, Kernel, Values
+from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Cursor, Values
 from tvm_axe.tile.targets.cuda.specialized.one_thread import OneThread
+from tvm_axe.tile.walking import substitute_in
 
 
 class Storer(OneThread):
     """The role of the thread that stores."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel, _NODES)
-        self.staging = kernel.plan.memory.staging
+    def __init__(self, context: BlockContext) -> None:
+        super().__init__(context, _NODES)
+        self.staging = context.plan.memory.staging
         self.cursors = {copy: Cursor(1, 0) for copy in self.staging}
 
     def end(self) -> None:
@@ -43,10 +45,10 @@ class Storer(OneThread):
 
     def store(self, copy: Copy, values: Values) -> None:
         """Emit the stores of what consumers have staged, in pieces if they were asked for."""
-        plan, staged = self.plan, self.kernel.staged[copy]
+        plan, staged = self.plan, self.context.staged[copy]
         rows, columns = copy.src.tile.shape[0] // plan.warpgroups, self.staging[copy].columns
         target = Region(copy.dst.tile, tuple(substitute_in(s, values) for s in copy.dst.start), copy.dst.extents)
-        self.cursors[copy].take(self.kernel.staged_full[copy])
+        self.cursors[copy].take(self.context.staged_full[copy])
         if plan.epilogue_tile is None:
             with tma.each(plan.warpgroups) as group:
                 tma.store(staged, (group, 0), target, group * rows, 0)
@@ -62,7 +64,7 @@ class Storer(OneThread):
                 primitives.copy_async(place, piece, dispatch="tma_explicit")
                 T.evaluate(T.ptx.cp.async_.bulk.commit_group())
                 T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
-        self.kernel.staged_empty[copy].arrive(0)
+        self.context.staged_empty[copy].arrive(0)
 
 
 _NODES: TypeTable[Callable[[Any, Any, Values], None]] = TypeTable(

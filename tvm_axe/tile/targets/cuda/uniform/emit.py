@@ -1,6 +1,6 @@
 """Code of the uniform model: a block's threads do one node after the other.
 
-Barriers stand where `uniform.barriers` says. Of a loop whose loads run ahead the slots are filled ``stages - 1``
+Hazards stand where `uniform.hazards` says. Of a loop whose loads run ahead the slots are filled ``stages - 1``
 iterations before they are needed; an iteration waits for its own, with one barrier, behind which the slot of the
 iteration before is free and is filled anew.
 """
@@ -28,18 +28,17 @@ from tvm_axe.tile.nodes import (
     Parallel,
     Reduce,
     Signal,
-    Tile,
     Wait,
-    substitute,
-    substitute_in,
 )
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.emit import emit
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import cp_async, flags, fma, mma
-from tvm_axe.tile.targets.cuda.uniform.barriers import Barriers, Touched
+from tvm_axe.tile.targets.cuda.uniform.hazards import Hazards, Touched
 from tvm_axe.tile.targets.cuda.uniform.memory import ALIGNMENT, Pipeline
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
+from tvm_axe.tile.walking import substitute, substitute_in
 
 Values = dict[tirx.Var, Any]
 """What the program's variables are where code is written."""
@@ -79,7 +78,7 @@ class _Block:
         plan.await_previous()
         self.analyzer = plan.program.analyzer()
         self.emitter = Emitter(Threads(plan.threads, self.thread, _sync), storages, self.analyzer, self._scratch)
-        self.barriers = Barriers({tile.buffer: tile for tile in storages}, self.memory.pipelines)
+        self.hazards = Hazards({tile.buffer: tile for tile in storages}, self.memory.pipelines)
         self.touched = Touched()
 
     def _scratch(self, dtype: str, size: int) -> Any:
@@ -96,7 +95,7 @@ class _Block:
             self._point(self.block)
             return
         blocks = grid.blocks
-        entry = self.barriers.settled(self.plan.program.body, self.touched)
+        entry = self.hazards.settled(self.plan.program.body, self.touched)
         with T.serial(0, (grid.tiles - self.block + blocks - 1) // blocks) as turn:
             self.touched = entry
             self._point(T.bind(self.block + turn * blocks))
@@ -113,7 +112,7 @@ class _Block:
             values = values | (_NODES.of(node)(self, node, values, emitter) or {})
 
     def _leaf(self, node: Node, values: Values, emitter: Emitter) -> Values:
-        reads = self.barriers.reads(node)
+        reads = self.hazards.reads(node)
         self._separate(reads, node.writes)
         (changed,) = substitute((node,), values)
         named = emit(emitter, changed)
@@ -121,7 +120,7 @@ class _Block:
         return named
 
     def _gemm(self, node: Gemm, values: Values, emitter: Emitter) -> None:
-        reads = self.barriers.reads(node)
+        reads = self.hazards.reads(node)
         self._separate(reads, node.writes)
         (changed,) = substitute((node,), values)
         assert isinstance(changed, Gemm), changed
@@ -171,7 +170,7 @@ class _Block:
         if loop in self.memory.pipelines:
             self._pipelined(loop, values, emitter, start, extent, self.memory.pipelines[loop])
             return
-        self.touched = entry = self.barriers.settled(loop.body, self.touched)
+        self.touched = entry = self.hazards.settled(loop.body, self.touched)
         with T.serial(start, start + extent) as step:
             self.analyzer.bind(step, ir.Range.from_min_extent(start, extent))
             self._nodes(loop.body, values | {loop.var: step}, emitter)
@@ -179,14 +178,14 @@ class _Block:
 
     def _once(self, value: Any, emitter: Emitter) -> Any:
         """A loop's bound, which what the loop writes doesn't change."""
-        loads = self.barriers.loaded(value)
+        loads = self.hazards.loaded(value)
         return T.bind(emitter.expression(value)) if loads else emitter.expression(value)
 
     def _pipelined(
         self, loop: Loop, values: Values, emitter: Emitter, start: Any, extent: Any, pipeline: Pipeline
     ) -> None:
         stages = pipeline.stages
-        self._separate(*self.barriers.ahead(pipeline))
+        self._separate(*self.hazards.ahead(pipeline))
         entry = self.touched
         for first in range(stages - 1):
             with emitter.guarded([] if _surely(self.analyzer, first < extent) else [first < extent]):
@@ -224,7 +223,7 @@ class _Block:
             emitter = emitter.with_tile(tile, place)
         return emitter
 
-    # ---- Barriers ------------------------------------------------------------------------------------------------
+    # ---- Hazards ------------------------------------------------------------------------------------------------
 
     def _separate(self, reads: Iterable[Tile], writes: Iterable[Tile]) -> None:
         """A barrier, if what is to be touched needs one."""
@@ -234,7 +233,7 @@ class _Block:
 
     def _scalars(self, node: Node) -> None:
         """A barrier, if what a node's scalars load needs one."""
-        loaded = self.barriers.loaded(*node.scalars)
+        loaded = self.hazards.loaded(*node.scalars)
         self._separate(loaded, ())
         self.touched = self.touched.after(loaded, ())
 

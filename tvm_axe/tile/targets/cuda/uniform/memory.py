@@ -12,27 +12,15 @@ import tvm_ffi
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Access, ComposeLayout, Iter, Layout
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import (
-    Assign,
-    Copy,
-    Fill,
-    Gemm,
-    Let,
-    Loop,
-    Node,
-    Parallel,
-    Reduce,
-    Signal,
-    Tile,
-    Wait,
-    leaves,
-)
-from tvm_axe.tile.plan import Decisions
+from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce, Signal, Wait
+from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda import swizzles
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.fragments.layout import THREAD
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
+from tvm_axe.tile.walking import leaves
 
 ALIGNMENT = 128
 """Bytes, of tiles in shared memory."""
@@ -60,7 +48,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class UniformMemory:
     """What is in a block's shared memory.
 
     Attributes
@@ -103,7 +91,7 @@ def item_bytes(tile: Tile) -> int:
 
 def decide_memory(
     program: TileProgram, fragments: Fragments, products: Collection[Gemm], threads: int, decisions: Decisions
-) -> SharedMemory:
+) -> UniformMemory:
     """Decide the layouts of tiles in shared memory, and the room for exchanges.
 
     Parameters
@@ -140,7 +128,7 @@ def decide_memory(
     for node in program.nodes():
         if isinstance(node, Gemm) and node not in products and node.a.tile.scope != "shared":
             scratch = max(scratch, node.a.tile.bytes)
-    return SharedMemory(layouts, -(-scratch // ALIGNMENT) * ALIGNMENT)
+    return UniformMemory(layouts, -(-scratch // ALIGNMENT) * ALIGNMENT)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,16 @@ from tvm.target import Target
 
 from tvm_axe.errors import TileError
 from tvm_axe.machines.registry import described
-from tvm_axe.tile.nodes import Gemm, Signal, Tile, Wait
-from tvm_axe.tile.plan import Decisions
+from tvm_axe.tile.nodes import Gemm, Signal, Wait
+from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, FragmentLayout
 from tvm_axe.tile.targets.cuda.grid import decide_grid
 from tvm_axe.tile.targets.cuda.instructions import fma, mma
 from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
-from tvm_axe.tile.targets.cuda.uniform.memory import SharedMemory, decide_memory
+from tvm_axe.tile.targets.cuda.uniform.memory import UniformMemory, decide_memory
 from tvm_axe.tile.targets.cuda.uniform.schedule import decide_pipelines
 
 _LARGE = 128 * 128  # elements of a gemm's accumulator from which a block has 256 threads
@@ -40,14 +41,14 @@ class UniformPlan(CudaPlan):
         Layouts over ``tx`` and ``m`` of fragments and local tiles, with what decided them.
     products : mapping from Gemm to mma.Warps
         How warps stand over the products that ``mma`` does; the others are multiply-adds.
-    memory : SharedMemory
+    memory : UniformMemory
         The layouts of shared tiles and the loads that run ahead.
     """
 
     threads: int
     fragments: Mapping[Tile, LayoutChoice]
     products: Mapping[Gemm, mma.Warps]
-    memory: SharedMemory
+    memory: UniformMemory
 
 
 def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:

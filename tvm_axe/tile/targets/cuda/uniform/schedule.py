@@ -6,23 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.nodes import Copy, Let, Loop, Node, Wait, variables_in, walk
-from tvm_axe.tile.plan import Decisions
+from tvm_axe.tile.nodes import Copy, Let, Loop, Node, Wait
+from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.instructions import cp_async
-from tvm_axe.tile.targets.cuda.uniform.memory import Pipeline, SharedMemory
+from tvm_axe.tile.targets.cuda.uniform.memory import Pipeline, UniformMemory
+from tvm_axe.tile.walking import variables_in, walk
 
 _STAGES = (4, 3, 2)
 
 
-def decide_pipelines(program: TileProgram, memory: SharedMemory, most: int, decisions: Decisions) -> SharedMemory:
+def decide_pipelines(program: TileProgram, memory: UniformMemory, most: int, decisions: Decisions) -> UniformMemory:
     """Decide which loops' loads run ahead, and how far.
 
     Parameters
     ----------
     program : TileProgram
         The program.
-    memory : SharedMemory
+    memory : UniformMemory
         The tiles, of which there is one slot each.
     most : int
         How much shared memory a block may have, in bytes.
@@ -31,7 +32,7 @@ def decide_pipelines(program: TileProgram, memory: SharedMemory, most: int, deci
 
     Returns
     -------
-    SharedMemory
+    UniformMemory
         The same tiles with their slots.
 
     Raises
@@ -64,8 +65,8 @@ def decide_pipelines(program: TileProgram, memory: SharedMemory, most: int, deci
 
 
 def _with_stages(
-    memory: SharedMemory, loop: Loop, copies: dict[Copy, int], most: int, decisions: Decisions
-) -> SharedMemory:
+    memory: UniformMemory, loop: Loop, copies: dict[Copy, int], most: int, decisions: Decisions
+) -> UniformMemory:
     name = f"loop {loop.var.name}"
     if loop.stages:
         decisions.add(name, f"{loop.stages} stages of cp.async", "as annotated")
@@ -80,7 +81,7 @@ def _with_stages(
     return memory
 
 
-def _pipelined(memory: SharedMemory, loop: Loop, pipeline: Pipeline) -> SharedMemory:
+def _pipelined(memory: UniformMemory, loop: Loop, pipeline: Pipeline) -> UniformMemory:
     return replace(memory, pipelines={**memory.pipelines, loop: pipeline})
 
 

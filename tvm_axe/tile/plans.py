@@ -12,8 +12,9 @@ from typing import get_args
 
 from tvm.target import Target
 
-from tvm_axe.tile.nodes import Loop, Node, Tile
+from tvm_axe.tile.nodes import Loop, Node
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.regions import Tile
 
 GROUPS = ("kernel", "tiles", "loops", "operations")
 """What a decision may be about, in the order in which decisions are shown."""
@@ -94,7 +95,7 @@ class Plan:
 
 
 def _group(subject: object) -> str:
-    if isinstance(subject, Tile) or str(subject).startswith("ring of "):
+    if isinstance(subject, Tile) or str(subject).startswith("circular buffer of "):
         return "tiles"
     if isinstance(subject, Loop) or str(subject).startswith("loop "):
         return "loops"

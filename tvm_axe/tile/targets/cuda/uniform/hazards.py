@@ -1,7 +1,7 @@
 """Where the uniform model needs a barrier: what threads have read and written in memory since the last one.
 
 A barrier must come before a node that touches what an earlier one wrote, or that writes what an earlier one read. At
-the start of a loop's body the iteration before counts too, which `Barriers.settled` finds without making code.
+the start of a loop's body the iteration before counts too, which `Hazards.settled` finds without making code.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tvm_axe.tile.nodes import (
     Parallel,
     Reduce,
     Signal,
-    Tile,
     Wait,
-    tiles_of,
 )
+from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.uniform.memory import Pipeline
+from tvm_axe.tile.walking import tiles_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _in_memory(tiles: Iterable[Tile]) -> frozenset[Tile]:
     return frozenset(tile for tile in tiles if tile.scope in ("shared", "global"))
 
 
-class Barriers:
+class Hazards:
     """What nodes touch, and what is touched behind them.
 
     Parameters
@@ -131,19 +131,19 @@ class Barriers:
         return self._scalars(node, touched).behind(node)
 
 
-_NODES: TypeTable[Callable[[Barriers, Any, Touched], Touched]] = TypeTable(
-    "barriers of the uniform model",
+_NODES: TypeTable[Callable[[Hazards, Any, Touched], Touched]] = TypeTable(
+    "hazards of the uniform model",
     {
-        Assign: Barriers._leaf,
-        Branch: Barriers._branch,
-        Copy: Barriers._leaf,
-        Fill: Barriers._leaf,
-        Gemm: Barriers._leaf,
-        Let: Barriers._leaf,
-        Loop: Barriers._loop,
-        Parallel: Barriers._leaf,
-        Reduce: Barriers._leaf,
-        Signal: Barriers._flags,
-        Wait: Barriers._flags,
+        Assign: Hazards._leaf,
+        Branch: Hazards._branch,
+        Copy: Hazards._leaf,
+        Fill: Hazards._leaf,
+        Gemm: Hazards._leaf,
+        Let: Hazards._leaf,
+        Loop: Hazards._loop,
+        Parallel: Hazards._leaf,
+        Reduce: Hazards._leaf,
+        Signal: Hazards._flags,
+        Wait: Hazards._flags,
     },
 )

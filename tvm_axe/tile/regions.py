@@ -1,0 +1,100 @@
+"""Tiles, and regions of them: what the nodes of a tile program move and compute on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import sym, tirx
+
+from tvm_axe.layout import ComposeLayout, Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A tile on chip, or a parameter in global memory.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        Upstream's variable, which names the tile in the program.
+    scope : str
+        ``"global"``, ``"shared"``, ``"fragment"`` or ``"local"``.
+    shape : tuple
+        The extents, constants; those of a parameter may be expressions.
+    dtype : str
+        The type of an element.
+    layout : Layout or ComposeLayout or None
+        The layout as annotated; None is one to be inferred.
+    """
+
+    buffer: tirx.Buffer
+    scope: str
+    shape: tuple
+    dtype: str
+    layout: Layout | ComposeLayout | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.buffer.name)
+
+    @property
+    def bytes(self) -> int:
+        """Size without padding, in bytes; only of a tile on chip."""
+        return math.prod(self.shape) * tvm_ffi.dtype(self.dtype).bits // 8
+
+    def __str__(self) -> str:
+        return f"{self.scope} {self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A box of a tile.
+
+    Attributes
+    ----------
+    tile : Tile
+        The tile or tensor that it is a part of.
+    start : tuple of Expr
+        Where it starts, a dimension of the tile each.
+    extents : tuple of int
+        Its extents, as many.
+    """
+
+    tile: Tile
+    start: tuple
+    extents: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents without the ones that the other side of a copy may not have; at least one."""
+        return tuple(extent for extent in self.extents if extent != 1) or (1,)
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The dimensions of the tile that `shape`'s extents are of."""
+        found = tuple(d for d, extent in enumerate(self.extents) if extent != 1)
+        return found or (len(self.extents) - 1,)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the tile."""
+        return self.extents == self.tile.shape
+
+    def overruns(self, analyzer: sym.Analyzer) -> tuple[int, ...]:
+        """The dimensions in which it isn't proved to end inside the tile; only in global memory are there any."""
+        pairs = enumerate(zip(self.start, self.extents, self.tile.shape))
+        return tuple(d for d, (start, extent, size) in pairs if not analyzer.can_prove(start + extent <= size))
+
+    def __str__(self) -> str:
+        if self.whole and all(isinstance(constant(s), int) and int(s) == 0 for s in self.start):
+            return self.tile.name
+        parts = (f"{s}" if e == 1 else f"{s}:{s + e}" for s, e in zip(self.start, self.extents))
+        return f"{self.tile.name}[{', '.join(parts)}]"
+
+
+def constant(value: Any) -> Any:
+    """An integer where a value is one, else the value."""
+    return int(value) if isinstance(value, (int, tirx.IntImm)) else value
