@@ -23,12 +23,12 @@ class Param(NamedTuple):
 
 
 def parameters(func: tirx.PrimFunc) -> dict[str, Param]:
-    """The parameters of a function, by name, in order.
+    """Return the parameters of a function, by name, in order.
 
     Raises
     ------
     InputError
-        When a parameter isn't a buffer or has a symbolic extent.
+        If a parameter isn't a buffer or has a symbolic extent.
     """
     params = {}
     for var in func.params:
