@@ -123,8 +123,8 @@ class _Scheduler:
 
     - `flights` are the products that may be in flight behind the last of `steps`, the oldest first. Each is a group of
       its own, so a wait until n groups are in flight completes all but the last n (PTX ISA, wgmma.wait_group).
-    - Every slot that was acquired has been released once, or is held by one of the flights, or has its last reader still
-      to come; slots of a buffer are released in the order in which they were acquired. `acquired` counts the
+    - Every slot that was acquired has been released once, is held by one of the flights, or has its last reader to come;
+      slots of a buffer are released in the order in which they were acquired. `acquired` counts the
       acquisitions of each buffer, from which a release knows how many slots behind the current one its own is.
     - No statement that is among `steps` touches what a product writes, or overwrites what it reads, while that may be
       in flight.
