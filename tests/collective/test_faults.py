@@ -24,7 +24,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_axe.collective import Coord, MeshTensor, Program, WorkerError, Workers, launch, local
+from tvm_axe.collective import Coord, LoadedProgram, MeshTensor, WorkerError, Workers, launch, local
 from tvm_axe.layout import Mesh
 
 Limit: TypeAlias = "Callable[[float], AbstractContextManager[None]]"
@@ -311,7 +311,7 @@ def test_no_memory_left_says_what_was_asked_for(nothing_left: None, monkeypatch:
         del out
 
 
-def steps_of(seconds: float, workers: Workers, program: Program, out: MeshTensor) -> int:
+def steps_of(seconds: float, workers: Workers, program: LoadedProgram, out: MeshTensor) -> int:
     """How many steps of `Spin` take about so many seconds here."""
     return int(seconds / min(workers.time(program, [(out, "slab"), 10_000_000], 3)) * 10_000_000)
 

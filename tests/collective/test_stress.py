@@ -10,7 +10,7 @@ import psutil
 import tvm
 from tvm import relax
 
-from tvm_axe.collective import MeshTensor, Program, Workers, launch, ops
+from tvm_axe.collective import LoadedProgram, MeshTensor, Workers, launch, ops
 from tvm_axe.collective.plan import VIEWS, chunk
 from tvm_axe.layout import Mesh
 
@@ -43,7 +43,7 @@ class Random:
 
     def __init__(self, workers: Workers, rng: np.random.Generator) -> None:
         self.workers, self.mesh, self.rng = workers, workers.mesh, rng
-        self.programs: list[tuple[Program, str, str, list[int], list[MeshTensor]]] = []
+        self.programs: list[tuple[LoadedProgram, str, str, list[int], list[MeshTensor]]] = []
 
     def command(self) -> None:
         """Call a collective, or a program with several in a row; now and then a new one, or away with one."""
@@ -73,7 +73,7 @@ class Random:
             for tensor in tensors:
                 self.workers.free(tensor)
 
-    def load(self, name: str, axis: str, numbers: list[int], tensors: list[MeshTensor]) -> Program:
+    def load(self, name: str, axis: str, numbers: list[int], tensors: list[MeshTensor]) -> LoadedProgram:
         """A program that does the collective 1 to 20 times, with barriers."""
         builder = relax.BlockBuilder()
         shapes = [(self.mesh[axis], *t.shape) if view else t.shape for t, view in zip(tensors, VIEWS[name])]

@@ -169,7 +169,7 @@ def test_a_program_on_views_and_its_collectives(workers: Workers) -> None:
         seconds = workers.time(program, views, repeat=5, warmup=2)
         assert len(seconds) == 5 and min(seconds) > 0
         workers.free(program)
-        with pytest.raises(InputError, match=r"Program\(main\) is not a program of these workers"):
+        with pytest.raises(InputError, match=r"LoadedProgram\(main\) is not a program of these workers"):
             workers.call(program, views)
 
 

@@ -9,7 +9,7 @@ from tvm_axe.demo.block import SCHEDULES
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower.derive import Step, derive_steps
 from tvm_axe.lower.infer import Sharding, infer_shardings
-from tvm_axe.lower.program import Program, parse_program
+from tvm_axe.lower.program import ScheduledProgram, parse_program
 from tvm_axe.schedule import Schedule
 
 
@@ -26,7 +26,7 @@ def scheduled(programs) -> Callable[..., Schedule]:
     return make
 
 
-Passed = tuple[Program, dict[tirx.Buffer, Sharding], list[Step]]
+Passed = tuple[ScheduledProgram, dict[tirx.Buffer, Sharding], list[Step]]
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def layouts(passes: Callable[..., Passed]) -> Callable[..., Mapping[str, str]]:
 
 
 @pytest.fixture
-def table() -> Callable[[Program, list[Step]], list[tuple]]:
+def table() -> Callable[[ScheduledProgram, list[Step]], list[tuple]]:
     """(name, kind, axis, bytes, arguments, pulled, pushed) of each step."""
 
-    def of(program: Program, steps: list[Step]) -> list[tuple]:
+    def of(program: ScheduledProgram, steps: list[Step]) -> list[tuple]:
         rows = []
         for step in steps:
             sides = [sorted(program.names[buffer] for buffer in side) for side in (step.pulled, step.pushed)]

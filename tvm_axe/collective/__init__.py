@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tvm_axe.collective.recording import Called, Recording
     from tvm_axe.collective.tensor import Coord, MeshTensor, slab_stride
     from tvm_axe.collective.timeline import Arrow, Event, Timeline
-    from tvm_axe.collective.workers import Argument, Program, Workers, launch
+    from tvm_axe.collective.workers import Argument, LoadedProgram, Workers, launch
     from tvm_axe.errors import WorkerError
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "Called",
     "Coord",
     "Event",
+    "LoadedProgram",
     "MeshTensor",
-    "Program",
     "Recording",
     "Timeline",
     "WorkerError",
@@ -37,7 +37,7 @@ _HOMES = {
     "tvm_axe.collective.recording": ["Called", "Recording"],
     "tvm_axe.collective.tensor": ["Coord", "MeshTensor", "slab_stride"],
     "tvm_axe.collective.timeline": ["Arrow", "Event", "Timeline"],
-    "tvm_axe.collective.workers": ["Argument", "Program", "Workers", "launch"],
+    "tvm_axe.collective.workers": ["Argument", "LoadedProgram", "Workers", "launch"],
     "tvm_axe.errors": ["WorkerError"],
 }
 

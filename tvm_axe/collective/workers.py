@@ -35,7 +35,7 @@ from tvm_axe.machines.builder import PROGRAM_BUILDER
 Argument = tuple[MeshTensor, str] | Coord | int
 
 
-class Program:
+class LoadedProgram:
     """A compiled module, on every worker; made by `Workers.load`."""
 
     def __init__(self, number: int, functions: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ class Program:
         self.functions = tuple(functions)
 
     def __repr__(self) -> str:
-        return f"Program({', '.join(self.functions)})"
+        return f"LoadedProgram({', '.join(self.functions)})"
 
 
 class Workers:
@@ -67,9 +67,9 @@ class Workers:
         # Also when the caller forgets to close, and at the interpreter's exit.
         self._closer = weakref.finalize(self, session.close)
         self._tensors: set[MeshTensor] = set()
-        self._programs: set[Program] = set()
+        self._programs: set[LoadedProgram] = set()
         self._loaded = 0
-        self._discarded: deque[MeshTensor | Program] = deque()
+        self._discarded: deque[MeshTensor | LoadedProgram] = deque()
 
     @property
     def closed(self) -> bool:
@@ -115,7 +115,7 @@ class Workers:
         self._tensors.add(tensor)
         return tensor
 
-    def free(self, item: MeshTensor | Program) -> None:
+    def free(self, item: MeshTensor | LoadedProgram) -> None:
         """Give back the memory of a mesh tensor, or drop a program; neither can be used afterwards."""
         self._check_open()
         if isinstance(item, MeshTensor):
@@ -127,7 +127,7 @@ class Workers:
             self._programs.remove(item)
             self._session.run("unload", item.number)
 
-    def discard(self, item: MeshTensor | Program) -> None:
+    def discard(self, item: MeshTensor | LoadedProgram) -> None:
         """Have `item` freed when memory or a program is asked for next.
 
         For finalizers: the garbage collector runs them in any thread, a worker's too, and in the middle of a command,
@@ -135,7 +135,7 @@ class Workers:
         """
         self._discarded.append(item)
 
-    def load(self, mod: IRModule, target: str | Target, builder: str = PROGRAM_BUILDER) -> Program:
+    def load(self, mod: IRModule, target: str | Target, builder: str = PROGRAM_BUILDER) -> LoadedProgram:
         """Compile a module on every worker.
 
         Parameters
@@ -169,16 +169,16 @@ class Workers:
             self._session.run("load", self._loaded, carrier.encode(SLAB), str(target), builder)
         finally:
             self._drop(carrier)
-        program = Program(self._loaded, names)
+        program = LoadedProgram(self._loaded, names)
         self._programs.add(program)
         return program
 
-    def call(self, program: Program, args: Sequence[Argument], function: str = "main") -> None:
+    def call(self, program: LoadedProgram, args: Sequence[Argument], function: str = "main") -> None:
         """Run a function of a program once on every worker.
 
         Parameters
         ----------
-        program : Program
+        program : LoadedProgram
             As returned by `load`.
         args : sequence
             Each one is an int; a `Coord`; or (mesh tensor, view), where the view is ``"slab"`` for the worker's own
@@ -198,7 +198,7 @@ class Workers:
         self._session.run("run", program.number, function, self._encode(args))
 
     def time(
-        self, program: Program, args: Sequence[Argument], repeat: int, warmup: int = 1, function: str = "main"
+        self, program: LoadedProgram, args: Sequence[Argument], repeat: int, warmup: int = 1, function: str = "main"
     ) -> list[float]:
         """Run a function `repeat` times and return the seconds that each run took on the slowest worker.
 
@@ -217,7 +217,7 @@ class Workers:
             self._drop(seconds)
 
     def trace(
-        self, program: Program, args: Sequence[Argument], calls: int, warmup: int = 1, function: str = "main"
+        self, program: LoadedProgram, args: Sequence[Argument], calls: int, warmup: int = 1, function: str = "main"
     ) -> list[Recording]:
         """Run a function `warmup` times, then once more, and return what that called when on each worker.
 
@@ -348,7 +348,7 @@ class Workers:
         self._check_open()
         if program not in self._programs:
             raise InputError(f"{program!r} is not a program of these workers; load it with workers.load")
-        if isinstance(program, Program) and function is not None and function not in program.functions:
+        if isinstance(program, LoadedProgram) and function is not None and function not in program.functions:
             raise InputError(f"the program has no function {function!r}; it has {', '.join(program.functions)}")
 
     def _check_pair(self, name: str, source: MeshTensor, target: MeshTensor, axis: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
-from tvm_axe.collective import Argument, Coord, MeshTensor, Program, Timeline, Workers
+from tvm_axe.collective import Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.base import Arrays, Executable, Input
 from tvm_axe.layout import Mesh, pack, unpack
@@ -125,7 +125,7 @@ class _Loaded:
 
     def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, workers: Workers) -> None:
         self.mesh = lowered.mesh
-        self.program: Program = workers.load(module, target, PROGRAM_BUILDER)
+        self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
         self.tensors: dict[str, MeshTensor] = {}
         for buffer in lowered.buffers.values():
             # What devices only read and all hold whole is stored once.
@@ -168,7 +168,7 @@ def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(extent) for extent in shape)
 
 
-def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | Program]) -> None:
+def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | LoadedProgram]) -> None:
     alive = workers()
     if alive is not None:
         for item in items:

@@ -28,7 +28,7 @@ from tvm import DataType, tirx
 
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.infer import Sharding
-from tvm_axe.lower.program import Access, Block, Program, Stage
+from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
 from tvm_axe.schedule.query import covers, is_copy, is_sum, shift_of, substitute, summed, uses
 
 LOCAL, MESH_KERNEL = "local", "mesh kernel"
@@ -45,7 +45,7 @@ class Step:
     a shift, a root) are those of a plain collective.
     """
 
-    stage: Stage
+    stage: ScheduledStage
     kind: str
     axis: str | None
     bytes: int | float
@@ -60,7 +60,7 @@ class Step:
         return self.stage.name
 
 
-def derive_steps(program: Program, shardings: Mapping[tirx.Buffer, Sharding]) -> list[Step]:
+def derive_steps(program: ScheduledProgram, shardings: Mapping[tirx.Buffer, Sharding]) -> list[Step]:
     """What each stage of `program` is, given where its buffers live.
 
     Raises
@@ -94,7 +94,7 @@ def push_axis(access: Access, sharding: Sharding) -> str | None:
     return axes[0] if axes else None
 
 
-def _derive(program: Program, stage: Stage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
+def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
     pulled: set[tirx.Buffer] = set()
     pushed: set[tirx.Buffer] = set()
     axes: set[str] = set()
@@ -135,7 +135,7 @@ def _derive(program: Program, stage: Stage, shardings: Mapping[tirx.Buffer, Shar
 
 
 def _check_one_phase(
-    stage: Stage, pulled: set[tirx.Buffer], pushed: set[tirx.Buffer], shardings: Mapping[tirx.Buffer, Sharding]
+    stage: ScheduledStage, pulled: set[tirx.Buffer], pushed: set[tirx.Buffer], shardings: Mapping[tirx.Buffer, Sharding]
 ) -> None:
     """No barrier stands within a stage, so nothing that it writes may also be read from or pushed to a peer in it."""
     for block in stage.blocks:
@@ -148,7 +148,9 @@ def _check_one_phase(
                 )
 
 
-def _check_held_by_all(stage: Stage, pulled: set[tirx.Buffer], shardings: Mapping[tirx.Buffer, Sharding]) -> None:
+def _check_held_by_all(
+    stage: ScheduledStage, pulled: set[tirx.Buffer], shardings: Mapping[tirx.Buffer, Sharding]
+) -> None:
     """A kernel finds its peers' data by where it belongs, and what one device holds belongs to nobody."""
     for buffer in pulled:
         root = shardings[buffer].root
@@ -206,7 +208,9 @@ def _peer_index(block: Block, access: Access, sharding: Sharding) -> tirx.Expr |
     return None
 
 
-def _from_peers(program: Program, block: Block, access: Access, shardings: Mapping[tirx.Buffer, Sharding]) -> Fraction:
+def _from_peers(
+    program: ScheduledProgram, block: Block, access: Access, shardings: Mapping[tirx.Buffer, Sharding]
+) -> Fraction:
     """The share of the elements that `access` reads which lie with peers, on the average of the devices."""
     sharding = shardings[access.buffer]
     axis = remote_axis(access, sharding)
@@ -270,7 +274,7 @@ def _whole_indices(block: Block) -> list[tirx.Expr]:
     return list(load.indices)
 
 
-def _elements(block: Block, program: Program) -> Fraction:
+def _elements(block: Block, program: ScheduledProgram) -> Fraction:
     """Iterations of `block` on one device, on the average of the devices that share it."""
     shared = prod(program.mesh.axis_size(axis) for axis in block.device)
     return Fraction(prod(int(iv.dom.extent) for iv in block.realize.block.iter_vars), shared)

@@ -21,7 +21,7 @@ from tvm_axe.lower.derive import ALL_GATHER, ALL_REDUCE, LOCAL, MESH_KERNEL, Ste
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.localize import CHUNK, OWN, STEP, Kernel, localize
 from tvm_axe.lower.order import barriers_before, pipeline, regions
-from tvm_axe.lower.program import Program
+from tvm_axe.lower.program import ScheduledProgram
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Emitted:
     memory: tuple[int, ...]  # of each step, the bytes of the device's own slabs that it touches
 
 
-def emit_module(program: Program, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> Emitted:
+def emit_module(program: ScheduledProgram, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> Emitted:
     """The module that each device of `program` runs."""
     emitter = _Emitter(program, steps, shardings)
     return emitter.module()
@@ -55,7 +55,9 @@ def _collective_views(step: Step) -> tuple[str, tuple[tirx.Buffer, str], tuple[t
 
 
 class _Emitter:
-    def __init__(self, program: Program, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> None:
+    def __init__(
+        self, program: ScheduledProgram, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]
+    ) -> None:
         self.program, self.steps, self.shardings = program, steps, shardings
         crossing = {buffer for step in steps for buffer in step.pulled | step.pushed}
         users = {

@@ -18,7 +18,7 @@ from tvm_axe.errors import LowerError
 from tvm_axe.layout import Iter, Layout, Mesh, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.symbolic import Number
-from tvm_axe.lower.program import Access, Program
+from tvm_axe.lower.program import Access, ScheduledProgram
 from tvm_axe.schedule.query import is_copy, root_of
 
 
@@ -71,7 +71,7 @@ class Sharding:
         return dim not in self.axes or access.blocked.get(dim) == (self.axes[dim], self.piece(dim))
 
 
-def infer_shardings(program: Program, declared: Mapping[str, Layout]) -> dict[tirx.Buffer, Sharding]:
+def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -> dict[tirx.Buffer, Sharding]:
     """The sharding of every buffer of `program`, given the layouts of some parameters by name.
 
     Raises

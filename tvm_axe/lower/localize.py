@@ -18,7 +18,7 @@ from tvm_axe.collective import slab_stride
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.derive import Step, push_axis
 from tvm_axe.lower.infer import Sharding
-from tvm_axe.lower.program import Block, LocalIterator, Program, linear, own_piece, within
+from tvm_axe.lower.program import Block, LocalIterator, ScheduledProgram, linear, own_piece, within
 from tvm_axe.lower.window import Window, calling
 from tvm_axe.schedule import BIND, TILE, set_layout
 from tvm_axe.schedule.query import substitute, uses
@@ -46,7 +46,7 @@ class Kernel:
 
 
 def localize(
-    program: Program, step: Step, shardings: Mapping[tirx.Buffer, Sharding], private: tuple[tirx.Buffer, ...]
+    program: ScheduledProgram, step: Step, shardings: Mapping[tirx.Buffer, Sharding], private: tuple[tirx.Buffer, ...]
 ) -> Kernel:
     """The kernel of one local stage or mesh kernel; `private` buffers live inside it."""
     localizer = _Localizer(program, step, shardings, private)
@@ -103,7 +103,7 @@ class _Localizer:
 
     def __init__(
         self,
-        program: Program,
+        program: ScheduledProgram,
         step: Step,
         shardings: Mapping[tirx.Buffer, Sharding],
         private: tuple[tirx.Buffer, ...],

@@ -16,7 +16,7 @@ from tvm_axe.lower.emit import emit_module
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.localize import OWN
 from tvm_axe.lower.notation import notation
-from tvm_axe.lower.program import Program, parse_program
+from tvm_axe.lower.program import ScheduledProgram, parse_program
 from tvm_axe.schedule import layouts_of
 
 
@@ -142,7 +142,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     )
 
 
-def _mesh_buffer(program: Program, buffer: tirx.Buffer, sharding: Sharding) -> MeshBuffer:
+def _mesh_buffer(program: ScheduledProgram, buffer: tirx.Buffer, sharding: Sharding) -> MeshBuffer:
     """An output is a parameter that is written; an input one that is read, or left alone, before it is written."""
     is_parameter = any(buffer.same_as(param) for param in program.parameters)
     in_order = (access for block in program.blocks() for access in (*block.reads, *block.writes))

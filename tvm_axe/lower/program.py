@@ -96,7 +96,7 @@ class Overlap:
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class ScheduledStage:
     """One nest: what a device does between two others."""
 
     nest: tirx.Stmt
@@ -109,14 +109,14 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class ScheduledProgram:
     """A scheduled function, taken apart."""
 
     name: str
     mesh: Mesh
     parameters: tuple[tirx.Buffer, ...]
     intermediates: tuple[tirx.Buffer, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[ScheduledStage, ...]
     coordinates: Mapping[str, tirx.Var]  # mesh axis -> the device's coordinate on it
 
     def buffers(self) -> tuple[tirx.Buffer, ...]:
@@ -139,7 +139,7 @@ class Program:
         return [block for stage in self.stages for block in stage.blocks]
 
 
-def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> Program:
+def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
     """Take the scheduled `func` apart.
 
     Raises
@@ -164,8 +164,8 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> Program:
             )
     coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
     nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    stages = tuple(Stage(nest, tuple(_blocks(nest, (), mesh, coordinates)), _overlap(nest)) for nest in nests)
-    return Program(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
+    stages = tuple(ScheduledStage(nest, tuple(_blocks(nest, (), mesh, coordinates)), _overlap(nest)) for nest in nests)
+    return ScheduledProgram(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
 
 
 def _overlap(nest: tirx.Stmt) -> Overlap | None:

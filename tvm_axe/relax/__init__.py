@@ -28,7 +28,7 @@ matmul1_gv_gv_global mesh kernel, 128 bytes
 """
 
 from tvm_axe.relax.alone import compile_model
-from tvm_axe.relax.merge import merge
+from tvm_axe.relax.merging import merge
 from tvm_axe.relax.model import schedule_model
 from tvm_axe.relax.pairs import Pair, find_pairs
 from tvm_axe.relax.pipeline import axe_pipeline
