@@ -301,7 +301,7 @@ from pathlib import Path
 import tvm
 from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.records.database import normalize
-from test_measure import double, loops
+from test_runner import double, loops
 worker = Runner(tvm.target.Target({"kind": "llvm", "num-cores": 1}), Path(sys.argv[1]), timeout=60.0)
 worker.prepare(normalize(double))
 print(worker._slots[0].child.pid, flush=True)
