@@ -162,6 +162,25 @@ def test_atomic_copies_add_up(rng, dtype):
     agree(adds, a, np.ones((3, 40), np.dtype(dtype)))
 
 
+def test_atomic_sums_of_bfloat16_are_rounded_to_nearest(rng):
+    """Sums of any bits, denormals, infinities and NaNs among them; ties go to even."""
+
+    @T.prim_func
+    def adds(A: T.Buffer((64, 64), "bfloat16"), B: T.Buffer((64, 64), "bfloat16")):
+        with tile.kernel(1) as _:
+            t = tile.fragment((64, 64), "bfloat16")
+            tile.copy(A, t)
+            tile.copy(t, B, atomic="add")
+
+    a, b = (rng.integers(0, 1 << 16, (64, 64)).astype("uint16").view("bfloat16") for _ in range(2))
+    with np.errstate(all="ignore"):
+        expected = (a.astype("float32") + b.astype("float32")).astype("bfloat16")
+    tile.compile(adds)(a, b)
+    nan = np.isnan(expected.astype("float32"))
+    assert (np.isnan(b.astype("float32")) == nan).all() and 0 < nan.sum() < nan.size
+    assert (b.view("uint16") == expected.view("uint16"))[~nan].all()
+
+
 # ---- Reductions --------------------------------------------------------------------------------------------------
 
 
