@@ -23,8 +23,8 @@ _TYPES = {
 }
 """LLVM's type and operation, by the element's type."""
 
-# LLVM would round by a function of compiler-rt, ``__truncsfbf2``, on every CPU without AVX512_BF16, and there is none in
-# the process. So the sum is rounded by arithmetic, to nearest, ties to even; a NaN stays one.
+# LLVM would round by a function of compiler-rt, ``__truncsfbf2``, on every CPU without AVX512_BF16, and the process has
+# none. So the sum is rounded by arithmetic, to nearest, ties to even; a NaN stays one.
 _BFLOAT16 = """
 define linkonce_odr void @axe_atomic_add_bfloat16(ptr %to, float %number) alwaysinline {
 entry:
