@@ -5,6 +5,8 @@ with launch(Mesh({"tp": 2})) as workers:        # two processes, one of them a t
     x.slab(0)[:] = ...                          # numpy arrays over the shared memory
     program = workers.load(mod, "llvm")         # a Relax module, compiled by each worker
     workers.call(program, [(x, "tp"), Coord("tp")])
+
+What a worker is depends on the engine; `tvm_axe.collective.registry` has the engines by name.
 """
 
 from importlib import import_module
