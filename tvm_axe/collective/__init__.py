@@ -1,10 +1,10 @@
 """How devices talk: workers on a mesh, the tensors that they share, and the collectives on them. ::
 
-with launch(Mesh({"tp": 2})) as workers:        # two processes, one of them a thread of this one
-    x = workers.mesh_tensor((512, 768), "float32")
-    x.slab(0)[:] = ...                          # numpy arrays over the shared memory
-    program = workers.load(mod, "llvm")         # a Relax module, compiled by each worker
-    workers.call(program, [(x, "tp"), Coord("tp")])
+    with launch(Mesh({"tp": 2})) as workers:        # two processes, one of them a thread of this one
+        x = workers.mesh_tensor((512, 768), "float32")
+        x.slab(0)[:] = ...                          # numpy arrays over the shared memory
+        program = workers.load(mod, "llvm")         # a Relax module, compiled by each worker
+        workers.call(program, [(x, "tp"), Coord("tp")])
 
 What a worker is depends on the engine; `tvm_axe.collective.registry` has the engines by name.
 """
