@@ -346,6 +346,8 @@ def test_one_may_not_be_later_than_the_timeout(nothing_left: None, engine: str, 
 def test_a_stuck_thread_is_left_alone(nothing_left: None) -> None:
     """What a thread of this process is still computing on stays mapped; then the process still ends well."""
     script = """
+        from tvm_axe.collective import session
+
         session.GRACE = 0.3
         with launch(Mesh({"tp": 2}), timeout=0.4) as workers:
             out = workers.mesh_tensor((1,), "float32")
