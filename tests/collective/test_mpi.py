@@ -129,6 +129,7 @@ def test_a_stopped_rank_is_named(hosts_of: int, victim: int, function: str) -> N
         max(2, hosts_of * (victim // hosts_of + 1)),
         f"""
         import tvm_axe.collective.mpi as mpi
+        from tvm_axe.collective import session
         mpi.GRACE = session.GRACE = 0.5
         mesh = Mesh({{"tp": int(os.environ["PMI_SIZE"])}})
         with launch(mesh, engine="mpi", timeout=0.5) as workers:

@@ -85,10 +85,12 @@ def test_a_target_of_another_kind_is_refused() -> None:
 
 def test_names_are_known_without_the_compiler() -> None:
     code = """
-        import sys
+        import argparse, sys
         from tvm_axe.collective import registry
-        from tvm_axe.cli.entry import 
-        ()
+        from tvm_axe.cli.entry import COMMANDS
+        commands = argparse.ArgumentParser().add_subparsers()
+        for command in COMMANDS:
+            command.add_to(commands)
         print(*registry.names(), "tvm" in sys.modules)
     """
     shown = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
