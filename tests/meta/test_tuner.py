@@ -161,14 +161,14 @@ _JOB = """
 import sys
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta import tune
-from conftest import _matmul
+from tuning_workloads import _matmul
 tune(_matmul(64, 64, 64), target=resolve_target("llvm", threads=1), trials=200, work_dir=sys.argv[1], seed=3)
 """
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_an_interrupted_job_goes_on_where_it_was(tmp_path, matmul, target, how):
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))}
     command = [sys.executable, "-c", _JOB, str(tmp_path)]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as job:
         deadline = time.monotonic() + 60

@@ -22,6 +22,8 @@ from tvm_axe.records.files import append_line, locked, replace_file
 from tvm_axe.records.provenance import PROVENANCE
 
 # Waits for a line, then commits records of two matmuls in turns, and says each number when it is committed.
+HERE = os.path.dirname(__file__)
+
 _WRITER = """
 import sys
 from pathlib import Path
@@ -29,7 +31,7 @@ from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 from tvm_axe.records.database import Database, normalize
 from tvm_axe.records.provenance import Provenance
-from conftest import _matmul, _target
+from tuning_workloads import _matmul, _target
 
 first, count, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 database, target = Database(folder), _target()
@@ -50,7 +52,7 @@ for n in range(first, first + count):
 
 
 def _start(first: int, count: int, folder: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((HERE, os.path.dirname(HERE)))}
     command = [sys.executable, "-c", _WRITER, str(first), str(count), str(folder)]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -189,7 +191,7 @@ import pytest
 from tvm_axe.errors import TuneError
 from tvm_axe.records.database import Database, RECORDS, WORKLOADS, normalize
 from tvm_axe.records.provenance import Provenance
-from conftest import _matmul, _target
+from tuning_workloads import _matmul, _target
 from test_database_writers import _record
 
 folder, target = Path(sys.argv[1]), _target()
@@ -223,7 +225,7 @@ assert "best_ms\\": 2" in (folder / "provenance.json").read_text()
 
 
 def test_a_full_disk_is_said_and_leaves_the_files_as_they_were(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((HERE, os.path.dirname(HERE)))}
     command = [sys.executable, "-c", _FULL, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from tvm_axe.records.maintenance import find, merge, prune, tuned, validate
 from tvm_axe.records.provenance import PROVENANCE, Provenance
 from tvm_axe.schedule.tiles import tile_kernel
 
-OTHER = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 3}
+OTHER = {"kind": "llvm", "mcpu": "alderlake", "num-cores": 3}  # its name comes before that of any other CPU
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def _seconds(root) -> dict[tuple[str, str], list[float]]:
 def test_what_is_there_is_told_by_target_and_workload(logs, target):
     entries = tuned(logs)
     assert [(target_name(e.target), e.name.rsplit("-", 1)[0]) for e in entries] == [
-        ("llvm-x86-64-v2-3cores", "mm-4x4x4"),
+        ("llvm-alderlake-3cores", "mm-4x4x4"),
         (target_name(target), "mm-4x4x4"),
         (target_name(target), "mm-5x5x5"),
     ]
@@ -52,7 +52,7 @@ def test_what_is_there_is_told_by_target_and_workload(logs, target):
     assert [run["seed"] for run in entry.runs] == [7]
     assert (entry.date, entry.function) == (entry.runs[0]["date"], "product")
     assert (entries[0].date, entries[0].function) == (None, "mm")
-    for text in ("llvm-x86-64-v2-3cores", json.dumps(OTHER)):
+    for text in ("llvm-alderlake-3cores", json.dumps(OTHER)):
         assert [e.name for e in tuned(logs, text)] == [entries[0].name]
 
 
@@ -62,7 +62,7 @@ def test_a_workload_is_found_by_a_part_of_its_name(logs, target):
     with pytest.raises(TuneError, match=r"mm: is a part of several workloads' names: mm-4x4x4-\w+, mm-5x5x5-"):
         find(logs, "mm")
     with pytest.raises(TuneError, match=r"conv: no workload of .*logs for llvm-x86.* is called so; there are mm-4x4x4"):
-        find(logs, "conv", "llvm-x86-64-v2-3cores")
+        find(logs, "conv", "llvm-alderlake-3cores")
     with pytest.raises(TuneError, match="nothing: there is no such folder"):
         find(logs / "nothing", "mm")
 
@@ -74,7 +74,7 @@ def test_merging_copies_each_record_once(logs, tmp_path, matmul, target, commit)
     destination = tmp_path / "all"
     assert merge([logs, old], destination) == {"records": 18, "known": 1, "left_out": 0}
     assert merge([old, logs], destination) == {"records": 0, "known": 19, "left_out": 0}
-    seconds = {name.split("-")[1]: s for (where, name), s in _seconds(destination).items() if "v2" not in where}
+    seconds = {name.split("-")[1]: s for (where, name), s in _seconds(destination).items() if "alderlake" not in where}
     measured = [0.8, 0.5, 1e10, 0.25, 0.125]
     assert seconds == {"4x4x4": measured, "5x5x5": [*measured, 0.0625], "6x6x6": [0.8, 0.0625]}
     (entry,) = find(destination, "5x5x5")
@@ -92,7 +92,7 @@ def test_merging_refuses_what_makes_no_sense(logs, tmp_path):
         merge([tmp_path / "missing"], tmp_path / "all")
     with pytest.raises(TuneError, match="there are no records in"):
         merge([logs], tmp_path / "all", target="cuda")
-    with pytest.raises(TuneError, match="a flat database is for one target, not llvm-x86-64-v2-3cores, llvm-"):
+    with pytest.raises(TuneError, match="a flat database is for one target, not llvm-alderlake-3cores, llvm-"):
         merge([logs], tmp_path / "all", flat=True)
     assert not (tmp_path / "all").exists()
 
@@ -101,7 +101,7 @@ def test_upstream_applies_a_flat_database(logs, tmp_path, matmul, target):
     flat = tmp_path / "flat"
     merge([logs], flat, flat=True, target=target_name(target))
     with pytest.raises(TuneError, match="a flat database is for one target"):
-        merge([logs], flat, flat=True, target="llvm-x86-64-v2-3cores")
+        merge([logs], flat, flat=True, target="llvm-alderlake-3cores")
     assert len(ms.database.JSONDatabase(work_dir=str(flat))) == 10
     # As a Relax model holds them: private.
     mod = IRModule({f"mm{n}": matmul(n, n, n).without_attr("global_symbol") for n in (4, 5, 6)})
@@ -199,7 +199,7 @@ def test_validating_names_every_line_that_is_broken(logs, target):
     path = entry.folder / RECORDS
     lines = path.read_text().splitlines()
     foreign = json.loads(lines[1])
-    foreign[1][2]["mcpu"] = "x86-64-v2"
+    foreign[1][2]["mcpu"] = "alderlake"
     odd = json.loads(lines[2])
     odd[1][2] = {"kind": "abacus"}
     path.write_text(
@@ -221,5 +221,5 @@ def test_validating_names_every_line_that_is_broken(logs, target):
         f"{RECORDS}:4:",
     ]
     assert "no longer applies" in problems[5]
-    assert "is for llvm-x86-64-v2-1core, and its folder for" in problems[6]
+    assert "is for llvm-alderlake-1core, and its folder for" in problems[6]
     assert four.folder.is_dir()
