@@ -61,7 +61,7 @@ def test_a_workload_is_found_by_a_part_of_its_name(logs, target):
     assert len(find(logs, tuned(logs)[0].name)) == 2
     with pytest.raises(TuneError, match=r"mm: is a part of several workloads' names: mm-4x4x4-\w+, mm-5x5x5-"):
         find(logs, "mm")
-    with pytest.raises(TuneError, match=r"conv: no workload of .* for llvm-alderlake-3cores is called so; there are mm-4"):
+    with pytest.raises(TuneError, match=r"conv: no workload of .* for llvm-alderlake-3cores is called so; there are"):
         find(logs, "conv", "llvm-alderlake-3cores")
     with pytest.raises(TuneError, match="nothing: there is no such folder"):
         find(logs / "nothing", "mm")
