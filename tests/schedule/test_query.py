@@ -5,6 +5,7 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.blocks import covers
 from tvm_axe.schedule import query
 
 
@@ -151,7 +152,7 @@ def covered(transform, extents=(6, 4)):
     sch = s_tir.Schedule(program)
     block = sch.get_sblock("b")
     transform(sch, block)
-    return query.covers(_tvm.block_realize(sch, block), [sch.get(loop) for loop in sch.get_loops(block)])
+    return covers(_tvm.block_realize(sch, block), [sch.get(loop) for loop in sch.get_loops(block)])
 
 
 WHOLE = {
@@ -196,4 +197,4 @@ def test_part_of_a_block(name):
     sch = s_tir.Schedule(program)
     block = sch.get_sblock("b")
     loops = [sch.get(loop) for loop in sch.get_loops(block)]
-    assert not query.covers(_tvm.block_realize(sch, block), loops)
+    assert not covers(_tvm.block_realize(sch, block), loops)

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
-import tvm_ffi
-from tvm import relax, s_tir, tirx
+from tvm import relax, tirx
 from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.directions import directions
 from tvm_axe.analysis.parameters import parameters
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.base import Arrays, Executable, Input
 from tvm_axe.machines import backend_of
 
-__all__ = ["FunctionExecutable", "Interface", "ModelExecutable", "directions", "interfaces"]
+__all__ = ["FunctionExecutable", "Interface", "ModelExecutable", "interfaces"]
 
 
 class FunctionExecutable(Executable):
@@ -52,19 +52,19 @@ class FunctionExecutable(Executable):
         self.runnable, self.built = runnable, built
         params = parameters(module["main"])
         self._params = [Input(*param) for param in params.values()]
-        self._is_input, self._is_output = directions(module["main"])
+        self._directions = directions(module["main"])
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return tuple(each.name for each, is_output in zip(self._params, self._is_output) if is_output)
+        return tuple(each.name for each, direction in zip(self._params, self._directions) if direction.is_output)
 
     def _inputs(self) -> Sequence[Input]:
-        return [each for each, is_input in zip(self._params, self._is_input) if is_input]
+        return [each for each, direction in zip(self._params, self._directions) if direction.is_input]
 
     def _run(self, workers: object, arrays: Arrays) -> Arrays:
         tensors = self._placed(arrays)
         self.built["main"](*tensors)
-        return tuple(_fetched(tensor) for tensor, is_output in zip(tensors, self._is_output) if is_output)
+        return tuple(_fetched(tensor) for tensor, direction in zip(tensors, self._directions) if direction.is_output)
 
     def _time(self, workers: object, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
         return _timed(self.built, "main", self._placed(arrays), repeat, warmup)
@@ -74,39 +74,17 @@ class FunctionExecutable(Executable):
         device, given = _device(self), iter(arrays)
         return [
             _tensor(next(given), device)
-            if is_input
+            if direction.is_input
             else tvm.runtime.empty([int(extent or 0) for extent in each.shape], each.dtype, device)
-            for each, is_input in zip(self._params, self._is_input)
+            for each, direction in zip(self._params, self._directions)
         ]
 
     def show(self) -> str:
         lines = [f"{self.name} on one device{self._note('main')}", "", "arrays"]
         kinds = {(True, False): "in", (False, True): "out", (True, True): "in and out", (False, False): "unused"}
-        for each, *kind in zip(self._params, self._is_input, self._is_output):
-            lines.append(f"  {each.name}: {each.dtype}{list(each.shape)}, {kinds[kind[0], kind[1]]}")
+        for each, direction in zip(self._params, self._directions):
+            lines.append(f"  {each.name}: {each.dtype}{list(each.shape)}, {kinds[direction]}")
         return "\n".join([*lines, "", self.module.script()])
-
-
-def directions(func: tirx.PrimFunc) -> tuple[list[bool], list[bool]]:
-    """Of each parameter, whether a caller gives it, and whether the function leaves something in it.
-
-    An output is written; an input is read, or left alone, before it is written. Blocks say what they read and write,
-    and come in the order in which they run.
-    """
-    first: dict[int, bool] = {}  # whether a parameter's first access is a write
-    written: set[int] = set()
-
-    def on_block(block: s_tir.SBlock) -> None:
-        for regions, is_write in ((block.reads, False), (block.writes, True)):
-            for region in regions:
-                for number, param in enumerate(func.params):
-                    if region.source.same_as(param):
-                        first.setdefault(number, is_write)
-                        written.update([number] if is_write else [])
-
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
-    numbers = range(len(func.params))
-    return [not first.get(number, False) for number in numbers], [number in written for number in numbers]
 
 
 class Interface(NamedTuple):

@@ -26,10 +26,11 @@ from math import prod
 
 from tvm import DataType, tirx
 
+from tvm_axe.analysis.blocks import covers
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
-from tvm_axe.schedule.query import covers, is_copy, is_sum, shift_of, substitute, summed, uses
+from tvm_axe.schedule.query import is_copy, is_sum, shift_of, substitute, summed, uses
 
 LOCAL, MESH_KERNEL = "local", "mesh kernel"
 ALL_REDUCE, REDUCE_SCATTER, REDUCE = "all-reduce", "reduce-scatter", "reduce"
@@ -85,7 +86,7 @@ def remote_axis(access: Access, sharding: Sharding) -> str | None:
 
 def push_axis(access: Access, sharding: Sharding) -> str | None:
     """The mesh axis over whose devices a store must be repeated: each stores a slice of what all of them hold."""
-    axes = [axis for dim, (axis, _) in access.blocked.items() if dim not in sharding.axes] if access.is_write else []
+    axes = sorted(access.shared.difference(sharding.axes.values())) if access.is_write else []
     if len(axes) > 1:
         raise LowerError(
             f"a store to {access.buffer.name!r} is of its device's piece of {len(axes)} dimensions ({', '.join(axes)}) "
@@ -179,6 +180,13 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
                 f"block {block.name!r} writes more of {access.buffer.name!r} than its device holds "
                 f"({sharding.layout}); shard its loops over {remote!r} too, or declare the buffer replicated"
             )
+        if push is not None and push not in (axis for axis, _ in access.blocked.values()):
+            raise LowerError(
+                f"block {block.name!r} is shared over {push!r}, and where it stores into {access.buffer.name!r} "
+                f"({', '.join(map(str, statement.body.indices))}) is not seen to be a contiguous piece of a dimension "
+                "for each device, which every device holds whole; shard another loop, or compute into a buffer that is "
+                "indexed by the block's iterators and copy that (sch.reindex)"
+            )
         if push is not None and not is_copy(statement):
             raise LowerError(
                 f"block {block.name!r} computes a slice over {push!r} of {access.buffer.name!r}, which every device "
@@ -239,6 +247,8 @@ def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, S
         return None
     source = block.reads[0].buffer
     read = shardings[source]
+    if read.memory is not None or written.memory is not None:  # engines move row-major slabs
+        return None
     # A sum over more than the devices adds each term more than once.
     if len(block.reads) != 1 or len(read.partial) > 1 or len(statement.iter_vars) != len(spatial) + len(read.partial):
         return None

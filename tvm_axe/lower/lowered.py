@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import tirx
 
+from tvm_axe.analysis.directions import Direction, directions
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower.calls import Call
@@ -125,7 +126,8 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
         )
         for step, kernel, memory in zip(steps, emitted.kernels, emitted.memory)
     )
-    buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b]) for b in emitted.mesh_buffers}
+    parameters = dict(zip(program.parameters, directions(func)))
+    buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b], parameters) for b in emitted.mesh_buffers}
     layouts = {program.names[b]: shardings[b].layout for b in program.buffers()}
     layouts |= {program.names[b]: declared[b.name] for b in program.parameters if b.name in declared}
     return Lowered(
@@ -142,11 +144,11 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     )
 
 
-def _mesh_buffer(program: ScheduledProgram, buffer: tirx.Buffer, sharding: Sharding) -> MeshBuffer:
-    """An output is a parameter that is written; an input one that is read, or left alone, before it is written."""
-    is_parameter = any(buffer.same_as(param) for param in program.parameters)
-    in_order = (access for block in program.blocks() for access in (*block.reads, *block.writes))
-    first = next((access for access in in_order if access.buffer.same_as(buffer)), None)
-    written = any(access.buffer.same_as(buffer) for block in program.blocks() for access in block.writes)
-    is_input = is_parameter and (not written or (first is not None and not first.is_write))
-    return MeshBuffer(program.names[buffer], buffer.dtype, sharding, is_input, is_parameter and written)
+def _mesh_buffer(
+    program: ScheduledProgram,
+    buffer: tirx.Buffer,
+    sharding: Sharding,
+    parameters: Mapping[tirx.Buffer, Direction],
+) -> MeshBuffer:
+    direction = parameters.get(buffer, Direction(False, False))
+    return MeshBuffer(program.names[buffer], buffer.dtype, sharding, direction.is_input, direction.is_output)

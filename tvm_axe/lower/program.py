@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
+from tvm_axe.analysis.blocks import stays_in
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import OVERLAP, RING
@@ -29,12 +30,14 @@ class Access:
     """One load or store of a block.
 
     `indices` are in terms of the device's coordinates and the block's local iterators. `blocked[dim] = (axis, piece)`
-    where index `dim` stays in the device's own piece of that mesh axis.
+    where index `dim` stays in the device's own piece of that mesh axis. `shared` are the mesh axes whose devices share
+    the block's iterations: of a store, each does a part of it, whether an index says so or not.
     """
 
     buffer: tirx.Buffer
     indices: tuple[tirx.Expr, ...]
     blocked: Mapping[int, tuple[str, int]]
+    shared: frozenset[str]
     is_write: bool
 
 
@@ -204,6 +207,7 @@ def _block(
             f"block {block.name_hint!r}: its body is not one store; schedule for the mesh first (before blockize, "
             "tensorize or decompose_reduction), each device's kernels afterwards"
         )
+    _check_domains(realize, loops)
     device, peers = _bound_loops(realize, loops, mesh)
     analyzer = Analyzer()
     for loop in loops:
@@ -217,6 +221,7 @@ def _block(
         if iterator.local is not None:
             analyzer.bind(iterator.local.var, iterator.local.dom)
     substitution = {iterator.whole.var: iterator.replacement for iterator in iterators}
+    shared = frozenset(axis for axis, loop in device.items() if uses(list(realize.iter_values), loop.loop_var))
     accesses = []
     for buffer, indices, is_write in _touched(block):
         local = tuple(analyzer.simplify(substitute(index, substitution)) for index in indices)
@@ -225,8 +230,20 @@ def _block(
             piece = own_piece(index, coordinates, device, analyzer)
             if piece is not None:
                 blocked[dim] = piece
-        accesses.append(Access(buffer, local, blocked, is_write))
+        accesses.append(Access(buffer, local, blocked, shared, is_write))
     return Block(realize, loops, device, peers, tuple(iterators), tuple(accesses), analyzer)
+
+
+def _check_domains(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> None:
+    """Check that iterators stay in their domains: what is beyond lies in another row, or on another device."""
+    for iv, value in zip(realize.block.iter_vars, realize.iter_values):
+        if not stays_in(value, iv.dom, loops, realize.predicate):
+            masked = "" if isinstance(realize.predicate, tirx.IntImm) else f" where {realize.predicate}"
+            raise LowerError(
+                f"block {realize.block.name_hint!r}: iterator {iv.var.name!r} = {value}{masked} is not seen to stay "
+                f"below its extent {iv.dom.extent}; upstream's cache_write, for one, drops the mask behind a split "
+                "that doesn't divide: split in pieces that do, or split last"
+            )
 
 
 def _bound_loops(

@@ -8,13 +8,13 @@ right before that is stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
+from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.errors import LowerError, ScheduleError, TileError
 from tvm_axe.schedule import TILE, query
 from tvm_axe.schedule.product import Product, product_of
@@ -54,16 +54,6 @@ def overlaps(mod: tvm.IRModule) -> bool:
     return all(_OVERLAPS in (func.attrs or {}) for func in mod.functions.values())
 
 
-@dataclass(frozen=True)
-class _Block:
-    realize: s_tir.SBlockRealize
-    loops: tuple[tirx.For, ...]
-
-    @property
-    def block(self) -> s_tir.SBlock:
-        return self.realize.block
-
-
 class _Rewriter:
     def __init__(self, func: tirx.PrimFunc, name: str, target: Target) -> None:
         self.func, self.name, self.target = func, name, target
@@ -74,12 +64,12 @@ class _Rewriter:
 
     def rewritten(self) -> tirx.PrimFunc:
         """The function with kernels for its annotated nests."""
-        nests = _statements(self.root.body)
+        nests = statements(self.root.body)
         done = [stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])]
         body = done[0] if len(done) == 1 else tirx.SeqStmt(done)
         buffers = [buffer for buffer in self.root.alloc_buffers if query.uses(body, buffer)] + self.scratch
         params = list(self.func.params)
-        others = [str(block.block.name_hint) for stmt in done for block in _blocks(stmt)]
+        others = [str(block.block.name_hint) for stmt in done for block in nested_blocks(stmt)]
         backend = tile_backend_of(self.target)
         if others and not backend.joins_blocks:
             raise LowerError(
@@ -95,13 +85,13 @@ class _Rewriter:
         # the buffers on the GPU, from the runtime's pool, and launches the kernels on one stream.
         laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in (*params, *buffers)}
         if buffers:
-            body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *_statements(body)])
+            body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *statements(body)])
         func = tirx.PrimFunc([laid_out[old] for old in params], query.substitute(body, laid_out), self.func.ret_type)
         attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
         return func.with_attrs({key: value for key, value in attrs.items() if key != "s_tir"})
 
     def _nest(self, nest: tirx.Stmt, others: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
-        blocks = _blocks(nest)
+        blocks = nested_blocks(nest)
         chosen = [block for block in blocks if TILE in block.block.annotations]
         if not chosen:
             if has_choice(nest):
@@ -118,10 +108,10 @@ class _Rewriter:
             raise LowerError(f"block {main.block.name_hint!r} chose the kernel {choice}: {error}") from error
 
     def _kernel(
-        self, main: _Block, choice: Choice, others: Sequence[_Block], nests: Sequence[tirx.Stmt]
+        self, main: NestedBlock, choice: Choice, others: Sequence[NestedBlock], nests: Sequence[tirx.Stmt]
     ) -> list[tirx.Stmt]:
         for block in (main, *others):
-            if not query.covers(block.realize, block.loops):
+            if not covers(block.realize, block.loops):
                 raise ScheduleError(
                     f"block {block.block.name_hint!r} does not run over all of its buffers; valid are shares that the "
                     "devices divide evenly, and blocks without a mask"
@@ -138,7 +128,7 @@ class _Rewriter:
             given |= epilogue.inputs
         return self._recipe(recipe, given, str(main.block.name_hint))
 
-    def _epilogue(self, product: Product, others: Sequence[_Block], nests: Sequence[tirx.Stmt]) -> Epilogue | None:
+    def _epilogue(self, product: Product, others: Sequence[NestedBlock], nests: Sequence[tirx.Stmt]) -> Epilogue | None:
         """The other block of the nest as what the kernel does to the product."""
         if not others:
             return None
@@ -182,24 +172,3 @@ class _Rewriter:
         seen = tirx.decl_buffer(list(shape), buffer.dtype, f"{buffer.name}_{len(before)}")
         before.append(tirx.DeclBuffer(seen, data=buffer.data))
         return seen
-
-
-def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
-    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
-
-
-def _blocks(stmt: tirx.Stmt) -> list[_Block]:
-    """The blocks of a nest, outermost ones only, with their loops."""
-    found: list[_Block] = []
-
-    def visit(part: tirx.Stmt, loops: tuple[tirx.For, ...]) -> None:
-        if isinstance(part, tirx.For):
-            visit(part.body, (*loops, part))
-        elif isinstance(part, tirx.SeqStmt):
-            for inner in part.seq:
-                visit(inner, loops)
-        elif isinstance(part, s_tir.SBlockRealize):
-            found.append(_Block(part, loops))
-
-    visit(stmt, ())
-    return found

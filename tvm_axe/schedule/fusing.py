@@ -10,6 +10,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import BIND
+from tvm_axe.analysis.blocks import NestedBlock, covers
+from tvm_axe.analysis.order import unfinished_loop
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 
@@ -94,6 +96,7 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
         else:
             name = query.name_of(sch, block)
             query.checked("fuse_collective", name, functools.partial(sch.reverse_compute_at, block, nest))
+    _check_finished(sch, blocks)
     return device
 
 
@@ -154,11 +157,29 @@ def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV]
 def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
     """Check that a mask is that of the iterators' domains: upstream drops its own and makes that one."""
     mask, loops = query.predicate(sch, block), [sch.get(loop) for loop in sch.get_loops(block)]
-    if mask is not None and not query.covers(_tvm.block_realize(sch, block), loops):
+    if mask is not None and not covers(_tvm.block_realize(sch, block), loops):
         raise ScheduleError(
             f"fuse_collective: block {query.name_of(sch, block)!r} is masked ({mask}) beyond its iterators' domains, "
             "as a reduction over an uneven slice is; valid are pieces that divide; or leave the block out of the chain"
         )
+
+
+def _check_finished(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
+    """Check that no block reads a sum over which a loop around both still runs; upstream moves it there."""
+    fused = [
+        NestedBlock(_tvm.block_realize(sch, block), tuple(sch.get(loop) for loop in sch.get_loops(block)))
+        for block in blocks
+    ]
+    for index, reader in enumerate(fused):
+        for writer in fused[:index]:
+            loop = unfinished_loop(writer, reader)
+            written = writer.block.body.buffer
+            if loop is not None and any(region.source.same_as(written) for region in reader.block.reads):
+                raise ScheduleError(
+                    f"fuse_collective: block {reader.block.name_hint!r} would read {written.name!r} in the loop "
+                    f"{loop.loop_var.name!r} over which block {writer.block.name_hint!r} still reduces; fuse up to "
+                    f"{writer.block.name_hint!r}, and from {reader.block.name_hint!r} on"
+                )
 
 
 def _nest(sch: s_tir.Schedule, block: SBlockRV, bound: Mapping[str, LoopRV]) -> tuple[LoopRV, LoopRV]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.sym import Analyzer, detect_iter_map
+from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import BIND, ROOT
+from tvm_axe.analysis.expressions import substitute as substitute
+from tvm_axe.analysis.expressions import uses as uses
 from tvm_axe.errors import ScheduleError
 
 P = ParamSpec("P")
@@ -103,18 +105,6 @@ def root_of(block: s_tir.SBlock) -> int | None:
     return None if root is None else int(str(root))
 
 
-def uses(expr: object, var: tirx.Var) -> bool:
-    """Return whether `var` occurs in `expr`."""
-    found: list[bool] = []
-    tvm_ffi.structural_walk(expr, (tirx.Var, lambda v: found.append(True) if v.same_as(var) else None))
-    return bool(found)
-
-
-def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
-    """Return `value` with variables replaced."""
-    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))
-
-
 def bindings(sch: s_tir.Schedule, block: SBlockRV) -> list[tuple[tirx.IterVar, tirx.Expr]]:
     """Return the block's iterators, each with the expression of loop variables that it is bound to."""
     realize = _tvm.block_realize(sch, block)
@@ -125,24 +115,6 @@ def predicate(sch: s_tir.Schedule, block: SBlockRV) -> tirx.Expr | None:
     """Return the condition under which an iteration of the block's loops runs, or None if all do."""
     condition = _tvm.block_realize(sch, block).predicate
     return None if isinstance(condition, tirx.IntImm) and condition.value else condition
-
-
-def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
-    """Return whether `loops` run through all of the iterators' domains, and a mask, if any, cuts only what is beyond.
-
-    False also where that can't be seen, as of a mask that relates two iterators.
-    """
-    ranges = {loop.loop_var: ir.Range.from_min_extent(loop.min, loop.extent) for loop in loops}
-    found = detect_iter_map(list(realize.iter_values), ranges, realize.predicate).indices
-    if len(found) != len(realize.block.iter_vars):
-        return False
-    for iv, total in zip(realize.block.iter_vars, found):
-        if not all(isinstance(split.extent, tirx.IntImm) for split in total.args):  # a device's share of an uneven one
-            return False
-        extents = [int(split.extent) for split in total.args if int(split.scale) == 1]
-        if int(total.base) != 0 or len(extents) != len(total.args) or (extents or [1]) != [int(iv.dom.extent)]:
-            return False
-    return True
 
 
 def bound_loops(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> dict[str, LoopRV]:

@@ -12,6 +12,7 @@ from tvm.s_tir.schedule import ExprRV, SBlockRV
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import TILE
+from tvm_axe.analysis.blocks import covers
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 from tvm_axe.schedule.product import Product, product_of
@@ -137,7 +138,7 @@ def product_at(sch: s_tir.Schedule, block: SBlockRV) -> Product:
         If the block computes no matrix product, or not all of one.
     """
     realize = _tvm.block_realize(sch, block)
-    if not query.covers(realize, [sch.get(loop) for loop in sch.get_loops(block)]):
+    if not covers(realize, [sch.get(loop) for loop in sch.get_loops(block)]):
         raise ScheduleError(f"block {query.name_of(sch, block)!r}: its loops don't run over all of the product")
     return product_of(realize.block, _devices(sch, block))
 

@@ -21,11 +21,11 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.blocks import covers
 from tvm_axe.errors import ScheduleError
 from tvm_axe.machines import backend_of
 from tvm_axe.meta.measure.builder import Build
 from tvm_axe.meta.measure.devices import Device
-from tvm_axe.schedule import query
 from tvm_axe.schedule.product import Product, product_of
 
 __all__ = ["Reference", "reference_for"]
@@ -152,7 +152,7 @@ def _product(nest: tirx.Stmt) -> Product | None:
     while isinstance(nest, tirx.For):
         loops.append(nest)
         nest = nest.body
-    if not isinstance(nest, s_tir.SBlockRealize) or not query.covers(nest, tuple(loops)):
+    if not isinstance(nest, s_tir.SBlockRealize) or not covers(nest, tuple(loops)):
         return None
     try:
         return product_of(nest.block)

@@ -1,0 +1,97 @@
+"""Blocks with the loops around them, as they stand in a function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer, detect_iter_map
+
+from tvm_axe.analysis.values import points, values
+
+__all__ = ["NestedBlock", "all_blocks", "covers", "nested_blocks", "statements", "stays_in"]
+
+
+@dataclass(frozen=True, eq=False)
+class NestedBlock:
+    """A block, and the loops around it, outermost first."""
+
+    realize: s_tir.SBlockRealize
+    loops: tuple[tirx.For, ...]
+
+    @property
+    def block(self) -> s_tir.SBlock:
+        return self.realize.block
+
+
+def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    """Return the statements of a sequence, or the one that there is."""
+    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
+def nested_blocks(stmt: tirx.Stmt) -> list[NestedBlock]:
+    """Return the blocks of a nest in order, the outermost ones only."""
+    found: list[NestedBlock] = []
+
+    def visit(part: tirx.Stmt, loops: tuple[tirx.For, ...]) -> None:
+        if isinstance(part, tirx.For):
+            visit(part.body, (*loops, part))
+        elif isinstance(part, tirx.SeqStmt):
+            for inner in part.seq:
+                visit(inner, loops)
+        elif isinstance(part, s_tir.SBlockRealize):
+            found.append(NestedBlock(part, loops))
+
+    visit(stmt, ())
+    return found
+
+
+def all_blocks(part: object) -> list[s_tir.SBlock]:
+    """Return the blocks of a function or statement in order, also those inside others and below conditions."""
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(part, (s_tir.SBlock, found.append))
+    return found
+
+
+def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
+    """Return whether `loops` run through all of the iterators' domains, and a mask, if any, cuts only what is beyond.
+
+    False also where that can't be seen, as of a mask that relates two iterators.
+    """
+    ranges = {loop.loop_var: ir.Range.from_min_extent(loop.min, loop.extent) for loop in loops}
+    found = detect_iter_map(list(realize.iter_values), ranges, realize.predicate).indices
+    if len(found) != len(realize.block.iter_vars):
+        return False
+    for iv, total in zip(realize.block.iter_vars, found):
+        if not all(isinstance(split.extent, tirx.IntImm) for split in total.args):  # a device's share of an uneven one
+            return False
+        extents = [int(split.extent) for split in total.args if int(split.scale) == 1]
+        if int(total.base) != 0 or len(extents) != len(total.args) or (extents or [1]) != [int(iv.dom.extent)]:
+            return False
+    return True
+
+
+def stays_in(value: tirx.Expr, domain: ir.Range, loops: Sequence[tirx.For], condition: tirx.Expr) -> bool:
+    """Return whether `value` is in `domain` in all the iterations of `loops` in which `condition` holds.
+
+    False also where that can't be seen.
+    """
+    analyzer = Analyzer()
+    for loop in loops:
+        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
+    begin, end = domain.min, domain.min + domain.extent
+    with analyzer.constraint_scope(condition):
+        if analyzer.can_prove(value >= begin) and analyzer.can_prove(value < end):
+            return True
+    extents = {loop.loop_var: int(loop.extent) for loop in loops if isinstance(loop.extent, tirx.IntImm)}
+    at = points([value, condition], extents)
+    if at is None or any(not isinstance(loop.min, tirx.IntImm) or int(loop.min) for loop in loops):
+        return False
+    found, holds = values(value, at), values(condition, at)
+    bounds = [values(bound, {}) for bound in (begin, end)]
+    if found is None or holds is None or bounds[0] is None or bounds[1] is None:
+        return False
+    return bool(np.all((bounds[0] <= found) & (found < bounds[1]) | ~holds.astype(bool)))

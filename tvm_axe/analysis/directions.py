@@ -1,0 +1,76 @@
+"""Which parameters a caller gives, and which it gets back.
+
+A parameter that is written is an output. It is one alone, of which nothing comes in, where it is seen to be written
+whole before anything of it is read; any other is an input, too: what is left of it is what was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tvm import ir, tirx
+
+from tvm_axe.analysis.blocks import NestedBlock, all_blocks, covers, nested_blocks, statements
+from tvm_axe.analysis.elements import Elements, cover, elements
+from tvm_axe.analysis.expressions import substitute
+from tvm_axe.analysis.order import reads_what_is_written
+
+__all__ = ["Direction", "directions"]
+
+
+class Direction(NamedTuple):
+    """Whether a parameter is given, and whether it is left with a result."""
+
+    is_input: bool
+    is_output: bool
+
+
+def directions(func: tirx.PrimFunc) -> tuple[Direction, ...]:
+    """Return the direction of each parameter of a function of blocks, in order."""
+    nests = statements(func.body.block.body)
+    return tuple(_direction(param, nests) for param in func.params)
+
+
+def _direction(param: tirx.Buffer, nests: Sequence[tirx.Stmt]) -> Direction:
+    shape = [int(extent) for extent in param.shape]
+    is_output, is_read, written = False, False, list[Elements]()
+    for nest in nests:
+        blocks, writers, parts = nested_blocks(nest), list[NestedBlock](), list[Elements | None]()
+        for block in blocks:
+            if _touches(block.block.reads, param) and not is_read:
+                done = any(reads_what_is_written(writer, block, param) for writer in writers)
+                is_read = not done and not cover(shape, written)
+            if _touches(block.block.writes, param):
+                writers.append(block)
+                parts += [_reached(block, region, shape) for region in _touches(block.block.writes, param)]
+        # What stands below something else than loops may not run; what is inside of another block is the other's.
+        seen = [inner for block in blocks for inner in all_blocks(block.block)]
+        below = [block for block in all_blocks(nest) if not any(block.same_as(other) for other in seen)]
+        is_read |= any(_touches(block.reads, param) for block in below) and not cover(shape, written)
+        is_output |= bool(writers) or any(_touches(block.writes, param) for block in below)
+        written += [part for part in parts if part is not None]
+    return Direction(is_read or not cover(shape, written), is_output)
+
+
+def _touches(regions: Sequence[ir.TensorRegion], param: tirx.Buffer) -> list[ir.TensorRegion]:
+    return [region for region in regions if region.source.same_as(param)]
+
+
+def _reached(block: NestedBlock, region: ir.TensorRegion, shape: Sequence[int]) -> Elements | None:
+    """The elements of a region that the block has over all its iterations."""
+    extents: dict[tirx.Var, int] = {}
+    indices, condition = [], None
+    for span in region.region:
+        if not isinstance(span.extent, tirx.IntImm):
+            return None
+        inside = tirx.Var("inside", "int32")
+        extents[inside] = int(span.extent)
+        indices.append(span.min + inside)
+    if covers(block.realize, block.loops):
+        extents |= {iv.var: int(iv.dom.extent) for iv in block.block.iter_vars}
+    else:
+        bound = {iv.var: value for iv, value in zip(block.block.iter_vars, block.realize.iter_values)}
+        indices, condition = [substitute(index, bound) for index in indices], block.realize.predicate
+        extents |= {loop.loop_var: int(loop.extent) for loop in block.loops}
+    return elements(indices, extents, shape, condition)
