@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 from fuzz_programs import Malformed, Program, evaluate, fitting_inputs, in_numbers, with_extent, without_stage
 from fuzz_scheduling import OURS, Action, Case, apply
-from tvm import tirx
+from tvm import s_tir, tirx
 
 import tvm_axe as axe
 from tvm_axe.collective import Workers
@@ -55,7 +55,8 @@ def stripped(error: BaseException) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
     message = lines[0]
     if isinstance(error, axe.WorkerError):  # the worker's traceback ends with what it raised
-        message = f"{lines[0]} ... {lines[-1]}"
+        message = lines[-1]
+    message = re.sub(r"\(?S\[.*?\](?: \+ (?:R\[.*?\]|\d+(?:@\w+)?))*\)?", "LAYOUT", message)
     message = re.sub(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+", "_", message)
     message = re.sub(r"\b[A-Za-z]*\d\w*\b", "_", message)
     return f"{type(error).__name__}: {re.sub(r'(_[, ]*)+', '_ ', message)[:220]}"
@@ -106,10 +107,24 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def on_one_device(func: tirx.PrimFunc, program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All the parameters after a run of a function under stock TVM, its annotations ignored."""
+    """What is written, after a run of a function under stock TVM with its annotations ignored.
+
+    Intermediates are made parameters first, so that they are poisoned as outputs are.
+    """
+    root = func.body.block
+    local = list(root.alloc_buffers)
     tensors = {name: tvm.runtime.tensor(array.copy()) for name, array in inputs.items()}
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    tvm.compile(module, target="llvm")["main"](*tensors.values())
+    poisoned = [
+        tvm.runtime.tensor(np.full([int(n) for n in buffer.shape], poison(str(buffer.dtype)), str(buffer.dtype)))
+        for buffer in local
+    ]
+    block = s_tir.SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init, [], root.match_buffers
+    )
+    body = s_tir.SBlockRealize([], True, block)
+    module = tvm.IRModule({"main": tirx.PrimFunc([*func.params, *local], body, func.ret_type, func.attrs)})
+    module = tvm.IRModule({"main": module["main"].with_attr("global_symbol", "main")})
+    tvm.compile(module, target="llvm")["main"](*tensors.values(), *poisoned)
     return {name: tensors[name].numpy() for name in program.written}
 
 

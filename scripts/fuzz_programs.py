@@ -144,6 +144,8 @@ class Program:
             lines.append(f"{indent}vu = T.axis.spatial(1, 0)")
         indices = ", ".join(in_numbers(index, self.extents) for index in stage.indices) or "()"
         element, value = f"{stage.target}[{indices}]", in_numbers(stage.value, self.extents)
+        if stage.combine is not None and " " in value:
+            value = f"({value})"
         if stage.combine == "add":
             lines.append(f"{indent}{element} = {element} + {value}")
         elif stage.combine is not None:

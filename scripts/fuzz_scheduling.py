@@ -7,8 +7,9 @@ names blocks by name, loops by their place in the block's nest.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fuzz_drawing import draw_program
@@ -17,6 +18,7 @@ from tvm.tirx import PrimFunc
 
 import tvm_axe as axe
 from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower import lower
 from tvm_axe.schedule import query, with_layouts
 
 MESHES: tuple[dict[str, int], ...] = (
@@ -416,10 +418,104 @@ def draw_layouts(rng: random.Random, program: Program, mesh: Mesh, wanted: Mappi
 
 @dataclass(frozen=True)
 class Refusal:
-    """An action that was proposed and not accepted: by whom, and why."""
+    """An action that was proposed and not accepted, and why."""
 
     action: Action
     error: Exception
+
+
+class _Making:
+    """A schedule in the making: what it accepted and refused so far."""
+
+    def __init__(self, rng: random.Random, case: Case, wanted: Mapping[str, str]) -> None:
+        self.rng, self.case, self.wanted = rng, case, wanted
+        self.sch = case.schedule()
+        self.proposer = Proposer(rng, self.sch, wanted, case.program)
+        self.accepted: list[Action] = []
+        self.refused: list[Refusal] = []
+        self.stopped = False
+
+    def attempt(self, primitive: str, *arguments: Any) -> bool:
+        """Do an action, if the schedule accepts it; none behind one that raised what isn't the package's."""
+        action = Action(primitive, arguments)
+        if self.stopped:
+            return False
+        try:
+            apply(self.sch, action)
+        except Exception as error:  # judged by who asked for the case
+            self.refused.append(Refusal(action, error))
+            self.stopped = not isinstance(error, axe.AxeError) and primitive in OURS
+            return False
+        self.accepted.append(action)
+        return True
+
+    def propose(self) -> None:
+        """One action of any kind."""
+        action = self.proposer.action()
+        if action is not None:
+            self.attempt(action.primitive, *action.arguments)
+
+    def share_alike(self) -> None:
+        """Share the loops of every stage over the axis that is wanted of their extents."""
+        for stage in self.case.program.stages:
+            for at, extent in enumerate(stage.extents):
+                sharded = labelled(self.sch).get(stage.name)
+                if extent in self.wanted and sharded is not None and self.rng.random() < 0.9:
+                    # Each loop that is shared makes one more in front of those that follow, or is gone.
+                    place = at + len(self.sch.get_loops(sharded)) - len(stage.extents)
+                    if 0 <= place < len(self.sch.get_loops(sharded)):
+                        self.attempt("shard", stage.name, place, self.wanted[extent])
+
+    def sum_and_split(self) -> None:
+        """A reduction over devices, as far as CoCoNet's way goes: split, reorder, fuse, overlap."""
+        rng, proposer = self.rng, self.proposer
+        reduced = [stage for stage in self.case.program.stages if "R" in stage.kinds]
+        if not reduced:
+            return
+        stage = rng.choice(reduced)
+        at, axis = stage.kinds.index("R"), rng.choice(self.sch.mesh.names)
+        if not self.attempt("shard", stage.name, at, axis) or rng.random() < 0.15:
+            return
+        root = rng.randrange(self.sch.mesh.axis_size(axis)) if rng.random() < 0.2 else None
+        dims = max(len(stage.indices), 1)
+        if not self.attempt("split_collective", stage.name, rng.randrange(dims), root) or rng.random() < 0.15:
+            return
+        proposer.blocks = labelled(self.sch)
+        gathers = [name for name in proposer.readers(stage.name) if name in proposer.copies()]
+        if gathers and rng.random() < 0.8:
+            proposer.blocks = labelled(self.sch)
+            following = proposer.chain(gathers[0], rng.randint(2, 5))[1:]
+            if not self.attempt("reorder_collective", gathers[0], tuple(following)):
+                self.attempt("reorder_collective", gathers[0], tuple(proposer.readers(gathers[0])))
+        proposer.blocks = labelled(self.sch)
+        chain = proposer.chain(stage.name, rng.randint(2, 5))
+        fused = len(chain) > 1 and rng.random() < 0.6 and self.attempt("fuse_collective", tuple(chain))
+        proposer.blocks = labelled(self.sch)
+        if rng.random() < 0.6:
+            producers = proposer.labels(self.sch.get_producers(proposer.blocks[stage.name]))
+            stages = (*producers[-1:], stage.name) if fused or rng.random() < 0.5 else (*producers[-1:], *chain)
+            self.attempt("overlap", stages, axis, rng.choice((1, 1, 2, 2, 3)))
+
+    def mend(self) -> bool:
+        """Do what an error of lowering asks for; returns whether something was done."""
+        try:
+            lower(self.sch.mod["main"], self.sch.mesh)
+        except axe.AxeError as error:
+            block, text = re.match(r"block '(\w+)'", str(error)), str(error)
+            if block is None or block[1] not in labelled(self.sch):
+                return False
+            if "put a gather behind it" in text:
+                return self.attempt("cache_write", block[1])
+            crossing = re.search(r"(reads|writes more of) '(\w+)'(?: across '(\w+)')?", text)
+            over = re.search(r"shard its loops over '(\w+)'", text)
+            if crossing is not None and crossing[1] == "reads":
+                return self.attempt("redistribute", block[1], crossing[2], crossing[3], None)
+            if over is not None:
+                loops = self.sch.get_loops(labelled(self.sch)[block[1]])
+                return bool(loops) and self.attempt("shard", block[1], self.rng.randrange(len(loops)), over[1])
+        except Exception:  # the judge meets it again
+            return False
+        return False
 
 
 def draw_case(seed: int) -> tuple[Case, axe.Schedule, list[Refusal]]:
@@ -433,23 +529,15 @@ def draw_case(seed: int) -> tuple[Case, axe.Schedule, list[Refusal]]:
         wanted[name] = rng.choice(mesh.names)
     layouts = draw_layouts(rng, program, mesh, wanted)
     case = Case(program, tuple(axes.items()), tuple(layouts.items()), ())
-    sch = case.schedule()
-    proposer = Proposer(rng, sch, wanted, program)
-    accepted: list[Action] = []
-    refused: list[Refusal] = []
-    count = rng.choices((0, 1, 2, 3, 4, 5, 6, 7, 8), weights=(1, 2, 4, 5, 5, 4, 3, 2, 1))[0]
-    for _ in range(4 * count):
-        if len(accepted) == count:
-            break
-        action = proposer.action()
-        if action is None:
-            continue
-        try:
-            apply(sch, action)
-        except Exception as error:  # judged by who calls
-            refused.append(Refusal(action, error))
-            if not isinstance(error, axe.AxeError) and action.primitive in OURS:
+    making = _Making(rng, case, wanted)
+    if rng.random() < 0.35:
+        making.share_alike()
+    if rng.random() < 0.5:
+        making.sum_and_split()
+    for _ in range(rng.choices((0, 2, 4, 8, 16, 24), weights=(4, 3, 3, 3, 2, 1))[0]):
+        making.propose()
+    if rng.random() < 0.7:
+        for _ in range(5):
+            if making.stopped or not making.mend():
                 break
-        else:
-            accepted.append(action)
-    return Case(program, case.mesh, case.layouts, tuple(accepted)), sch, refused
+    return replace(case, actions=tuple(making.accepted)), making.sch, making.refused
