@@ -33,6 +33,7 @@ WRONG = "wrong on the mesh"
 RAW = "raw error"
 CRASHED = "crashed or hung"
 BUGS = (IGNORED, WRONG, RAW, CRASHED)
+UNWRITTEN = "elements that nothing stores to are not what was passed"
 LIMIT = 60.0
 """Seconds that a case may take."""
 
@@ -47,7 +48,7 @@ class Verdict:
 
     def like(self, other: Verdict) -> bool:
         """Whether both failed the same way."""
-        return self.kind == other.kind and (self.kind != RAW or self.reason == other.reason)
+        return self.kind == other.kind and self.reason == other.reason
 
 
 def stripped(error: BaseException) -> str:
@@ -57,6 +58,7 @@ def stripped(error: BaseException) -> str:
     if isinstance(error, axe.WorkerError):  # the worker's traceback ends with what it raised
         message = lines[-1]
     message = re.sub(r"\(?S\[.*?\](?: \+ (?:R\[.*?\]|\d+(?:@\w+)?))*\)?", "LAYOUT", message)
+    message = re.sub(r"\b[xyz]\b", "_", message)
     message = re.sub(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+", "_", message)
     message = re.sub(r"\b[A-Za-z]*\d\w*\b", "_", message)
     return f"{type(error).__name__}: {re.sub(r'(_[, ]*)+', '_ ', message)[:220]}"
@@ -72,6 +74,8 @@ class Pool:
     def on(self, mesh: tuple[tuple[str, int], ...]) -> Workers:
         """The workers of a mesh."""
         if mesh not in self._workers or self._workers[mesh].closed:
+            if self.engine == "mpi":
+                self.close()  # the ranks serve one launch at a time
             self._workers[mesh] = axe.launch(Mesh(dict(mesh)), engine=self.engine, timeout=self.timeout)
         return self._workers[mesh]
 
@@ -149,15 +153,20 @@ def on_mesh(exe: axe.Executable, workers: Workers, inputs: Mapping[str, np.ndarr
     return dict(zip(exe.outputs, found if isinstance(found, tuple) else (found,), strict=True))
 
 
-def difference(found: Mapping[str, object], expected: Mapping[str, np.ndarray], names: Sequence[str]) -> str | None:
-    """The first element that differs, in words."""
+def difference(
+    found: Mapping[str, object],
+    expected: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    among: Mapping[str, np.ndarray] | None = None,
+) -> str | None:
+    """The first element that differs, in words; where that is asked, only among some elements of each."""
     for name in names:
         if name not in found:
             return f"{name} is not among the outputs"
         have, want = np.asarray(found[name]), expected[name]
         if have.shape != want.shape:
             return f"{name} has shape {have.shape}, not {want.shape}"
-        unlike = np.argwhere(~(have == want))
+        unlike = np.argwhere(~(have == want) if among is None else ~(have == want) & among[name])
         if len(unlike):
             at = tuple(int(i) for i in unlike[0])
             return f"{name}{list(at)} is {have[at]} and should be {want[at]}; {len(unlike)} of {want.size} differ"
@@ -196,11 +205,16 @@ def _judged(case: Case, sch: axe.Schedule, pool: Pool) -> Verdict:
     workers = pool.on(case.mesh)
     for run in range(2):
         inputs = fitting_inputs(case.program, run)
-        truth = evaluate(case.program, inputs)
+        stored: dict[str, np.ndarray] = {}
+        truth = evaluate(case.program, inputs, stored)
         found = on_mesh(exe, workers, inputs, fresh=run == 0)
         seen = difference(found, truth, case.program.written)
         if seen is not None:
-            return _blamed(case, seen, inputs, truth)
+            elsewhere = difference(found, truth, case.program.written, stored)
+            verdict = _blamed(case, elsewhere or seen, inputs, truth)
+            if verdict.kind == WRONG and elsewhere is None:
+                verdict = replace(verdict, reason=UNWRITTEN)
+            return verdict
     return Verdict(RIGHT)
 
 
@@ -249,7 +263,7 @@ def judged_anew(case: Case, pool: Pool) -> tuple[Case, Verdict]:
     return case, judge(case, sch, pool)
 
 
-def minimized(case: Case, verdict: Verdict, pool: Pool, seconds: float = 60.0) -> tuple[Case, Verdict]:
+def minimized(case: Case, verdict: Verdict, pool: Pool, seconds: float = 40.0) -> tuple[Case, Verdict]:
     """A smaller case that fails the same way, and its verdict."""
     end = time.monotonic() + seconds
     going = True
@@ -341,4 +355,6 @@ def family(case: Case, verdict: Verdict) -> str:
     for stage in case.program.stages:
         plain = all(re.fullmatch(r"v\d+", in_numbers(index, case.program.extents)) for index in stage.indices)
         stores.add((stage.combine or "pointwise") + ("" if plain else ", other store"))
-    return f"{verdict.kind}: {verdict.reason or primitives} [{'; '.join(sorted(stores))}]"
+    if verdict.kind == IGNORED:
+        primitives = f"{verdict.reason} of {primitives}"
+    return f"{verdict.kind}: {verdict.reason if verdict.kind == RAW or verdict.reason == UNWRITTEN else primitives} [{'; '.join(sorted(stores))}]"

@@ -207,8 +207,12 @@ def read_by(stage: Stage) -> set[str]:
 # ---- By numpy --------------------------------------------------------------------------------------------------------
 
 
-def evaluate(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def evaluate(
+    program: Program, inputs: Mapping[str, np.ndarray], stored: dict[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     """All the tensors after a run by numpy, in float64 and int64; `inputs` has every parameter, outputs too.
+
+    `stored`, if given, gets for each tensor whether an element is stored to.
 
     Raises
     ------
@@ -217,6 +221,7 @@ def evaluate(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np
     """
     held: dict[str, np.ndarray] = {}
     known: dict[str, np.ndarray] = {}  # whether an element has a value
+    stored = {} if stored is None else stored
     for tensor in program.tensors:
         shape = program.shape(tensor)
         if any(extent < 1 for extent in shape):
@@ -224,9 +229,11 @@ def evaluate(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np
         wide = "float64" if tensor.dtype.startswith("float") else "bool" if tensor.dtype == "bool" else "int64"
         held[tensor.name] = np.zeros(shape, wide) if tensor.local else inputs[tensor.name].astype(wide)
         known[tensor.name] = np.full(shape, not tensor.local)
+        stored[tensor.name] = np.zeros(shape, bool)
     dtypes = {tensor.name: tensor.dtype for tensor in program.tensors}
     for stage in program.stages:
-        _Run(program, stage, held, known, dtypes).store()
+        places = _Run(program, stage, held, known, dtypes).store()
+        stored[stage.target].reshape(-1)[places] = True
     return held
 
 
@@ -249,7 +256,8 @@ class _Run:
         self.names: dict[str, Any] = {**program.sizes, **{f"v{i}": axis for i, axis in enumerate(grid)}}
         self.limit = LIMITS[dtypes[stage.target]]
 
-    def store(self) -> None:
+    def store(self) -> np.ndarray:
+        """Do all the iterations; returns the elements that they store to, by their row-major index."""
         stage = self.stage
         everywhere = np.ones(self.domain, bool)
         value = np.broadcast_to(self._value(_parsed(stage.value).body, everywhere), self.domain)
@@ -277,6 +285,7 @@ class _Run:
             target.reshape(-1)[flat.reshape(-1)] = value.reshape(-1)
             known.reshape(-1)[flat.reshape(-1)] = True
         self._check_range(target.reshape(-1)[flat.reshape(-1)])
+        return flat.reshape(-1)
 
     def _check_range(self, value: Any) -> None:
         if value.dtype != bool and np.abs(value).max(initial=0) > self.limit:

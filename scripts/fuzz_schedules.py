@@ -4,12 +4,14 @@
     python scripts/fuzz_schedules.py --seed 4711 --count 1    # one of them again
     python scripts/fuzz_schedules.py --engine processes --count 2000 --processes 2
     python scripts/fuzz_schedules.py --delays                 # workers stumble, so that a missing barrier shows
+    mpiexec -n 4 python scripts/fuzz_schedules.py --engine mpi --count 200
 
 A case is drawn from its seed: a program (`fuzz_programs`, `fuzz_drawing`), a mesh, declared layouts and a schedule
 (`fuzz_scheduling`). It ends right; refused by lowering, with a reason; wrong under stock TVM, which is upstream's; or as
 a bug: wrong with annotations ignored, wrong on the mesh, an error that isn't the package's (`fuzz_judging`). What
 primitives refuse while a schedule is drawn is counted by itself. Of each kind of bug some cases are made as small as
-they can be, and printed. The exit status is 0 if there is no bug.
+they can be, and printed. The exit status is 0 if there is no bug. Judging is done in processes of its own, so that one
+that dies is the bug of the seed that it was at; on the ranks of an MPI job rank 0 judges, on meshes of as many devices.
 """
 
 from __future__ import annotations
@@ -60,16 +62,30 @@ def _judge_all(tell: Connection, seeds: Sequence[int], engine: str, delays: bool
     seen: Counter[tuple[str, str]] = Counter()
     for seed in seeds:
         tell.send(seed)
-        tell.send(_record(seed, pool, seen, minimize))
+        tell.send(_record(seed, None, pool, seen, minimize))
     tell.send(None)
     pool.close()
 
 
-def _record(seed: int, pool: Any, seen: Counter[tuple[str, str]], minimize: int) -> Record:
+def _on_ranks(options: argparse.Namespace) -> Iterator[Record]:
+    """Judge seeds on the ranks of the MPI job that this process is one of; comes back on rank 0 only."""
+    from fuzz_judging import Pool
+    from mpi4py import MPI
+
+    devices = MPI.COMM_WORLD.Get_size()
+    pool = Pool("mpi")
+    pool.on((("x", devices),))  # on another rank, this serves rank 0 to its end
+    seen: Counter[tuple[str, str]] = Counter()
+    for seed in range(options.seed, options.seed + options.count):
+        yield _record(seed, devices, pool, seen, 0)  # after a fault, a job can only end
+    pool.close()
+
+
+def _record(seed: int, devices: int | None, pool: Any, seen: Counter[tuple[str, str]], minimize: int) -> Record:
     import fuzz_judging as judging
     from fuzz_scheduling import OURS, draw_case
 
-    case, sch, refused = draw_case(seed)
+    case, sch, refused = draw_case(seed, devices)
     record = Record(seed, judging.RIGHT, accepted=[action.primitive for action in case.actions])
     verdict = None
     for refusal in refused:
@@ -84,8 +100,9 @@ def _record(seed: int, pool: Any, seen: Counter[tuple[str, str]], minimize: int)
     record.kind, record.reason, record.detail = verdict.kind, verdict.reason, verdict.detail
     if verdict.kind in judging.BUGS:
         record.case = judging.described(case)
-        seen[verdict.kind, verdict.reason] += 1
-        if seen[verdict.kind, verdict.reason] <= minimize:
+        alike = verdict.kind, verdict.reason or str(sorted({action.primitive for action in case.actions}))
+        seen[alike] += 1
+        if seen[alike] <= minimize:
             small, last = judging.minimized(case, verdict, pool)
             record.small, record.detail = judging.described(small), last.detail
             record.family = judging.family(small, last)
@@ -206,12 +223,12 @@ def main() -> int:
     parser.add_argument("--engine", choices=("threads", "processes", "mpi"), default="threads")
     parser.add_argument("--delays", action="store_true", help="random sleeps round every stage and barrier")
     parser.add_argument("--processes", type=int, default=1, help="processes that judge")
-    parser.add_argument("--minimize", type=int, default=10, help="bugs of a kind and reason that are made small")
+    parser.add_argument("--minimize", type=int, default=3, help="bugs of a kind that are made small")
     parser.add_argument("--json", action="store_true", help="print a line of JSON a seed, and no tables")
     options = parser.parse_args()
     start = time.monotonic()
     found = []
-    for record in records(options):
+    for record in _on_ranks(options) if options.engine == "mpi" else records(options):
         found.append(record)
         if options.json:
             print(json.dumps(asdict(record)), flush=True)

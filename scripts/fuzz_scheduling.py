@@ -6,6 +6,7 @@ names blocks by name, loops by their place in the block's nest.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -518,10 +519,13 @@ class _Making:
         return False
 
 
-def draw_case(seed: int) -> tuple[Case, axe.Schedule, list[Refusal]]:
-    """The case of a seed, its schedule, and what was refused on the way."""
+def draw_case(seed: int, devices: int | None = None) -> tuple[Case, axe.Schedule, list[Refusal]]:
+    """The case of a seed, its schedule, and what was refused on the way; on a mesh of so many devices, if that is said.
+
+    The same seed gives the same case, and another one for each number of devices.
+    """
     rng = random.Random(seed)
-    axes = rng.choice(MESHES)
+    axes = rng.choice([axes for axes in MESHES if devices in (None, math.prod(axes.values()))])
     mesh = Mesh(axes)
     program = draw_program(rng, list(axes.values()))
     wanted = {}
