@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
+import pickle
 import re
+import select
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -263,7 +266,35 @@ def judged_anew(case: Case, pool: Pool) -> tuple[Case, Verdict]:
     return case, judge(case, sch, pool)
 
 
-def minimized(case: Case, verdict: Verdict, pool: Pool, seconds: float = 40.0) -> tuple[Case, Verdict]:
+def judged_apart(case: Case, engine: str) -> tuple[Case, Verdict]:
+    """As `judged_anew`, in a child that may die of it; this process must not have launched workers or compiled."""
+    receive, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receive)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)  # where the allocator would say what it saw
+        try:
+            answer = pickle.dumps(judged_anew(case, Pool(engine)))
+        except (Malformed, axe.AxeError, ValueError, ZeroDivisionError):
+            answer = pickle.dumps((case, Verdict(REFUSED)))
+        os.write(tell, answer)
+        os._exit(0)
+    os.close(tell)
+    with open(receive, "rb") as file:
+        if not select.select([file], [], [], 2 * LIMIT)[0]:
+            os.kill(child, signal.SIGKILL)
+        answer = file.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 0 and answer:
+        return pickle.loads(answer)
+    how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    return case, Verdict(CRASHED, "", f"the process {how}")
+
+
+def minimized(
+    case: Case, verdict: Verdict, judge_again: Callable[[Case], tuple[Case, Verdict]], seconds: float = 40.0
+) -> tuple[Case, Verdict]:
     """A smaller case that fails the same way, and its verdict."""
     end = time.monotonic() + seconds
     going = True
@@ -275,7 +306,7 @@ def minimized(case: Case, verdict: Verdict, pool: Pool, seconds: float = 40.0) -
             try:
                 fitting_inputs(smaller.program, 0)
                 fitting_inputs(smaller.program, 1)
-                found, again = judged_anew(smaller, pool)
+                found, again = judge_again(smaller)
             except (Malformed, axe.AxeError, ValueError, ZeroDivisionError):
                 continue
             if again.like(verdict):

@@ -23,10 +23,11 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+CRASHED = "crashed or hung"
 SILENCE = 180.0
 """Seconds without a word from a process before it is taken for hung."""
 
@@ -103,7 +104,7 @@ def _record(seed: int, devices: int | None, pool: Any, seen: Counter[tuple[str, 
         alike = verdict.kind, verdict.reason or str(sorted({action.primitive for action in case.actions}))
         seen[alike] += 1
         if seen[alike] <= minimize:
-            small, last = judging.minimized(case, verdict, pool)
+            small, last = judging.minimized(case, verdict, lambda smaller: judging.judged_anew(smaller, pool))
             record.small, record.detail = judging.described(small), last.detail
             record.family = judging.family(small, last)
     return record
@@ -164,7 +165,7 @@ class _Child:
             self._start()
         else:
             self.done = True
-        return Record(seed, "crashed or hung", how, f"the process {how}; its exit status is {code}")
+        return Record(seed, CRASHED, how, f"the process {how}; its exit status is {code}")
 
 
 def records(options: argparse.Namespace) -> Iterator[Record]:
@@ -183,6 +184,24 @@ def records(options: argparse.Namespace) -> Iterator[Record]:
         for child in children:
             if child.process.is_alive():
                 child.process.terminate()
+
+
+def crash(record: Record, engine: str) -> Record:
+    """The record of a seed that a process died or hung at, with the smallest case that does so by itself."""
+    import fuzz_judging as judging
+    from fuzz_scheduling import draw_case
+
+    case, _, refused = draw_case(record.seed)
+    broken = [refusal.action for refusal in refused if judging.refused_raw(refusal.action, refusal.error) is not None]
+    case = replace(case, actions=(*case.actions, *broken[:1]))
+    record.case = judging.described(case)
+    case, verdict = judging.judged_apart(case, engine)
+    if verdict.kind not in judging.BUGS:
+        record.detail += "; not by itself"
+        return record
+    small, last = judging.minimized(case, verdict, lambda smaller: judging.judged_apart(smaller, engine), 180)
+    record.small, record.detail, record.family = judging.described(small), last.detail, judging.family(small, last)
+    return record
 
 
 def _table(title: str, counts: Counter[str], most: int = 40) -> None:
@@ -228,7 +247,11 @@ def main() -> int:
     options = parser.parse_args()
     start = time.monotonic()
     found = []
+    crashes = 0
     for record in _on_ranks(options) if options.engine == "mpi" else records(options):
+        if record.kind == CRASHED:
+            crashes += 1
+            record = crash(record, options.engine) if crashes <= options.minimize else record
         found.append(record)
         if options.json:
             print(json.dumps(asdict(record)), flush=True)
