@@ -25,15 +25,18 @@ def main(X: T.Buffer((4,), "float32"), Y: T.Buffer((4,), "float32")):
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
 
 LIMITS = {"float16": 2**11, "float32": 2**24, "float64": 2**53, "int32": 2**31 - 1, "int8": 127, "bool": 1}
 """The largest integer up to which a type holds all."""
@@ -121,8 +124,50 @@ class Program:
         return "\n".join(lines)
 
     def function(self) -> tirx.PrimFunc:
-        """The program as a function."""
-        return tvm.script.from_source(self.source())
+        """The program as a function: what parsing `source` gives, built in a tenth of the time."""
+        with IRBuilder() as builder, T.prim_func(s_tir=True):
+            T.func_name("main")
+            held = {"T": T}
+            for tensor in self.parameters:
+                held[tensor.name] = T.arg(tensor.name, T.Buffer(self.shape(tensor), tensor.dtype))
+            for tensor in self.tensors:
+                if tensor.local:
+                    held[tensor.name] = T.sblock_alloc_buffer(self.shape(tensor), tensor.dtype)
+                    IRBuilder.name(tensor.name, held[tensor.name])
+            dtypes = {tensor.name: tensor.dtype for tensor in self.tensors}
+            for stage in self.stages:
+                self._build(stage, dtypes[stage.target], dict(held))
+        return builder.get()
+
+    def _build(self, stage: Stage, dtype: str, names: dict[str, Any]) -> None:
+        """Build a stage's nest; `names` is what its texts are evaluated with."""
+
+        def value(text: str) -> Any:
+            return eval(_code(in_numbers(text, self.extents)), names)
+
+        extents = [number(text, self.extents) for text in stage.extents]
+        with contextlib.ExitStack() as nest:
+            loops: Any = nest.enter_context(T.grid(*extents)) if extents else ()
+            loops = loops if len(extents) != 1 or isinstance(loops, (list, tuple)) else [loops]
+            for i, loop in enumerate(loops):
+                IRBuilder.name(f"i{i}", loop)
+            nest.enter_context(T.sblock(stage.name))
+            for i, (extent, kind) in enumerate(zip(extents, stage.kinds, strict=True)):
+                names[f"v{i}"] = _AXES[kind](extent, loops[i])
+                IRBuilder.name(f"v{i}", names[f"v{i}"])
+            if not extents:
+                IRBuilder.name("vu", T.axis.spatial(1, 0))
+            target, indices = names[stage.target], [value(index) for index in stage.indices]
+            old = f"{stage.target}[{', '.join(stage.indices) or '()'}]"
+            if stage.combine == "add":
+                T.buffer_store(target, value(f"{old} + ({stage.value})"), indices)
+            elif stage.combine is not None:
+                initial, update, _ = COMBINERS[stage.combine]
+                with T.init():
+                    T.buffer_store(target, value(initial.format(dtype=dtype)), indices)
+                T.buffer_store(target, value(update.format(old=old, value=f"({stage.value})")), indices)
+            else:
+                T.buffer_store(target, value(stage.value), indices)
 
     def _shape(self, tensor: Tensor) -> str:
         return str(self.shape(tensor))
@@ -157,12 +202,20 @@ class Program:
         return lines
 
 
+_AXES = {"S": T.axis.spatial, "R": T.axis.reduce, "O": T.axis.opaque}
+
+
 # ---- Texts -----------------------------------------------------------------------------------------------------------
 
 
 def number(text: str, extents: tuple[tuple[str, int], ...]) -> int:
     """The value of a text over extents."""
     return int(eval(compile(_parsed(text), text, "eval"), {"__builtins__": {}}, dict(extents)))
+
+
+@cache
+def _code(text: str) -> CodeType:
+    return compile(text, text, "eval")
 
 
 @cache
