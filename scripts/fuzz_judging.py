@@ -378,14 +378,12 @@ def described(case: Case) -> str:
 
 
 def family(case: Case, verdict: Verdict) -> str:
-    """What a minimized failure is counted under: the primitives and how its stages store."""
+    """What a minimized failure is counted under: its reason, or its primitives and whether a store isn't plain."""
+    if verdict.kind == RAW or verdict.reason == UNWRITTEN:
+        return f"{verdict.kind}: {verdict.reason}"
     primitives = ", ".join(sorted({action.primitive for action in case.actions})) or "nothing scheduled"
-    if case.layouts:
-        primitives += " + layouts"
-    stores = set()
-    for stage in case.program.stages:
-        plain = all(re.fullmatch(r"v\d+", in_numbers(index, case.program.extents)) for index in stage.indices)
-        stores.add((stage.combine or "pointwise") + ("" if plain else ", other store"))
-    if verdict.kind == IGNORED:
-        primitives = f"{verdict.reason} of {primitives}"
-    return f"{verdict.kind}: {verdict.reason if verdict.kind == RAW or verdict.reason == UNWRITTEN else primitives} [{'; '.join(sorted(stores))}]"
+    declared = " + layouts" if case.layouts else ""
+    indices = [in_numbers(index, case.program.extents) for stage in case.program.stages for index in stage.indices]
+    plain = all(re.fullmatch(r"v\d+|0", index) for index in indices)
+    after = f"after {verdict.reason}: " if verdict.reason else ""
+    return f"{verdict.kind}: {after}{primitives}{declared}{'' if plain else '; stores elsewhere than at iterators'}"
