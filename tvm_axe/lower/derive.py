@@ -262,12 +262,12 @@ def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, S
         indices = [i for d, i in enumerate(_whole_indices(block)) if d not in read.partial]
         if len(indices) != len(spatial) or not all(iv.var.same_as(i) for iv, i in zip(spatial, indices)):
             return None
-        if written.root is not None:
+        if written.root is not None and not scattered:
             return REDUCE, source, target, (written.root[1],)
         return (REDUCE_SCATTER, source, target, scattered) if scattered else (ALL_REDUCE, source, target, ())
     if read.partial or read.shape != written.shape:
         return None
-    if is_copy(statement) and read.root is not None:
+    if is_copy(statement) and read.root is not None and written.root is None and not (gathered or scattered):
         return BROADCAST, source, target, (read.root[1],)
     if is_copy(statement) and gathered:
         return (ALL_TO_ALL if scattered else ALL_GATHER), source, target, gathered + scattered

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -69,6 +70,14 @@ def localize(
     for name, memory in laid_out:
         if memory is not None:
             set_layout(sch, name, memory)
+    for param, (buffer, _) in zip(sch.mod["main"].params, kernel.arguments):
+        memory, shape = shardings[buffer].memory, tuple(map(int, param.shape))
+        if memory is not None and shape != shardings[buffer].stored:
+            raise LowerError(
+                f"stage {step.stage.name!r}: {buffer.name!r} lies as {memory}, in {prod(shardings[buffer].stored)} "
+                f"elements, and upstream's transform_layout takes {prod(shape)} for it; declare its last rows padded, "
+                "or without the dimensions of extent 1"
+            )
     return replace(kernel, func=sch.mod["main"].without_attr("global_symbol"))
 
 
@@ -238,6 +247,13 @@ class _Localizer:
             return self.statement(loop.body)
         if loop.loop_var in self.cut:
             return self.statement(loop.body)
+        if loop.kind == tirx.ForKind.VECTORIZED and len(below) > 1:
+            names = ", ".join(block.name for block in below)
+            raise LowerError(
+                f"loop {loop.loop_var.name!r} is vectorized around the blocks {names}; "
+                "where one is masked, upstream then runs the first for all lanes before the second, with the room of "
+                "one lane between them: vectorize a loop of one block"
+            )
         annotations = {key: value for key, value in loop.annotations.items() if key != BIND}
         wrap = self.peer_loop(below[0]) if len(below) == 1 else None
         body = self.statement(loop.body)
@@ -275,7 +291,8 @@ class _Localizer:
         init = None if statement.init is None else self.store(block, statement.init, replacements, peer)
         reads: list[ir.TensorRegion] = []
         tvm_ffi.structural_walk(
-            body.value, (ir.TensorLoad, lambda load: reads.append(_point(load.source, load.indices)))
+            [body.value, list(body.indices)],
+            (ir.TensorLoad, lambda load: reads.append(_point(load.source, load.indices))),
         )
         if init is not None:  # a reduction's own running value is no read
             reads = [region for region in reads if not region.source.same_as(body.buffer)]
@@ -306,10 +323,10 @@ class _Localizer:
             buffer, indices = self.address(block, load.source, load.indices, None)
             return tirx.BufferLoad(buffer, indices)
 
-        value = tvm_ffi.structural_map(
-            store.value, [(tirx.Var, lambda var: replacements.get(var, var)), (ir.TensorLoad, on_load)]
+        value, *whole = (
+            tvm_ffi.structural_map(part, [(tirx.Var, lambda var: replacements.get(var, var)), (ir.TensorLoad, on_load)])
+            for part in (store.value, *store.indices)
         )
-        whole = [substitute(index, replacements) for index in store.indices]
         buffer, indices = self.address(block, store.buffer, whole, peer)
         return tirx.BufferStore(buffer, value, indices)
 

@@ -22,7 +22,7 @@ from tvm_axe.analysis.blocks import stays_in
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import OVERLAP, RING
-from tvm_axe.schedule.query import REDUCE, bound_axis, substitute, uses
+from tvm_axe.schedule.query import REDUCE, bound_axis, root_of, substitute, uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +209,11 @@ def _block(
         )
     _check_domains(realize, loops)
     device, peers = _bound_loops(realize, loops, mesh)
+    if root_of(block) is not None and not set(peers).isdisjoint(device):
+        raise LowerError(
+            f"block {block.name_hint!r} is reduced to one device (axe.root), and the devices of "
+            f"{', '.join(sorted(set(peers).intersection(device)))} share its loops; leave one of the two out"
+        )
     analyzer = Analyzer()
     for loop in loops:
         analyzer.bind(loop.loop_var, ir.Range(0, loop.extent))
@@ -236,6 +241,13 @@ def _block(
 
 def _check_domains(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> None:
     """Check that iterators stay in their domains: what is beyond lies in another row, or on another device."""
+    for loop in loops:
+        if not (isinstance(loop.min, tirx.IntImm) and isinstance(loop.extent, tirx.IntImm)):
+            raise LowerError(
+                f"block {realize.block.name_hint!r}: its loop {loop.loop_var.name!r} runs from {loop.min} over "
+                f"{loop.extent}; a loop of a mesh program runs over a number of iterations: keep blocks apart that "
+                "upstream moves into others' masked loops"
+            )
     for iv, value in zip(realize.block.iter_vars, realize.iter_values):
         if not stays_in(value, iv.dom, loops, realize.predicate):
             masked = "" if isinstance(realize.predicate, tirx.IntImm) else f" where {realize.predicate}"

@@ -115,4 +115,4 @@ def _touching(sch: s_tir.Schedule, name: str) -> tuple[SBlockRV, tuple[str, int]
             "parameter or allocated buffer"
         )
     (buffer, (block, index)) = next(iter(found.items()))
-    return sch.get_sblock(block), index, buffer
+    return query.checked("set_layout", block, lambda: sch.get_sblock(block)), index, buffer

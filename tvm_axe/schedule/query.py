@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+from tvm.error import InternalError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer
 
@@ -226,6 +227,12 @@ def is_parameter(sch: s_tir.Schedule, buffer: tirx.Buffer) -> bool:
     return any(buffer.same_as(param) for _, func in sch.mod.functions_items() for param in func.params)
 
 
+def writers(sch: s_tir.Schedule, buffer: tirx.Buffer) -> list[SBlockRV]:
+    """Return the blocks that write `buffer`, in order."""
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    return [block for block in blocks if any(region.source.same_as(buffer) for region in sch.get(block).writes)]
+
+
 def sole_block(sch: s_tir.Schedule, loop: LoopRV, primitive: str) -> SBlockRV:
     """Return the one block below `loop`; an error where there are several."""
     blocks = sch.get_child_blocks(loop)
@@ -287,5 +294,5 @@ def checked(primitive: str, block: str, rewrite: Callable[[], T]) -> T:
         return rewrite()
     except ScheduleError:
         raise
-    except (s_tir.ScheduleError, ValueError) as error:  # what upstream didn't foresee is a failed check in C++
+    except (s_tir.ScheduleError, ValueError, InternalError) as error:  # the last two: what upstream didn't foresee
         raise ScheduleError(f"{primitive}: block {block!r}: {_tvm.schedule_error_reason(error)}") from error

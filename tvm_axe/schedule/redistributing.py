@@ -90,6 +90,12 @@ def redistribute(
             f"redistribute: dim is {dim}; valid is a dimension of {buffer!r} (it has {len(source.shape)}) that no axis "
             f"shares yet (shared: {', '.join(map(str, dims.values()))})"
         )
+    for writer in query.writers(sch, source):
+        if not query.precedes(sch, writer, block):
+            raise ScheduleError(
+                f"redistribute: {buffer!r} is written by block {query.name_of(sch, writer)!r} behind {name!r}, and "
+                "upstream's cache_read would copy it only then; valid is a buffer that isn't updated later"
+            )
     copy = query.checked("redistribute", name, lambda: sch.cache_read(block, index, "global"))
     others = {other: at for other, at in dims.items() if other != axis}
     shard_dims(sch, copy, others if dim is None else others | {axis: dim}, mesh)
