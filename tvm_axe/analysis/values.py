@@ -69,7 +69,7 @@ def values(expr: tirx.Expr, at: Mapping[tirx.Var, np.ndarray]) -> np.ndarray | N
         parts, combine = [expr.condition, expr.true_value, expr.false_value], np.where
     elif isinstance(expr, tirx.Cast) and "int" in str(expr.ty):
         parts, combine = [expr.value], np.asarray
-    elif isinstance(expr, tirx.Call) and isinstance(expr.op, ir.Op) and expr.op.name == "prim.if_then_else":
+    elif isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and expr.op.name == "prim.if_then_else":
         parts, combine = list(expr.args), np.where
     else:
         return None

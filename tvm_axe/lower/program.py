@@ -226,7 +226,8 @@ def _block(
         if iterator.local is not None:
             analyzer.bind(iterator.local.var, iterator.local.dom)
     substitution = {iterator.whole.var: iterator.replacement for iterator in iterators}
-    shared = frozenset(axis for axis, loop in device.items() if uses(list(realize.iter_values), loop.loop_var))
+    told = [*realize.iter_values, realize.predicate]  # a mask may be all that tells devices apart
+    shared = frozenset(axis for axis, loop in device.items() if uses(told, loop.loop_var))
     accesses = []
     for buffer, indices, is_write in _touched(block):
         local = tuple(analyzer.simplify(substitute(index, substitution)) for index in indices)
