@@ -20,8 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
-from fuzz_programs import Malformed, Program, evaluate, fitting_inputs, in_numbers, with_extent, without_stage
-from fuzz_scheduling import OURS, Action, Case, apply
+from fuzz_actions import OURS, Action, apply
+from fuzz_evaluating import Malformed, evaluate, fitting_inputs
+from fuzz_programs import Program, in_numbers, with_extent, without_stage
+from fuzz_scheduling import Case
 from tvm import s_tir, tirx
 
 import tvm_axe as axe
