@@ -11,8 +11,8 @@ A case is drawn from its seed: a program (`fuzz_programs`, `fuzz_stages`), a mes
 upstream's; or as a bug: wrong with annotations ignored, wrong on the mesh, an error that isn't the package's
 (`fuzz_judging`). What primitives refuse while a schedule is drawn is counted by itself. Of each kind of bug some cases
 are made as small as they can be, and printed. The exit status is 0 if there is no bug. Judging is done in processes of
-its own, so that one that dies is the bug of the seed that it was at; on the ranks of an MPI job rank 0 judges, on meshes
-of as many devices.
+its own, so that one that dies is the bug of the seed that it was at; on the ranks of an MPI job rank 0 judges, on
+meshes of as many devices.
 """
 
 from __future__ import annotations
