@@ -6,6 +6,7 @@ names blocks by name, loops by their place in the block's nest.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fuzz_actions import OURS, Action, apply, labelled
-from fuzz_programs import Program
+from fuzz_programs import Program, Stage, read_by
 from fuzz_proposing import Proposer, memory_order
 from fuzz_stages import draw_program
 from tvm.tirx import PrimFunc
@@ -133,24 +134,33 @@ class _Making:
                     if 0 <= place < len(self.sch.get_loops(sharded)):
                         self.attempt("shard", stage.name, place, self.wanted[extent])
 
+    def _is_read(self, stage: Stage) -> bool:
+        """Whether another stage reads what a stage writes."""
+        return any(stage.target in read_by(other) for other in self.case.program.stages if other is not stage)
+
     def sum_and_split(self) -> None:
         """A reduction over devices, as far as CoCoNet's way goes: split, reorder, fuse, overlap."""
         rng, proposer = self.rng, self.proposer
-        reduced = [stage for stage in self.case.program.stages if "R" in stage.kinds]
-        if not reduced:
+        stages = [stage for stage in self.case.program.stages if "R" in stage.kinds]
+        rng.shuffle(stages)
+        # Sums that are read on come first: those collectives can be split and moved.
+        stages.sort(key=lambda each: (each.combine != "sum") + (not self._is_read(each)) if rng.random() < 0.8 else 0)
+        axes = rng.sample(self.sch.mesh.names, len(self.sch.mesh.names))
+        reduced = ((stage, axis) for stage in stages for axis in axes)
+        for stage, axis in itertools.islice(reduced, 4):
+            if self.attempt("shard", stage.name, stage.kinds.index("R"), axis):
+                break
+        else:
             return
-        stage = rng.choice(reduced)
-        at, axis = stage.kinds.index("R"), rng.choice(self.sch.mesh.names)
-        if not self.attempt("shard", stage.name, at, axis) or rng.random() < 0.15:
+        if rng.random() < 0.1:
             return
         root = rng.randrange(self.sch.mesh.axis_size(axis)) if rng.random() < 0.2 else None
         dims = max(len(stage.indices), 1)
-        if not self.attempt("split_collective", stage.name, rng.randrange(dims), root) or rng.random() < 0.15:
+        if not self.attempt("split_collective", stage.name, rng.randrange(dims), root) or rng.random() < 0.1:
             return
         proposer.blocks = labelled(self.sch)
         gathers = [name for name in proposer.readers(stage.name) if name in proposer.copies()]
-        if gathers and rng.random() < 0.8:
-            proposer.blocks = labelled(self.sch)
+        if gathers and root is None and self._is_read(stage) and rng.random() < 0.85:
             following = proposer.chain(gathers[0], rng.randint(2, 5))[1:]
             if not self.attempt("reorder_collective", gathers[0], tuple(following)):
                 self.attempt("reorder_collective", gathers[0], tuple(proposer.readers(gathers[0])))
@@ -200,10 +210,10 @@ def draw_case(seed: int, devices: int | None = None) -> tuple[Case, axe.Schedule
     layouts = draw_layouts(rng, program, mesh, wanted)
     case = Case(program, tuple(axes.items()), tuple(layouts.items()), ())
     making = _Making(rng, case, wanted)
+    if rng.random() < 0.6:
+        making.sum_and_split()
     if rng.random() < 0.35:
         making.share_alike()
-    if rng.random() < 0.5:
-        making.sum_and_split()
     for _ in range(rng.choices((0, 2, 4, 8, 16, 24), weights=(4, 3, 3, 3, 2, 1))[0]):
         making.propose()
     if rng.random() < 0.7:

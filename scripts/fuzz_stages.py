@@ -357,6 +357,10 @@ def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
     while True:
         drawing = Drawing(rng, devices)
         count = rng.choices((1, 2, 3, 4, 5), weights=(3, 4, 4, 2, 1))[0]
+        if rng.random() < 0.35:  # what collectives are split, reordered and fused with
+            rng.choice((contraction, contraction, reduction))(drawing)
+            for _ in range(rng.randint(1, 3)):
+                rng.choice((pointwise, pointwise, pointwise, broadcast, reduction, contraction))(drawing)
         while len(drawing.stages) < count:
             rng.choices(list(KINDS), weights=list(KINDS.values()))[0](drawing)
         program = _finished(drawing)
