@@ -295,7 +295,7 @@ def judged_apart(case: Case, engine: str) -> tuple[Case, Verdict]:
 
 
 def minimized(
-    case: Case, verdict: Verdict, judge_again: Callable[[Case], tuple[Case, Verdict]], seconds: float = 40.0
+    case: Case, verdict: Verdict, judge_again: Callable[[Case], tuple[Case, Verdict]], seconds: float = 90.0
 ) -> tuple[Case, Verdict]:
     """A smaller case that fails the same way, and its verdict."""
     end = time.monotonic() + seconds
