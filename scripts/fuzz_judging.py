@@ -20,8 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
-from fuzz_programs import Malformed, Program, evaluate, fitting_inputs, in_numbers, with_extent, without_stage
-from fuzz_scheduling import OURS, Action, Case, apply
+from fuzz_actions import OURS, Action, apply
+from fuzz_evaluating import Malformed, evaluate, fitting_inputs
+from fuzz_programs import Program, in_numbers, with_extent, without_stage
+from fuzz_scheduling import Case
 from tvm import s_tir, tirx
 
 import tvm_axe as axe
@@ -293,7 +295,7 @@ def judged_apart(case: Case, engine: str) -> tuple[Case, Verdict]:
 
 
 def minimized(
-    case: Case, verdict: Verdict, judge_again: Callable[[Case], tuple[Case, Verdict]], seconds: float = 40.0
+    case: Case, verdict: Verdict, judge_again: Callable[[Case], tuple[Case, Verdict]], seconds: float = 90.0
 ) -> tuple[Case, Verdict]:
     """A smaller case that fails the same way, and its verdict."""
     end = time.monotonic() + seconds

@@ -6,12 +6,13 @@
     python scripts/fuzz_schedules.py --delays                 # workers stumble, so that a missing barrier shows
     mpiexec -n 4 python scripts/fuzz_schedules.py --engine mpi --count 200
 
-A case is drawn from its seed: a program (`fuzz_programs`, `fuzz_drawing`), a mesh, declared layouts and a schedule
-(`fuzz_scheduling`). It ends right; refused by lowering, with a reason; wrong under stock TVM, which is upstream's; or as
-a bug: wrong with annotations ignored, wrong on the mesh, an error that isn't the package's (`fuzz_judging`). What
-primitives refuse while a schedule is drawn is counted by itself. Of each kind of bug some cases are made as small as
-they can be, and printed. The exit status is 0 if there is no bug. Judging is done in processes of its own, so that one
-that dies is the bug of the seed that it was at; on the ranks of an MPI job rank 0 judges, on meshes of as many devices.
+A case is drawn from its seed: a program (`fuzz_programs`, `fuzz_stages`), a mesh, declared layouts and a schedule
+(`fuzz_scheduling`, `fuzz_actions`). It ends right; refused by lowering, with a reason; wrong under stock TVM, which is
+upstream's; or as a bug: wrong with annotations ignored, wrong on the mesh, an error that isn't the package's
+(`fuzz_judging`). What primitives refuse while a schedule is drawn is counted by itself. Of each kind of bug some cases
+are made as small as they can be, and printed. The exit status is 0 if there is no bug. Judging is done in processes of
+its own, so that one that dies is the bug of the seed that it was at; on the ranks of an MPI job rank 0 judges, on
+meshes of as many devices.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def _on_ranks(options: argparse.Namespace) -> Iterator[Record]:
 
 def _record(seed: int, devices: int | None, pool: Any, seen: Counter[tuple[str, str]], minimize: int) -> Record:
     import fuzz_judging as judging
-    from fuzz_scheduling import OURS, draw_case
+    from fuzz_actions import OURS
+    from fuzz_scheduling import draw_case
 
     case, sch, refused = draw_case(seed, devices)
     record = Record(seed, judging.RIGHT, accepted=[action.primitive for action in case.actions])
@@ -230,7 +232,7 @@ def report(found: Sequence[Record], seconds: float) -> int:
         shown = min(members, key=lambda record: len(record.small or record.case))
         print(f"\n==== {len(members)}x {name}\nseeds {', '.join(str(record.seed) for record in members[:20])}")
         print(shown.small or shown.case)
-        print(f"-> {shown.detail}")
+        print("->", *shown.detail.strip().splitlines()[-4:], sep="\n   ")
     return sum(kinds[kind] for kind in BUGS)
 
 
@@ -256,7 +258,9 @@ def main() -> int:
         if options.json:
             print(json.dumps(asdict(record)), flush=True)
         elif len(found) % 500 == 0:
-            print(f"{len(found)} of {options.count} after {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{len(found)} of {options.count} after {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True
+            )
     if options.json:
         from fuzz_judging import BUGS
 
