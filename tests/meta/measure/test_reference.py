@@ -7,7 +7,7 @@ import pytest
 from tvm.script import tirx as T
 
 from tvm_axe.meta.measure import reference
-from tvm_axe.meta.measure.check import random_array
+from tvm_axe.checking.comparing import random_array
 from tvm_axe.meta.measure.devices import OnCpu
 from tvm_axe.meta.measure.reference import Compiled, Products, reference_for
 from tvm_axe.pipeline import build

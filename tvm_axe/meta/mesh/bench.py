@@ -16,7 +16,7 @@ from tvm_axe.errors import TuneError
 from tvm_axe.executable import Executable
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
-from tvm_axe.meta.measure.check import difference, random_array
+from tvm_axe.checking.comparing import difference, random_array
 
 __all__ = ["CONDITIONS", "KEPT", "ProgramBench", "random_inputs"]
 
@@ -82,7 +82,7 @@ class ProgramBench:
         lowered
             The schedule; the very same object is compiled once, as long as it is kept.
         slack
-            What `tvm_axe.meta.measure.check.summing_slack` says of how far results may be off.
+            What `tvm_axe.checking.comparing.summing_slack` says of how far results may be off.
 
         Raises
         ------

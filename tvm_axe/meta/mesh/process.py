@@ -23,7 +23,7 @@ from tvm.target import Target
 from tvm_axe.analysis.parameters import parameters
 from tvm_axe.errors import TuneError
 from tvm_axe.lower import Lowered
-from tvm_axe.meta.measure.check import summing_slack
+from tvm_axe.checking.comparing import summing_slack
 from tvm_axe.meta.measure.child import serve
 from tvm_axe.meta.mesh.bench import ProgramBench, random_inputs
 from tvm_axe.meta.mesh.candidates import Candidates

@@ -18,7 +18,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe.errors import AxeError, TuneError
-from tvm_axe.meta.measure.check import summing_slack
+from tvm_axe.checking.comparing import summing_slack
 from tvm_axe.meta.measure.child import Child
 from tvm_axe.meta.measure.protocol import Measurement
 from tvm_axe.meta.mesh.bench import CONDITIONS, ProgramBench
