@@ -126,8 +126,10 @@ def distinct_values(
     return drawn
 
 
-def other_data(func: tirx.PrimFunc, indices: Indices, magnitude: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """What is run before, so that what it leaves behind shows: NaN for floats, but where indices are computed of them."""
+def other_data(
+    func: tirx.PrimFunc, indices: Indices, magnitude: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """What is run before, so that what it leaves behind shows: NaN for floats, if no indices are computed of them."""
     drawn = small_integers(func, indices, magnitude, rng)
     if indices.computed:
         return drawn

@@ -164,9 +164,7 @@ class _Check:
             if mismatch is not None:
                 break
         rounds = 2 * seeds
-        return CheckReport(
-            self.subject.exe.name, tuple(ran), rounds, self.exact, self.errors, self.allowed, mismatch
-        )
+        return CheckReport(self.subject.exe.name, tuple(ran), rounds, self.exact, self.errors, self.allowed, mismatch)
 
     def _rounds(self, seed: int, magnitude: int) -> Iterator[tuple[str, _Arrays, Expected, bool]]:
         """What a seed's arrays are called, the arrays, what is expected of them, and whether exactly that."""
@@ -271,7 +269,11 @@ class _Check:
         found = blamed(sch, wrong_alone if where == self.alone else wrong_on_mesh)
         if found is None:
             return "none of its instructions: the function that the schedule was made of is not the origin, or is wrong"
-        return f"already wrong under stock TVM after {found}" if where == self.alone else f"wrong on the mesh after {found}"
+        return (
+            f"already wrong under stock TVM after {found}"
+            if where == self.alone
+            else f"wrong on the mesh after {found}"
+        )
 
 
 def _subject(
@@ -284,12 +286,15 @@ def _subject(
     if isinstance(program, Executable):
         exe, target = program, program.target
         if mesh is not None and mesh != exe.mesh:
-            raise InputError(f"check: {exe.name} was compiled for {exe.mesh or 'one device'}, not {mesh}; leave mesh out")
+            raise InputError(
+                f"check: {exe.name} was compiled for {exe.mesh or 'one device'}, not {mesh}; leave mesh out"
+            )
     elif isinstance(program, s_tir.Schedule | tirx.PrimFunc | IRModule):
         exe = compile(program, mesh, target, work_dir)
     else:
         raise InputError(
-            f"check: a schedule, an executable, a function or a module of one is checked, not a {type(program).__name__}"
+            "check: a schedule, an executable, a function or a module of one is checked, not a "
+            f"{type(program).__name__}"
         )
     source = exe.source
     sch = source if isinstance(source, Schedule) else None

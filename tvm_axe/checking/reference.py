@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from tvm.ir import IRModule
 from tvm_axe import _tvm
 from tvm_axe.analysis.parameters import parameters
 from tvm_axe.checking.comparing import difference, is_float, relative_error, summing_slack
+from tvm_axe.checking.products import OwnProducts, own_products
 from tvm_axe.tile.kernels.check import poison
 from tvm_axe.tile.kernels.kernel import TOLERANCE
 
@@ -33,8 +34,7 @@ class Alone:
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.parameters = parameters(func)
-        module = IRModule({"main": func.with_attr("global_symbol", "main")})
-        self._main = tvm.compile(module, target="llvm")["main"]
+        self._main = _compiled(func)
 
     def __call__(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All the parameters after a call; those that aren't given begin poisoned."""
@@ -45,6 +45,30 @@ class Alone:
             _tvm.as_array(tensors[name])[...] = array.astype(param.dtype, copy=False)
         self._main(*tensors.values())
         return {name: _tvm.as_array(tensor).copy() for name, tensor in tensors.items()}
+
+
+class _WithProducts:
+    """The same of a function that would take long, whose products numpy computes in float64."""
+
+    def __init__(self, func: tirx.PrimFunc, products: OwnProducts, wide: bool) -> None:
+        self.parameters, self._products, self._wide, self._main = parameters(func), products, wide, None
+        if products.rest is not None:
+            rest = products.rest["main"]
+            self._main = _compiled(_tvm.widened(rest) if wide else rest)
+
+    def __call__(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        arguments = {}
+        for place, (name, param) in enumerate(self.parameters.items()):
+            array = given[name] if name in given else poison(param.shape, param.dtype)
+            arguments[place] = array.astype("float64") if self._wide and is_float(array.dtype) else array.copy()
+        self._products.multiply(arguments, self._wide)
+        if self._main is not None:
+            tensors = [tvm.runtime.empty(arguments[n].shape, str(arguments[n].dtype)) for n in sorted(arguments)]
+            for n, tensor in enumerate(tensors):
+                _tvm.as_array(tensor)[...] = arguments[n]
+            self._main(*tensors)
+            arguments = {n: _tvm.as_array(tensor).copy() for n, tensor in enumerate(tensors)}
+        return {name: arguments[n] for n, name in enumerate(self.parameters)}
 
 
 @dataclass(frozen=True)
@@ -65,6 +89,14 @@ class Expected:
     slack: Mapping[str, float]
     unsure: Mapping[str, np.ndarray]
 
+    def of(self, names: Collection[str]) -> Expected:
+        """The same of some of the parameters."""
+        return Expected(
+            {name: self.arrays[name] for name in names},
+            {name: self.slack[name] for name in names},
+            {name: self.unsure[name] for name in names},
+        )
+
     def fault(self, name: str, got: np.ndarray, exactly: bool = False) -> str:
         """What is wrong with a result, in words that follow its name; empty if it is right."""
         got, want = self.judged(name, got)
@@ -73,13 +105,17 @@ class Expected:
             return f"differs in {wrong} of {want.size} elements, and nothing rounds" if wrong else ""
         if not is_float(got.dtype) and self.slack[name]:
             worst = float(np.abs(got.astype("float64") - want).max(initial=0.0))
-            return f"is off by {worst:g}, where rounding explains {self.slack[name]:g}" if worst > self.slack[name] else ""
+            return (
+                f"is off by {worst:g}, where rounding explains {self.slack[name]:g}" if worst > self.slack[name] else ""
+            )
         return difference(got, want, self.slack[name])
 
     def judged(self, name: str, got: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A result and what it must be, the same where that isn't judged."""
         want, unsure = self.arrays[name], self.unsure[name]
-        return (np.where(unsure, np.zeros((), got.dtype), got), np.where(unsure, 0, want)) if unsure.any() else (got, want)
+        return (
+            (np.where(unsure, np.zeros((), got.dtype), got), np.where(unsure, 0, want)) if unsure.any() else (got, want)
+        )
 
 
 class Reference:
@@ -91,7 +127,8 @@ class Reference:
     - the tolerance of the narrowest type that the function computes in, where that isn't the result's own, and
     - 8 times what the function, in its own types and its own order, is off by: no schedule has to be better by far.
 
-    Of integers that are made of floats the last alone counts, as a difference.
+    Of integers that are made of floats the last alone counts, as a difference. Products of matrices in a function that
+    would take long are computed by numpy in float64 (`tvm_axe.checking.products`).
 
     Parameters
     ----------
@@ -106,12 +143,12 @@ class Reference:
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
-        self._own = Alone(func)
-        self._floats = any(is_float(np.dtype(dtype)) for dtype in _dtypes(func))
+        products = own_products(func)
+        self._own = Alone(func) if products is None else _WithProducts(func, products, False)
         self.wide, self._wide = True, self._own
-        if self._floats:
+        if any(is_float(np.dtype(dtype)) for dtype in _dtypes(func)):
             try:
-                self._wide = Alone(_tvm.widened(func))
+                self._wide = Alone(_tvm.widened(func)) if products is None else _WithProducts(func, products, True)
             except _tvm.UPSTREAM_ERRORS as error:
                 _tvm.raise_own_fault(error)
                 self.wide = False
@@ -145,6 +182,10 @@ def exposed(func: tirx.PrimFunc) -> tirx.PrimFunc:
     block = s_tir.SBlock([], [], [], root.name_hint, root.body, alloc_buffers=within, annotations=notes)
     shown = tirx.PrimFunc([*func.params, *held], s_tir.SBlockRealize([], True, block), func.ret_type)
     return s_tir.renew_defs(shown.with_attrs(dict(func.attrs.items())))
+
+
+def _compiled(func: tirx.PrimFunc) -> Callable[..., None]:
+    return tvm.compile(IRModule({"main": func.with_attr("global_symbol", "main")}), target="llvm")["main"]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -41,7 +41,8 @@ def wrong_on_one_device(
             continue
         if name in common and _differs(held[name], common[name], expected.slack[output]):
             return f"{_written(func, name)}, which computes {name}"
-    known = [name for name in _in_order(func) if name in common]
+    order = _in_order(func)
+    known = [name for name in order[: order.index(output) if output in order else None] if name in common]
     checked = f"; {', '.join(known)} before it {'is' if len(known) == 1 else 'are'} right" if known else ""
     return f"{_written(func, output)}, which computes {output}{checked}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from tvm import s_tir, tirx
@@ -9,6 +10,12 @@ from tvm import s_tir, tirx
 from tvm_axe.schedule import Schedule
 
 __all__ = ["blamed", "up_to"]
+
+_TAKEN = re.compile(
+    r"(?P<left>[bl]\d+(?:, l\d+)*)(?:,)? = sch\.get_(?:(?P<kind>sblock)\(name=\"(?P<name>[^\"]*)\".*|"
+    r"loops\(block=(?P<block>b\d+)\))"
+)
+"""A line of a printed trace by which a block is taken by its name, or its loops."""
 
 
 def up_to(sch: Schedule, count: int) -> tirx.PrimFunc:
@@ -51,10 +58,21 @@ def blamed(sch: Schedule, wrong: Callable[[tirx.PrimFunc], bool | None]) -> str 
 
 
 def _described(sch: Schedule, place: int) -> str:
-    """An instruction of a schedule's trace, and whose it is."""
+    """An instruction of a schedule's trace, and whose it is; blocks by their names where they were taken by them."""
     lines = str(s_tir.schedule.Trace(list(sch.trace.insts)[: place + 1], {})).strip().splitlines()
-    line = f"`{lines[-1].strip().removeprefix('sch.')}`"
-    line = f"{line}, instruction {place + 1} of {len(sch.trace.insts)}"
+    names: dict[str, str] = {}
+    for line in lines:
+        taken = _TAKEN.fullmatch(line.strip())
+        if taken is None:
+            continue
+        if taken["kind"] == "sblock":
+            names[taken["left"]] = f'"{taken["name"]}"'
+        else:
+            block = names.get(taken["block"], taken["block"])
+            names.update({loop: f"loop {n} of {block}" for n, loop in enumerate(taken["left"].split(", "))})
+    said = lines[-1].strip().partition("sch.")[2]
+    said = re.sub(r"\b[bl]\d+\b", lambda found: names.get(found[0], found[0]), said)
+    line = f"`{said}`, instruction {place + 1} of {len(sch.trace.insts)}"
     for each in sch.applied:
         if each.first <= place < each.end:
             return f"`{each.name}(...)`: {line}"
