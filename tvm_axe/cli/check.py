@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 
 from tvm_axe.cli.command import Command, positive
-from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel
-from tvm_axe.collective import registry
-from tvm_axe.errors import CheckError, InputError
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel, given_workers
+from tvm_axe.errors import CheckError
 
 __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
-    add_engine_argument(parser)
+    add_engine_argument(parser, ranks=True)
     parser.add_argument(
         "--seeds", type=positive, default=3, help="how many times arrays are drawn (default: %(default)s)"
     )
@@ -24,16 +23,17 @@ def _check(args: argparse.Namespace) -> int:
     """`tvm-axe check`"""
     import tvm_axe as axe
 
-    if registry.find(args.engine).has_ranks:
-        alone = ", ".join(name for name in registry.names() if not registry.find(name).has_ranks)
-        raise InputError(f"check: --engine {args.engine} has ranks that are started apart; take one of {alone}")
     program = given_kernel(args)
-    options = {"engine": args.engine, "seeds": args.seeds, "target": args.target, "work_dir": args.work_dir}
     try:
-        if program.schedule is not None:
-            report = axe.check(program.schedule, **options)
-        else:
-            report = axe.check(program.func, program.mesh, **options)
+        with given_workers(args, program.mesh) as workers:
+            report = axe.check(
+                program.func if program.schedule is None else program.schedule,
+                program.mesh,
+                engine=workers,
+                seeds=args.seeds,
+                target=args.target,
+                work_dir=args.work_dir,
+            )
     except CheckError as error:
         print(error.report)
         return 1
