@@ -250,6 +250,23 @@ def test_a_parameter_written_in_part_is_compared_whole():
     assert "inf or NaN" in expected.fault("Y", zeros)
 
 
+def test_an_array_that_should_have_been_passed(launched, monkeypatch):
+    """A parameter that is written in part is in and out; taken for an output alone, its other rows aren't right."""
+
+    @T.prim_func(s_tir=True)
+    def half(A: T.Buffer((4,), "float32"), Y: T.Buffer((8,), "float32")):
+        for i in range(4):
+            with T.sblock("y"):
+                vi = T.axis.spatial(4, i)
+                Y[vi + 4] = A[vi]
+
+    monkeypatch.setattr(MeshExecutable, "_inputs", lambda self: [base.Input("A", (4,), "float32")])
+    monkeypatch.setattr(MeshExecutable, "_run", lambda self, workers, arrays: (np.append(np.zeros(4, "f"), arrays[0]),))
+    monkeypatch.setattr(MeshExecutable, "held", lambda self, workers: {})
+    found = wrong(half, mesh=PAIR, engine=launched(PAIR), seeds=1).mismatch
+    assert found.index == (0,) and "leaves that element as it was" in found.why
+
+
 def test_a_mistake_within_rounding_of_floats_shows_in_integers(launched, monkeypatch):
     run = base.Executable.run
 

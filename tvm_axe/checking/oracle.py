@@ -30,6 +30,7 @@ from tvm_axe.executable import Executable
 from tvm_axe.executable.mesh import MeshExecutable
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import Schedule
+from tvm_axe.tile.kernels.check import poison
 
 __all__ = ["check"]
 
@@ -242,6 +243,10 @@ class _Check:
         else:
             stage = wrong_on_one_device(func or origin, origin, given, expected, output)
         why = expected.fault(output, array, exactly)
+        if output not in given and np.array_equal(
+            want[index], poison((), str(want.dtype)), equal_nan=want.dtype.kind == "f"
+        ):
+            why += "; the function leaves that element as it was, or computes no number"
         blame = self._blame(where, given, expected, exactly)
         return Mismatch(where, data, output, index, want[index].item(), judged[index].item(), why, stage, blame)
 
