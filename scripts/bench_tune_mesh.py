@@ -31,18 +31,18 @@ from tvm.target import Target
 
 import tvm_axe as axe
 from tvm_axe import _tvm
+from tvm_axe.checking.reference import Reference
 from tvm_axe.demo import block
 from tvm_axe.executable import Executable
 from tvm_axe.lower import lower
 from tvm_axe.lower.program import parse_program
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.meta.measure.check import difference, summing_slack
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.finals import chosen, run_finals
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.model import ProgramModel
 from tvm_axe.meta.mesh.moves import structure
-from tvm_axe.meta.mesh.process import bench_for, on_one_device
+from tvm_axe.meta.mesh.process import bench_for
 from tvm_axe.meta.mesh.runner import MeshRunner
 from tvm_axe.meta.mesh.space import program_space, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
@@ -113,7 +113,7 @@ def exhaustive(case: Case, work_dir: Path, trials: int) -> Side:
     with kernel_tools(case.target, work_dir, SEED) as tools:
         kernels = KernelTuner(Candidates(), tools, case.target, work_dir, trials, SEED)
         log = work_dir / target_name(case.target) / "logs" / "mesh.log"
-        with MeshRunner(case.target, kernels, log, TIMEOUT) as worker:
+        with MeshRunner(case.target, kernels, log, TIMEOUT, case.mod["main"]) as worker:
             as_it_is = worker.prepare(workload.mod)
             if as_it_is.failure is not None:
                 raise SystemExit(f"bench_tune_mesh: the program as it is: {as_it_is.failure}")
@@ -158,16 +158,15 @@ def described(mod: IRModule, mesh: axe.Mesh) -> str:
 
 def timers(case: Case, sides: list[Side], workers: Any) -> Iterator[tuple[tuple[str, int], Callable[[], list[float]]]]:
     """For each side's schedules by their rank, the choice's being 0, a function that times some runs."""
-    lowered, slack = lower(case.mod["main"], case.mesh), summing_slack(case.mod["main"])
-    bench = bench_for(case.mod, lowered, case.target, sides[0].work_dir)
-    expected = on_one_device(case.mod, lowered, bench.arrays)
+    bench = bench_for(case.mod, lower(case.mod["main"], case.mesh), case.target, sides[0].work_dir, case.mod["main"])
+    expected = Reference(bench.origin)(bench.arrays)
     for side in sides:
         for rank, mod in enumerate(side.schedules):
             exe = axe.compile(mod["main"], case.mesh, target=case.target, work_dir=side.work_dir)
             arrays = [bench.arrays[name] for name in exe.inputs]
             results = exe.run(workers, *arrays)
             for name, got in zip(exe.outputs, results if isinstance(results, tuple) else (results,)):
-                wrong = difference(got, expected[name], slack)
+                wrong = expected.fault(name, got)
                 if wrong:
                     raise SystemExit(f"bench_tune_mesh: {side.name}, {exe.notation}: {name} {wrong}")
 

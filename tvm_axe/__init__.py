@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from tvm_axe._versions import check_versions
 
 if TYPE_CHECKING:
+    from tvm_axe.checking import CheckReport, check
     from tvm_axe.collective import launch
     from tvm_axe.compiler import compile
     from tvm_axe.errors import (
         AxeError,
+        CheckError,
         InputError,
         LayoutError,
         LowerError,
@@ -34,6 +36,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AxeError",
+    "CheckError",
+    "CheckReport",
     "ComposeLayout",
     "Executable",
     "InputError",
@@ -47,6 +51,7 @@ __all__ = [
     "TileError",
     "TuneError",
     "WorkerError",
+    "check",
     "compile",
     "launch",
     "pack",
@@ -57,10 +62,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "checking": ["CheckReport", "check"],
     "compiler": ["compile"],
     "collective": ["launch"],
     "errors": [
         "AxeError",
+        "CheckError",
         "InputError",
         "LayoutError",
         "LowerError",

@@ -238,6 +238,28 @@ def plain(value: Any) -> Any:
     return value
 
 
+_FLOATS = re.compile(r"(?:bfloat|float)\d+(?:_\w+?)?(x\d+)?")
+
+
+def widened(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with every type of floating point float64: parameters, buffers, constants, casts and calls.
+
+    A constant stays the number that its own type rounds it to.
+    """
+    graph = json.loads(str(ir.save_json(func)))
+    nodes = graph["nodes"]
+    for node in nodes:
+        if node["type"] == "ir.FloatImm":
+            held = np.dtype(nodes[node["data"]["ty"]]["data"]["dtype"])
+            with np.errstate(over="ignore"):
+                node["data"]["value"] = float(np.asarray(node["data"]["value"]).astype(held))
+    for node in nodes:
+        found = _FLOATS.fullmatch(node["data"]["dtype"]) if node["type"] == "ir.PrimType" else None
+        if found:
+            node["data"]["dtype"] = "float64" + (found[1] or "")
+    return ir.load_json(json.dumps(graph))
+
+
 UPSTREAM_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
 """What upstream's C++ raises at a candidate or a record that it can't take; `why_refused` tells it from a fault.
 

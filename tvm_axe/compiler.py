@@ -77,6 +77,22 @@ def compile(
     TuneError
         If `target` is none, or weights can't be packed.
     """
+    exe = _compiled(program, mesh, target, work_dir, pack_weights)
+    if isinstance(program, Schedule):
+        exe.source = program.copy()  # as it is now
+    elif not isinstance(program, Lowered) and not isinstance(exe, ModelExecutable):
+        module = program.mod if isinstance(program, s_tir.Schedule) else program
+        exe.source = None if isinstance(module, IRModule) and is_model(module) else _function(module)
+    return exe
+
+
+def _compiled(
+    program: Schedule | tirx.PrimFunc | IRModule | Lowered,
+    mesh: Mesh | None,
+    target: str | dict[str, Any] | Target,
+    work_dir: str | Path | None,
+    pack_weights: bool,
+) -> Executable:
     if isinstance(program, Schedule | Lowered):
         if mesh is not None and mesh != program.mesh:
             kind = "schedule" if isinstance(program, Schedule) else "program"

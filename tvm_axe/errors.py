@@ -6,8 +6,14 @@ command line can print it as it is. Any other exception that leaves the package 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm_axe.checking.report import CheckReport
+
 __all__ = [
     "AxeError",
+    "CheckError",
     "InputError",
     "LayoutError",
     "LowerError",
@@ -53,3 +59,20 @@ class TileError(AxeError, ValueError):
 
 class StreamError(AxeError, ValueError):
     """A streaming program that is malformed, that cannot run on a machine, or inputs that don't fit it."""
+
+
+class CheckError(AxeError, RuntimeError):
+    """A schedule that computes something else than its function; the message is the report of `tvm_axe.check`.
+
+    Attributes
+    ----------
+    report : CheckReport
+        What was run, and what was found.
+    """
+
+    def __init__(self, report: CheckReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+    def __reduce__(self) -> tuple[type[CheckError], tuple[CheckReport]]:
+        return CheckError, (self.report,)

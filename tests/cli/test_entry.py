@@ -18,6 +18,7 @@ from tvm_axe import cli
 from tvm_axe.analysis.parameters import Param, parameters
 from tvm_axe.cli.inputs import load_file, match_arrays, read_npz
 from tvm_axe.errors import InputError
+from tvm_axe.executable import Executable
 from tvm_axe.records.database import find_databases, read_workloads
 from tvm_axe.records.packing import layout_free
 
@@ -357,6 +358,34 @@ def test_run_writes_the_outputs(in_folder, tmp_path, capsys, schedule, engine):
         np.testing.assert_allclose(written["out"], np.maximum(a @ w + bias, 0), rtol=1e-5, atol=1e-5)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"with_mesh.py:block on tp=2 ({engine}, llvm): out: float32[8, 6] to {output}; median of ")
+
+
+@pytest.mark.parametrize("schedule", [[], ["--schedule", "with_mesh.py:apply"]])
+def test_check_says_that_a_schedule_is_right(in_folder, tmp_path, capsys, schedule):
+    options = ["--engine", "threads", "--seeds", "1", "--work-dir", str(tmp_path)]
+    assert cli.main(["check", "with_mesh.py:block", *schedule, *options]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("block: right on one device, its annotations ignored and on the mesh tp=2, 2 sets of arrays")
+
+
+def test_check_ends_with_1_where_a_result_is_wrong(in_folder, tmp_path, capsys, monkeypatch):
+    def off(self, *arguments):
+        out = run(self, *arguments)
+        out[2, 5] += 1
+        return out
+
+    run = Executable.run
+    monkeypatch.setattr(Executable, "run", off)
+    options = ["--engine", "threads", "--work-dir", str(tmp_path)]
+    assert cli.main(["check", "with_mesh.py:block", "--schedule", "with_mesh.py:apply", *options]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("block: wrong on the mesh tp=2, of integers up to 50, seed 0: out differs in 1 of 48")
+    assert "first wrong element: out[2, 5] is " in shown.out and shown.err == ""
+
+
+def test_check_of_what_is_refused_ends_with_2(in_folder, capsys):
+    assert "dp" in refused(capsys, "check", "with_mesh.py:block", "--schedule", "with_mesh.py:wrong_axis")
+    assert "-n is for --engine mpi" in refused(capsys, "check", "with_mesh.py:block", "-n", "2", "--engine", "threads")
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from tvm_axe.cli import (
     cache,
+    check,
     db,
     demo,
     kernels,
@@ -34,6 +35,7 @@ __all__ = ["main"]
 COMMANDS: tuple[Command | Group, ...] = (
     run.COMMAND,
     show.COMMAND,
+    check.COMMAND,
     tune.COMMAND,
     search.COMMAND,
     programs.COMMAND,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from inspect import isfunction
 from typing import TYPE_CHECKING, NamedTuple
 
+from tvm_axe.cli.command import positive
 from tvm_axe.collective import registry
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import InputError
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from tvm.ir import IRModule
     from tvm.tirx import PrimFunc
 
+    from tvm_axe.collective import Workers
     from tvm_axe.executable import Executable
     from tvm_axe.layout import Mesh
     from tvm_axe.schedule import Schedule
 
-__all__ = ["GivenKernel", "add_engine_argument", "add_kernel_arguments", "given_kernel", "mesh_of"]
+__all__ = ["GivenKernel", "add_engine_argument", "add_kernel_arguments", "given_kernel", "given_workers", "mesh_of"]
 
 
 class GivenKernel(NamedTuple):
@@ -55,12 +57,14 @@ def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_engine_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of an engine."""
+def add_engine_argument(parser: argparse.ArgumentParser, ranks: bool = False) -> None:
+    """Add the choice of an engine; for a command that starts `ranks`, of their number too."""
     names = registry.names()
     parser.add_argument(
         "--engine", default=names[0], help=f"what a mesh's devices are: {', '.join(names)} (default: %(default)s)"
     )
+    if ranks:
+        parser.add_argument("-n", type=positive, metavar="RANKS", help="with --engine mpi: how many ranks to start")
 
 
 def given_kernel(args: argparse.Namespace) -> GivenKernel:
@@ -88,6 +92,22 @@ def given_kernel(args: argparse.Namespace) -> GivenKernel:
     sch = Schedule(func, mesh=mesh)
     apply(sch)
     return GivenKernel(func, mesh, sch)
+
+
+def given_workers(args: argparse.Namespace, mesh: Mesh) -> Workers:
+    """Launch the engine that the arguments name, in a job of ranks if it has them.
+
+    To be called before anything is computed, because the other ranks of an MPI job go no further.
+    """
+    from tvm_axe.collective import launch
+    from tvm_axe.collective.start import start_ranks
+
+    if registry.find(args.engine).has_ranks:
+        start_ranks(mesh, args.n, ["-m", "tvm_axe", *args.arguments])
+    elif args.n is not None:
+        by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
+        raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")
+    return launch(mesh, engine=args.engine)
 
 
 def _only_function(spec: str, mod: IRModule) -> PrimFunc:

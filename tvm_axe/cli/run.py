@@ -6,9 +6,8 @@ import argparse
 import statistics
 from typing import Any
 
-from tvm_axe.cli.command import Command, positive
-from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel
-from tvm_axe.collective import registry
+from tvm_axe.cli.command import Command
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel, given_workers
 from tvm_axe.errors import InputError
 
 __all__ = ["COMMAND"]
@@ -18,13 +17,12 @@ REPEAT = 5
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
-    add_engine_argument(parser)
+    add_engine_argument(parser, ranks=True)
     parser.add_argument("--inputs", required=True, metavar="IN.npz", help="one array for each input, by parameter name")
     parser.add_argument("--output", required=True, metavar="OUT.npz", help="the outputs are written here")
     parser.add_argument(
         "--timeline", metavar="T.json", help="what each device did when in one more run, for ui.perfetto.dev"
     )
-    parser.add_argument("-n", type=positive, metavar="RANKS", help="with --engine mpi: how many ranks to start")
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -33,17 +31,9 @@ def _run(args: argparse.Namespace) -> None:
 
     from tvm_axe.analysis.parameters import parameters
     from tvm_axe.cli.inputs import match_arrays, read_npz
-    from tvm_axe.collective import launch
-    from tvm_axe.collective.start import start_ranks
 
     program = given_kernel(args)
-    if registry.find(args.engine).has_ranks:
-        start_ranks(program.mesh, args.n, ["-m", "tvm_axe", *args.arguments])
-    elif args.n is not None:
-        by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
-        raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")
-    # First, because the other ranks of an MPI job go no further.
-    with launch(program.mesh, engine=args.engine) as workers:
+    with given_workers(args, program.mesh) as workers:
         params = parameters(program.func)
         arrays = read_npz(args.inputs)
         exe = program.compile(args.target, args.work_dir)

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 from tvm_axe.collective import Timeline, Workers
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import Stage
+from tvm_axe.schedule import Schedule
 from tvm_axe.schedule.tiles import choices_in
 
 Arrays = tuple[np.ndarray, ...]
@@ -58,12 +59,16 @@ class Executable:
         The schedule as CoCoNet writes it, such as ``ol(MM, fuse(RS-C-AG))``; empty for one device.
     layouts : Mapping[str, Layout]
         Where each buffer lives on the mesh.
+    source : Schedule, PrimFunc or None
+        What was compiled, as it was then: `tvm_axe.check` judges by it. None of a model, of what was lowered before,
+        and of what was read from a file.
     """
 
     mesh: Mesh | None = None
     stages: tuple[Stage, ...] = ()
     notation: str = ""
     layouts: Mapping[str, Layout] = MappingProxyType({})
+    source: Schedule | tirx.PrimFunc | None = None
 
     def __init__(self, name: str, module: tvm.IRModule, target: Target, tuned: Mapping[str, float]) -> None:
         self.name, self.module, self.target = name, module, target

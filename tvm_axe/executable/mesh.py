@@ -77,6 +77,23 @@ class MeshExecutable(Executable):
         recordings = workers.trace(loaded.program, loaded.arguments, len(self.lowered.calls), warmup)
         return timeline_of(self.lowered, recordings)
 
+    def held(self, workers: Workers) -> dict[str, np.ndarray]:
+        """What the tensors of the mesh held after the last run on these workers, each put together, by name.
+
+        These are the parameters and the intermediates that devices exchange. A device's own partial sums are left out,
+        as no whole array says what they were.
+
+        Raises
+        ------
+        LowerError
+            If nothing has run there.
+        """
+        if workers not in self._loaded:
+            raise LowerError(f"{self.name} has not run on these workers; run it first: {self._usage()}")
+        loaded = self._loaded[workers]
+        whole = [buffer for buffer in self.lowered.buffers.values() if not buffer.sharding.partial]
+        return {buffer.name: loaded.gather(buffer) for buffer in whole}
+
     def show(self) -> str:
         width = max(len(name) for name in self.layouts)
         lines = [f"schedule {self.notation} on mesh {self.mesh}", "", "layouts"]

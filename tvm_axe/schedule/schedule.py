@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tvm import s_tir
 from tvm.ir import IRModule
@@ -29,15 +30,35 @@ T = TypeVar("T")
 
 
 def _documented_by(primitive: Callable[..., object]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Give a method the docstring of the function that it calls, less the parameters that a `Schedule` has itself."""
+    """Give a method the docstring of the function that it calls, less the parameters that a `Schedule` has itself.
+
+    The schedule also keeps in mind which instructions of its trace are the primitive's.
+    """
 
     def document(method: Callable[P, T]) -> Callable[P, T]:
-        method.__doc__ = re.sub(
+        @functools.wraps(method)
+        def recorded(*args: P.args, **kwargs: P.kwargs) -> T:
+            sch = args[0]
+            assert isinstance(sch, Schedule)
+            first = len(sch.trace.insts)
+            result = method(*args, **kwargs)
+            sch.applied = (*sch.applied, Applied(method.__name__, first, len(sch.trace.insts)))
+            return result
+
+        recorded.__doc__ = re.sub(
             r"^(sch|mesh) : .*\n(?: +.*\n)+", "", inspect.getdoc(primitive) or "", flags=re.MULTILINE
         )
-        return method
+        return recorded
 
     return document
+
+
+class Applied(NamedTuple):
+    """A primitive of this package that was applied: its name, and where its instructions begin and end in the trace."""
+
+    name: str
+    first: int
+    end: int
 
 
 class Schedule(s_tir.Schedule):
@@ -57,16 +78,19 @@ class Schedule(s_tir.Schedule):
         Further arguments of `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
     """
 
-    __slots__ = ("mesh", "origin")
+    __slots__ = ("applied", "mesh", "origin")
 
     mesh: Mesh
     origin: IRModule
     """The module before anything was scheduled: what the trace applies to."""
+    applied: tuple[Applied, ...]
+    """The methods below that were called, in order; what a trace brought in is in none."""
 
     def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh, **options: Any) -> None:
         super().__init__(mod, **options)
         self.mesh = mesh
         self.origin = self.mod
+        self.applied = ()
 
     def copy(self) -> Schedule:
         """Return a copy with its own state; the loops and blocks held of this one are valid in it."""
@@ -74,6 +98,7 @@ class Schedule(s_tir.Schedule):
         copied.__move_handle_from__(super().copy())
         copied.mesh = self.mesh
         copied.origin = self.origin
+        copied.applied = self.applied
         return copied
 
     @_documented_by(shard)

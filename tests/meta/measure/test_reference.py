@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T
 
-from tvm_axe.meta.measure import reference
-from tvm_axe.meta.measure.check import random_array
+from tvm_axe.checking import products
+from tvm_axe.checking.comparing import random_array
 from tvm_axe.meta.measure.devices import OnCpu
 from tvm_axe.meta.measure.reference import Compiled, Products, reference_for
 from tvm_axe.pipeline import build
@@ -86,7 +86,7 @@ def _device(mod) -> OnCpu:
 @pytest.mark.parametrize("func, expected", [(layer, _layer), (chain, _chain)])
 @pytest.mark.parametrize("many", [0.0, 1e10])
 def test_both_ways_compute_what_numpy_does(func, expected, many, target, monkeypatch):
-    monkeypatch.setattr(reference, "_MANY", many)
+    monkeypatch.setattr(products, "_MANY", many)
     mod = normalize(func)
     found = reference_for(mod, target, build)
     assert isinstance(found, Compiled if many else Products)
@@ -106,12 +106,12 @@ def test_both_ways_compute_what_numpy_does(func, expected, many, target, monkeyp
 
 
 def test_a_function_without_products_is_taken_as_it_stands(target, monkeypatch):
-    monkeypatch.setattr(reference, "_MANY", 0.0)
+    monkeypatch.setattr(products, "_MANY", 0.0)
     assert isinstance(reference_for(normalize(no_product), target, build), Compiled)
 
 
 def test_a_product_alone_leaves_nothing_to_compile(matmul, target, monkeypatch):
-    monkeypatch.setattr(reference, "_MANY", 0.0)
+    monkeypatch.setattr(products, "_MANY", 0.0)
     mod = normalize(matmul(61, 53, 67))
     found = reference_for(mod, target, lambda *_: pytest.fail("something was compiled"))
     device = _device(mod)

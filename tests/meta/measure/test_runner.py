@@ -168,7 +168,7 @@ def test_a_fault_costs_itself_only(worker, candidate, reason):
 
 def test_a_fault_of_the_builder_is_no_candidates(target, tmp_path):
     """It stops the job, with the traceback of the process: here a builder that doesn't take what builders are given."""
-    builder = "tvm_axe.meta.measure.check:is_float"
+    builder = "tvm_axe.checking.comparing:is_float"
     with Runner(target, tmp_path / "log", 10.0, builder) as runner, pytest.raises(Fault, match="TypeError"):
         runner.prepare(normalize(double))
 

@@ -368,7 +368,7 @@ def test_a_fault_costs_the_schedule_that_has_it(tmp_path, candidates, block):
     good = candidates[0].sch.mod
     other = workload(block_adding(1.0))
     target = resolve_target("llvm", threads=cores_per_device(TP))
-    with MeshRunner(target, NoKernels(tmp_path), tmp_path / "mesh.log", 60.0) as worker:
+    with MeshRunner(target, NoKernels(tmp_path), tmp_path / "mesh.log", 60.0, mod["main"]) as worker:
         assert worker.prepare(mod).failure is None
         first, second, third = worker.measure_all([good, other, good])
         assert first.seconds and third.seconds

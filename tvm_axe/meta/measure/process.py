@@ -24,11 +24,11 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.checking.comparing import difference, is_float, random_array, same_bytes, summing_slack
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import builder_named
 from tvm_axe.machines.target import cores
 from tvm_axe.meta.measure.builder import Build, Built, build_candidate, params_of
-from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
 from tvm_axe.meta.measure.child import serve
 from tvm_axe.meta.measure.devices import Device, OnCpu, device_for
 from tvm_axe.meta.measure.exchange import Exchange

@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from tvm import tirx
 from tvm.target import Target
 
+from tvm_axe.checking.inputs import distinct_values, indices_of
+from tvm_axe.checking.reference import Expected, Reference
 from tvm_axe.collective import Workers, launch
 from tvm_axe.compiler import compile
 from tvm_axe.errors import TuneError
 from tvm_axe.executable import Executable
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
-from tvm_axe.meta.measure.check import difference, random_array
 
 __all__ = ["CONDITIONS", "KEPT", "ProgramBench", "random_inputs"]
 
@@ -42,6 +44,8 @@ class ProgramBench:
         What their kernels are compiled for, resolved.
     work_dir
         Where records of kernels are.
+    origin
+        The program before any primitive, which all schedules must compute the same as (`tvm_axe.check` has the rule).
     arrays
         Whole arrays by name, for the inputs.
     repeat
@@ -50,8 +54,8 @@ class ProgramBench:
     Attributes
     ----------
     expected
-        What a schedule must compute, by the output's name. None until the first one has run: it is then what that one
-        computed.
+        What a schedule must compute. None until the first one runs, or until it is said: then the program before any
+        primitive is run on one device, once.
     """
 
     def __init__(
@@ -60,29 +64,27 @@ class ProgramBench:
         engine: str,
         target: Target,
         work_dir: Path,
+        origin: tirx.PrimFunc,
         arrays: Mapping[str, np.ndarray],
         repeat: int | None = None,
     ) -> None:
         self.mesh, self.engine, self.target, self.work_dir = mesh, engine, target, work_dir
-        self.arrays, self.repeat = arrays, repeat
-        self.expected: Mapping[str, np.ndarray] | None = None
-        self._beside = ", beside the first schedule's,"
+        self.origin, self.arrays, self.repeat = origin, arrays, repeat
+        self.expected: Expected | None = None
         self._kept: dict[int, tuple[Lowered, Executable]] = {}
         self._workers: Workers | None = None
 
-    def expect(self, expected: Mapping[str, np.ndarray]) -> None:
-        """Have every schedule compute this."""
-        self.expected, self._beside = expected, ""
+    def expect(self, expected: Expected) -> None:
+        """Have every schedule compute this, which was found before."""
+        self.expected = expected
 
-    def time(self, lowered: Lowered, slack: float) -> tuple[float, float]:
+    def time(self, lowered: Lowered) -> tuple[float, float]:
         """Median seconds of a run, its results checked; and what compiling took.
 
         Parameters
         ----------
         lowered
             The schedule; the very same object is compiled once, as long as it is kept.
-        slack
-            What `tvm_axe.meta.measure.check.summing_slack` says of how far results may be off.
 
         Raises
         ------
@@ -96,7 +98,7 @@ class ProgramBench:
             self._workers = launch(self.mesh, engine=self.engine)
         arrays = [self.arrays[name] for name in exe.inputs]
         results = exe.run(self._workers, *arrays)
-        self._check(dict(zip(exe.outputs, results if isinstance(results, tuple) else (results,))), slack)
+        self._check(dict(zip(exe.outputs, results if isinstance(results, tuple) else (results,))))
         repeat = self.repeat
         if repeat is None:
             once = exe.time(self._workers, *arrays, repeat=1, warmup=0)[0]
@@ -110,13 +112,13 @@ class ProgramBench:
         if self._workers is not None:
             self._workers.close()
 
-    def _check(self, got: Mapping[str, np.ndarray], slack: float) -> None:
+    def _check(self, got: Mapping[str, np.ndarray]) -> None:
         if self.expected is None:
-            self.expected = got
+            self.expected = Reference(self.origin)(self.arrays).of(got)
         for name, array in got.items():
-            wrong = difference(array, self.expected[name], slack)
+            wrong = self.expected.fault(name, array)
             if wrong:
-                raise TuneError(f"wrong result: {name}{self._beside} {wrong}")
+                raise TuneError(f"wrong result: {name} {wrong}")
 
     def _compiled(self, lowered: Lowered) -> Executable:
         key = id(lowered)  # which is no other's as long as it is kept here
@@ -129,9 +131,7 @@ class ProgramBench:
         return exe
 
 
-def random_inputs(lowered: Lowered) -> dict[str, np.ndarray]:
+def random_inputs(origin: tirx.PrimFunc, lowered: Lowered) -> dict[str, np.ndarray]:
     """The same random array for each input every time; positive, as optimizers take the root of their state."""
-    rng = np.random.default_rng(0)
-    return {
-        buffer.name: random_array(rng, buffer.shape, np.dtype(buffer.dtype), positive=True) for buffer in lowered.inputs
-    }
+    drawn = distinct_values(origin, indices_of(origin), 1, np.random.default_rng(0), positive=True)
+    return {buffer.name: drawn[buffer.name] for buffer in lowered.inputs}

@@ -66,9 +66,9 @@ def search(
     """Find the fastest way for a program to compute and communicate.
 
     Every schedule that the primitives' rules allow is enumerated; those that the link model expects to take longer than
-    `slack` times the best are left out; the rest are run, their results compared with the first one's, and timed, the
-    fastest few of them in turns (`tvm_axe.meta.mesh.finals`). Everything measured goes into a MetaSchedule database,
-    and is not measured again; what failed is tried again by the next call. This is the job of
+    `slack` times the best are left out; the rest are run, their results judged as `tvm_axe.check` judges them, and
+    timed, the fastest few of them in turns (`tvm_axe.meta.mesh.finals`). Everything measured goes into a MetaSchedule
+    database, and is not measured again; what failed is tried again by the next call. This is the job of
     `tvm_axe.meta.mesh.tune_program` by another strategy (`tvm_axe.meta.mesh.strategy.Exhaustive`), in this process.
 
     Parameters
@@ -134,7 +134,8 @@ def search(
     traces = {str(candidate.sch.trace) for candidate in worth}
     (func,) = seed.origin.functions.values()
     workload = Workload(name_of(seed), program_workload(func, seed.mesh), folder=work_dir / _FOLDER, exact=True)
-    bench = ProgramBench(seed.mesh, engine, resolved, work_dir, _arrays(inputs, known.lowered(seed.mod)), repeat)
+    arrays = _arrays(inputs, func, known.lowered(seed.mod))
+    bench = ProgramBench(seed.mesh, engine, resolved, work_dir, func, arrays, repeat)
     before = [record for record in _records(workload, resolved) if median_seconds(record) < FAILED_SECONDS]
     timed, done = {str(record.trace) for record in before}, sum(bool(record.trace.insts) for record in before)
     todo = [candidate.sch for candidate in worth if str(candidate.sch.trace) not in timed]
@@ -184,10 +185,10 @@ def _lowered(candidate: Candidate) -> Lowered:
     return candidate.lowered
 
 
-def _arrays(inputs: Sequence[np.ndarray] | None, lowered: Lowered) -> dict[str, np.ndarray]:
+def _arrays(inputs: Sequence[np.ndarray] | None, func: tirx.PrimFunc, lowered: Lowered) -> dict[str, np.ndarray]:
     """What the program is run on, by name."""
     if inputs is None:
-        return random_inputs(lowered)
+        return random_inputs(func, lowered)
     names = [buffer.name for buffer in lowered.inputs]
     if len(inputs) != len(names):
         raise TuneError(f"inputs: the program takes {', '.join(names)}, {len(names)} arrays, not {len(inputs)}")

@@ -116,7 +116,8 @@ def tune_program(
     with kernel_tools(resolved, work_dir, seed) as tools:
         kernels = KernelTuner(candidates, tools, resolved, work_dir, trials, seed, progress)
         log = work_dir / target_name(resolved) / "logs" / "mesh.log"
-        with MeshRunner(resolved, kernels, log, _TIMEOUT) as runner:
+        (origin,) = base.origin.functions.values()
+        with MeshRunner(resolved, kernels, log, _TIMEOUT, origin) as runner:
             own = Tools(
                 runner,
                 model,

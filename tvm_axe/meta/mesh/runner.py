@@ -12,13 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import tvm
+from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from tvm_axe.checking.reference import Expected
 from tvm_axe.errors import AxeError, TuneError
-from tvm_axe.meta.measure.check import summing_slack
 from tvm_axe.meta.measure.child import Child
 from tvm_axe.meta.measure.protocol import Measurement
 from tvm_axe.meta.mesh.bench import CONDITIONS, ProgramBench
@@ -50,14 +50,16 @@ class MeshRunner:
         File that collects what the processes print.
     timeout
         Seconds that compiling, checking and timing one schedule may take, beside its calls.
+    origin
+        The program before any primitive, which schedules are judged by.
     """
 
-    def __init__(self, target: Target, kernels: KernelTuner, log: Path, timeout: float) -> None:
-        self.target, self.kernels, self._timeout = target, kernels, timeout
+    def __init__(self, target: Target, kernels: KernelTuner, log: Path, timeout: float, origin: tirx.PrimFunc) -> None:
+        self.target, self.kernels, self._timeout, self._origin = target, kernels, timeout, origin
         self._calls, self.engine = 0.0, ""
         self._child = Child(_MAIN, log)
         self._mod: IRModule | None = None
-        self._reference: dict[str, np.ndarray] | None = None
+        self._reference: Expected | None = None
 
     @property
     def conditions(self) -> dict[str, str | int]:
@@ -65,7 +67,7 @@ class MeshRunner:
         return {"devices": self.engine, **CONDITIONS}
 
     def prepare(self, mod: IRModule) -> Measurement:
-        """Run and time the program as it is; from now on schedules must compute what it computes on one device."""
+        """Run and time the program as it is, beside the same before any primitive on one device; so are schedules."""
         self._mod, self._reference, self.engine = mod, None, engine_of(mod)
         status, answer = self._prepare()
         if status != "ok":
@@ -100,12 +102,12 @@ class MeshRunner:
         return Measurement(answer["median"], None, answer["build"], answer["run"])
 
     def _prepare(self) -> tuple[str, Any]:
-        where = str(self.target), str(self.kernels.work_dir)
+        where = str(self.target), str(self.kernels.work_dir), tvm.ir.save_json(self._origin)
         return self._child.ask((PREPARE, tvm.ir.save_json(self._mod), *where, self._reference), _START_SECONDS)
 
 
 class LocalRunner:
-    """Runs schedules from this process, on the arrays of a bench, beside the first of them that ran.
+    """Runs schedules from this process, on the arrays of a bench.
 
     Parameters
     ----------
@@ -141,7 +143,7 @@ class LocalRunner:
         start = time.perf_counter()
         try:
             lowered = self.candidates.lowered(mod)
-            median, build = self.bench.time(lowered, summing_slack(mod["main"]))
+            median, build = self.bench.time(lowered)
         except AxeError as error:
             return Measurement(None, str(error).splitlines()[0], 0.0, time.perf_counter() - start)
         return Measurement(median, None, build, time.perf_counter() - start - build)

@@ -70,9 +70,10 @@ def executed(recipe: Recipe, target: Target, arrays: Mapping[str, np.ndarray]) -
 
 
 def poison(shape: Sequence[int], dtype: str) -> np.ndarray:
-    """An array of NaN, or of an integer type's smallest number."""
+    """An array of NaN, or of the number of an integer type that is furthest from zero."""
     kind = np.dtype(dtype)
-    return np.full(tuple(shape), np.iinfo(kind).min if kind.kind in "iu" else np.nan, kind)
+    extremes = {"i": lambda: np.iinfo(kind).min, "u": lambda: np.iinfo(kind).max, "b": lambda: True}
+    return np.full(tuple(shape), extremes.get(kind.kind, lambda: np.nan)(), kind)
 
 
 def judged(outputs: Mapping[str, np.ndarray], expected: Mapping[str, Expected], tolerance: float) -> tuple[float, str]:

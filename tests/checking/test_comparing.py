@@ -8,7 +8,7 @@ import pytest
 from tvm import tirx
 from tvm.script import tirx as T
 
-from tvm_axe.meta.measure.check import difference, is_float, random_array, same_bytes, summing_slack
+from tvm_axe.checking.comparing import difference, is_float, random_array, same_bytes, summing_slack
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn"]
 

@@ -1,4 +1,4 @@
-"""What candidates are run on, and whether their results are right: random contents, and what rounding explains.
+"""Whether results are right: random contents to compute them of, and what of a difference rounding explains.
 
 Two schedules of one function add the same terms in another order, so their results differ by rounding. An array of
 floats is right if, both in float64 and relative to what is wanted,
@@ -22,7 +22,7 @@ from tvm import s_tir, tirx
 
 from tvm_axe.tile.kernels.kernel import ROUNDING, TOLERANCE
 
-__all__ = ["difference", "is_float", "random_array", "same_bytes", "summing_slack"]
+__all__ = ["difference", "first_wrong", "is_float", "random_array", "relative_error", "same_bytes", "summing_slack"]
 
 _memcmp = ctypes.CDLL(None).memcmp  # several times as fast as numpy, which makes an array of the answers
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -76,13 +76,14 @@ def difference(got: np.ndarray, want: np.ndarray, slack: float = 0.0) -> str:
     Parameters
     ----------
     got, want
-        Of one shape and type. Where `want` is no finite number, `got` must be the same.
+        Of one shape and type; or `want` is float64, and the type of `got` says what rounding explains. Where `want` is
+        no finite number, `got` must be the same.
     slack
         What `summing_slack` says of the function.
     """
-    if same_bytes(got, want):
+    if got.dtype == want.dtype and same_bytes(got, want):
         return ""
-    if not is_float(want.dtype):
+    if not is_float(got.dtype):
         wrong = int((got != want).sum())
         return f"differs in {wrong} of {want.size} elements" if wrong else ""
     square_off = square = worst = largest = 0.0
@@ -101,11 +102,39 @@ def difference(got: np.ndarray, want: np.ndarray, slack: float = 0.0) -> str:
         largest = max(largest, float(np.abs(b).max(initial=0.0)))
     if not np.isfinite(square_off):
         return "is inf or NaN where a finite number is wanted"
-    epsilon = float(ml_dtypes.finfo(want.dtype).eps)
-    tolerance = TOLERANCE.get(str(want.dtype), 8 * epsilon) + slack
+    epsilon = float(ml_dtypes.finfo(got.dtype).eps)
+    tolerance = TOLERANCE.get(str(got.dtype), 8 * epsilon) + slack
     norm = sqrt(square_off / square) if square else sqrt(square_off)
     if norm > tolerance:
         return f"is off by {norm:.2g} of its norm, where rounding explains {tolerance:.2g}"
     bound = sqrt(epsilon) + 8 * slack
     share = worst / largest if largest else worst
     return f"is off by {share:.2g} of its largest value, where rounding explains {bound:.2g}" if share > bound else ""
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """The norm of what an array is off by over the norm of what is wanted, where both are finite; 0 of none at all."""
+    a, b = got.astype("float64"), want.astype("float64")
+    finite = np.isfinite(a) & np.isfinite(b)
+    a, b = a[finite], b[finite]
+    off, size = float(np.linalg.norm(a - b)), float(np.linalg.norm(b))
+    return off / size if size else off
+
+
+def first_wrong(got: np.ndarray, want: np.ndarray, slack: float = 0.0, exactly: bool = False) -> tuple[int, ...]:
+    """The place of the first element that is wrong in arrays that differ: off by more than `difference` lets one be.
+
+    Where none is, but all together are, it is the place of the largest difference. Compared `exactly`, any that differs
+    is wrong.
+    """
+    a, b = got.astype("float64"), want.astype("float64")
+    with np.errstate(invalid="ignore"):
+        off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    off[np.isnan(off)] = np.inf
+    bound = 0.0
+    if is_float(got.dtype) and not exactly:
+        largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+        bound = (sqrt(float(ml_dtypes.finfo(got.dtype).eps)) + 8 * slack) * (largest or 1.0)
+    beyond = np.flatnonzero(off > bound)
+    first = int(beyond[0]) if beyond.size else int(off.argmax())
+    return tuple(int(place) for place in np.unravel_index(first, off.shape))
