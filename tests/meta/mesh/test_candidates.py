@@ -75,7 +75,8 @@ def test_the_process_that_runs_a_schedule_lowers_it_once(lowerings, tmp_path):
     *_, candidate = schedules(seed_schedule(mod["main"], DP), chunks=())
     handle, encoded = _Handler(), tvm.ir.save_json(candidate.sch.mod)
     target = resolve_target("llvm", threads=cores_per_device(DP))
-    assert handle((PREPARE, tvm.ir.save_json(mod), str(target), str(tmp_path), None))["median"] > 0
+    origin = tvm.ir.save_json(PROGRAMS["sgd"](DP).func)
+    assert handle((PREPARE, tvm.ir.save_json(mod), str(target), str(tmp_path), origin, None))["median"] > 0
     assert len(lowerings) == 1
     for _ in range(2):
         assert handle((MEASURE, encoded))["median"] > 0
