@@ -269,7 +269,7 @@ def test_the_tour_in_the_readme_runs(tmp_path):
     tour = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "tour.py").write_text("\n".join(tour))
     done = subprocess.run(
-        [sys.executable, "tour.py"], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120
+        [sys.executable, "tour.py"], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "mesh kernel over tp" in done.stdout

@@ -355,16 +355,20 @@ class _Localizer:
             view = self.viewed[whole]
             local = [self.program.coordinates[view], *local]
         if self.cut:
-            self.seen.setdefault((whole, view), set()).add(self.window(block, local))
+            self.seen.setdefault((whole, view), set()).add(self.window(block, view, local))
             window = self.windows.get((whole, view))
             if window is not None and window.rows:
                 start = window.start({"slice": self.slice_var, "chunk": self.chunk_var})
                 local = [simplify(local[0] - start), *local[1:]]
         return self.buffer(whole, view), local
 
-    def window(self, block: Block, indices: Sequence[tirx.Expr]) -> Window | None:
-        """The rows that a chunk touches by `indices`; None if they aren't rows of the leading dimension alone."""
-        if any(uses(index, var) for index in indices[1:] for var in (self.slice_var, self.chunk_var)):
+    def window(self, block: Block, view: str, indices: Sequence[tirx.Expr]) -> Window | None:
+        """The rows of a slab that a chunk touches by `indices`; None if these are no rows of its leading dimension.
+
+        Of a mesh view, whose leading dimension is the device, there are no rows but all.
+        """
+        others = indices[1:] if view == OWN else indices
+        if any(uses(index, var) for index in others for var in (self.slice_var, self.chunk_var)):
             return None
         coefficients, rest = [], indices[0] if indices else tirx.IntImm("int32", 0)
         for var in (self.slice_var, self.chunk_var):
