@@ -204,7 +204,7 @@ def judge(case: Case, sch: axe.Schedule, pool: Pool) -> Verdict:
 
 def _judged(case: Case, sch: axe.Schedule, pool: Pool) -> Verdict:
     try:
-        exe = axe.compile(sch, work_dir=None)
+        exe = axe.compile(sch, work_dir=None, redistribute="insert")
     except axe.AxeError as error:
         return Verdict(REFUSED, stripped(error), str(error))
     workers = pool.on(case.mesh)

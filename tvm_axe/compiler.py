@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tvm
 import tvm_ffi
@@ -20,7 +21,7 @@ from tvm_axe.executable.mesh import MeshExecutable
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, REDISTRIBUTE, TILE_KERNELS, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax import schedule_model
 from tvm_axe.relax.alone import model_passes
@@ -36,6 +37,7 @@ def compile(
     work_dir: str | Path | None = WORK_DIR,
     *,
     pack_weights: bool = False,
+    redistribute: Literal["refuse", "insert"] = "refuse",
 ) -> Executable:
     """Compile a program for a mesh, or for one device.
 
@@ -58,6 +60,10 @@ def compile(
         Where tuning results lie; a kernel with a record there is compiled as it was tuned. None leaves all untuned.
     pack_weights : bool
         Of a Relax model for one device: see `tvm_axe.relax.compile_model`.
+    redistribute : "refuse" or "insert"
+        On a mesh, what becomes of a stage that touches, outside a collective, what its device doesn't own: an error
+        that names it, for who schedules every byte by hand; or copies between the stages that move it there
+        (`tvm_axe.lower.inserting`), which ``exe.show()`` lists.
 
     Returns
     -------
@@ -77,7 +83,11 @@ def compile(
     TuneError
         If `target` is none, or weights can't be packed.
     """
-    exe = _compiled(program, mesh, target, work_dir, pack_weights)
+    if redistribute not in ("refuse", "insert"):
+        raise LowerError(f'compile: redistribute is {redistribute!r}; valid are "refuse" and "insert"')
+    if redistribute == "insert" and isinstance(program, Lowered):
+        raise LowerError('compile: redistribute="insert" is for what is not lowered yet; leave it out')
+    exe = _compiled(program, mesh, target, work_dir, pack_weights, redistribute == "insert")
     if isinstance(program, Schedule):
         exe.source = program.copy()  # as it is now
     elif not isinstance(program, Lowered) and not isinstance(exe, ModelExecutable):
@@ -92,6 +102,7 @@ def _compiled(
     target: str | dict[str, Any] | Target,
     work_dir: str | Path | None,
     pack_weights: bool,
+    redistribute: bool,
 ) -> Executable:
     if isinstance(program, Schedule | Lowered):
         if mesh is not None and mesh != program.mesh:
@@ -107,11 +118,11 @@ def _compiled(
     resolved = resolve_target(target, threads=cores_per_device(mesh))
     if isinstance(program, Lowered):
         return _on_mesh(Work.from_lowered(program, resolved, work_dir))
-    return _on_mesh(Work.of(_function(program, mesh), resolved, mesh, work_dir))
+    return _on_mesh(replace(Work.of(_function(program, mesh), resolved, mesh, work_dir), redistribute=redistribute))
 
 
 def _on_mesh(work: Work) -> Executable:
-    work = run(work, (LOWER, APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
+    work = run(work, (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
     assert work.lowered is not None and work.scheduled is not None
     return MeshExecutable(work.lowered, work.scheduled, work.module, work.target, work.tuned)
 

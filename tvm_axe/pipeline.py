@@ -6,6 +6,7 @@ leave a module, the tuner's measurer those behind the records. A model for one d
 
 >>> for each in PASSES:
 ...     print(each)
+redistribute   where that is asked for, copies between the stages move what a device touches and doesn't own
 lower          a scheduled function becomes the module that each device of the mesh runs
 apply records  functions that were tuned become as the best record says
 tile kernels   nests that chose a tile kernel become its programs, lowered for the target
@@ -37,11 +38,12 @@ from tvm.target import Target
 
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered, lower
+from tvm_axe.lower.inserting import redistributed
 from tvm_axe.lower.tiles import overlaps, with_tile_kernels
 from tvm_axe.machines import backend_of
 from tvm_axe.records import apply_best
 
-__all__ = ["APPLY_RECORDS", "BUILD", "LOWER", "PASSES", "TILE_KERNELS", "Pass", "Work", "build", "run"]
+__all__ = ["APPLY_RECORDS", "BUILD", "LOWER", "PASSES", "REDISTRIBUTE", "TILE_KERNELS", "Pass", "Work", "build", "run"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Work:
         The devices; None for one device, which takes the function as it is.
     work_dir : Path or None
         Where tuning results lie; None leaves all untuned.
+    redistribute : bool
+        Whether copies may be inserted where devices touch what they don't own.
+    inserted : tuple of str
+        Those that were, a line each.
     lowered : Lowered or None
         What each device of the mesh runs.
     tuned : Mapping[str, float]
@@ -72,6 +78,8 @@ class Work:
     target: Target
     mesh: Mesh | None = None
     work_dir: str | Path | None = None
+    redistribute: bool = False
+    inserted: tuple[str, ...] = ()
     lowered: Lowered | None = None
     tuned: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     scheduled: IRModule | None = None
@@ -87,7 +95,7 @@ class Work:
     @classmethod
     def from_lowered(cls, lowered: Lowered, target: Target, work_dir: str | Path | None = None) -> Work:
         """A program that was lowered before, by whoever had to look at what it communicates."""
-        return cls(lowered.module, target, lowered.mesh, work_dir, lowered)
+        return cls(lowered.module, target, lowered.mesh, work_dir, lowered=lowered)
 
 
 @dataclass(frozen=True)
@@ -123,10 +131,17 @@ def run(work: Work, passes: Sequence[Pass]) -> Work:
     return work
 
 
+def _redistribute(work: Work) -> Work:
+    if work.mesh is None or not work.redistribute:
+        return work
+    found = redistributed(work.module["main"], work.mesh)
+    return replace(work, module=IRModule({"main": found.func}), inserted=found.inserted)
+
+
 def _lower(work: Work) -> Work:
     if work.mesh is None or work.lowered is not None:
         return work
-    lowered = lower(work.module["main"], work.mesh)
+    lowered = replace(lower(work.module["main"], work.mesh), inserted=work.inserted)
     return replace(work, module=lowered.module, lowered=lowered)
 
 
@@ -146,6 +161,11 @@ def _build(work: Work) -> Work:
     return replace(work, built=backend.build(work.module, work.target, overlap=overlaps(work.module)).module)
 
 
+REDISTRIBUTE = Pass(
+    "redistribute",
+    "where that is asked for, copies between the stages move what a device touches and doesn't own",
+    _redistribute,
+)
 LOWER = Pass("lower", "a scheduled function becomes the module that each device of the mesh runs", _lower)
 APPLY_RECORDS = Pass("apply records", "functions that were tuned become as the best record says", _apply_records)
 TILE_KERNELS = Pass(
@@ -153,7 +173,7 @@ TILE_KERNELS = Pass(
 )
 BUILD = Pass("build", "functions become machine code", _build)
 
-PASSES = (LOWER, APPLY_RECORDS, TILE_KERNELS, BUILD)
+PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS, BUILD)
 """The way of a function. On a mesh each worker does the last step for itself, told the builder by name."""
 
 

@@ -16,7 +16,7 @@ from tvm_axe.analysis.elements import Elements, cover, elements
 from tvm_axe.analysis.expressions import substitute
 from tvm_axe.analysis.order import reads_what_is_written
 
-__all__ = ["Direction", "directions"]
+__all__ = ["Direction", "directions", "reached"]
 
 
 class Direction(NamedTuple):
@@ -43,7 +43,7 @@ def _direction(param: tirx.Buffer, nests: Sequence[tirx.Stmt]) -> Direction:
                 is_read = not done and not cover(shape, written)
             if _touches(block.block.writes, param):
                 writers.append(block)
-                parts += [_reached(block, region, shape) for region in _touches(block.block.writes, param)]
+                parts += [reached(block, region, shape) for region in _touches(block.block.writes, param)]
         # What stands below something else than loops may not run; what is inside of another block is the other's.
         seen = [inner for block in blocks for inner in all_blocks(block.block)]
         below = [block for block in all_blocks(nest) if not any(block.same_as(other) for other in seen)]
@@ -57,8 +57,8 @@ def _touches(regions: Sequence[ir.TensorRegion], param: tirx.Buffer) -> list[ir.
     return [region for region in regions if region.source.same_as(param)]
 
 
-def _reached(block: NestedBlock, region: ir.TensorRegion, shape: Sequence[int]) -> Elements | None:
-    """The elements of a region that the block has over all its iterations."""
+def reached(block: NestedBlock, region: ir.TensorRegion, shape: Sequence[int]) -> Elements | None:
+    """Return the elements that a block's region is over all its iterations, or None where that can't be seen."""
     extents: dict[tirx.Var, int] = {}
     indices, condition = [], None
     for span in region.region:

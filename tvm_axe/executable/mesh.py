@@ -103,7 +103,10 @@ class MeshExecutable(Executable):
             over = f" over {stage.axis}" if stage.axis else ""
             note = "" if stage.kernel is None else self._note(stage.kernel)
             lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {_count(stage.bytes):>12}{note}")
-        lines += [f"  {'in all':<{width + 12}}  {'':<24}  {_count(self.bytes):>12}", "", self.module.script()]
+        lines += [f"  {'in all':<{width + 12}}  {'':<24}  {_count(self.bytes):>12}", ""]
+        if self.lowered.inserted:
+            lines += ["redistributed", *(f"  {line}" for line in self.lowered.inserted), ""]
+        lines.append(self.module.script())
         return "\n".join(lines)
 
     def _load(self, workers: Workers, arrays: Arrays) -> _Loaded:

@@ -72,27 +72,47 @@ def derive_steps(program: ScheduledProgram, shardings: Mapping[tirx.Buffer, Shar
     return [_derive(program, stage, shardings) for stage in program.stages]
 
 
-def remote_axis(access: Access, sharding: Sharding) -> str | None:
-    """The mesh axis over which `access` leaves its device's own piece of a sharded dimension."""
+GATHER, HOLD, APART = "gather", "hold", "compute apart"
+
+
+class Unowned(LowerError):
+    """A block that touches, outside a collective, what its device doesn't own.
+
+    Attributes
+    ----------
+    block : SBlock
+        The block, as it stands in the function.
+    buffer : Buffer
+        What it touches.
+    remedy : str
+        What would have it touch its own: to gather the buffer first; to hold a copy of it; or to compute apart, into a
+        buffer that its iterators index (`tvm_axe.lower.inserting`).
+    """
+
+    def __init__(self, message: str, block: Block, access: Access, remedy: str) -> None:
+        super().__init__(message)
+        self.block, self.buffer, self.remedy = block.realize.block, access.buffer, remedy
+
+
+def remote_axes(access: Access, sharding: Sharding) -> list[str]:
+    """The mesh axes over which `access` leaves its device's own piece of a sharded dimension."""
     axes = [sharding.axes[dim] for dim in sharding.axes if not sharding.holds(access, dim)]
-    axes += [sharding.root[0]] if sharding.root is not None and not access.is_write else []
-    if len(axes) > 1:
-        raise LowerError(
-            f"an access to {access.buffer.name!r} leaves its device's piece of {len(axes)} dimensions "
-            f"({', '.join(axes)}); gather one dimension at a time"
-        )
-    return axes[0] if axes else None
+    return axes + ([sharding.root[0]] if sharding.root is not None and not access.is_write else [])
+
+
+def remote_axis(access: Access, sharding: Sharding) -> str | None:
+    """The one that there is of a program that was taken, or None."""
+    return next(iter(remote_axes(access, sharding)), None)
+
+
+def push_axes(access: Access, sharding: Sharding) -> list[str]:
+    """The mesh axes over whose devices a store must be repeated: each stores a slice of what all of them hold."""
+    return sorted(access.shared.difference(sharding.axes.values())) if access.is_write else []
 
 
 def push_axis(access: Access, sharding: Sharding) -> str | None:
-    """The mesh axis over whose devices a store must be repeated: each stores a slice of what all of them hold."""
-    axes = sorted(access.shared.difference(sharding.axes.values())) if access.is_write else []
-    if len(axes) > 1:
-        raise LowerError(
-            f"a store to {access.buffer.name!r} is of its device's piece of {len(axes)} dimensions ({', '.join(axes)}) "
-            "of what all devices hold; gather one dimension at a time"
-        )
-    return axes[0] if axes else None
+    """The one that there is of a program that was taken, or None."""
+    return next(iter(push_axes(access, sharding)), None)
 
 
 def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
@@ -167,6 +187,23 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
     statement = block.realize.block
     for access in block.accesses:
         sharding = shardings[access.buffer]
+        left, repeated = remote_axes(access, sharding), push_axes(access, sharding)
+        if len(left) > 1:
+            raise Unowned(
+                f"block {block.name!r}: an access to {access.buffer.name!r} leaves its device's piece of {len(left)} "
+                f"dimensions ({', '.join(left)}); gather one dimension at a time",
+                block,
+                access,
+                HOLD if access.is_write else GATHER,
+            )
+        if len(repeated) > 1:
+            raise Unowned(
+                f"block {block.name!r}: a store to {access.buffer.name!r} is of its device's piece of {len(repeated)} "
+                f"dimensions ({', '.join(repeated)}) of what all devices hold; gather one dimension at a time",
+                block,
+                access,
+                APART,
+            )
         remote, push = remote_axis(access, sharding), push_axis(access, sharding)
         if remote is None and push is None:
             continue
@@ -176,29 +213,41 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
                 f"its elements lie in memory ({sharding.memory}); exchange row-major slabs, and lay out a copy"
             )
         if access.is_write and remote is not None:
-            raise LowerError(
+            raise Unowned(
                 f"block {block.name!r} writes more of {access.buffer.name!r} than its device holds "
-                f"({sharding.layout}); shard its loops over {remote!r} too, or declare the buffer replicated"
+                f"({sharding.layout}); shard its loops over {remote!r} too, or declare the buffer replicated",
+                block,
+                access,
+                HOLD,
             )
         if push is not None and push not in (axis for axis, _ in access.blocked.values()):
-            raise LowerError(
+            raise Unowned(
                 f"block {block.name!r} is shared over {push!r}, and where it stores into {access.buffer.name!r} "
                 f"({', '.join(map(str, statement.body.indices))}) is not seen to be a contiguous piece of a dimension "
                 "for each device, which every device holds whole; shard another loop, or compute into a buffer that is "
-                "indexed by the block's iterators and copy that (sch.reindex)"
+                "indexed by the block's iterators and copy that (sch.reindex)",
+                block,
+                access,
+                APART,
             )
         if push is not None and not is_copy(statement):
-            raise LowerError(
+            raise Unowned(
                 f"block {block.name!r} computes a slice over {push!r} of {access.buffer.name!r}, which every device "
-                "holds whole; put a gather behind it (sch.cache_write, as reorder_collective does) or declare it so"
+                "holds whole; put a gather behind it (sch.cache_write, as reorder_collective does) or declare it so",
+                block,
+                access,
+                APART,
             )
         reads_peers = sharding.root is None and (
             bool(block.peer_dims(access, remote or "")) or _peer_index(block, access, sharding) is not None
         )
         if remote is not None and not (is_copy(statement) or reads_peers):
-            raise LowerError(
+            raise Unowned(
                 f"block {block.name!r} reads {access.buffer.name!r} across {remote!r}, where each device owns a share "
-                f"({sharding.layout}), outside a collective; gather it first, or shard the block's loops alike"
+                f"({sharding.layout}), outside a collective; gather it first, or shard the block's loops alike",
+                block,
+                access,
+                GATHER,
             )
         axis = remote or push
         assert axis is not None

@@ -65,7 +65,8 @@ class Lowered:
 
     ``module["main"]`` takes one tensor for each (buffer name, view) of `arguments`, where the view is ``"slab"`` or a
     mesh axis, then the device's coordinate on each axis of `coordinates`. It makes the `calls`, in order, the same on
-    each device; what it allocates is left out of them.
+    each device; what it allocates is left out of them. `inserted` says which stages a redistribution was inserted for
+    (`tvm_axe.lower.inserting`).
     """
 
     name: str
@@ -78,6 +79,7 @@ class Lowered:
     layouts: Mapping[str, Layout]
     arguments: tuple[tuple[str, str], ...]
     coordinates: tuple[str, ...]
+    inserted: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> list[MeshBuffer]:

@@ -1,0 +1,302 @@
+"""Insert redistributions: what a stage touches and its device doesn't own is moved, by copies between the stages.
+
+A program that `derive` refuses because a block reaches across the mesh becomes another ordinary program that it takes,
+and that computes the same. Three rewrites of a nest do it:
+
+======== ================================ ======================================================================
+rewrite  of a block that                  leaves
+======== ================================ ======================================================================
+gather   reads what others own            a copy of the buffer in front of its nest, which all devices hold
+hold     writes what others own           a nest that works on a copy which all devices hold; behind it each
+                                          device takes over its own share
+apart    writes its device's part of what  a block that writes a buffer indexed by its iterators, each device its
+         all devices hold, not as a copy   own part; behind its nest all devices copy it to where it belongs
+======== ================================ ======================================================================
+
+What is copied so is whole: an all-gather where a shift or a border would do. Who wants less schedules it
+(`tvm_axe.schedule.redistribute`, `reorder_collective`, `send`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from tvm_axe.analysis.annotations import BIND, OVERLAP, RING, layouts_of
+from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
+from tvm_axe.analysis.directions import reached
+from tvm_axe.analysis.elements import cover, elements
+from tvm_axe.analysis.expressions import substitute, variables_of
+from tvm_axe.errors import LowerError
+from tvm_axe.layout import Mesh
+from tvm_axe.lower.derive import APART, GATHER, Unowned, derive_steps
+from tvm_axe.lower.infer import Sharding, infer_shardings
+from tvm_axe.lower.program import parse_program
+
+__all__ = ["Redistributed", "redistributed"]
+
+
+@dataclass(frozen=True)
+class Redistributed:
+    """A function that touches what its devices own, and what was inserted for that, a line each."""
+
+    func: tirx.PrimFunc
+    inserted: tuple[str, ...]
+
+
+def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
+    """Insert the copies that `func` needs on `mesh`.
+
+    Raises
+    ------
+    LowerError
+        If the program is refused for another reason; or a copy can't stand where it is needed: beside stages that
+        overlap, or where a nest goes on with what it writes.
+    LayoutError
+        If a declared layout doesn't fit its parameter or the mesh.
+    """
+    inserted: list[str] = []
+    rounds = 4 * len(nested_blocks(func.body.block.body)) + 4  # each block reads and writes, over two axes at most
+    for _ in range(rounds):
+        program = parse_program(func, mesh)
+        shardings = infer_shardings(program, layouts_of(func))
+        try:
+            derive_steps(program, shardings)
+        except Unowned as found:
+            if shardings[found.buffer].memory is not None:
+                raise
+            rewrite = {GATHER: _gather, APART: _apart}.get(found.remedy, _hold)
+            func = rewrite(func, found, shardings[found.buffer])
+            inserted.append(f"{found.remedy} {found.buffer.name} for {found.block.name_hint}")
+        else:
+            return Redistributed(func, tuple(inserted))
+    raise LowerError(f"{program.name}: {rounds} copies were inserted, and its stages still reach across the mesh")
+
+
+def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+    """Have the nest read a copy that all devices hold."""
+    nest, blocks = _nest_of(func, found)
+    if any(_writes(block, found.buffer) for block in blocks):
+        raise _refused(found, "its nest writes the buffer, too")
+    before, whole = _gathered(found.buffer, sharding)
+    return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]})], whole)
+
+
+def _hold(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+    """Have the nest work on a copy that all devices hold, of which each then takes over its own share."""
+    nest, blocks = _nest_of(func, found)
+    before, whole = _gathered(found.buffer, sharding)
+    if _is_written_whole(blocks, found.buffer):
+        before, whole = [], whole[-1:]
+    behind = _copy(whole[-1], found.buffer, sharding, sharding.axes)
+    return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]}), behind], whole)
+
+
+def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+    """Have the block write a buffer that its iterators index, and all devices copy that to where it belongs."""
+    nest, blocks = _nest_of(func, found)
+    block = next(other for other in blocks if other.block.same_as(found.block))
+    statement, buffer = block.block, found.buffer
+    others = [other for other in blocks if other is not block]
+    if any(_writes(other, buffer) or _reads(other, buffer) for other in others):
+        raise _refused(found, "other blocks of its nest use the buffer, too")
+    kinds = {iv.iter_type for iv in statement.iter_vars}
+    spatial = [iv for iv in statement.iter_vars if iv.iter_type == tirx.IterVar.DataPar]
+    reduces = tirx.IterVar.CommReduce in kinds
+    if kinds.difference((tirx.IterVar.DataPar, tirx.IterVar.CommReduce)) or (reduces and statement.init is None):
+        raise _refused(found, "its iterations have an order")
+    if not covers(block.realize, block.loops):
+        raise _refused(found, "it doesn't run over all of its iterators")
+    store: tirx.BufferStore = statement.body
+    extents = {iv.var: int(iv.dom.extent) for iv in spatial}
+    if not _one_to_one(store, extents):
+        raise _refused(found, "two iterations may store into one element")
+    if _reads(block, buffer) and not reduces and not _in_place(store):
+        raise _refused(found, "it reads other elements than it writes of the buffer")
+    apart = tirx.decl_buffer(list(extents.values()), buffer.dtype, f"{buffer.name}_apart", layout=None)
+    at = list(extents)
+    body = tirx.BufferStore(apart, _running(store.value, buffer, apart, at) if reduces else store.value, at)
+    init = None if statement.init is None else tirx.BufferStore(apart, statement.init.value, at)
+    changed = s_tir.SBlock(
+        statement.iter_vars,
+        [region for region in statement.reads if not (reduces and region.source.same_as(buffer))],
+        [_point(apart, at)],
+        statement.name_hint,
+        body,
+        init,
+        annotations=dict(statement.annotations),
+    )
+    realize = s_tir.SBlockRealize(block.realize.iter_values, block.realize.predicate, changed)
+    new_nest = _with_block(nest, block.realize, realize)
+    behind = _nest(
+        f"{buffer.name}_{statement.name_hint}",
+        list(extents.values()),
+        lambda v: (buffer, [substitute(index, dict(zip(at, v))) for index in store.indices]),
+        lambda v: (apart, list(v)),
+    )
+    return _replaced(func, nest, [new_nest, behind], [apart])
+
+
+# ---- Copies ----------------------------------------------------------------------------------------------------------
+
+
+def _gathered(buffer: tirx.Buffer, sharding: Sharding) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
+    """Copies of a buffer, each over one axis less than the one before; the last is held by all."""
+    axes, copies, nests, source = dict(sharding.axes), list[tirx.Buffer](), list[tirx.Stmt](), buffer
+    for dim in sorted(sharding.axes) or [-1]:  # what one device holds is copied once
+        axes.pop(dim, None)
+        shape = [int(extent) for extent in buffer.shape]
+        copies.append(tirx.decl_buffer(shape, buffer.dtype, f"{buffer.name}_whole", layout=None))
+        nests.append(_copy(source, copies[-1], sharding, axes))
+        source = copies[-1]
+    return nests, copies
+
+
+def _copy(source: tirx.Buffer, target: tirx.Buffer, sharding: Sharding, axes: Mapping[int, str]) -> tirx.Stmt:
+    """A nest that copies a buffer, its dimensions shared over `axes`."""
+    shape = [int(extent) for extent in source.shape]
+    sizes = {dim: (axis, sharding.mesh.axis_size(axis)) for dim, axis in axes.items()}
+    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), sizes)
+
+
+_Element = tuple[tirx.Buffer, list[tirx.Expr]]
+
+
+def _nest(
+    name: str,
+    shape: Sequence[int],
+    target: Callable[[Sequence[tirx.Var]], _Element],
+    source: Callable[[Sequence[tirx.Var]], _Element],
+    shared: dict[int, tuple[str, int]] | None = None,
+) -> tirx.Stmt:
+    """``target[..] = source[..]`` over a shape, whose dimensions the devices of mesh axes share in pieces."""
+    iterators = [tirx.Var(f"v{dim}", "int32") for dim in range(len(shape))]
+    (to, where), (of, which) = target(iterators), source(iterators)
+    block = s_tir.SBlock(
+        [tirx.IterVar(ir.Range(0, n), v, tirx.IterVar.DataPar) for n, v in zip(shape, iterators)],
+        [_point(of, which)],
+        [_point(to, where)],
+        name,
+        tirx.BufferStore(to, tirx.BufferLoad(of, which), where),
+    )
+    loops: list[tuple[tirx.Var, int, dict[str, str]]] = []
+    values: list[tirx.Expr] = []
+    predicate: tirx.Expr = tirx.IntImm("bool", 1)
+    for dim, extent in enumerate(shape):
+        own = tirx.Var(f"i{dim}", "int32")
+        if dim not in (shared or {}):
+            loops.append((own, extent, {}))
+            values.append(own)
+            continue
+        axis, size = (shared or {})[dim]
+        device, piece = tirx.Var(f"i{dim}_0", "int32"), -(-extent // size)
+        loops += [(device, size, {BIND: axis}), (own, piece, {})]
+        values.append(device * piece + own)
+        if piece * size > extent:
+            predicate = tirx.all(predicate, values[-1] < extent)
+    stmt: tirx.Stmt = s_tir.SBlockRealize(values, predicate, block)
+    for var, extent, says in reversed(loops):
+        stmt = tirx.For(var, 0, extent, tirx.ForKind.SERIAL, stmt, None, says)
+    return stmt
+
+
+# ---- The function's tree ---------------------------------------------------------------------------------------------
+
+
+def _nest_of(func: tirx.PrimFunc, found: Unowned) -> tuple[tirx.Stmt, list[NestedBlock]]:
+    """The nest that holds the block, and its blocks."""
+    for nest in statements(func.body.block.body):
+        blocks = nested_blocks(nest)
+        if any(block.block.same_as(found.block) for block in blocks):
+            loops = [loop for block in blocks for loop in block.loops]
+            if any(key in loop.annotations for loop in loops for key in (OVERLAP, RING)):
+                raise _refused(found, "its stage overlaps others")
+            return nest, blocks
+    raise found
+
+
+def _replaced(
+    func: tirx.PrimFunc, nest: tirx.Stmt, by: Sequence[tirx.Stmt], allocated: Sequence[tirx.Buffer]
+) -> tirx.PrimFunc:
+    """The function with other nests in the place of one, and more buffers."""
+    root = func.body.block
+    nests = [new for old in statements(root.body) for new in (by if old.same_as(nest) else [old])]
+    block = s_tir.SBlock(
+        [], [], [], root.name_hint, tirx.SeqStmt(nests), alloc_buffers=[*root.alloc_buffers, *allocated],
+        annotations=dict(root.annotations),
+    )  # fmt: skip
+    realize = s_tir.SBlockRealize([], True, block)
+    return s_tir.renew_defs(
+        tirx.PrimFunc(list(func.params), realize, func.ret_type).with_attrs(dict(func.attrs.items()))
+    )
+
+
+def _with_block(stmt: tirx.Stmt, old: s_tir.SBlockRealize, new: s_tir.SBlockRealize) -> tirx.Stmt:
+    if isinstance(stmt, tirx.For):
+        body = _with_block(stmt.body, old, new)
+        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    if isinstance(stmt, tirx.SeqStmt):
+        return tirx.SeqStmt([_with_block(part, old, new) for part in stmt.seq])
+    return new if stmt.same_as(old) else stmt
+
+
+def _point(buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, 1) for index in indices])
+
+
+def _reads(block: NestedBlock, buffer: tirx.Buffer) -> bool:
+    return any(region.source.same_as(buffer) for region in block.block.reads)
+
+
+def _writes(block: NestedBlock, buffer: tirx.Buffer) -> bool:
+    return any(region.source.same_as(buffer) for region in block.block.writes)
+
+
+def _is_written_whole(blocks: Sequence[NestedBlock], buffer: tirx.Buffer) -> bool:
+    """Whether blocks write all of a buffer and read nothing of it, so that nothing of it has to be there before."""
+    shape = [int(extent) for extent in buffer.shape]
+    written = [
+        reached(block, region, shape)
+        for block in blocks
+        for region in block.block.writes
+        if region.source.same_as(buffer)
+    ]
+    known = [part for part in written if part is not None]
+    return not any(_reads(block, buffer) for block in blocks) and cover(shape, known)
+
+
+def _one_to_one(store: tirx.BufferStore, extents: dict[tirx.Var, int]) -> bool:
+    """Whether each point of the iterators has an element of its own."""
+    reached = elements(list(store.indices), extents, [int(extent) for extent in store.buffer.shape], None)
+    used = variables_of(list(store.indices))
+    if reached is None or not used.issubset(extents) or any(n > 1 and v not in used for v, n in extents.items()):
+        return False
+    return prod(int(mask.sum()) for mask in reached.masks.values()) == prod(extents.values())
+
+
+def _in_place(store: tirx.BufferStore) -> bool:
+    """Whether the block reads no other element of what it writes than the one that it writes."""
+    found: list[bool] = []
+
+    def on_load(load: ir.TensorLoad) -> None:
+        if load.source.same_as(store.buffer):
+            found.append(tvm_ffi.structural_equal(list(load.indices), list(store.indices)))
+
+    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, on_load))
+    return all(found)
+
+
+def _running(value: tirx.Expr, buffer: tirx.Buffer, apart: tirx.Buffer, at: Sequence[tirx.Var]) -> tirx.Expr:
+    """A reduction's value with its running one read where it is kept now."""
+    return tvm_ffi.structural_map(
+        value,
+        (ir.TensorLoad, lambda load: tirx.BufferLoad(apart, list(at)) if load.source.same_as(buffer) else load),
+    )
+
+
+def _refused(found: Unowned, why: str) -> LowerError:
+    return LowerError(f"{found}; nothing can be inserted for it, as {why}")
