@@ -197,6 +197,11 @@ class _Localizer:
         local, value, replacement = iterator.local, iterator.value, iterator.replacement
         for loop_var, var in self.cut.items():
             coefficient, base = linear(value, loop_var)
+            if coefficient is None:
+                raise LowerError(
+                    f"block {block.name!r}: iterator {iterator.whole.var.name!r} = {iterator.value} doesn't go through "
+                    f"the chunks of {loop_var.name!r} in contiguous pieces; overlap before loops are fused"
+                )
             if not coefficient:
                 continue
             inner = tirx.IterVar(ir.Range(0, coefficient), tirx.Var(local.var.name, local.var.ty), local.iter_type)

@@ -1,0 +1,183 @@
+"""Inserted redistributions: what they leave is right, and what they can't do is refused."""
+
+import numpy as np
+import pytest
+from tvm import tirx
+from tvm.script import tirx as T
+
+import tvm_axe as axe
+from tvm_axe.errors import LowerError
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower.inserting import redistributed
+
+TP3 = Mesh({"tp": 3})
+
+
+@pytest.fixture
+def right(launched):
+    """Compile with copies, check two runs against numpy, poison before each; returns the executable."""
+
+    def check(program, mesh, reference, **inputs):
+        exe = axe.compile(program, mesh, work_dir=None, redistribute="insert")
+        with pytest.raises(LowerError):
+            axe.compile(program, mesh, work_dir=None)
+        workers = launched(exe.mesh)
+        exe.run(workers, **{name: np.full_like(array, np.nan) for name, array in inputs.items()})
+        found = exe.run(workers, **inputs)
+        expected = reference(**{name: array.copy() for name, array in inputs.items()})
+        np.testing.assert_array_equal(found, expected)
+        return exe
+
+    return check
+
+
+def whole(*shape: int) -> np.ndarray:
+    """Small integers, so that sums are exact in any order."""
+    return np.random.default_rng(sum(shape)).integers(-8, 8, shape).astype("float32")
+
+
+def chain(write: str, shape: tuple[int, ...], rows: int = 8) -> tirx.PrimFunc:
+    """Y[write] = 2 X[vi, vj], a statement that `T.prim_func` takes from its text."""
+    text = f"""
+@T.prim_func(s_tir=True)
+def func(X: T.Buffer(({rows}, 4), "float32"), Y: T.Buffer({shape}, "float32")):
+    for i, j in T.grid({rows}, 4):
+        with T.sblock("double"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            Y[{write}] = X[vi, vj] * T.float32(2)
+"""
+    from tvm.script import from_source
+
+    return from_source(text, extra_vars={"T": T})
+
+
+@pytest.mark.parametrize("loop", [0, 1])
+@pytest.mark.parametrize("devices", [2, 3, 8])
+@pytest.mark.parametrize(
+    ("write", "shape", "place"),
+    [
+        ("7 - vi, vj", (8, 4), lambda i, j: (7 - i, j)),
+        ("(vi + 3) % 8, vj", (8, 4), lambda i, j: ((i + 3) % 8, j)),
+        ("vi ^ 5, vj", (8, 4), lambda i, j: (i ^ 5, j)),
+        ("vi * 4 + vj", (32,), lambda i, j: (i * 4 + j,)),
+        ("vj, vi", (4, 8), lambda i, j: (j, i)),
+        ("vi, vj", (8, 4), lambda i, j: (i, j)),
+    ],
+)
+def test_a_store_anywhere_is_gathered(right, write, shape, place, devices, loop):
+    func = chain(write, shape)
+    sch = axe.Schedule(func, mesh=Mesh({"tp": devices}))
+    sch.shard(sch.get_loops(sch.get_sblock("double"))[loop], "tp")
+
+    def reference(X):
+        out = np.empty(shape, "float32")
+        for i, j in np.ndindex(8, 4):
+            out[place(i, j)] = 2 * X[i, j]
+        return out
+
+    exe = right(sch, None, reference, X=whole(8, 4))
+    assert any(stage.kind == "all-gather" for stage in exe.stages)
+    assert "redistributed\n  compute apart Y for double\n" in exe.show()
+
+
+def test_what_is_left_of_a_parameter_stays(right):
+    """An append to a cache, its rows shared."""
+
+    @T.prim_func(s_tir=True)
+    def append(new: T.Buffer((4, 2), "float32"), cache: T.Buffer((9, 2), "float32")):
+        for i, j in T.grid(4, 2):
+            with T.sblock("append"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                cache[vi + 3, vj] = new[vi, vj]
+
+    sch = axe.Schedule(append, mesh=Mesh({"tp": 2}))
+    sch.shard(sch.get_loops(sch.get_sblock("append"))[0], "tp")
+
+    def reference(new, cache):
+        cache[3:7] = new
+        return cache
+
+    right(sch, None, reference, new=whole(4, 2), cache=whole(9, 2))
+
+
+def test_an_output_that_is_sharded_is_held_and_taken_over(right):
+    """19 rows over 8 devices, the last ones without any; the block isn't sharded at all."""
+    func = chain("18 - vi, vj", (19, 4), rows=19)
+    mesh = Mesh({"tp": 8})
+    func = axe.with_layouts(func, {"Y": Layout.sharded((19, 4), mesh, {0: "tp"})})
+    exe = right(func, mesh, lambda X: 2 * X[::-1], X=whole(19, 4))
+    assert exe.inputs == ("X",) and exe.lowered.inserted == ("hold Y for double",)
+    assert not exe.layouts["Y"].R
+
+
+def test_reads_of_the_neighbours_rows(right):
+    """A halo: the devices' borders are read by others."""
+
+    @T.prim_func(s_tir=True)
+    def blur(X: T.Buffer((10,), "float32"), Y: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("blur"):
+                vi = T.axis.spatial(8, i)
+                Y[vi] = X[vi] + X[vi + 1] + X[vi + 2]
+
+    mesh = Mesh({"tp": 4})
+    func = axe.with_layouts(blur, {"X": Layout.sharded((10,), mesh, {0: "tp"})})
+    sch = axe.Schedule(func, mesh=mesh)
+    sch.cache_write(sch.get_sblock("blur"), 0, "global")
+    sch.shard(sch.get_loops(sch.get_sblock("blur"))[0], "tp")
+    right(sch, None, lambda X: X[:-2] + X[1:-1] + X[2:], X=whole(10))
+
+
+def test_two_gathered_dimensions(right):
+    """Both dimensions of what a product reads are shared: a gather follows the other."""
+    mesh = Mesh({"dp": 2, "tp": 3})
+
+    @T.prim_func(s_tir=True)
+    def product(A: T.Buffer((6, 5), "float32"), B: T.Buffer((5, 4), "float32"), C: T.Buffer((6, 4), "float32")):
+        for i, j, k in T.grid(6, 4, 5):
+            with T.sblock("mm"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    C[vi, vj] = T.float32(0)
+                C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+
+    layouts = {
+        "A": Layout.sharded((6, 5), mesh, {0: "dp", 1: "tp"}),
+        "B": Layout.sharded((5, 4), mesh, {0: "tp", 1: "dp"}),
+        "C": Layout.sharded((6, 4), mesh, {1: "dp"}),
+    }
+    sch = axe.Schedule(axe.with_layouts(product, layouts), mesh=mesh)
+    sch.shard(sch.get_loops(sch.get_sblock("mm"))[0], "tp")
+    exe = right(sch, None, lambda A, B: A @ B, A=whole(6, 5), B=whole(5, 4))
+    assert sum(stage.kind == "all-gather" for stage in exe.stages) >= 4
+
+
+def test_a_saved_executable_says_it_too(launched, tmp_path):
+    sch = axe.Schedule(chain("7 - vi, vj", (8, 4)), mesh=TP3)
+    sch.shard(sch.get_loops(sch.get_sblock("double"))[0], "tp")
+    exe = axe.compile(sch, work_dir=None, redistribute="insert")
+    exe.save(tmp_path / "exe")
+    loaded = axe.Executable.load(tmp_path / "exe")
+    assert loaded.lowered.inserted == exe.lowered.inserted != ()
+    np.testing.assert_array_equal(loaded.run(launched(TP3), whole(8, 4)), 2 * whole(8, 4)[::-1])
+
+
+def test_what_needs_nothing_is_as_it_was():
+    sch = axe.Schedule(chain("vi, vj", (8, 4)), mesh=TP3)
+    func = sch.mod["main"]
+    found = redistributed(func, TP3)
+    assert found.func.same_as(func) and found.inserted == ()
+
+
+def test_what_has_an_order_is_refused():
+    """Two rows are stored into one: which is left depends on who comes last."""
+    sch = axe.Schedule(chain("vi // 2, vj", (4, 4)), mesh=TP3)
+    sch.shard(sch.get_loops(sch.get_sblock("double"))[0], "tp")
+    with pytest.raises(LowerError, match=r"'double'.*'Y'.*two iterations may store into one element"):
+        axe.compile(sch, work_dir=None, redistribute="insert")
+
+
+def test_arguments_are_checked():
+    func = chain("vi, vj", (8, 4))
+    with pytest.raises(LowerError, match="redistribute is 'yes'; valid are"):
+        axe.compile(func, TP3, work_dir=None, redistribute="yes")
