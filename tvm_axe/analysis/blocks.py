@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from tvm.sym import Analyzer, detect_iter_map
 
 from tvm_axe.analysis.values import points, values
 
-__all__ = ["NestedBlock", "all_blocks", "covers", "nested_blocks", "statements", "stays_in"]
+__all__ = ["NestedBlock", "all_blocks", "covers", "nested_blocks", "ranges_of", "statements", "stays_in"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,7 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
 
     False also where that can't be seen, as of a mask that relates two iterators.
     """
-    ranges = {loop.loop_var: ir.Range.from_min_extent(loop.min, loop.extent) for loop in loops}
-    found = detect_iter_map(list(realize.iter_values), ranges, realize.predicate).indices
+    found = detect_iter_map(list(realize.iter_values), ranges_of(loops), realize.predicate).indices
     if len(found) != len(realize.block.iter_vars):
         return False
     for iv, total in zip(realize.block.iter_vars, found):
@@ -74,24 +73,33 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
     return True
 
 
-def stays_in(value: tirx.Expr, domain: ir.Range, loops: Sequence[tirx.For], condition: tirx.Expr) -> bool:
-    """Return whether `value` is in `domain` in all the iterations of `loops` in which `condition` holds.
+def stays_in(
+    value: tirx.Expr, domain: ir.Range, ranges: Mapping[tirx.Var, ir.Range], condition: tirx.Expr | None = None
+) -> bool:
+    """Return whether `value` is in `domain` for all the numbers of its variables for which `condition` holds.
 
     False also where that can't be seen.
     """
+    holding: tirx.Expr = tirx.IntImm("bool", 1) if condition is None else condition
     analyzer = Analyzer()
-    for loop in loops:
-        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
+    for var, span in ranges.items():
+        analyzer.bind(var, span)
     begin, end = domain.min, domain.min + domain.extent
-    with analyzer.constraint_scope(condition):
+    with analyzer.constraint_scope(holding):
         if analyzer.can_prove(value >= begin) and analyzer.can_prove(value < end):
             return True
-    extents = {loop.loop_var: int(loop.extent) for loop in loops if isinstance(loop.extent, tirx.IntImm)}
-    at = points([value, condition], extents)
-    if at is None or any(not isinstance(loop.min, tirx.IntImm) or int(loop.min) for loop in loops):
+    known = [span for span in ranges.values() if isinstance(span.min, tirx.IntImm) and int(span.min) == 0]
+    if len(known) != len(ranges) or not all(isinstance(span.extent, tirx.IntImm) for span in known):
         return False
-    found, holds = values(value, at), values(condition, at)
-    bounds = [values(bound, {}) for bound in (begin, end)]
-    if found is None or holds is None or bounds[0] is None or bounds[1] is None:
+    at = points([value, holding], {var: int(span.extent) for var, span in ranges.items()})
+    if at is None:
         return False
-    return bool(np.all((bounds[0] <= found) & (found < bounds[1]) | ~holds.astype(bool)))
+    found, holds, first, last = (values(part, at) for part in (value, holding, begin, end))
+    if found is None or holds is None or first is None or last is None:
+        return False
+    return bool(np.all((first <= found) & (found < last) | ~holds.astype(bool)))
+
+
+def ranges_of(loops: Sequence[tirx.For]) -> dict[tirx.Var, ir.Range]:
+    """Return what the variables of `loops` run over."""
+    return {loop.loop_var: ir.Range.from_min_extent(loop.min, loop.extent) for loop in loops}

@@ -65,8 +65,9 @@ def reached(block: NestedBlock, region: ir.TensorRegion, shape: Sequence[int]) -
         if not isinstance(span.extent, tirx.IntImm):
             return None
         inside = tirx.Var("inside", "int32")
-        extents[inside] = int(span.extent)
-        indices.append(span.min + inside)
+        if int(span.extent) > 1:
+            extents[inside] = int(span.extent)
+        indices.append(span.min + inside if int(span.extent) > 1 else span.min)
     if covers(block.realize, block.loops):
         extents |= {iv.var: int(iv.dom.extent) for iv in block.block.iter_vars}
     else:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from tvm import tirx
+from tvm import ir, tirx
+from tvm.sym import detect_iter_map
 
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import LIMIT, points, values
@@ -48,6 +49,11 @@ def elements(
     """
     masks: dict[tuple[int, ...], np.ndarray] = {}
     for dims, conditions in _groups(indices, extents, condition):
+        if len(dims) == 1 and not conditions:
+            index, extent = indices[dims[0]], shape[dims[0]]
+            if any(_counts_up(count, extents, extent) for count in (index, extent - 1 - index)):
+                masks[dims] = np.broadcast_to(np.True_, extent)
+                continue
         exprs = [indices[dim] for dim in dims]
         at = points([*exprs, *conditions], extents)
         sizes = [shape[dim] for dim in dims]
@@ -76,6 +82,22 @@ def cover(shape: Sequence[int], parts: Sequence[Elements]) -> bool:
     if not parts or prod(shape) > LIMIT:
         return False
     return bool(np.logical_or.reduce([part.whole() for part in parts]).all())
+
+
+def _counts_up(index: tirx.Expr, extents: Mapping[tirx.Var, int], extent: int) -> bool:
+    """Whether `index` is seen to be every number below `extent` once, however many these are."""
+    used = variables_of(index)
+    if not used or not used.issubset(extents):
+        return False
+    found = detect_iter_map([index], {var: ir.Range(0, extents[var]) for var in used}).indices
+    if len(found) != 1 or not isinstance(found[0].base, tirx.IntImm) or int(found[0].base):
+        return False
+    counted = 1
+    for split in sorted(found[0].args, key=lambda split: int(split.scale)):
+        if not isinstance(split.extent, tirx.IntImm) or int(split.scale) != counted:
+            return False
+        counted *= int(split.extent)
+    return counted == extent
 
 
 def _groups(

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
-from tvm_axe.analysis.blocks import stays_in
+from tvm_axe.analysis.blocks import ranges_of, stays_in
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import OVERLAP, RING
@@ -208,6 +208,7 @@ def _block(
             "tensorize or decompose_reduction), each device's kernels afterwards"
         )
     _check_domains(realize, loops)
+    _check_indices(realize, loops)
     device, peers = _bound_loops(realize, loops, mesh)
     if root_of(block) is not None and not set(peers).isdisjoint(device):
         raise LowerError(
@@ -250,13 +251,53 @@ def _check_domains(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> N
                 "upstream moves into others' masked loops"
             )
     for iv, value in zip(realize.block.iter_vars, realize.iter_values):
-        if not stays_in(value, iv.dom, loops, realize.predicate):
+        if not stays_in(value, iv.dom, ranges_of(loops), realize.predicate):
             masked = "" if isinstance(realize.predicate, tirx.IntImm) else f" where {realize.predicate}"
             raise LowerError(
                 f"block {realize.block.name_hint!r}: iterator {iv.var.name!r} = {value}{masked} is not seen to stay "
                 f"below its extent {iv.dom.extent}; upstream's cache_write, for one, drops the mask behind a split "
                 "that doesn't divide: split in pieces that do, or split last"
             )
+
+
+def _check_indices(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> None:
+    """Check that a block stays in its buffers: what is beyond belongs to another device.
+
+    What is read on a condition isn't looked at, nor is an index that is loaded, which only the caller knows.
+    """
+    block = realize.block
+    domains = {iv.var: iv.dom for iv in block.iter_vars}
+    bound = {iv.var: value for iv, value in zip(block.iter_vars, realize.iter_values)}
+    guarded: list[object] = []
+
+    def on_choice(choice: tirx.Select | ir.Call) -> None:
+        if isinstance(choice, tirx.Select):
+            guarded.extend((choice.true_value, choice.false_value))
+        elif isinstance(choice.op, ir.Op) and choice.op.name == "prim.if_then_else":
+            guarded.extend(choice.args[1:])
+
+    tvm_ffi.structural_walk(block.body.value, [(tirx.Select, on_choice), (ir.Call, on_choice)])
+    free = _loads(block.body)
+    for part in guarded:
+        within_part = _loads(part)
+        free = [load for load in free if not any(load.same_as(other) for other in within_part)]
+    touched = [(block.body.buffer, block.body.indices), *((load.source, load.indices) for load in free)]
+    for buffer, indices in touched:
+        for index, extent in zip(indices, buffer.shape):
+            domain = ir.Range(0, extent)
+            if _loads(index) or stays_in(index, domain, domains):
+                continue
+            if not stays_in(substitute(index, bound), domain, ranges_of(loops), realize.predicate):
+                raise LowerError(
+                    f"block {block.name_hint!r}: index {index} of {buffer.name!r} is not seen to stay below the extent "
+                    f"{extent}; what lies beyond is another row, or another device's"
+                )
+
+
+def _loads(part: object) -> list[ir.TensorLoad]:
+    found: list[ir.TensorLoad] = []
+    tvm_ffi.structural_walk(part, (ir.TensorLoad, found.append))
+    return found
 
 
 def _bound_loops(
