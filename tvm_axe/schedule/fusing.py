@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import BIND
-from tvm_axe.analysis.blocks import NestedBlock, covers
+from tvm_axe.analysis.blocks import covers
 from tvm_axe.analysis.order import unfinished_loop
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
@@ -166,10 +166,8 @@ def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 def _check_finished(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
     """Check that no block reads a sum over which a loop around both still runs; upstream moves it there."""
-    fused = [
-        NestedBlock(_tvm.block_realize(sch, block), tuple(sch.get(loop) for loop in sch.get_loops(block)))
-        for block in blocks
-    ]
+    own = [sch.get(block) for block in blocks]
+    fused = [other for other in query.nested(sch) if any(other.block.same_as(block) for block in own)]
     for index, reader in enumerate(fused):
         for writer in fused[:index]:
             loop = unfinished_loop(writer, reader)

@@ -16,6 +16,7 @@ from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import BIND, ROOT
+from tvm_axe.analysis.blocks import NestedBlock, nested_blocks
 from tvm_axe.analysis.expressions import substitute as substitute
 from tvm_axe.analysis.expressions import uses as uses
 from tvm_axe.errors import ScheduleError
@@ -227,10 +228,10 @@ def is_parameter(sch: s_tir.Schedule, buffer: tirx.Buffer) -> bool:
     return any(buffer.same_as(param) for _, func in sch.mod.functions_items() for param in func.params)
 
 
-def writers(sch: s_tir.Schedule, buffer: tirx.Buffer) -> list[SBlockRV]:
-    """Return the blocks that write `buffer`, in order."""
-    blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    return [block for block in blocks if any(region.source.same_as(buffer) for region in sch.get(block).writes)]
+def nested(sch: s_tir.Schedule) -> list[NestedBlock]:
+    """Return the outermost blocks of the schedule's functions, in order; nothing is recorded in its trace."""
+    funcs = [func for _, func in sch.mod.functions_items() if isinstance(func.body, s_tir.SBlockRealize)]
+    return [block for func in funcs for block in nested_blocks(func.body.block.body)]
 
 
 def sole_block(sch: s_tir.Schedule, loop: LoopRV, primitive: str) -> SBlockRV:

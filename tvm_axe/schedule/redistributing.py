@@ -90,10 +90,12 @@ def redistribute(
             f"redistribute: dim is {dim}; valid is a dimension of {buffer!r} (it has {len(source.shape)}) that no axis "
             f"shares yet (shared: {', '.join(map(str, dims.values()))})"
         )
-    for writer in query.writers(sch, source):
-        if not query.precedes(sch, writer, block):
+    order = query.nested(sch)
+    reader = next(at for at, other in enumerate(order) if other.block.same_as(stmt))
+    for later in order[reader:]:
+        if any(region.source.same_as(source) for region in later.block.writes):
             raise ScheduleError(
-                f"redistribute: {buffer!r} is written by block {query.name_of(sch, writer)!r} behind {name!r}, and "
+                f"redistribute: {buffer!r} is written by block {later.block.name_hint!r}, not before {name!r}, and "
                 "upstream's cache_read would copy it only then; valid is a buffer that isn't updated later"
             )
     copy = query.checked("redistribute", name, lambda: sch.cache_read(block, index, "global"))
