@@ -67,6 +67,8 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
     for iv, total in zip(realize.block.iter_vars, found):
         if not all(isinstance(split.extent, tirx.IntImm) for split in total.args):  # a device's share of an uneven one
             return False
+        if not isinstance(total.base, tirx.IntImm):  # of a loop that isn't one of these
+            return False
         extents = [int(split.extent) for split in total.args if int(split.scale) == 1]
         if int(total.base) != 0 or len(extents) != len(total.args) or (extents or [1]) != [int(iv.dom.extent)]:
             return False

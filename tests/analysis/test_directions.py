@@ -1,0 +1,142 @@
+"""Which parameters are given, and which are left with a result."""
+
+import pytest
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvm_axe.analysis.directions import Direction, directions
+
+IN, OUT, BOTH = Direction(True, False), Direction(False, True), Direction(True, True)
+
+
+def storing(shape, store) -> tirx.PrimFunc:
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((8, 4), "float32"), Y: T.Buffer(shape, "float32")):
+        for i, j in T.grid(8, 4):
+            with T.sblock("put"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[store(vi, vj)] = X[vi, vj]
+
+    return func
+
+
+WHOLE = {
+    "identity": ((8, 4), lambda i, j: (i, j)),
+    "reversed": ((8, 4), lambda i, j: (7 - i, j)),
+    "rolled": ((8, 4), lambda i, j: ((i + 3) % 8, j)),
+    "interleaved": ((8, 4), lambda i, j: (i % 4 * 2 + i // 4, j)),
+    "xor": ((8, 4), lambda i, j: (i ^ 5, j)),
+    "flattened": ((32,), lambda i, j: (i * 4 + j,)),
+    "unflattened": ((2, 4, 4), lambda i, j: (i // 4, i % 4, j)),
+    "skewed": ((8, 4), lambda i, j: ((i + j) % 8, j)),
+}
+PART = {
+    "at an offset": ((16, 4), lambda i, j: (i + 8, j)),
+    "strided": ((16, 4), lambda i, j: (i * 2, j)),
+    "diagonal": ((11, 4), lambda i, j: (i + j, j)),
+    "rows of two": ((8, 4), lambda i, j: (i // 4, j)),
+    "a plane": ((2, 8, 4), lambda i, j: (1, i, j)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_written_whole(name):
+    assert directions(storing(*WHOLE[name])) == (IN, OUT)
+
+
+@pytest.mark.parametrize("name", PART)
+def test_written_in_part(name):
+    """As rows that are appended to a cache: what is left of it is what was given."""
+    assert directions(storing(*PART[name])) == (IN, BOTH)
+
+
+@pytest.mark.parametrize(("second", "expected"), [(8, OUT), (7, BOTH), (9, BOTH)])
+def test_halves_of_two_blocks(second, expected):
+    """Two blocks write one output whole between them, unless a row is left out."""
+    extent = 8 + max(second, 8)
+
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((8, 4), "float32"), B: T.Buffer((8, 4), "float32"), Y: T.Buffer((extent, 4), "float32")):
+        for i, j in T.grid(8, 4):
+            with T.sblock("a"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = A[vi, vj]
+        for i, j in T.grid(8, 4):
+            with T.sblock("b"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi + second, vj] = B[vi, vj]
+
+    assert directions(func) == (IN, IN, expected)
+
+
+@pytest.mark.parametrize(("first", "expected"), [("write", OUT), ("read", BOTH)])
+def test_read_before_or_behind(first, expected):
+    @T.prim_func(s_tir=True)
+    def behind(X: T.Buffer((8,), "float32"), Y: T.Buffer((8,), "float32"), Z: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("y"):
+                vi = T.axis.spatial(8, i)
+                Y[vi] = X[vi]
+        for i in range(8):
+            with T.sblock("z"):
+                vi = T.axis.spatial(8, i)
+                Z[vi] = Y[7 - vi]
+
+    @T.prim_func(s_tir=True)
+    def before(X: T.Buffer((8,), "float32"), Y: T.Buffer((8,), "float32"), Z: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("z"):
+                vi = T.axis.spatial(8, i)
+                Z[vi] = Y[7 - vi]
+        for i in range(8):
+            with T.sblock("y"):
+                vi = T.axis.spatial(8, i)
+                Y[vi] = X[vi]
+
+    assert directions(behind if first == "write" else before) == (IN, expected, OUT)
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(0, OUT), (1, BOTH), (7, BOTH)])
+def test_read_in_the_same_nest(shift, expected):
+    """At the element just written, or at one that isn't written yet."""
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((8,), "float32"), Y: T.Buffer((8,), "float32"), Z: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("y"):
+                vi = T.axis.spatial(8, i)
+                Y[vi] = X[vi]
+            with T.sblock("z"):
+                vi = T.axis.spatial(8, i)
+                Z[vi] = Y[(vi + shift) % 8]
+
+    assert directions(func) == (IN, expected, OUT)
+
+
+def test_sums_updates_and_scatters():
+    """A sum starts at its init and is an output; an update reads what was given; a scatter may leave elements."""
+
+    @T.prim_func(s_tir=True)
+    def func(
+        A: T.Buffer((8, 4), "float32"),
+        index: T.Buffer((8,), "int32"),
+        total: T.Buffer((4,), "float32"),
+        state: T.Buffer((8, 4), "float32"),
+        rows: T.Buffer((8, 4), "float32"),
+    ):
+        for j, i in T.grid(4, 8):
+            with T.sblock("total"):
+                vj, vi = T.axis.remap("SR", [j, i])
+                with T.init():
+                    total[vj] = T.float32(0)
+                total[vj] = total[vj] + A[vi, vj]
+        for i, j in T.grid(8, 4):
+            with T.sblock("state"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                state[vi, vj] = state[vi, vj] + A[vi, vj]
+        for i, j in T.grid(8, 4):
+            with T.sblock("rows"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                rows[index[vi], vj] = A[vi, vj]
+
+    assert directions(func) == (IN, IN, OUT, BOTH, BOTH)
