@@ -366,6 +366,7 @@ def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
         program = _finished(drawing)
         try:
             fitting_inputs(program, 0)
+            fitting_inputs(program, 1)  # the judge runs it twice
         except Malformed:
             continue
         return program

@@ -4,7 +4,7 @@ import pytest
 from tvm import ir, s_tir, tirx
 from tvm.script import tirx as T
 
-from tvm_axe.analysis.blocks import all_blocks, covers, nested_blocks, statements, stays_in
+from tvm_axe.analysis.blocks import all_blocks, covers, nested_blocks, ranges_of, statements, stays_in
 
 
 def loops(*extents: int) -> list[tirx.For]:
@@ -34,7 +34,7 @@ def test_stays_in(extents, value, condition, extent, expected):
     nest = loops(*extents)
     variables = [loop.loop_var for loop in nest]
     holds = TRUE if condition is None else condition(*variables)
-    assert stays_in(value(*variables), ir.Range(0, extent), nest, holds) is expected
+    assert stays_in(value(*variables), ir.Range(0, extent), ranges_of(nest), holds) is expected
 
 
 @T.prim_func(s_tir=True)
