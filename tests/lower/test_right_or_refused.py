@@ -1,4 +1,4 @@
-"""What a device stores it must own, or every holder gets it: each schedule is right on a mesh, or lowering refuses it."""
+"""What a device stores it must own, or every holder gets it: each schedule is right, or lowering refuses it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Case(NamedTuple):
     right: int
     """Of the loop of i or j shared by 2, 3 or 4 devices, and each dimension or none declared to lie in pieces."""
     cached: int | None
-    """Of the same loops and devices behind `cache_write`; None where upstream's would also copy what nothing was stored to."""
+    """Of the same loops and devices behind `cache_write`; None where upstream's copies what nothing stored to, too."""
 
 
 STORES = {
