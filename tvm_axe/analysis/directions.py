@@ -58,7 +58,7 @@ def _touches(regions: Sequence[ir.TensorRegion], param: tirx.Buffer) -> list[ir.
 
 
 def _reached(block: NestedBlock, region: ir.TensorRegion, shape: Sequence[int]) -> Elements | None:
-    """The elements of a region that the block has over all its iterations."""
+    """Return the elements of a region that the block has over all its iterations."""
     extents: dict[tirx.Var, int] = {}
     indices, condition = [], None
     for span in region.region:

@@ -81,7 +81,7 @@ def cover(shape: Sequence[int], parts: Sequence[Elements]) -> bool:
 def _groups(
     indices: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int], condition: tirx.Expr | None
 ) -> list[tuple[tuple[int, ...], list[tirx.Expr]]]:
-    """The dimensions whose indices have variables in common, each group with the conditions on these."""
+    """Return the dimensions whose indices have variables in common, each group with the conditions on these."""
     parts = _conjuncts(condition)
     groups: list[tuple[tuple[int, ...], set[tirx.Var], list[tirx.Expr]]] = []
     for dims, exprs in (*(((dim,), [index]) for dim, index in enumerate(indices)), *(((), [part]) for part in parts)):
