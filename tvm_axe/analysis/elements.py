@@ -85,7 +85,7 @@ def cover(shape: Sequence[int], parts: Sequence[Elements]) -> bool:
 
 
 def _counts_up(index: tirx.Expr, extents: Mapping[tirx.Var, int], extent: int) -> bool:
-    """Whether `index` is seen to be every number below `extent` once, however many these are."""
+    """Return whether `index` is seen to be every number below `extent` once, however many these are."""
     used = variables_of(index)
     if not used or not used.issubset(extents):
         return False
@@ -103,7 +103,7 @@ def _counts_up(index: tirx.Expr, extents: Mapping[tirx.Var, int], extent: int) -
 def _groups(
     indices: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int], condition: tirx.Expr | None
 ) -> list[tuple[tuple[int, ...], list[tirx.Expr]]]:
-    """The dimensions whose indices have variables in common, each group with the conditions on these."""
+    """Return the dimensions whose indices have variables in common, each group with the conditions on these."""
     parts = _conjuncts(condition)
     groups: list[tuple[tuple[int, ...], set[tirx.Var], list[tirx.Expr]]] = []
     for dims, exprs in (*(((dim,), [index]) for dim, index in enumerate(indices)), *(((), [part]) for part in parts)):

@@ -62,7 +62,7 @@ def reads_what_is_written(writer: NestedBlock, reader: NestedBlock, buffer: tirx
 
 
 def _regions(block: NestedBlock, buffer: tirx.Buffer, regions: Sequence[ir.TensorRegion]) -> list[list[ir.Range]]:
-    """The regions of `buffer` among a block's, in loop variables."""
+    """Return the regions of `buffer` among a block's, in loop variables."""
     bound = {iv.var: value for iv, value in zip(block.block.iter_vars, block.realize.iter_values)}
     return [
         [ir.Range.from_min_extent(substitute(span.min, bound), span.extent) for span in region.region]
