@@ -12,7 +12,7 @@ from tvm.sym import Analyzer, detect_iter_map
 
 from tvm_axe.analysis.values import points, values
 
-__all__ = ["NestedBlock", "all_blocks", "covers", "nested_blocks", "ranges_of", "statements", "stays_in"]
+__all__ = ["NestedBlock", "all_blocks", "covers", "element", "nested_blocks", "ranges_of", "statements", "stays_in"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,11 @@ class NestedBlock:
     @property
     def block(self) -> s_tir.SBlock:
         return self.realize.block
+
+    @property
+    def bound(self) -> dict[tirx.Var, tirx.Expr]:
+        """What the block's iterators are bound to, in loop variables."""
+        return {iv.var: value for iv, value in zip(self.block.iter_vars, self.realize.iter_values)}
 
 
 def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
@@ -54,6 +59,11 @@ def all_blocks(part: object) -> list[s_tir.SBlock]:
     found: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(part, (s_tir.SBlock, found.append))
     return found
+
+
+def element(buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
+    """Return the region of one element, as a block says what it reads and writes."""
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, 1) for index in indices])
 
 
 def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:

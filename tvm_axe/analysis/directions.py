@@ -71,7 +71,6 @@ def reached(block: NestedBlock, region: ir.TensorRegion, shape: Sequence[int]) -
     if covers(block.realize, block.loops):
         extents |= {iv.var: int(iv.dom.extent) for iv in block.block.iter_vars}
     else:
-        bound = {iv.var: value for iv, value in zip(block.block.iter_vars, block.realize.iter_values)}
-        indices, condition = [substitute(index, bound) for index in indices], block.realize.predicate
+        indices, condition = [substitute(index, block.bound) for index in indices], block.realize.predicate
         extents |= {loop.loop_var: int(loop.extent) for loop in block.loops}
     return elements(indices, extents, shape, condition)

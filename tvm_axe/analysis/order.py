@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 from tvm.sym import Analyzer, IntervalSet, estimate_region_lower_bound, estimate_region_upper_bound
 
-from tvm_axe.analysis.blocks import NestedBlock
+from tvm_axe.analysis.blocks import NestedBlock, ranges_of
 from tvm_axe.analysis.expressions import substitute, uses
 
 __all__ = ["reads_what_is_written", "shared_loops", "unfinished_loop"]
@@ -63,7 +63,7 @@ def reads_what_is_written(writer: NestedBlock, reader: NestedBlock, buffer: tirx
 
 def _regions(block: NestedBlock, buffer: tirx.Buffer, regions: Sequence[ir.TensorRegion]) -> list[list[ir.Range]]:
     """Return the regions of `buffer` among a block's, in loop variables."""
-    bound = {iv.var: value for iv, value in zip(block.block.iter_vars, block.realize.iter_values)}
+    bound = block.bound
     return [
         [ir.Range.from_min_extent(substitute(span.min, bound), span.extent) for span in region.region]
         for region in regions
@@ -74,5 +74,4 @@ def _regions(block: NestedBlock, buffer: tirx.Buffer, regions: Sequence[ir.Tenso
 def _bounds(
     block: NestedBlock, region: list[ir.Range], shared: int
 ) -> tuple[list[ir.Range], dict[tirx.Var, ir.Range], tirx.Expr]:
-    own = {loop.loop_var: ir.Range.from_min_extent(loop.min, loop.extent) for loop in block.loops[shared:]}
-    return region, own, block.realize.predicate
+    return region, ranges_of(block.loops[shared:]), block.realize.predicate

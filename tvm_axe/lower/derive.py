@@ -101,7 +101,7 @@ def remote_axes(access: Access, sharding: Sharding) -> list[str]:
 
 
 def remote_axis(access: Access, sharding: Sharding) -> str | None:
-    """The one that there is of a program that was taken, or None."""
+    """The one of `remote_axes`, or None: `derive_steps` refuses an access with several."""
     return next(iter(remote_axes(access, sharding)), None)
 
 
@@ -111,7 +111,7 @@ def push_axes(access: Access, sharding: Sharding) -> list[str]:
 
 
 def push_axis(access: Access, sharding: Sharding) -> str | None:
-    """The one that there is of a program that was taken, or None."""
+    """The one of `push_axes`, or None: `derive_steps` refuses an access with several."""
     return next(iter(push_axes(access, sharding)), None)
 
 

@@ -27,7 +27,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.annotations import BIND, OVERLAP, RING, layouts_of
-from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
+from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import reached
 from tvm_axe.analysis.elements import cover, elements
 from tvm_axe.analysis.expressions import substitute, variables_of
@@ -124,7 +124,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.Prim
     changed = s_tir.SBlock(
         statement.iter_vars,
         [region for region in statement.reads if not (reduces and region.source.same_as(buffer))],
-        [_point(apart, at)],
+        [element(apart, at)],
         statement.name_hint,
         body,
         init,
@@ -178,8 +178,8 @@ def _nest(
     (to, where), (of, which) = target(iterators), source(iterators)
     block = s_tir.SBlock(
         [tirx.IterVar(ir.Range(0, n), v, tirx.IterVar.DataPar) for n, v in zip(shape, iterators)],
-        [_point(of, which)],
-        [_point(to, where)],
+        [element(of, which)],
+        [element(to, where)],
         name,
         tirx.BufferStore(to, tirx.BufferLoad(of, which), where),
     )
@@ -242,10 +242,6 @@ def _with_block(stmt: tirx.Stmt, old: s_tir.SBlockRealize, new: s_tir.SBlockReal
     if isinstance(stmt, tirx.SeqStmt):
         return tirx.SeqStmt([_with_block(part, old, new) for part in stmt.seq])
     return new if stmt.same_as(old) else stmt
-
-
-def _point(buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, 1) for index in indices])
 
 
 def _reads(block: NestedBlock, buffer: tirx.Buffer) -> bool:

@@ -15,6 +15,7 @@ from math import prod
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvm_axe.analysis.blocks import element
 from tvm_axe.collective import slab_stride
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.derive import Step, push_axis
@@ -297,7 +298,7 @@ class _Localizer:
         reads: list[ir.TensorRegion] = []
         tvm_ffi.structural_walk(
             [body.value, list(body.indices)],
-            (ir.TensorLoad, lambda load: reads.append(_point(load.source, load.indices))),
+            (ir.TensorLoad, lambda load: reads.append(element(load.source, load.indices))),
         )
         if init is not None:  # a reduction's own running value is no read
             reads = [region for region in reads if not region.source.same_as(body.buffer)]
@@ -308,7 +309,7 @@ class _Localizer:
             if not str(key).startswith("axe.") or str(key).startswith(TILE)
         }
         local = s_tir.SBlock(
-            iter_vars, reads, [_point(body.buffer, body.indices)], statement.name_hint, body, init,
+            iter_vars, reads, [element(body.buffer, body.indices)], statement.name_hint, body, init,
             annotations=annotations,
         )  # fmt: skip
         scalars = {loop.loop_var: self.program.coordinates[axis] for axis, loop in block.device.items()} | self.cut
@@ -383,7 +384,3 @@ class _Localizer:
             coefficients.append(coefficient)
         window = Window(*coefficients)
         return window if not window.rows or within(rest, window.rows, block.analyzer) else None
-
-
-def _point(buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
-    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(index, 1) for index in indices])
