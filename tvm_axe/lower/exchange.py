@@ -20,14 +20,12 @@ from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import element
 from tvm_axe.analysis.expressions import uses
-from tvm_axe.collective import ALL, slab_stride
+from tvm_axe.collective import ALL, SLAB, slab_stride
 from tvm_axe.layout import Iter
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.holding import Holding, received
 
-__all__ = ["OWN_SLAB", "exchange_bytes", "exchange_kernel", "exchange_view"]
-
-OWN_SLAB = "slab"
+__all__ = ["exchange_bytes", "exchange_kernel", "exchange_view"]
 
 
 def exchange_bytes(source: Holding, target: Holding, dtype: str) -> int:
@@ -107,7 +105,7 @@ class _Exchange:
             for axis, var in self.coordinates.items()
             if not all(device[axis].same_as(var) for device in self.devices)
         ]
-        self.view = OWN_SLAB if not self.axes else self.axes[0] if len(self.axes) == 1 else ALL
+        self.view = SLAB if not self.axes else self.axes[0] if len(self.axes) == 1 else ALL
 
     def _loop(self, extent: int) -> tirx.Var:
         """An iterator over a digit of the target; the digit of one number needs none."""
@@ -164,7 +162,7 @@ class _Exchange:
         return substitute(self.analyzer.simplify(whole), dict(loops))
 
     def _viewed(self, slab: Sequence[int], dtype: str, name: str) -> tirx.Buffer:
-        if self.view == OWN_SLAB:
+        if self.view == SLAB:
             return tirx.decl_buffer(slab, dtype, name, layout=None)
         mesh = self.source.mesh
         devices = mesh.size if self.view == ALL else mesh[self.view]
@@ -174,7 +172,7 @@ class _Exchange:
 
     def _slab(self, device: Mapping[str, tirx.Expr]) -> list[tirx.Expr]:
         """The index of a device's slab in the view."""
-        if self.view == OWN_SLAB:
+        if self.view == SLAB:
             return []
         number: tirx.Expr = tirx.IntImm("int32", 0)
         for axis in self.axes if self.view != ALL else self.source.mesh.names:
