@@ -19,6 +19,8 @@ What is copied so is whole: an all-gather where a shift or a border would do. Wh
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -33,9 +35,10 @@ from tvm_axe.analysis.elements import cover, elements
 from tvm_axe.analysis.expressions import substitute, variables_of
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
+from tvm_axe.layout.sharding import Cuts
 from tvm_axe.lower.derive import APART, GATHER, Unowned, derive_steps
 from tvm_axe.lower.infer import Sharding, infer_shardings
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.program import parse_program, pieces_of
 
 __all__ = ["Redistributed", "redistributed"]
 
@@ -92,7 +95,7 @@ def _hold(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimF
     before, whole = _gathered(found.buffer, sharding)
     if _is_written_whole(blocks, found.buffer):
         before, whole = [], whole[-1:]
-    behind = _copy(whole[-1], found.buffer, sharding, sharding.axes)
+    behind = _copy(whole[-1], found.buffer, sharding.mesh, sharding.cuts)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]}), behind], whole)
 
 
@@ -145,22 +148,33 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.Prim
 
 
 def _gathered(buffer: tirx.Buffer, sharding: Sharding) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
-    """Copies of a buffer, each over one axis less than the one before; the last is held by all."""
-    axes, copies, nests, source = dict(sharding.axes), list[tirx.Buffer](), list[tirx.Stmt](), buffer
-    for dim in sorted(sharding.axes) or [-1]:  # what one device holds is copied once
-        axes.pop(dim, None)
-        shape = [int(extent) for extent in buffer.shape]
+    """Copies of a buffer, each over one axis less than the one before; the last is held by all.
+
+    Where several axes share a dimension, the copies are padded to whole pieces, so that those of the minor axis make up
+    one of the major axis.
+    """
+    copies, nests, source, cuts = list[tirx.Buffer](), list[tirx.Stmt](), buffer, list(sharding.cuts)
+    shape = [
+        sharding.piece(dim) * prod(map(sharding.mesh.axis_size, cut)) if len(cut) > 1 else extent
+        for dim, (extent, cut) in enumerate(zip(sharding.shape, cuts))
+    ]
+    fewer = [] if shape == list(sharding.shape) else [tuple(cuts)]
+    for dim in [dim for dim, cut in enumerate(cuts) for _ in cut]:
+        cuts[dim] = cuts[dim][:-1]
+        fewer.append(tuple(cuts))
+    for cuts_left in fewer or [tuple(cuts)]:  # what one device holds is copied once
         copies.append(tirx.decl_buffer(shape, buffer.dtype, f"{buffer.name}_whole", layout=None))
-        nests.append(_copy(source, copies[-1], sharding, axes))
+        nests.append(_copy(source, copies[-1], sharding.mesh, cuts_left))
         source = copies[-1]
     return nests, copies
 
 
-def _copy(source: tirx.Buffer, target: tirx.Buffer, sharding: Sharding, axes: Mapping[int, str]) -> tirx.Stmt:
-    """A nest that copies a buffer, its dimensions shared over `axes`."""
-    shape = [int(extent) for extent in source.shape]
-    sizes = {dim: (axis, sharding.mesh.axis_size(axis)) for dim, axis in axes.items()}
-    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), sizes)
+def _copy(source: tirx.Buffer, target: tirx.Buffer, mesh: Mesh, cuts: Cuts) -> tirx.Stmt:
+    """A nest that copies what two buffers have in common, its dimensions shared over `cuts`."""
+    shape = [min(int(one), int(other)) for one, other in zip(source.shape, target.shape)]
+    pieces = [pieces_of(int(extent), cut, mesh) for extent, cut in zip(target.shape, cuts)]
+    shared = {dim: [(axis, mesh.axis_size(axis), step) for axis, step in own] for dim, own in enumerate(pieces)}
+    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), shared)
 
 
 _Element = tuple[tirx.Buffer, list[tirx.Expr]]
@@ -171,9 +185,9 @@ def _nest(
     shape: Sequence[int],
     target: Callable[[Sequence[tirx.Var]], _Element],
     source: Callable[[Sequence[tirx.Var]], _Element],
-    shared: dict[int, tuple[str, int]] | None = None,
+    shared: Mapping[int, Sequence[tuple[str, int, int]]] | None = None,
 ) -> tirx.Stmt:
-    """``target[..] = source[..]`` over a shape, whose dimensions the devices of mesh axes share in pieces."""
+    """``target[..] = source[..]`` over a shape, whose dimensions are `shared`: an axis, its devices, their step."""
     iterators = [tirx.Var(f"v{dim}", "int32") for dim in range(len(shape))]
     (to, where), (of, which) = target(iterators), source(iterators)
     block = s_tir.SBlock(
@@ -188,15 +202,13 @@ def _nest(
     predicate: tirx.Expr = tirx.IntImm("bool", 1)
     for dim, extent in enumerate(shape):
         own = tirx.Var(f"i{dim}", "int32")
-        if dim not in (shared or {}):
-            loops.append((own, extent, {}))
-            values.append(own)
-            continue
-        axis, size = (shared or {})[dim]
-        device, piece = tirx.Var(f"i{dim}_0", "int32"), -(-extent // size)
-        loops += [(device, size, {BIND: axis}), (own, piece, {})]
-        values.append(device * piece + own)
-        if piece * size > extent:
+        steps = (shared or {}).get(dim, ())
+        devices = [tirx.Var(f"i{dim}_{level}", "int32") for level in range(len(steps))]
+        loops += [(device, size, {BIND: axis}) for device, (axis, size, _) in zip(devices, steps)]
+        loops.append((own, steps[-1][2] if steps else extent, {}))
+        parts = [device * step for device, (_, _, step) in zip(devices, steps)]
+        values.append(functools.reduce(operator.add, [*parts, own]))
+        if steps and steps[0][1] * steps[0][2] > extent:
             predicate = tirx.all(predicate, values[-1] < extent)
     stmt: tirx.Stmt = s_tir.SBlockRealize(values, predicate, block)
     for var, extent, says in reversed(loops):
