@@ -1,7 +1,7 @@
 """Insert redistributions: what a stage touches and its device doesn't own is moved, by copies between the stages.
 
 A program that `derive` refuses because a block reaches across the mesh becomes another ordinary program that it takes,
-and that computes the same. Three rewrites of a nest do it:
+and that computes the same. Four rewrites do it:
 
 ======== ================================ ======================================================================
 rewrite  of a block that                  leaves
@@ -11,6 +11,8 @@ hold     writes what others own           a nest that works on a copy which all 
                                           device takes over its own share
 apart    writes its device's part of what  a block that writes a buffer indexed by its iterators, each device its
          all devices hold, not as a copy   own part; behind its nest all devices copy it to where it belongs
+relay    touches a parameter that is       all blocks on a copy that lies as they touch it, taken over before the
+         declared in no contiguous pieces  first of them and back behind the last
 ======== ================================ ======================================================================
 
 What is copied so is whole: an all-gather where a shift or a border would do. Who wants less schedules it
@@ -30,13 +32,13 @@ from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.annotations import BIND, OVERLAP, RING, layouts_of
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
-from tvm_axe.analysis.directions import reached
+from tvm_axe.analysis.directions import directions, reached
 from tvm_axe.analysis.elements import cover, elements
 from tvm_axe.analysis.expressions import substitute, variables_of
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.sharding import Cuts
-from tvm_axe.lower.derive import APART, GATHER, Unowned, derive_steps
+from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Unowned, derive_steps
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.program import parse_program, pieces_of
 
@@ -70,11 +72,9 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
         try:
             derive_steps(program, shardings)
         except Unowned as found:
-            if shardings[found.buffer].memory is not None:
-                raise
-            rewrite = {GATHER: _gather, APART: _apart}.get(found.remedy, _hold)
-            func = rewrite(func, found, shardings[found.buffer])
-            inserted.append(f"{found.remedy} {found.buffer.name} for {found.block.name_hint}")
+            remedy = found.remedy if shardings[found.buffer].memory is None else RELAY
+            func = _REMEDIES[remedy](func, found, shardings[found.buffer])
+            inserted.append(f"{remedy} {found.buffer.name} for {found.block.name_hint}")
         else:
             return Redistributed(func, tuple(inserted))
     raise LowerError(f"{program.name}: {rounds} copies were inserted, and its stages still reach across the mesh")
@@ -142,6 +142,20 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.Prim
         lambda v: (apart, list(v)),
     )
     return _replaced(func, nest, [new_nest, behind], [apart])
+
+
+def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+    """Have all blocks work on a copy of a parameter, which lies as they touch it."""
+    buffer = found.buffer
+    direction = dict(zip(func.params, directions(func)))[buffer]
+    own = tirx.decl_buffer(sharding.shape, buffer.dtype, f"{buffer.name}_own", layout=None)
+    before = [_copy(buffer, own, sharding.mesh, ((),) * len(sharding.shape))] if direction.is_input else []
+    behind = [_copy(own, buffer, sharding.mesh, ((),) * len(sharding.shape))] if direction.is_output else []
+    nests = [substitute(nest, {buffer: own}) for nest in statements(func.body.block.body)]
+    return _rebuilt(func, [*before, *nests, *behind], [own])
+
+
+_REMEDIES = {GATHER: _gather, HOLD: _hold, APART: _apart, RELAY: _relay}
 
 
 # ---- Copies ----------------------------------------------------------------------------------------------------------
@@ -235,8 +249,13 @@ def _replaced(
     func: tirx.PrimFunc, nest: tirx.Stmt, by: Sequence[tirx.Stmt], allocated: Sequence[tirx.Buffer]
 ) -> tirx.PrimFunc:
     """The function with other nests in the place of one, and more buffers."""
+    nests = [new for old in statements(func.body.block.body) for new in (by if old.same_as(nest) else [old])]
+    return _rebuilt(func, nests, allocated)
+
+
+def _rebuilt(func: tirx.PrimFunc, nests: Sequence[tirx.Stmt], allocated: Sequence[tirx.Buffer]) -> tirx.PrimFunc:
+    """The function of these nests, with more buffers."""
     root = func.body.block
-    nests = [new for old in statements(root.body) for new in (by if old.same_as(nest) else [old])]
     block = s_tir.SBlock(
         [], [], [], root.name_hint, tirx.SeqStmt(nests), alloc_buffers=[*root.alloc_buffers, *allocated],
         annotations=dict(root.annotations),

@@ -9,6 +9,7 @@ import tvm
 from tvm import tirx
 
 from tvm_axe.analysis.directions import Direction, directions
+from tvm_axe.collective import ALL
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower.calls import Call
@@ -25,9 +26,10 @@ from tvm_axe.schedule import layouts_of
 class Stage:
     """One stage of a lowered function.
 
-    `kind` is one that `derive` lists; `bytes` is what one device moves to or from its peers, and `memory` the bytes of
-    its own that it touches; `kernel` is the name of its function in the module, None for a plain collective; `chunks`
-    is how many pieces of a device's slice it takes in turn, 1 where it overlaps no other.
+    `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `bytes` is what one device moves to
+    or from its peers, and `memory` the bytes of its own that it touches; `kernel` is the name of its function in the
+    module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in turn, 1 where it
+    overlaps no other.
     """
 
     name: str
@@ -80,6 +82,10 @@ class Lowered:
     arguments: tuple[tuple[str, str], ...]
     coordinates: tuple[str, ...]
     inserted: tuple[str, ...] = ()
+
+    def devices(self, stage: Stage) -> int:
+        """How many devices a stage's communication is among: those along its axis, all of them, or one."""
+        return self.mesh.size if stage.axis == ALL else 1 if stage.axis is None else self.mesh.axis_size(stage.axis)
 
     @property
     def inputs(self) -> list[MeshBuffer]:
