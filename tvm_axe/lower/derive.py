@@ -34,7 +34,8 @@ from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.exchange import exchange_bytes, exchange_view
 from tvm_axe.lower.infer import Sharding
-from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage, pieces_of
+from tvm_axe.lower.pieces import pieces_of
+from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
 from tvm_axe.schedule.query import is_copy, is_sum, shift_of, substitute, summed, uses
 
 LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"

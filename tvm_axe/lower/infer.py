@@ -22,7 +22,8 @@ from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.holding import Holding
 from tvm_axe.layout.sharding import Cuts, block_shape
 from tvm_axe.layout.symbolic import Number
-from tvm_axe.lower.program import Access, Pieces, ScheduledProgram, pieces_of, shared_pieces
+from tvm_axe.lower.pieces import Pieces, pieces_of, shared_pieces
+from tvm_axe.lower.program import Access, ScheduledProgram
 from tvm_axe.schedule.query import is_copy, root_of
 
 

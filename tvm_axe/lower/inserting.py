@@ -33,14 +33,15 @@ from tvm import ir, s_tir, tirx
 from tvm_axe.analysis.annotations import BIND, OVERLAP, RING, layouts_of
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import directions, reached
-from tvm_axe.analysis.elements import cover, elements
-from tvm_axe.analysis.expressions import substitute, variables_of
+from tvm_axe.analysis.elements import cover, one_to_one
+from tvm_axe.analysis.expressions import substitute
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.sharding import Cuts
 from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Unowned, derive_steps
 from tvm_axe.lower.infer import Sharding, infer_shardings
-from tvm_axe.lower.program import parse_program, pieces_of
+from tvm_axe.lower.pieces import pieces_of, renumbered, with_block
+from tvm_axe.lower.program import parse_program
 
 __all__ = ["Redistributed", "redistributed"]
 
@@ -64,7 +65,7 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
     LayoutError
         If a declared layout doesn't fit its parameter or the mesh.
     """
-    inserted: list[str] = []
+    func, inserted = _in_pieces(func, mesh)
     rounds = 4 * len(nested_blocks(func.body.block.body)) + 4  # each block reads and writes, over two axes at most
     for _ in range(rounds):
         program = parse_program(func, mesh)
@@ -78,6 +79,18 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
         else:
             return Redistributed(func, tuple(inserted))
     raise LowerError(f"{program.name}: {rounds} copies were inserted, and its stages still reach across the mesh")
+
+
+def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tuple[tirx.PrimFunc, list[str]]:
+    """Have devices share what they share in other than contiguous pieces in such: other devices do the iterations."""
+    nests = statements(func.body.block.body)
+    changed = [renumbered(nest, mesh, cyclic=True) for nest in nests]
+    told = [
+        f"renumber {nested_blocks(nest)[0].block.name_hint}"
+        for nest, new in zip(nests, changed)
+        if not new.same_as(nest)
+    ]
+    return (_rebuilt(func, changed, []) if told else func), told
 
 
 def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
@@ -116,7 +129,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.Prim
         raise _refused(found, "it doesn't run over all of its iterators")
     store: tirx.BufferStore = statement.body
     extents = {iv.var: int(iv.dom.extent) for iv in spatial}
-    if not _one_to_one(store, extents):
+    if not one_to_one(store, extents):
         raise _refused(found, "two iterations may store into one element")
     if _reads(block, buffer) and not reduces and not _in_place(store):
         raise _refused(found, "it reads other elements than it writes of the buffer")
@@ -134,7 +147,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.Prim
         annotations=dict(statement.annotations),
     )
     realize = s_tir.SBlockRealize(block.realize.iter_values, block.realize.predicate, changed)
-    new_nest = _with_block(nest, block.realize, realize)
+    new_nest = with_block(nest, block.realize, realize)
     behind = _nest(
         f"{buffer.name}_{statement.name_hint}",
         list(extents.values()),
@@ -266,15 +279,6 @@ def _rebuilt(func: tirx.PrimFunc, nests: Sequence[tirx.Stmt], allocated: Sequenc
     )
 
 
-def _with_block(stmt: tirx.Stmt, old: s_tir.SBlockRealize, new: s_tir.SBlockRealize) -> tirx.Stmt:
-    if isinstance(stmt, tirx.For):
-        body = _with_block(stmt.body, old, new)
-        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_with_block(part, old, new) for part in stmt.seq])
-    return new if stmt.same_as(old) else stmt
-
-
 def _reads(block: NestedBlock, buffer: tirx.Buffer) -> bool:
     return any(region.source.same_as(buffer) for region in block.block.reads)
 
@@ -294,15 +298,6 @@ def _is_written_whole(blocks: Sequence[NestedBlock], buffer: tirx.Buffer) -> boo
     ]
     known = [part for part in written if part is not None]
     return not any(_reads(block, buffer) for block in blocks) and cover(shape, known)
-
-
-def _one_to_one(store: tirx.BufferStore, extents: dict[tirx.Var, int]) -> bool:
-    """Whether each point of the iterators has an element of its own."""
-    reached = elements(list(store.indices), extents, [int(extent) for extent in store.buffer.shape], None)
-    used = variables_of(list(store.indices))
-    if reached is None or not used.issubset(extents) or any(n > 1 and v not in used for v, n in extents.items()):
-        return False
-    return prod(int(mask.sum()) for mask in reached.masks.values()) == prod(extents.values())
 
 
 def _in_place(store: tirx.BufferStore) -> bool:

@@ -21,15 +21,8 @@ from tvm_axe.errors import LowerError
 from tvm_axe.lower.derive import EXCHANGE, Step, push_axis
 from tvm_axe.lower.exchange import exchange_kernel
 from tvm_axe.lower.infer import Sharding
-from tvm_axe.lower.program import (
-    Block,
-    LocalIterator,
-    ScheduledProgram,
-    linear,
-    own_pieces,
-    shared_pieces,
-    within,
-)
+from tvm_axe.lower.pieces import linear, own_pieces, shared_pieces, within
+from tvm_axe.lower.program import Block, LocalIterator, ScheduledProgram
 from tvm_axe.lower.window import Window, calling
 from tvm_axe.schedule import BIND, TILE, set_layout
 from tvm_axe.schedule.query import substitute, uses

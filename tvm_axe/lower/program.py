@@ -16,21 +16,17 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from math import prod
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 
-from tvm_axe.analysis.blocks import ranges_of, stays_in
+from tvm_axe.analysis.blocks import ranges_of, statements, stays_in
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
+from tvm_axe.lower.pieces import Pieces, linear, own_pieces, renumbered
 from tvm_axe.schedule import OVERLAP, RING
 from tvm_axe.schedule.query import REDUCE, bound_axis, root_of, substitute, uses
-
-Pieces = tuple[tuple[str, int], ...]
-"""Mesh axes, the major one first, each with the elements from one of its devices' piece to the next one's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +170,7 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
                 f"{name}: buffer {buffer.name!r} has the shape {buffer.shape}; every extent must be a number"
             )
     coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
-    nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    nests = [renumbered(nest, mesh) for nest in statements(root.body)]
     stages = tuple(ScheduledStage(nest, tuple(_blocks(nest, (), mesh, coordinates)), _overlap(nest)) for nest in nests)
     return ScheduledProgram(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
 
@@ -369,63 +365,6 @@ def _local_iterator(
         return LocalIterator(iv, None, base, start)
     local = tirx.IterVar(ir.Range(0, piece), tirx.Var(iv.var.name, iv.var.ty), iv.iter_type)
     return LocalIterator(iv, local, base, start + local.var)
-
-
-def pieces_of(extent: int, cut: Sequence[str], mesh: Mesh) -> Pieces:
-    """What each axis of `cut` steps by in a dimension that they share, ceil(extent / devices) elements a device."""
-    sizes = [mesh.axis_size(axis) for axis in cut]
-    piece = -(-extent // prod(sizes))
-    return tuple((axis, piece * prod(sizes[at + 1 :])) for at, axis in enumerate(cut))
-
-
-def shared_pieces(some: Pieces, others: Pieces) -> int:
-    """How many axes, from the major one on, step alike in both."""
-    for count, (one, other) in enumerate(zip(some, others)):
-        if one != other:
-            return count
-    return min(len(some), len(others))
-
-
-def own_pieces(
-    index: tirx.Expr,
-    coordinates: Mapping[str, tirx.Var],
-    device: Mapping[str, tirx.For],
-    mesh: Mesh,
-    analyzer: Analyzer,
-) -> Pieces:
-    """The axes whose devices' own pieces `index` stays in, pieces within pieces; none where it follows no device."""
-    found: list[tuple[str, int]] = []
-    rest = index
-    for axis in device:
-        if uses(rest, coordinates[axis]):
-            step, without = linear(rest, coordinates[axis])
-            if step is not None and step > 0:
-                found.append((axis, step))
-                rest = without
-    found.sort(key=lambda each: -each[1])
-    for count in range(len(found), 0, -1):
-        pieces = tuple(found[:count])
-        inside = index
-        for axis, _ in pieces:
-            inside = linear(inside, coordinates[axis])[1]
-        nest = all(step >= inner * mesh.axis_size(axis) for (_, step), (axis, inner) in pairwise(pieces))
-        if nest and within(inside, pieces[-1][1], analyzer):
-            return pieces
-    return ()
-
-
-def linear(expr: tirx.Expr, var: tirx.Var) -> tuple[int | None, tirx.Expr]:
-    """(coefficient of `var`, the rest) of a linear `expr`; (None, expr) of any other."""
-    parts = detect_linear_equation(expr, [var])
-    if len(parts) != 2 or not isinstance(parts[0], tirx.IntImm):
-        return None, expr
-    return int(parts[0]), parts[1]
-
-
-def within(base: tirx.Expr, piece: int, analyzer: Analyzer) -> bool:
-    """Whether `base` is known to be in ``[0, piece)``."""
-    bounds = analyzer.const_int_bound(base)
-    return bool(bounds.min_value >= 0 and bounds.max_value < piece)
 
 
 def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr], bool]]:
