@@ -24,13 +24,12 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from tvm_axe.analysis.annotations import BIND, OVERLAP, RING, layouts_of
+from tvm_axe.analysis.annotations import BIND, INSERTED, OVERLAP, RING, layouts_of
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import directions, reached
 from tvm_axe.analysis.elements import cover, one_to_one
@@ -43,19 +42,11 @@ from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.pieces import pieces_of, renumbered, with_block
 from tvm_axe.lower.program import parse_program
 
-__all__ = ["Redistributed", "redistributed"]
+__all__ = ["redistributed"]
 
 
-@dataclass(frozen=True)
-class Redistributed:
-    """A function that touches what its devices own, and what was inserted for that, a line each."""
-
-    func: tirx.PrimFunc
-    inserted: tuple[str, ...]
-
-
-def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
-    """Insert the copies that `func` needs on `mesh`.
+def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
+    """Insert the copies that `func` needs on `mesh`; each says of itself what it is for (``axe.inserted``).
 
     Raises
     ------
@@ -65,7 +56,7 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
     LayoutError
         If a declared layout doesn't fit its parameter or the mesh.
     """
-    func, inserted = _in_pieces(func, mesh)
+    func = _in_pieces(func, mesh)
     rounds = 4 * len(nested_blocks(func.body.block.body)) + 4  # each block reads and writes, over two axes at most
     for _ in range(rounds):
         program = parse_program(func, mesh)
@@ -74,45 +65,42 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
             derive_steps(program, shardings)
         except Unowned as found:
             remedy = found.remedy if shardings[found.buffer].memory is None else RELAY
-            func = _REMEDIES[remedy](func, found, shardings[found.buffer])
-            inserted.append(f"{remedy} {found.buffer.name} for {found.block.name_hint}")
+            why = f"{remedy} {found.buffer.name} for {found.block.name_hint}"
+            func = _REMEDIES[remedy](func, found, shardings[found.buffer], why)
         else:
-            return Redistributed(func, tuple(inserted))
+            return func
     raise LowerError(f"{program.name}: {rounds} copies were inserted, and its stages still reach across the mesh")
 
 
-def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tuple[tirx.PrimFunc, list[str]]:
+def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
     """Have devices share what they share in other than contiguous pieces in such: other devices do the iterations."""
     nests = statements(func.body.block.body)
     changed = [renumbered(nest, mesh, cyclic=True) for nest in nests]
-    told = [
-        f"renumber {nested_blocks(nest)[0].block.name_hint}"
-        for nest, new in zip(nests, changed)
-        if not new.same_as(nest)
-    ]
-    return (_rebuilt(func, changed, []) if told else func), told
+    if all(new.same_as(nest) for nest, new in zip(nests, changed)):
+        return func
+    return _rebuilt(func, changed, [])
 
 
-def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the nest read a copy that all devices hold."""
     nest, blocks = _nest_of(func, found)
     if any(_writes(block, found.buffer) for block in blocks):
         raise _refused(found, "its nest writes the buffer, too")
-    before, whole = _gathered(found.buffer, sharding)
+    before, whole = _gathered(found.buffer, sharding, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]})], whole)
 
 
-def _hold(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+def _hold(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the nest work on a copy that all devices hold, of which each then takes over its own share."""
     nest, blocks = _nest_of(func, found)
-    before, whole = _gathered(found.buffer, sharding)
+    before, whole = _gathered(found.buffer, sharding, why)
     if _is_written_whole(blocks, found.buffer):
         before, whole = [], whole[-1:]
-    behind = _copy(whole[-1], found.buffer, sharding.mesh, sharding.cuts)
+    behind = _copy(whole[-1], found.buffer, sharding.mesh, sharding.cuts, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]}), behind], whole)
 
 
-def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the block write a buffer that its iterators index, and all devices copy that to where it belongs."""
     nest, blocks = _nest_of(func, found)
     block = next(other for other in blocks if other.block.same_as(found.block))
@@ -153,17 +141,18 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.Prim
         list(extents.values()),
         lambda v: (buffer, [substitute(index, dict(zip(at, v))) for index in store.indices]),
         lambda v: (apart, list(v)),
+        why,
     )
     return _replaced(func, nest, [new_nest, behind], [apart])
 
 
-def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have all blocks work on a copy of a parameter, which lies as they touch it."""
     buffer = found.buffer
     direction = dict(zip(func.params, directions(func)))[buffer]
     own = tirx.decl_buffer(sharding.shape, buffer.dtype, f"{buffer.name}_own", layout=None)
-    before = [_copy(buffer, own, sharding.mesh, ((),) * len(sharding.shape))] if direction.is_input else []
-    behind = [_copy(own, buffer, sharding.mesh, ((),) * len(sharding.shape))] if direction.is_output else []
+    before = [_copy(buffer, own, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_input else []
+    behind = [_copy(own, buffer, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_output else []
     nests = [substitute(nest, {buffer: own}) for nest in statements(func.body.block.body)]
     return _rebuilt(func, [*before, *nests, *behind], [own])
 
@@ -174,7 +163,7 @@ _REMEDIES = {GATHER: _gather, HOLD: _hold, APART: _apart, RELAY: _relay}
 # ---- Copies ----------------------------------------------------------------------------------------------------------
 
 
-def _gathered(buffer: tirx.Buffer, sharding: Sharding) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
+def _gathered(buffer: tirx.Buffer, sharding: Sharding, why: str) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
     """Copies of a buffer, each over one axis less than the one before; the last is held by all.
 
     Where several axes share a dimension, the copies are padded to whole pieces, so that those of the minor axis make up
@@ -191,17 +180,17 @@ def _gathered(buffer: tirx.Buffer, sharding: Sharding) -> tuple[list[tirx.Stmt],
         fewer.append(tuple(cuts))
     for cuts_left in fewer or [tuple(cuts)]:  # what one device holds is copied once
         copies.append(tirx.decl_buffer(shape, buffer.dtype, f"{buffer.name}_whole", layout=None))
-        nests.append(_copy(source, copies[-1], sharding.mesh, cuts_left))
+        nests.append(_copy(source, copies[-1], sharding.mesh, cuts_left, why))
         source = copies[-1]
     return nests, copies
 
 
-def _copy(source: tirx.Buffer, target: tirx.Buffer, mesh: Mesh, cuts: Cuts) -> tirx.Stmt:
+def _copy(source: tirx.Buffer, target: tirx.Buffer, mesh: Mesh, cuts: Cuts, why: str) -> tirx.Stmt:
     """A nest that copies what two buffers have in common, its dimensions shared over `cuts`."""
     shape = [min(int(one), int(other)) for one, other in zip(source.shape, target.shape)]
     pieces = [pieces_of(int(extent), cut, mesh) for extent, cut in zip(target.shape, cuts)]
     shared = {dim: [(axis, mesh.axis_size(axis), step) for axis, step in own] for dim, own in enumerate(pieces)}
-    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), shared)
+    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), why, shared)
 
 
 _Element = tuple[tirx.Buffer, list[tirx.Expr]]
@@ -212,6 +201,7 @@ def _nest(
     shape: Sequence[int],
     target: Callable[[Sequence[tirx.Var]], _Element],
     source: Callable[[Sequence[tirx.Var]], _Element],
+    why: str,
     shared: Mapping[int, Sequence[tuple[str, int, int]]] | None = None,
 ) -> tirx.Stmt:
     """``target[..] = source[..]`` over a shape, whose dimensions are `shared`: an axis, its devices, their step."""
@@ -223,6 +213,7 @@ def _nest(
         [element(to, where)],
         name,
         tirx.BufferStore(to, tirx.BufferLoad(of, which), where),
+        annotations={INSERTED: why},
     )
     loops: list[tuple[tirx.Var, int, dict[str, str]]] = []
     values: list[tirx.Expr] = []
