@@ -208,7 +208,12 @@ def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
             factors.append(_factor(number, Factor(name, extent, "spatial"), blocks, iterators, given, outputs))
 
     def parts(segments: tuple[Segment, ...], exact: bool) -> Dimension:
-        return tuple(Part(a, b, tuple(names[i] for i in ids), (0, 0) if exact else to) for a, b, ids, to in segments)
+        found: list[Part] = []
+        for begin, end, classes, reach in segments:
+            if found and not classes and not found[-1].factors:
+                begin = found.pop().begin
+            found.append(Part(begin, end, tuple(names[n] for n in classes), (0, 0) if exact else reach))
+        return tuple(found)
 
     ins, outs = (
         [Operand(p.name, tuple(parts(d, exact) for d in found)) for p, found in zip(params, seen)]
@@ -244,6 +249,12 @@ def _repeated(operand: Sequence[Sequence[Segment]]) -> set[int]:
     return in_part.union(*(a & b for a, b in itertools.combinations(dims, 2)))
 
 
+def _in_all_parts(number: int, operands: Sequence[Sequence[Sequence[Segment]]]) -> bool:
+    """Return whether each dimension that has a factor has it in all of its parts."""
+    having = [[number in part.classes for part in segments] for dims in operands for segments in dims]
+    return all(all(found) or not any(found) for found in having)
+
+
 def _factor(
     number: int,
     factor: Factor,
@@ -266,7 +277,8 @@ def _factor(
     if not reducing:
         return factor
     combiners = {blocks[k].combiner for k in reducing}
-    if len(combiners) == 1 and (combiner := next(iter(combiners))) is not None:
+    # Iterations of another part of the same iterator would be counted on every device.
+    if _in_all_parts(number, iterators) and len(combiners) == 1 and (combiner := next(iter(combiners))) is not None:
         partial = partial_buffers(blocks, reducing, having(SPATIAL), combiner, given)
         if partial is not None:
             left = (n for n, out in enumerate(outputs) if any(out.same_as(buffer) for buffer in partial))
