@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import tvm
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs import PROGRAMS
+from tvm_axe.programs import PROGRAMS, DistributedProgram
 
 op = relax.op
 OPERATORS: dict[str, tuple[tuple, Callable]] = {  # the shapes of the inputs, what to compute
@@ -96,9 +95,9 @@ def legalized(name: str) -> list[tirx.PrimFunc]:
     return [func for func in functions if isinstance(func, tirx.PrimFunc)]
 
 
-def program(name: str) -> tirx.PrimFunc:
-    """The function of one of the package's programs, for two devices on each of its axes."""
-    return PROGRAMS[name](Mesh(dict.fromkeys(PROGRAMS[name].axes, 2)), "uneven").func
+def program(name: str) -> DistributedProgram:
+    """One of the package's programs, for two devices on each of its axes."""
+    return PROGRAMS[name](Mesh(dict.fromkeys(PROGRAMS[name].axes, 2)), "uneven")
 
 
 def rotary(heads: int = 2, tokens: int = 5, width: int = 8) -> tirx.PrimFunc:
@@ -321,9 +320,7 @@ def with_predicate(A: T.Buffer((10, 6), "float32"), Y: T.Buffer((10, 6), "float3
 
 
 @T.prim_func(s_tir=True)
-def transposed_scatter(
-    idx: T.Buffer((6,), "int32"), X: T.Buffer((6, 5), "float32"), Y: T.Buffer((5, 6), "float32")
-):
+def transposed_scatter(idx: T.Buffer((6,), "int32"), X: T.Buffer((6, 5), "float32"), Y: T.Buffer((5, 6), "float32")):
     """Rows go where an index says; nothing of them can be shared, the columns can."""
     for i, j in T.grid(6, 5):
         with T.sblock("put"):
@@ -332,20 +329,20 @@ def transposed_scatter(
 
 
 FUNCTIONS = {
-    "rotary": (rotary(), "[a, bc|bd], [a, e|f], [a, e|f] -> [a, b, c|d]"),
-    "in place": (in_place, ""),
-    "append": (append, ""),
-    "stencil": (stencil, ""),
-    "scan": (scan, ""),
-    "outer sum": (outer_sum, ""),
-    "overwritten": (overwritten, ""),
-    "scaled sums": (scaled_sums, ""),
-    "biased in place": (biased_in_place, ""),
-    "accumulated": (accumulated, ""),
-    "joined sum": (joined_sum, ""),
-    "started elsewhere": (started_elsewhere, ""),
-    "grouped rows": (grouped_rows, ""),
-    "with predicate": (with_predicate, ""),
-    "transposed scatter": (transposed_scatter, ""),
+    "rotary": rotary(),
+    "in place": in_place,
+    "append": append,
+    "stencil": stencil,
+    "scan": scan,
+    "outer sum": outer_sum,
+    "overwritten": overwritten,
+    "scaled sums": scaled_sums,
+    "biased in place": biased_in_place,
+    "accumulated": accumulated,
+    "joined sum": joined_sum,
+    "started elsewhere": started_elsewhere,
+    "grouped rows": grouped_rows,
+    "with predicate": with_predicate,
+    "transposed scatter": transposed_scatter,
 }
-"""Functions of several blocks, each with its rule."""
+"""Functions of several blocks, each with something that a rule can get wrong."""

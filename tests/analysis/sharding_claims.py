@@ -8,7 +8,7 @@ alone (masks are built into the blocks), and the devices' outputs combined have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -163,26 +163,29 @@ def _masked_block(block: s_tir.SBlock, buffers: Mapping[tirx.Var, tirx.Buffer]) 
 class Judge:
     """A function with inputs and its true outputs, by which claims are judged."""
 
-    def __init__(self, func: tirx.PrimFunc, seed: int = 0) -> None:
+    def __init__(self, func: tirx.PrimFunc, draw: Callable[[np.random.Generator], Sequence[np.ndarray]] | None = None):
         self.run = Runnable(func)
-        self.rng = np.random.default_rng(seed)
-        kinds = [i for i, side in enumerate(self.run.sides) if side.is_input]
-        self.inputs = [self._random(self.run.shapes[i], self.run.dtypes[i]) for i in kinds]
+        self.rng = np.random.default_rng(0)
+        self._draw = draw or self._random
+        self.inputs = self._draw(self.rng)
         self.true = self.run(self.inputs, self.run.every(), np.nan)
         assert all(np.isfinite(out.astype("float64")).all() for out in self.true), "the true outputs aren't finite"
 
-    def _random(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        if dtype.kind in "iub":
-            return self.rng.integers(0, 2, shape).astype(dtype)
-        return (np.abs(self.rng.standard_normal(shape)) + 0.1).astype(dtype)  # variances must be positive
+    def _random(self, rng: np.random.Generator) -> list[np.ndarray]:
+        arrays = []
+        for shape, dtype, side in zip(self.run.shapes, self.run.dtypes, self.run.sides):
+            whole = rng.integers(0, 2, shape) if dtype.kind in "iub" else np.abs(rng.standard_normal(shape)) + 0.1
+            arrays += [whole.astype(dtype)] if side.is_input else []  # positive, as variances must be
+        return arrays
 
     def _spoiled(self, claim: Claim, device: int, nan: bool) -> list[np.ndarray]:
         spoiled = []
-        for array, operand in zip(self.inputs, claim.rule.inputs):
-            other = 1 - array if array.dtype.kind in "iu" else self._random(array.shape, array.dtype)
-            if array.dtype.kind == "f" and nan:
-                other = np.full_like(array, np.nan)
-            spoiled.append(np.where(elements(operand, claim.rule, claim.owned, device), array, other))
+        for true, other, operand in zip(self.inputs, self._draw(self.rng), claim.rule.inputs):
+            if true.dtype.kind == "f" and nan:
+                other = np.full_like(true, np.nan)
+            elif true.dtype.kind in "iu" and set(np.unique(true)) <= {0, 1}:
+                other = 1 - true
+            spoiled.append(np.where(elements(operand, claim.rule, claim.owned, device), true, other))
         return spoiled
 
     def wrong(self, claim: Claim) -> str:

@@ -102,8 +102,10 @@ def _degree(expr: tirx.Expr, partial: Sequence[tirx.Buffer]) -> int | None:
 
 
 def _choice(parts: Sequence[tirx.Expr], partial: Sequence[tirx.Buffer]) -> int | None:
-    condition, *values = (_degree(part, partial) for part in parts)
-    return 1 if condition == 0 and values == [1, 1] else None
+    condition, *values = parts
+    kept = [value for value in values if not (isinstance(value, ir.Constant) and float(value.value) == 0)]
+    fits = _degree(condition, partial) == 0 and all(_degree(value, partial) == 1 for value in kept)
+    return 1 if fits else None
 
 
 def _is_float(expr: tirx.Expr) -> bool:

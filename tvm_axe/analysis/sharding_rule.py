@@ -24,7 +24,7 @@ concatenate          ``[a, b], [a, c] -> [a, b|c]``
 repeat               ``[a, b] -> [a, bc]``
 sum of rows          ``[a, b] -> [a]; b: sum``
 softmax              ``[a, b] -> [a, b]; b: opaque (max T_softmax_maxelem, sum T_softmax_expsum)``
-convolution          ``[a, b, c(-1:1)], [d, b, e] -> [a, d, c]; c: halo; b: sum; e: sum``
+convolution          ``[a, b, c(-1:1)], [d, b, e] -> [a, d, c]; c: halo; b, e: sum``
 ==================== ===============================================================================================
 """
 
@@ -46,6 +46,8 @@ from tvm_axe.analysis.partials import partial_buffers
 from tvm_axe.analysis.shifts import Axis
 
 __all__ = ["Factor", "Operand", "Part", "ShardingRule", "sharding_rule"]
+
+_ORDER = ("spatial", "halo", "reduction", "opaque")
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,11 @@ class Factor:
     partial: tuple[int, ...] = ()
     stages: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    @property
+    def means(self) -> str:
+        """What sharing it means, in a word: the kind, or what the results are combined with."""
         stages = f" ({', '.join(self.stages)})" if self.stages else ""
-        return f"{self.name}: {self.combiner or self.kind}{stages}"
+        return f"{self.combiner or self.kind}{stages}"
 
 
 @dataclass(frozen=True)
@@ -151,9 +155,12 @@ class ShardingRule:
 
     def __str__(self) -> str:
         left, right = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
-        order = ("halo", "reduction", "opaque")
-        rest = sorted((f for f in self.factors if f.kind in order), key=lambda factor: order.index(factor.kind))
-        return "; ".join([f"{left} -> {right}", *map(str, rest), *([self.reason] if self.reason else [])])
+        kinds: dict[str, list[str]] = {}
+        for factor in sorted(self.factors, key=lambda factor: _ORDER.index(factor.kind)):
+            if factor.kind != "spatial":
+                kinds.setdefault(factor.means, []).append(factor.name)
+        rest = [f"{', '.join(names)}: {means}" for means, names in kinds.items()]
+        return "; ".join([f"{left} -> {right}", *rest, *([self.reason] if self.reason else [])])
 
 
 def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
