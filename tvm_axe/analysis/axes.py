@@ -103,12 +103,12 @@ class Axes:
         return spans, sums, windows
 
     def _is_whole(self, k: int, digits: tuple[Digit, ...]) -> bool:
-        """Whether `digits` are one whole iterator of block `k`, each number in its place."""
+        """Return whether `digits` are one whole iterator of block `k`, each number in its place."""
         first = digits[0]
         return len(digits) == 1 and first == Digit(1, first.iterator, 1, self.blocks[k].extents[first.iterator])
 
     def _window(self, axis: Axis, k: int, index: Index, store: int | None) -> Windowed:
-        """An index as one whole spatial iterator, the longest, and an offset that the others make."""
+        """Return an index as one whole spatial iterator, the longest, and an offset that the others make."""
         whole = [d for d in index.digits if self._is_whole(k, (d,)) and self.blocks[k].kinds[d.iterator] == SPATIAL]
         whole = [d for d in whole if sum(other.iterator == d.iterator for other in index.digits) == 1]
         if not whole:
@@ -142,7 +142,7 @@ class Axes:
         return max(0, -link.constant), min(extent, size - link.constant)
 
     def _high_digits(self, link: _Sum) -> _Sum | None:
-        """What is left of a sum without the low digits that are cut into parts or shifted, as half of a head is."""
+        """Return a sum without the low digits that are cut into parts or shifted, as half of a head is."""
         below, size = [0, *itertools.accumulate(digit.most for digit in link.digits)], self.extents[link.axis]
 
         def fits(first: int) -> bool:
@@ -184,7 +184,7 @@ class Axes:
         self.broken = {piece for piece, at in self.strides.items() if any(b % a for a, b in itertools.pairwise(at))}
 
     def _pieces(self, span: _Overlap) -> list[tuple[Piece, Piece]]:
-        """The parts of the iterator, each with that of the buffer's dimension that it is linked with."""
+        """Return the parts of the iterator, each with that of the buffer's dimension that it is linked with."""
         begins = [begin for begin in self.parts[span.iterator] if span.begin <= begin < span.end]
         return [((span.iterator, begin), (span.axis, begin + span.constant)) for begin in begins]
 

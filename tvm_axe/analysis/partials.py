@@ -56,7 +56,7 @@ def _among(buffer: object, buffers: Sequence[tirx.Buffer]) -> bool:
 
 
 def _reads(block: LeafBlock, partial: Sequence[tirx.Buffer]) -> bool:
-    """Whether a block reads one of `partial`; a reduction's own result, which it goes on with, doesn't count."""
+    """Return whether a block reads one of `partial`; of a reduction's own result, which it goes on with, not."""
     own = block.written if block.combiner else []
     return any(not a.is_store and _among(a.buffer, partial) and not _among(a.buffer, own) for a in block.accesses)
 

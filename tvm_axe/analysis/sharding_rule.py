@@ -70,7 +70,7 @@ class Factor:
         The positions of the outputs that a shared reduction leaves to be combined; the others are as if it weren't
         shared.
     stages : tuple[str, ...]
-        Of an opaque factor, the reductions inside the function that would have to be combined before it goes on.
+        The reductions inside the function that would have to be combined before it goes on, of an opaque factor.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """Which dimensions of a function's inputs and outputs move together, and what follows where devices share them.
+    """A rule of which dimensions of a function's inputs and outputs move together, and what follows for shares.
 
     Attributes
     ----------
