@@ -125,7 +125,7 @@ class Runnable:
             next(given) if side.is_input else np.full(shape, fill if dtype.kind == "f" else 0, dtype)
             for side, shape, dtype in zip(self.sides, self.shapes, self.dtypes)
         ]
-        tensors = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in [*arrays, *masks]]
+        tensors = [tvm.runtime.tensor(np.array(array, order="C")) for array in [*arrays, *masks]]
         self._main(*tensors)
         return [tensor.numpy() for tensor, side in zip(tensors, self.sides) if side.is_output]
 

@@ -109,6 +109,8 @@ def _digits(expr: tirx.Expr, iterators: Mapping[tirx.Var, tuple[int, int]]) -> I
         return None
     if isinstance(expr, tirx.Sub):
         return Index(a.digits, a.constant - number)
+    if isinstance(expr, tirx.Mul) and not a.digits:
+        return Index((), a.constant * number)
     if number <= 0:
         return None
     if isinstance(expr, tirx.Mul):
