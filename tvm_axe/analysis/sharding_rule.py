@@ -150,8 +150,8 @@ class ShardingRule:
     reason: str = ""
 
     def __getitem__(self, name: str) -> Factor:
-        """Return the factor called `name`."""
-        return next(factor for factor in self.factors if factor.name == name)
+        """Return the factor called `name`; KeyError if there is none."""
+        return {factor.name: factor for factor in self.factors}[name]
 
     def __str__(self) -> str:
         left, right = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
