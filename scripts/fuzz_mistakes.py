@@ -17,7 +17,7 @@ from unittest import mock
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from tvm_axe.collective import plan, sync
+from tvm_axe.collective import plan, sync, worker
 from tvm_axe.errors import ScheduleError
 from tvm_axe.lower import derive, emit, localize, program
 from tvm_axe.schedule import fusing, overlapping, query, redistributing, reordering, sharding, splitting
@@ -122,11 +122,6 @@ LOWERING = {
         "a send goes to the place before, not behind",
         _instead(derive, "shift_of", lambda whole, block: None if (k := whole(block)) is None else -k),
     ),
-    "covers unasked": Mistake(
-        "derive",
-        "a block that leaves a part out is taken for a whole collective",
-        lambda: mock.patch.object(derive, "covers", lambda *_: True),
-    ),
     "last peer left out": Mistake(
         "localize",
         "a store for all devices reaches all but the last",
@@ -179,7 +174,7 @@ BARRIERS = {
     "barrier arrives only": Mistake(
         "engine",
         "a barrier says that its worker is there and waits for nobody",
-        lambda: mock.patch.object(sync.Control, "barrier", lambda self, rank, timeout: self.arrive(rank)),
+        lambda: mock.patch.object(worker.Worker, "barrier", worker.Worker.arrive),
         delays=True,
     ),
     "a generation behind": Mistake(

@@ -372,6 +372,30 @@ def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
         return program
 
 
+def draw_pipeline(rng: random.Random, devices: Sequence[int]) -> Program:
+    """A program whose stages work on the micro-batches of a pipeline, a device's each, and send them on."""
+    while True:
+        drawing = Drawing(rng, devices)
+        stages = next(iter(drawing.extents))
+        drawing.extents[stages] = rng.choice(devices)
+        held = drawing.tensor("X", (stages, *drawing.shape(0, 2)))
+        names, before = iterators(len(held.shape)), rng.randint(1, 2)
+        for at in range(before + 1 + rng.randint(0, 2)):
+            y = drawing.result(held.shape, held.dtype)
+            moved = [f"(v0 + {rng.choice((1, f'{stages} - 1'))}) % {stages}", *names[1:]]
+            value = drawing.load(held, moved if at == before else names, y.dtype)
+            value = value if at == before else drawing.mixed(value, held.shape, y.dtype)
+            drawing.stage(held.shape, "S" * len(names), y, names, value)
+            held = y
+        program = _finished(drawing)
+        try:
+            fitting_inputs(program, 0)
+            fitting_inputs(program, 1)
+        except Malformed:
+            continue
+        return program
+
+
 def _finished(drawing: Drawing) -> Program:
     """The program, with most of what is written and read again as intermediates."""
     whole = {tensor.name for tensor in drawing.produced()}
