@@ -2,6 +2,11 @@
 
 Each is what somebody could have written: a check left out, a neighbour's slice, a barrier too few. It is made by
 exchanging a function for as long as its patch is entered. Workers on threads meet it too.
+
+Of the primitives' checks some aren't here, as leaving them out makes no answer wrong: a primitive is made of stock
+instructions, which keep what a function computes, and lowering refuses or gathers what a device doesn't own. So it is
+with the links of `fuse_collective`, with what is live out of `reorder_collective` or isn't pointwise in it, and with
+the dimensions over which a gather is shared.
 """
 
 from __future__ import annotations
@@ -18,9 +23,8 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.collective import plan, sync, worker
-from tvm_axe.errors import ScheduleError
 from tvm_axe.lower import derive, emit, localize, program
-from tvm_axe.schedule import fusing, overlapping, query, redistributing, reordering, sharding, splitting
+from tvm_axe.schedule import caching, fusing, overlapping, query, redistributing, reordering, sharding
 
 
 @dataclass(frozen=True)
@@ -240,18 +244,9 @@ COLLECTIVES = {
 # ---- Primitives ------------------------------------------------------------------------------------------------------
 
 
-def _any_iterator(
-    whole: Callable[..., Any], sch: s_tir.Schedule, block: Any, sliced: dict[tirx.Buffer, int], axis: str
-) -> Any:
-    """What a consumer reads along the gathered dimension is its first iterator, whatever it reads."""
-    try:
-        return whole(sch, block, sliced, axis)
-    except ScheduleError as error:
-        stmt = sch.get(block)
-        if "is not pointwise in dimension" not in str(error) or not stmt.iter_vars:
-            raise
-        first = stmt.iter_vars[0].var
-        return first, next((dim for dim, index in enumerate(stmt.body.indices) if first.same_as(index)), None)
+def _of_others(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[ir.TensorLoad]:
+    """A block's loads of a buffer; none of one that it stores to."""
+    return [] if block.body.buffer.same_as(buffer) else query.loads_of(block, buffer)
 
 
 def _nothing_is_written(sch: s_tir.Schedule) -> list[Any]:
@@ -260,22 +255,9 @@ def _nothing_is_written(sch: s_tir.Schedule) -> list[Any]:
 
 
 PRIMITIVES = {
-    "fuse: links unchecked": Mistake(
-        "fusing", "stages that take a barrier between them are fused", _without(fusing, "_check_link")
-    ),
     "fuse: masks unchecked": Mistake("fusing", "a mask is lost on the way", _without(fusing, "_check_mask")),
     "fuse: unfinished sums": Mistake(
         "fusing", "a reader is moved into the loop of a sum that isn't complete", _without(fusing, "_check_finished")
-    ),
-    "reorder: nothing is live out": Mistake(
-        "reordering",
-        "what others read behind the consumers isn't gathered",
-        lambda: mock.patch.object(reordering, "_is_live_out", lambda *_: False),
-    ),
-    "reorder: any iterator": Mistake(
-        "reordering",
-        "a consumer that isn't pointwise in the gathered dimension is cut along its first iterator",
-        _instead(reordering, "_sliced_iterator", _any_iterator),
     ),
     "overlap: chunks not carried": Mistake(
         "overlapping", "a stage may read beyond its chunk", _without(overlapping, "_check_carried")
@@ -283,10 +265,15 @@ PRIMITIVES = {
     "overlap: no chain": Mistake(
         "overlapping", "stages needn't be neighbours that read each other", _without(overlapping, "_check_chain")
     ),
-    "split: dimensions lost": Mistake(
-        "splitting",
-        "the gather isn't shared over the axes that its sum is shared over",
-        _without(splitting, "shard_dims"),
+    "reorder: in place": Mistake(
+        "reordering",
+        "a consumer that updates what it stores to is given slices to gather",
+        lambda: mock.patch.object(reordering, "query", SimpleNamespace(**{**vars(query), "loads_of": _of_others})),
+    ),
+    "split: copies too much": Mistake(
+        "caching",
+        "a gather copies more of a parameter than its block stores to",
+        lambda: mock.patch.object(caching, "_stores_all", lambda _: True),
     ),
     "redistribute: written later": Mistake(
         "redistributing",

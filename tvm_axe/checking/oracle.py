@@ -195,7 +195,9 @@ class _Check:
         exe = exe or self.subject.exe
         if self.workers is not None and isinstance(exe, MeshExecutable):
             exe.fill(self.workers, lambda buffer: padding(buffer.dtype, self.indices))
-        arrays = [given[name] for name in exe.inputs]
+        # Before a primitive has it written whole, a parameter may be an input, too.
+        begun = {each.name: poison(each.shape, each.dtype) for each in exe._inputs() if each.name not in given}
+        arrays = [{**given, **begun}[name] for name in exe.inputs]
         results = exe.run(*arrays) if self.workers is None else exe.run(self.workers, *arrays)
         return dict(zip(exe.outputs, results if isinstance(results, tuple) else (results,)))
 
