@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from tvm_axe.executable import Executable
+    from tvm_axe.executable.moving import redistribute
     from tvm_axe.layout import ComposeLayout, Layout, Mesh, pack, unpack
     from tvm_axe.meta import tune
     from tvm_axe.schedule import Schedule, with_layouts
@@ -55,6 +56,7 @@ __all__ = [
     "compile",
     "launch",
     "pack",
+    "redistribute",
     "search",
     "tune",
     "unpack",
@@ -79,6 +81,7 @@ _HOMES = {
     ],
     "layout": ["ComposeLayout", "Layout", "Mesh", "pack", "unpack"],
     "executable": ["Executable"],
+    "executable.moving": ["redistribute"],
     "meta": ["tune"],
     "schedule": ["Schedule", "with_layouts"],
     "meta.mesh.exhaustive": ["search"],

@@ -12,7 +12,7 @@ from tvm_axe.layout.draw import show
 from tvm_axe.layout.explaining import explain
 from tvm_axe.layout.memory import Access, bank_conflicts, sectors_touched
 from tvm_axe.layout.placement import Placement
-from tvm_axe.layout.redistributing import Link, redistribute
+from tvm_axe.layout.redistributing import Link, plan_redistribution
 
 PICTURES = {}
 
@@ -79,7 +79,7 @@ print(explain(fragment, "tile", warps, (2, 2), (16, 8)), end="\n\n")
 
 terms = Placement(((), ()), partial=frozenset({"tp"})).layout((512, 1024), mesh)
 cut = Placement((("tp", "dp"), ())).layout((512, 1024), mesh)
-plan = redistribute(terms, cut, mesh, "bfloat16", (512, 1024), Link(latency=10e-6, bandwidth=300e9))
+plan = plan_redistribution(terms, cut, mesh, "bfloat16", (512, 1024), Link(latency=10e-6, bandwidth=300e9))
 assert [step.kind for step in plan.steps] == ["reduce_scatter", "slice"]
 assert plan.bytes == 3 * (512 * 1024 // 4) * 2
 print(plan.explain(), end="\n\n")

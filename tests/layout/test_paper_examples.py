@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import tirx
 
-from tvm_axe.layout import Coordinate, Iter, Layout, LayoutError, Mesh, named, redistribute
+from tvm_axe.layout import Coordinate, Iter, Layout, LayoutError, Mesh, named, plan_redistribution
 from tvm_axe.layout.convert import to_triton
 
 strides = st.integers(-5, 7).filter(bool)
@@ -257,7 +257,7 @@ def test_figure_8_reduce_scatter_signature():
     assert addends.equivalent(Layout.partial((64, 64), mesh, "gpuid"))
     assert total == Layout.sharded((64, 64), mesh, {0: "gpuid"})
     assert total.local_shape((64, 64), mesh) == (16, 64)
-    plan = redistribute(addends, total, mesh, "float32", (64, 64))
+    plan = plan_redistribution(addends, total, mesh, "float32", (64, 64))
     assert [(step.kind, step.axes, step.cut) for step in plan.steps] == [("reduce_scatter", ("gpuid",), 0)]
     assert plan.bytes == 3 * 16 * 64 * 4
 

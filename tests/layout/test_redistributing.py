@@ -12,7 +12,7 @@ from tvm_axe.layout import Layout, LayoutError, Mesh
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.layout.placement import Placement
 from tvm_axe.layout.redistributing import Link
-from tvm_axe.layout.redistributing import redistribute as plan_of
+from tvm_axe.layout.redistributing import plan_redistribution as plan_of
 
 quick = settings(derandomize=True, max_examples=120, deadline=None)
 AXES = "abc"
@@ -150,7 +150,22 @@ def one_step(src, dst, shape, mesh, links, sums):
     def without(place, axis):
         return [[a for a in cut if a != axis] for cut in place.cuts], place.partial - {axis}
 
-    old, new = (math.prod(place.local_shape(shape, mesh)) * 4 for place in (src, dst))
+    def holds(place, device, dim):
+        size, number = place.local_shape(shape, mesh)[dim], place.blocks(mesh, device)[dim]
+        return {i for i in range(shape[dim]) if i // size == number}
+
+    def elements(*of_dims):
+        return math.prod(map(len, of_dims))
+
+    def received(terms):
+        """Bytes that the busiest device takes of others, where the terms of all that it is to hold are summed."""
+        found = []
+        for device in range(mesh.size):
+            wanted = [holds(dst, device, dim) for dim in range(len(shape))]
+            kept = [part & holds(src, device, dim) for dim, part in enumerate(wanted)]
+            found.append(terms * elements(*wanted) - elements(*kept))
+        return 4 * max(found)
+
     axes = [axis for axis, size in mesh.axes.items() if size > 1]
     for axis in axes:
         before, after, n, link = role(src, axis), role(dst, axis), mesh[axis], links[axis]
@@ -158,22 +173,23 @@ def one_step(src, dst, shape, mesh, links, sums):
             continue
         kinds = [kind if isinstance(kind, str) else "minor" if kind[1] == 1 else "major" for kind in (before, after)]
         if kinds == ["sum", "copies"]:
-            hops, message = 2 * (n - 1), 4 * -(-old // 4 // n)
-        elif kinds == ["minor", "copies"]:
-            hops, message = n - 1, old
+            size = math.prod(src.local_shape(shape, mesh))
+            part = min(size, -(-size // 64 // n) * 64 if size % 64 == 0 else -(-(size // 64 + 1) // n) * 64)
+            hops, total = 2 * (n - 1), 4 * ((n - 1) * part + size - part)
         elif kinds == ["sum", "minor"]:
-            hops, message = n - 1, new
-        elif kinds == ["minor", "minor"] and before[0] != after[0]:
-            cut = [min(pair) for pair in zip(src.local_shape(shape, mesh), dst.local_shape(shape, mesh))]
-            hops, message = n - 1, 4 * math.prod(cut)
+            hops, total = n - 1, received(n)
+        elif kinds == ["minor", "copies"] or (kinds == ["minor", "minor"] and before[0] != after[0]):
+            hops, total = n - 1, received(1)
         elif kinds == ["copies", "minor"] or (kinds in (["minor", "sum"], ["copies", "sum"]) and axis in sums):
-            hops, message = 0, 0
+            hops, total = 0, 0
         else:
             continue
-        return hops * (link.latency + message / link.bandwidth), hops * message
+        return hops * link.latency + total / link.bandwidth, total
     if src.partial == dst.partial and src.local_shape(shape, mesh) == dst.local_shape(shape, mesh):
         crossed = [links[axis] for axis in axes if digit(src, axis) != digit(dst, axis)]
         if crossed:
+            # Whoever has to take another block than its own takes the whole; the first block is cut by no padding.
+            old = received(1)
             return sum(link.latency for link in crossed) + old / min(link.bandwidth for link in crossed), old
     return math.inf, math.inf
 
@@ -340,15 +356,20 @@ def test_placements_agree_with_block_shardings():
         ("S[(2, 32) : (1@tp, 1)]", (64, 0), r"shape\[1\] must be at least 1, not 0"),
     ],
 )
-def test_what_is_not_in_blocks_is_refused_with_the_reason(text, shape, message):
+def test_what_is_not_in_blocks_is_exchanged_or_refused_with_the_reason(text, shape, message):
+    exchanged = text in ("S[(2, 32) : (1@tp, 2)]", "S[(32, 2) : (1, 1@tp)]", "S[(2, 32) : (1@tp, 1)] + 5", "S[64 : 1]")
     mesh = Mesh({"tp": 2})
     layout = Layout.parse(text)
     good = Layout.replicated((64,), mesh)
     with pytest.raises(LayoutError, match=message):
         Placement.of(layout, shape, mesh)
-    for src, dst in ((layout, good), (good, layout)):
-        with pytest.raises(LayoutError):
-            plan_of(src, dst, mesh, "float32", shape)
+    if not exchanged:
+        for src, dst in ((layout, good), (good, layout)):
+            with pytest.raises(LayoutError):
+                plan_of(src, dst, mesh, "float32", shape)
+        return
+    (step,) = plan_of(layout, good, mesh, "float32", shape).steps
+    assert (step.kind, step.bytes, step.layout) == ("exchange", 4 * (32 if "tp" in text else 64), good)
 
 
 def test_several_axes_must_divide_the_dimension_that_they_cut():
@@ -366,7 +387,7 @@ def test_a_scalar_is_summed():
     mesh = Mesh({"tp": 3})
     terms, copies = Placement((), frozenset({"tp"})), Placement(())
     plan = plan_of(terms.layout((), mesh), copies.layout((), mesh), mesh, "float64", ())
-    assert [(step.kind, step.bytes) for step in plan.steps] == [("all_reduce", 32)]
+    assert [(step.kind, step.bytes) for step in plan.steps] == [("all_reduce", 16)]
     assert plan.explain().startswith("float64 a scalar on tp=3")
 
 

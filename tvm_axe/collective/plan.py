@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm_axe.errors import InputError
+from tvm_axe.layout.traffic import chunk, reduced_part
 
 # Whether the source and the target of a collective are views along the axis, (n, *shape); else the worker's own slab.
 VIEWS = {
@@ -34,8 +35,6 @@ VIEWS = {
     "reduce": (True, False),
     "broadcast": (True, False),
 }
-
-_GRAIN = 64  # elements; an all-reduce's parts are whole cache lines, so that no two workers write to one
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,6 @@ class Move:
     box: tuple[int, ...]
     source: Corner
     target: Corner
-
-
-def chunk(extent: int, parts: int, rank: int) -> slice:
-    """Return the part of `range(extent)` that belongs to `rank`: ceil(extent / parts) each, the last ones clipped.
-
-    >>> [chunk(10, 4, rank) for rank in range(4)]
-    [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
-    """
-    size = -(-extent // parts)
-    return slice(min(rank * size, extent), min((rank + 1) * size, extent))
 
 
 def plan(
@@ -109,10 +98,9 @@ _Shape = tuple[int, ...]
 def _all_reduce(source: _Shape, target: _Shape, *, parts: int, rank: int) -> list[Move]:
     """Sum this worker's part of the flattened slabs and write it to each slab; the target may be the source."""
     size, everywhere = math.prod(source), tuple(range(parts))
-    lines = chunk(-(-size // _GRAIN), parts, rank)
-    start, stop = min(lines.start * _GRAIN, size), min(lines.stop * _GRAIN, size)
-    corner = Corner(everywhere, (size,), (start,))
-    return [Move((stop - start,), corner, corner)]
+    part = reduced_part(size, parts, rank)
+    corner = Corner(everywhere, (size,), (part.start,))
+    return [Move((part.stop - part.start,), corner, corner)]
 
 
 def _reduce_scatter(source: _Shape, target: _Shape, dim: int, *, parts: int, rank: int) -> list[Move]:

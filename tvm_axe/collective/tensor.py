@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,17 @@ import tvm_ffi
 
 from tvm_axe.collective.arena import Arena, round_up
 from tvm_axe.errors import InputError, WorkerError
-from tvm_axe.layout import Mesh
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.layout.holding import Holding
 
 if TYPE_CHECKING:
     from tvm_axe.collective.mirror import Mirror
+    from tvm_axe.collective.workers import Workers
 
 SLAB = "slab"
+"""The view of a tensor that is a device's own slab."""
+ALL = "*"
+"""The view that is the slabs of all devices; those along a mesh axis are the view of the axis's name."""
 
 
 def slab_stride(shape: Sequence[int], dtype: str) -> int:
@@ -60,6 +66,8 @@ class MeshTensor:
         The type of an element.
     shared : bool
         Whether all the devices share one slab, for data that they only read.
+    holding : Holding or None
+        What each device holds of the whole tensor, if it was made with a layout.
     """
 
     def __init__(
@@ -70,6 +78,8 @@ class MeshTensor:
         dtype: str,
         shared: bool,
         mirror: Mirror | None = None,
+        holding: Holding | None = None,
+        workers: Workers | None = None,
     ) -> None:
         if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in shape):
             raise InputError(f"mesh_tensor: shape must be positive ints, not {shape!r}")
@@ -77,11 +87,13 @@ class MeshTensor:
         self.shared = shared
         self._numpy_type = check_dtype(dtype)
         self.dtype = str(tvm_ffi.dtype(dtype))
+        self.holding = holding
+        self._workers = None if workers is None else weakref.ref(workers)
         self._arena = arena
         self._devices = mesh.size
         stride = slab_stride(self.shape, dtype) * self._numpy_type.itemsize
         self._stride = 0 if shared else stride
-        self._offset: int | None = arena.allocate(stride if shared else stride * mesh.size)
+        self._offset: int | None = arena.allocate(stride if shared else stride * self._devices)
         self._mirror = mirror
         if mirror is not None:
             try:
@@ -118,6 +130,83 @@ class MeshTensor:
             self._mirror.watch(self, device, slab)
         return slab
 
+    @property
+    def workers(self) -> Workers:
+        """Those that it lies on.
+
+        Raises
+        ------
+        WorkerError
+            If they have gone.
+        """
+        workers = None if self._workers is None else self._workers()
+        if workers is None:
+            raise WorkerError(f"the workers of the mesh tensor of shape {self.shape} have gone; launch new ones")
+        return workers
+
+    @property
+    def layout(self) -> Layout:
+        """How the whole tensor lies on the mesh.
+
+        Raises
+        ------
+        InputError
+            If it was made of slabs alone.
+        """
+        return self._held().layout
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The shape of the whole tensor.
+
+        Raises
+        ------
+        InputError
+            If it was made of slabs alone.
+        """
+        return self._held().shape
+
+    def scatter(self, array: np.ndarray) -> None:
+        """Put a whole array's elements where the layout says; of a sum, as its first term, the others zero.
+
+        Raises
+        ------
+        InputError
+            If the tensor was made of slabs alone, or the array has another shape.
+        """
+        holding = self._held()
+        if array.shape != holding.shape:
+            raise InputError(f"scatter: the tensor is of shape {holding.shape}, not {array.shape}")
+        flat = np.ascontiguousarray(array, self._numpy_type).reshape(-1)
+        for device in range(self._devices):
+            held, slab = holding.held(device), self.slab(device)
+            slab.reshape(-1)[held.addresses] = 0 if any(holding.term(device)) else flat[held.elements]
+
+    def gather(self) -> np.ndarray:
+        """Return the whole array: each element from a device that holds it, of a sum the terms added up.
+
+        Raises
+        ------
+        InputError
+            If the tensor was made of slabs alone.
+        """
+        holding = self._held()
+        flat = np.zeros(math.prod(holding.shape), self._numpy_type)
+        done: set[tuple[tuple[int, ...], int]] = set()
+        for device in range(self._devices):
+            held, term = holding.held(device), holding.term(device)
+            first = int(held.elements[0]) if len(held.elements) else -1
+            if (term, first) not in done:  # else a copy of what another has shown
+                done.add((term, first))
+                values = self.slab(device).reshape(-1)[held.addresses]
+                flat[held.elements] = flat[held.elements] + values if holding.terms else values
+        return flat.reshape(holding.shape)
+
+    def _held(self) -> Holding:
+        if self.holding is None:
+            raise InputError(f"{self!r} is made of slabs; give mesh_tensor the whole shape and a layout")
+        return self.holding
+
     def encode(self, view: str) -> list[Any]:
         """Say in JSON where the tensor lies and how a worker shall see it."""
         return [view, self._live_offset(), self._stride, list(self.shape), self.dtype]
@@ -140,9 +229,9 @@ class MeshTensor:
 
 
 def decode_view(
-    encoded: Sequence[Any], arena: Arena, mesh: Mesh, coords: Mapping[str, int], apart: Container[str] = ()
+    encoded: Sequence[Any], arena: Arena, mesh: Mesh, coords: Mapping[str, int], apart: Collection[str] = ()
 ) -> np.ndarray:
-    """Return what the worker at `coords` sees of an encoded tensor: its own slab, or its group's along an axis.
+    """Return what the worker at `coords` sees of an encoded tensor: its own slab, its group's along an axis, or all.
 
     Along the axes in `apart` the peers' slabs are in other machines' memory: the view has the own slab at each index.
     """
@@ -151,13 +240,15 @@ def decode_view(
     device = mesh.device(coords)
     if view == SLAB:
         return np.ndarray(shape, numpy_type, buffer=arena.map, offset=offset + device * stride)
-    first = mesh.group(device, view)[0]
-    distance = math.prod(mesh.shape[mesh.names.index(view) + 1 :])
-    if view in apart:
+    count, first, distance = mesh.size, 0, 1
+    if view != ALL:
+        count, first = mesh[view], mesh.group(device, view)[0]
+        distance = math.prod(mesh.shape[mesh.names.index(view) + 1 :])
+    if view in apart or (view == ALL and len(apart)):
         first, distance = device, 0
     dense = numpy_type.itemsize * np.cumprod([1, *reversed(shape)])[-2::-1]
     return np.ndarray(
-        (mesh[view], *shape),
+        (count, *shape),
         numpy_type,
         buffer=arena.map,
         offset=offset + first * stride,

@@ -1,6 +1,8 @@
 """Launching workers on a mesh, and what one does with them.
 
->>> from tvm_axe.layout import Mesh
+>>> from tvm_axe.layout import Layout, Mesh
+from tvm_axe.layout.holding import Holding
+from tvm_axe.layout.traffic import chunk
 >>> with launch(Mesh({"tp": 2}), engine="threads") as workers:
 ...     x = workers.mesh_tensor((3,), "float32")
 ...     for device in range(2):
@@ -24,12 +26,13 @@ from tvm.target import Target
 
 from tvm_axe.collective import registry
 from tvm_axe.collective.engine import Engine
-from tvm_axe.collective.plan import chunk
 from tvm_axe.collective.recording import Recording, aligned
 from tvm_axe.collective.session import Session
-from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor
+from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor
 from tvm_axe.errors import InputError, WorkerError
-from tvm_axe.layout import Mesh
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.layout.holding import Holding
+from tvm_axe.layout.traffic import chunk
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 
 Argument = tuple[MeshTensor, str] | Coord | int
@@ -90,28 +93,40 @@ class Workers:
         self.mesh.axis_size(axis)
         return self._session.spans_hosts(axis)
 
-    def mesh_tensor(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
+    def mesh_tensor(
+        self, shape: Sequence[int], dtype: str, shared: bool = False, layout: Layout | None = None
+    ) -> MeshTensor:
         """Make a tensor of zeros with a slab on each device.
 
         Parameters
         ----------
         shape : sequence of int
-            One device's slab.
+            One device's slab; with a layout, the whole tensor.
         dtype : str
             Any type of whole bytes that numpy (with ml_dtypes) and the compiler both have.
         shared : bool
             Store one slab for all the devices, for data that they only read.
+        layout : Layout, optional
+            How the tensor lies on the mesh, any layout that a mesh can hold (`tvm_axe.layout.holding`): the slabs are
+            as it says, whole arrays go in and out (`MeshTensor.scatter`, `gather`), and `tvm_axe.redistribute` gives
+            the tensor in another layout.
 
         Raises
         ------
         InputError
-            For a malformed shape or an unknown type.
+            For a malformed shape or an unknown type, or a shared tensor with a layout.
+        LayoutError
+            If the layout doesn't fit the shape or the mesh.
         WorkerError
             If there is no memory for it, or the workers are closed.
         """
         self._check_open()
         self._free_discarded()
-        tensor = MeshTensor(self._session.arena, self.mesh, shape, dtype, shared, self._session.mirror)
+        holding = None if layout is None else Holding.of(layout, shape, self.mesh)
+        if holding is not None and shared:
+            raise InputError("mesh_tensor: a tensor with a layout has a slab on each device; leave shared out")
+        slab = shape if holding is None else holding.slab
+        tensor = MeshTensor(self._session.arena, self.mesh, slab, dtype, shared, self._session.mirror, holding, self)
         self._tensors.add(tensor)
         return tensor
 
@@ -390,8 +405,8 @@ class Workers:
                 encoded.append(argument.axis)
             elif isinstance(argument, tuple) and len(argument) == 2:
                 tensor, view = argument
-                if view != SLAB and view not in self.mesh:
-                    valid = ", ".join((SLAB, *self.mesh.names))
+                if view not in (SLAB, ALL) and view not in self.mesh:
+                    valid = ", ".join((SLAB, *self.mesh.names, repr(ALL)))
                     raise InputError(f"args[{i}]: unknown view {view!r}; valid: {valid}")
                 encoded.append(self._check_own(tensor).encode(view))
             elif isinstance(argument, int | np.integer) and not isinstance(argument, bool):

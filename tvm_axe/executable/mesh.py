@@ -9,11 +9,11 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
-from tvm_axe.collective import Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers
+from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.base import Arrays, Executable, Input
 from tvm_axe.layout import Mesh, pack, unpack
-from tvm_axe.lower.derive import MESH_KERNEL
+from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.tracing import timeline_of
@@ -118,7 +118,7 @@ class MeshExecutable(Executable):
         lines += [f"  {name:<{width}}  {layout}" for name, layout in self.layouts.items()]
         lines += ["", "stages (bytes a device)"]
         for stage in self.stages:
-            over = f" over {stage.axis}" if stage.axis else ""
+            over = "" if stage.axis is None else " over all" if stage.axis == ALL else f" over {stage.axis}"
             note = "" if stage.kernel is None else self._note(stage.kernel)
             lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {_count(stage.bytes):>12}{note}")
         lines += [f"  {'in all':<{width + 12}}  {'':<24}  {_count(self.bytes):>12}", ""]
@@ -154,11 +154,14 @@ class MeshExecutable(Executable):
 
     def _check_hosts(self, workers: Workers) -> None:
         for stage in self.stages:
-            if stage.kind == MESH_KERNEL and stage.axis is not None and workers.spans_hosts(stage.axis):
+            if stage.kind not in (MESH_KERNEL, EXCHANGE) or stage.axis is None:
+                continue
+            axes = self.mesh.names if stage.axis == ALL else (stage.axis,)
+            if any(map(workers.spans_hosts, axes)):
                 raise LowerError(
                     f"{self.name}: stage {stage.name!r} is a kernel that indexes the slabs of its peers over "
-                    f"{stage.axis}, and here these are on several machines; leave that axis within a machine, or its "
-                    "collectives unfused"
+                    f"{', '.join(axes)}, and here these are on several machines; leave that axis within a machine, or "
+                    "its collectives unfused"
                 )
 
 
@@ -172,7 +175,12 @@ class _Loaded:
         for buffer in lowered.buffers.values():
             # What devices only read and all hold whole is stored once.
             shared = buffer.is_input and not buffer.is_output and not buffer.sharding.axes
-            self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.stored, buffer.dtype, shared)
+            foreign = buffer.sharding.foreign
+            self.tensors[buffer.name] = (
+                workers.mesh_tensor(buffer.sharding.stored, buffer.dtype, shared)
+                if foreign is None
+                else workers.mesh_tensor(buffer.shape, buffer.dtype, layout=foreign.layout)
+            )
         views = [(self.tensors[name], view) for name, view in lowered.arguments]
         self.arguments: list[Argument] = [*views, *(Coord(axis) for axis in lowered.coordinates)]
         weakref.finalize(self, _discard, weakref.ref(workers), [self.program, *self.tensors.values()])
@@ -180,6 +188,9 @@ class _Loaded:
     def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:
         """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays as it is."""
         tensor, memory = self.tensors[buffer.name], buffer.sharding.memory
+        if tensor.holding is not None:
+            tensor.scatter(array)
+            return
         for device in range(1 if tensor.shared else self.mesh.size):
             share = array[buffer.layout.local_region(buffer.shape, self.mesh, device)]
             share = share.squeeze(tuple(buffer.sharding.partial))
@@ -192,6 +203,8 @@ class _Loaded:
     def gather(self, buffer: MeshBuffer) -> np.ndarray:
         """The whole array out of the devices' slabs."""
         tensor, sharding = self.tensors[buffer.name], buffer.sharding
+        if tensor.holding is not None:
+            return tensor.gather()
         whole = np.empty(buffer.shape, tensor.slab(0).dtype)
         for device in range(self.mesh.size if sharding.axes else 1):
             region = buffer.layout.local_region(buffer.shape, self.mesh, device)

@@ -31,6 +31,7 @@ from tvm_axe.executable.alone import FunctionExecutable, Interface, ModelExecuta
 from tvm_axe.executable.base import Executable, Input
 from tvm_axe.executable.mesh import MeshExecutable
 from tvm_axe.layout import Layout, Mesh
+from tvm_axe.layout.holding import Holding
 from tvm_axe.lower import Lowered, MeshBuffer, Stage
 from tvm_axe.lower.calls import Argument, Call, Tensor
 from tvm_axe.lower.infer import Sharding
@@ -212,13 +213,13 @@ def _from_lowered(lowered: Lowered) -> dict[str, Any]:
                 "partial": sorted(buffer.sharding.partial),
                 "memory": None if buffer.sharding.memory is None else str(buffer.sharding.memory),
                 "root": buffer.sharding.root,
+                "foreign": None if buffer.sharding.foreign is None else str(buffer.layout),
             }
             for buffer in lowered.buffers.values()
         ],
         "layouts": {name: str(layout) for name, layout in lowered.layouts.items()},
         "arguments": lowered.arguments,
         "coordinates": lowered.coordinates,
-        "inserted": lowered.inserted,
         "calls": [{**vars(call), "arguments": [_from_argument(a) for a in call.arguments], "windows": [
             None if window is None else [window.slice_rows, window.chunk_rows] for window in call.windows
         ]} for call in lowered.calls],
@@ -236,7 +237,9 @@ def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
         memory = None if each["memory"] is None else Layout.parse(each["memory"])
         root = None if each["root"] is None else (str(each["root"][0]), int(each["root"][1]))
         axes = {int(dim): str(axis) for dim, axis in each["axes"]}
-        sharding = Sharding(tuple(each["shape"]), axes, frozenset(each["partial"]), mesh, memory, root)
+        shape, text = tuple(each["shape"]), each.get("foreign")  # which was not written before
+        foreign = None if text is None else Holding.of(Layout.parse(text), shape, mesh, sums=False)
+        sharding = Sharding(shape, axes, frozenset(each["partial"]), mesh, memory, root, foreign)
         buffers[each["name"]] = MeshBuffer(each["name"], each["dtype"], sharding, each["is_input"], each["is_output"])
     return Lowered(
         name=str(data["name"]),
@@ -249,7 +252,6 @@ def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
         layouts={name: Layout.parse(text) for name, text in data["layouts"].items()},
         arguments=tuple((str(name), str(view)) for name, view in data["arguments"]),
         coordinates=tuple(map(str, data["coordinates"])),
-        inserted=tuple(map(str, data["inserted"])),
     )
 
 

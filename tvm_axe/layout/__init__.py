@@ -1,8 +1,8 @@
 """What lives where: the device mesh, and layouts over named axes.
 
-`Layout` and `ComposeLayout` are the layouts and their algebra; `redistribute` plans the way from one to another on a
-mesh; `show`, `explain`, `bank_conflicts` and `sectors_touched` say what one means. Layouts of known hardware are in
-`tvm_axe.layout.named`, conversions to and from other systems' in `tvm_axe.layout.convert`. Nothing here imports the
+`Layout` and `ComposeLayout` are the layouts and their algebra; `plan_redistribution` plans the way from one to another
+on a mesh; `show`, `explain`, `bank_conflicts` and `sectors_touched` say what one means. Layouts of known hardware are
+in `tvm_axe.layout.named`, conversions to and from other systems' in `tvm_axe.layout.convert`. Nothing here imports the
 compiler, unless a layout is given one of its expressions.
 """
 
@@ -17,7 +17,7 @@ from tvm_axe.layout.memory import Access, bank_conflicts, sectors_touched
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.picture import Picture
 from tvm_axe.layout.placement import Placement
-from tvm_axe.layout.redistributing import Link, Plan, redistribute
+from tvm_axe.layout.redistributing import Link, Plan, plan_redistribution
 from tvm_axe.layout.swizzle import ComposeLayout
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "explain",
     "memory_size",
     "pack",
-    "redistribute",
+    "plan_redistribution",
     "sectors_touched",
     "show",
     "unpack",

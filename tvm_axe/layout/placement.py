@@ -96,6 +96,11 @@ class Placement:
             numbers.append(number)
         return tuple(numbers)
 
+    def region(self, shape: Sequence[int], mesh: Mesh, device: int) -> tuple[tuple[int, int], ...]:
+        """Return the elements that `device` holds of each dimension, from the first to before the last, unpadded."""
+        pairs = zip(shape, self.blocks(mesh, device), self.local_shape(shape, mesh))
+        return tuple((min(extent, block * size), min(extent, (block + 1) * size)) for extent, block, size in pairs)
+
     def layout(self, shape: Sequence[int], mesh: Mesh) -> Layout:
         """Return the layout in which every device holds its block row-major, the terms of sums in leading dimensions.
 

@@ -1,30 +1,35 @@
 """Redistribution: the cheapest way from one layout on a mesh to another, as a plan of collectives and local slices.
 
+`tvm_axe.redistribute` carries a plan out.
+
 >>> from tvm_axe.layout import Layout, Mesh
 >>> mesh = Mesh({"dp": 2, "tp": 4})
 >>> rows, columns = (Layout.sharded((512, 768), mesh, {dim: "tp"}) for dim in (0, 1))
->>> plan = redistribute(rows, columns, mesh, "float32", (512, 768))
+>>> plan = plan_redistribution(rows, columns, mesh, "float32", (512, 768))
 >>> [(step.kind, step.axes, step.gathered, step.cut) for step in plan.steps]
 [('all_to_all', ('tp',), 0, 1)]
 >>> plan.bytes == 3 * (128 * 192 * 4)
 True
 
-The steps are those below; n is the size of the axis, b the bytes of what a device holds before the step (all_gather,
-all_reduce, permute), after it (reduce_scatter), or of the part of it that one peer takes (all_to_all). Bytes are what a
-device sends, blocks padded.
+The steps are those below; n is the size of the axis. The bytes b of a step are what the busiest device receives,
+padding left out (`tvm_axe.layout.traffic`).
 
-============== ========================================================= ==================== ============
-kind           what it does                                              seconds              bytes
-============== ========================================================= ==================== ============
-all_gather     joins the blocks of a dimension                           (n-1) (a + b / w)    (n-1) b
-reduce_scatter sums the terms, and leaves each device its block          (n-1) (a + b / w)    (n-1) b
-all_reduce     sums the terms                                            2 (n-1) (a + b/n/w)  2 (n-1) b / n
-all_to_all     joins the blocks of a dimension, and cuts another         (n-1) (a + b / w)    (n-1) b
-permute        every device sends its block to another                   sum a + b / min w    b
-slice          keeps a block of what the device holds                    0                    0
-mask           keeps the device's own share of the values, zeros         0                    0
+============== ========================================================= ====================
+kind           what it does                                              seconds
+============== ========================================================= ====================
+all_gather     joins the blocks of a dimension                           (n-1) a + b / w
+reduce_scatter sums the terms, and leaves each device its block          (n-1) a + b / w
+all_reduce     sums the terms                                            2 (n-1) a + b / w
+all_to_all     joins the blocks of a dimension, and cuts another         (n-1) a + b / w
+permute        every device sends its block to another                   sum a + b / min w
+exchange       every device takes what it needs from whoever holds it    sum a + b / min w
+slice          keeps a block of what the device holds                    0
+mask           keeps the device's own share of the values, zeros         0
                elsewhere: the terms of a sum
-============== ========================================================= ==================== ============
+============== ========================================================= ====================
+
+An exchange is planned where one of the layouts isn't in blocks that nest (`Placement.of`): cyclic, with an offset, in
+another order of devices or of memory. It is then the only step.
 
 The link model is alpha-beta with a latency a in seconds and a bandwidth w in bytes/s for each mesh axis, and ring
 algorithms. Source: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH
@@ -41,11 +46,13 @@ from itertools import chain, count
 
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.dtypes import dtype_bytes
+from tvm_axe.layout.holding import Holding, received
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.moves import Move, moves, permutation, permutes
 from tvm_axe.layout.placement import Placement
 from tvm_axe.layout.shapes import check_shape
+from tvm_axe.layout.traffic import received_of_all_reduce
 
 
 @dataclass(frozen=True)
@@ -85,20 +92,20 @@ class Step:
     Attributes
     ----------
     kind : str
-        "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice" or "mask".
+        "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "exchange", "slice" or "mask".
     axes : tuple[str, ...]
-        The mesh axis whose devices take part; a permute may need several.
+        The mesh axis whose devices take part; a permute or an exchange may need several.
     gathered, cut : int or None
         The dimension whose blocks are joined, and the dimension that is cut into blocks. A mask that gathers puts the
         device's block in its place among zeros; one that doesn't keeps what the first device of the axis holds.
     bytes : int
-        What a device sends.
+        What the busiest device receives.
     seconds : float
         What it costs under the link model.
-    before, after : Placement
-        The placement of the data before and after the step.
+    before, after : Placement or None
+        The placement of the data before and after the step; None for an exchange, whose layouts may have none.
     layout : Layout
-        The placement afterwards, as a layout.
+        How the data lies afterwards.
     """
 
     kind: str
@@ -107,8 +114,8 @@ class Step:
     cut: int | None
     bytes: int
     seconds: float
-    before: Placement
-    after: Placement
+    before: Placement | None
+    after: Placement | None
     layout: Layout
 
     def sources(self, mesh: Mesh) -> tuple[int, ...]:
@@ -121,7 +128,7 @@ class Step:
         LayoutError
             If the step is not a permute.
         """
-        if self.kind != "permute":
+        if self.kind != "permute" or self.before is None or self.after is None:
             raise LayoutError(f"only a permute has one source for each device, not {self.kind}")
         return permutation(self.before, self.after, mesh)
 
@@ -137,7 +144,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What takes data from one layout to another: `redistribute` makes it.
+    """What takes data from one layout to another: `plan_redistribution` makes it.
 
     Attributes
     ----------
@@ -162,7 +169,7 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """What a device sends, in all."""
+        """What the busiest device of each step receives, in all."""
         return sum(step.bytes for step in self.steps)
 
     @property
@@ -180,7 +187,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def redistribute(
+def plan_redistribution(
     src: Layout,
     dst: Layout,
     mesh: Mesh,
@@ -196,7 +203,7 @@ def redistribute(
     Parameters
     ----------
     src, dst : Layout
-        The layout that the data has and the one that it is wanted in: blocks on the mesh, see `Placement.of`. Leading
+        The layout that the data has and the one that it is wanted in, any that a mesh can hold (`Holding.of`). Leading
         iters on mesh axes beyond the shape are terms that are still to be summed.
     mesh : Mesh
         The devices.
@@ -210,11 +217,15 @@ def redistribute(
     Raises
     ------
     LayoutError
-        If a layout is not in blocks, names an axis that the mesh lacks or doesn't fit the shape; if the dtype is no
+        If a layout names an axis that the mesh lacks, can't be held by it or doesn't fit the shape; if the dtype is no
         numeric type; or if `link` is neither a Link nor a mapping that has one for each axis.
     """
     shape = check_shape(shape)
-    start, goal = Placement.of(src, shape, mesh), Placement.of(dst, shape, mesh)
+    source, target = Holding.of(src, shape, mesh), Holding.of(dst, shape, mesh)
+    try:
+        start, goal = Placement.of(src, shape, mesh), Placement.of(dst, shape, mesh)
+    except LayoutError:
+        return Plan(src, dst, shape, dtype, mesh, _exchange(source, target, dtype, _links(link, mesh)))
     costs = _Costs(shape, mesh, dtype, _links(link, mesh), goal)
     steps = []
     before = start
@@ -224,6 +235,18 @@ def redistribute(
         steps.append(Step(move.kind, move.axes, move.gathered, move.cut, size, seconds, before, move.after, layout))
         before = move.after
     return Plan(src, dst, shape, dtype, mesh, tuple(steps))
+
+
+def _exchange(source: Holding, target: Holding, dtype: str, links: Mapping[str, Link]) -> tuple[Step, ...]:
+    """The exchange that brings `source` to `target`, unless they are the same."""
+    if source.layout.equivalent(target.layout):
+        return ()
+    mesh = source.mesh
+    size = dtype_bytes(dtype, max(received(source, target, device) for device in range(mesh.size)))
+    axes = tuple(axis for axis in mesh.names if axis in source.axes or axis in target.axes) if size else ()
+    seconds = sum(links[axis].latency for axis in axes)
+    seconds += size / min(links[axis].bandwidth for axis in axes) if axes else 0.0
+    return (Step("exchange", axes, None, None, size, seconds, None, None, target.layout),)
 
 
 def _links(link: Link | Mapping[str, Link] | None, mesh: Mesh) -> dict[str, Link]:
@@ -256,22 +279,32 @@ class _Costs:
         self.wanted, self.spread = self._values(goal), self._spread(goal)
 
     def __call__(self, before: Placement, move: Move) -> tuple[int, float]:
-        """Return the bytes that a device sends, and the seconds."""
+        """Return the bytes that the busiest device receives, and the seconds."""
         if move.kind in ("slice", "mask"):
             return 0, 0.0
-        local, result = before.local_shape(self.shape, self.mesh), move.after.local_shape(self.shape, self.mesh)
-        if move.kind == "permute":
-            size = dtype_bytes(self.dtype, math.prod(local))
-            used = [self.links[axis] for axis in move.axes]
-            return size, sum(link.latency for link in used) + size / min(link.bandwidth for link in used)
-        devices, link = self.mesh[move.axes[0]], self.links[move.axes[0]]
+        used, devices = [self.links[axis] for axis in move.axes], self.mesh[move.axes[0]]
         if move.kind == "all_reduce":
-            elements, hops = -(-math.prod(local) // devices), 2 * (devices - 1)
+            most = math.prod(before.local_shape(self.shape, self.mesh))  # the first device's, which no padding cuts
+            size, hops = dtype_bytes(self.dtype, received_of_all_reduce(most, devices)), 2 * (devices - 1)
         else:
-            # A peer gets what is cut before and after alike: the whole block if only one of the two is.
-            elements, hops = math.prod(map(min, local, result)), devices - 1
-        size = hops * dtype_bytes(self.dtype, elements)
-        return size, hops * link.latency + size / link.bandwidth
+            terms = devices if move.kind == "reduce_scatter" else 1
+            sources = permutation(before, move.after, self.mesh) if move.kind == "permute" else range(self.mesh.size)
+            needed = max(
+                self._received(before, move.after, terms, device, sources[device]) for device in range(self.mesh.size)
+            )
+            size, hops = dtype_bytes(self.dtype, needed), devices - 1
+        if move.kind == "permute":
+            return size, sum(link.latency for link in used) + size / min(link.bandwidth for link in used)
+        return size, hops * used[0].latency + size / used[0].bandwidth
+
+    def _received(self, before: Placement, after: Placement, terms: int, device: int, source: int) -> int:
+        """Return the elements of others that `device` takes; of a permute all are `source`'s, maybe its own."""
+        wanted = after.region(self.shape, self.mesh, device)
+        held = before.region(self.shape, self.mesh, device)
+        whole, kept = 1, 1
+        for (start, stop), (first, last) in zip(wanted, held):
+            whole, kept = whole * (stop - start), kept * max(0, min(stop, last) - max(start, first))
+        return terms * whole - kept if source == device else whole
 
     def bound(self, at: Placement) -> float:
         """Seconds that any way from `at` to the goal takes at least.

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from tvm_axe.collective import ALL
 from tvm_axe.collective.plan import plan
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.localize import OWN
@@ -58,14 +59,14 @@ class Touch:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An argument that is a tensor: the device's own slab of a buffer, or a mesh buffer's view along a mesh axis.
+    """An argument that is a tensor: the device's own slab of a buffer, or a view of the slabs of several devices.
 
     Attributes
     ----------
     buffer : str
         A mesh buffer, which the caller of ``main`` allocates; or one that each device has for itself.
     view : str
-        ``"slab"`` or the mesh axis.
+        ``"slab"``, the mesh axis, or ``"*"`` for all devices.
     shape : tuple[int, ...]
         Of the argument: that of the slab as it is stored, behind the size of the axis where it is a view.
     """
@@ -142,6 +143,8 @@ class Touches:
 
     def _devices(self, tensor: Tensor, device: int) -> Sequence[int]:
         """The devices whose slabs `tensor` has, by its dimension 0 if it is a view."""
+        if tensor.view == ALL:
+            return range(self._mesh.size)
         return [device] if tensor.view == OWN else self._mesh.group(device, tensor.view)
 
     def _collective_touches(self, call: Call, device: int) -> list[Touch]:

@@ -49,7 +49,7 @@ def features_of_program(lowered: Lowered, link: Link = SHARED_MEMORY) -> dict[st
         "memory": float(memory),
         "waits": float(sum(waits)),
         "messages": float(sum(count * stage.chunks for count, stage in zip(waits, stages))),
-        "peers": float(max((lowered.mesh.axis_size(s.axis) - 1 for s in stages if s.axis is not None), default=0)),
+        "peers": float(max((lowered.devices(s) - 1 for s in stages), default=0)),
         "chunks": float(max((stage.chunks for stage in stages), default=1)),
         "stages": float(len(stages)),
         "overlapping": float(sum(stage.chunks > 1 for stage in stages)),

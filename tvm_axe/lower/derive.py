@@ -12,6 +12,8 @@ whose one block copies sharded to replicated         an all-gather
 whose one block copies sharded to sharded otherwise  an all-to-all
 whose one block copies, shifted along a mesh axis    a send
 that does any of these beside computing              a mesh kernel: it reads and writes the peers' slabs itself
+whose one block copies a whole parameter that lies   an exchange
+in another way than contiguous pieces, or to one
 ==================================================== ======================================================
 
 Anything else that reads what its device doesn't own, or writes a slice of what all devices hold, is refused.
@@ -27,12 +29,14 @@ from math import prod
 from tvm import DataType, tirx
 
 from tvm_axe.analysis.blocks import covers
+from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
+from tvm_axe.lower.exchange import exchange_bytes, exchange_view
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
 from tvm_axe.schedule.query import is_copy, is_sum, shift_of, substitute, summed, uses
 
-LOCAL, MESH_KERNEL = "local", "mesh kernel"
+LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"
 ALL_REDUCE, REDUCE_SCATTER, REDUCE = "all-reduce", "reduce-scatter", "reduce"
 ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND = "all-gather", "all-to-all", "broadcast", "send"
 
@@ -72,7 +76,7 @@ def derive_steps(program: ScheduledProgram, shardings: Mapping[tirx.Buffer, Shar
     return [_derive(program, stage, shardings) for stage in program.stages]
 
 
-GATHER, HOLD, APART = "gather", "hold", "compute apart"
+GATHER, HOLD, APART, RELAY = "gather", "hold", "compute apart", "relay"
 
 
 class Unowned(LowerError):
@@ -86,7 +90,8 @@ class Unowned(LowerError):
         What it touches.
     remedy : str
         What would have it touch its own: to gather the buffer first; to hold a copy of it; or to compute apart, into a
-        buffer that its iterators index (`tvm_axe.lower.inserting`).
+        buffer that its iterators index; to relay a parameter that isn't in contiguous pieces, by a copy that is
+        (`tvm_axe.lower.inserting`).
     """
 
     def __init__(self, message: str, block: Block, access: Access, remedy: str) -> None:
@@ -116,6 +121,8 @@ def push_axis(access: Access, sharding: Sharding) -> str | None:
 
 
 def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
+    if any(shardings[access.buffer].foreign is not None for block in stage.blocks for access in block.accesses):
+        return _exchange(stage, shardings)
     pulled: set[tirx.Buffer] = set()
     pushed: set[tirx.Buffer] = set()
     axes: set[str] = set()
@@ -153,6 +160,29 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
     pushes = frozenset({target}) if kind in (ALL_REDUCE, ALL_GATHER) else frozenset()
     pulls = frozenset() if kind == ALL_GATHER else frozenset({source})
     return Step(stage, kind, axis, _number(moved), pulls, pushes, source, target, arguments)
+
+
+def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
+    """The exchange that a stage is which touches a parameter that isn't in contiguous pieces; an error if it's none."""
+    block = stage.blocks[0]
+    whole = len(stage.blocks) == 1 and not block.device and not block.peers and stage.overlap is None
+    if not (whole and is_copy(block.realize.block) and covers(block.realize, block.loops)):
+        access = next(a for b in stage.blocks for a in b.accesses if shardings[a.buffer].foreign is not None)
+        block = next(b for b in stage.blocks if access in b.accesses)
+        raise Unowned(
+            f"block {block.name!r} touches {access.buffer.name!r}, which axe.layouts declares as "
+            f"{shardings[access.buffer].layout}: no contiguous pieces of its dimensions, row-major on each device; "
+            'declare it so, or compile with redistribute="insert", which copies it',
+            block,
+            access,
+            RELAY,
+        )
+    source, target = block.reads[0].buffer, block.writes[0].buffer
+    before, after = shardings[source].holding, shardings[target].holding
+    view = exchange_view(before, after)
+    pulled = frozenset() if view == SLAB else frozenset({source})
+    moved = exchange_bytes(before, after, str(source.dtype))
+    return Step(stage, EXCHANGE, None if view == SLAB else view, moved, pulled, frozenset(), source, target)
 
 
 def _check_one_phase(
@@ -208,9 +238,12 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
         if remote is None and push is None:
             continue
         if sharding.memory is not None:
-            raise LowerError(
+            raise Unowned(
                 f"block {block.name!r} exchanges {access.buffer.name!r} with other devices, and axe.layouts says where "
-                f"its elements lie in memory ({sharding.memory}); exchange row-major slabs, and lay out a copy"
+                f"its elements lie in memory ({sharding.memory}); exchange row-major slabs, and lay out a copy",
+                block,
+                access,
+                RELAY,
             )
         if access.is_write and remote is not None:
             raise Unowned(

@@ -16,8 +16,9 @@ from types import MappingProxyType
 import tvm
 from tvm import relax, tirx
 
+from tvm_axe.collective import ALL
 from tvm_axe.lower.calls import Argument, Call, Tensor
-from tvm_axe.lower.derive import ALL_GATHER, ALL_REDUCE, LOCAL, MESH_KERNEL, Step
+from tvm_axe.lower.derive import ALL_GATHER, ALL_REDUCE, EXCHANGE, LOCAL, MESH_KERNEL, Step
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.localize import CHUNK, OWN, STEP, Kernel, localize
 from tvm_axe.lower.order import barriers_before, pipeline, regions
@@ -86,7 +87,7 @@ class _Emitter:
                 self.program, step, self.shardings, tuple(b for b, at in self.private.items() if at == index)
             )
             for index, step in enumerate(self.steps)
-            if step.kind in (LOCAL, MESH_KERNEL)
+            if step.kind in (LOCAL, MESH_KERNEL, EXCHANGE)
         }
         self._declare(localized)
         params = [*self.arguments.values(), *self.coordinates.values()]
@@ -146,7 +147,7 @@ class _Emitter:
         for buffer, view in wanted:
             tensor = self._tensor(buffer, view)
             if buffer in on_mesh and (tensor.buffer, view) not in self.arguments:
-                name = tensor.buffer if view == OWN else f"{tensor.buffer}_{view}"
+                name = tensor.buffer if view == OWN else f"{tensor.buffer}_{'devices' if view == ALL else view}"
                 declared = relax.Var(name, relax.TensorType(list(tensor.shape), buffer.dtype))
                 self.arguments[tensor.buffer, view] = declared
         for axis in self.program.mesh.names:
@@ -197,7 +198,8 @@ class _Emitter:
 
     def _tensor(self, buffer: tirx.Buffer, view: str) -> Tensor:
         stored = self.shardings[buffer].stored
-        shape = stored if view == OWN else (self.program.mesh.axis_size(view), *stored)
+        mesh = self.program.mesh
+        shape = stored if view == OWN else (mesh.size if view == ALL else mesh.axis_size(view), *stored)
         return Tensor(self.program.names[buffer], view, shape)
 
     def _call(self, call: Call) -> None:

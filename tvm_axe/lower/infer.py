@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from tvm import DataType, tirx
 
-from tvm_axe.errors import LowerError
+from tvm_axe.errors import LayoutError, LowerError
 from tvm_axe.layout import Iter, Layout, Mesh, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.layout.holding import Holding
 from tvm_axe.layout.symbolic import Number
 from tvm_axe.lower.program import Access, ScheduledProgram
 from tvm_axe.schedule.query import is_copy, root_of
@@ -38,6 +40,8 @@ class Sharding:
     """Of the slab, where it isn't row-major."""
     root: tuple[str, int] | None = None
     """The mesh axis and the coordinate on it of the one device that holds the buffer."""
+    foreign: Holding | None = None
+    """Of a parameter that is declared in another way than contiguous pieces; only exchanges touch it."""
 
     def piece(self, dim: int) -> int:
         """The extent of `dim` on one device, padded."""
@@ -50,21 +54,40 @@ class Sharding:
 
     def nbytes(self, dtype: str) -> int:
         """Bytes of one device's share."""
-        return prod(self.slab) * DataType(dtype).itemsize
+        return prod(self.stored) * DataType(dtype).itemsize
 
     @property
     def stored(self) -> tuple[int, ...]:
         """The shape of one device's share as it is stored: one-dimensional where `memory` says where elements lie."""
+        if self.foreign is not None:
+            return self.foreign.slab
         return self.slab if self.memory is None else (memory_size(self.memory),)
 
     @property
     def layout(self) -> Layout:
         """The same as a `Layout` of the whole (padded) shape, the slab row-major."""
+        if self.foreign is not None:
+            return self.foreign.layout
         layout = Layout.sharded(self.shape, self.mesh, dict(self.axes))
         if self.root is None:
             return layout
         axis, coordinate = self.root
         return Layout(layout.D, [it for it in layout.R if it.axis != axis], {axis: coordinate})
+
+    @property
+    def holding(self) -> Holding:
+        """What each device holds, in digits."""
+        if self.foreign is not None:
+            return self.foreign
+        layout = self.layout
+        if self.memory is not None:
+            memory, seps = self.memory.group([self.piece(dim) for dim in range(len(self.shape))])
+            shard: list[Iter] = []
+            for dim, (start, stop) in enumerate(pairwise(seps)):
+                shard += [Iter(self.mesh[self.axes[dim]], 1, self.axes[dim])] if dim in self.axes else []
+                shard += memory.D[start:stop]
+            layout = Layout(shard, layout.R, dict(layout.O) | dict(memory.O))
+        return Holding.of(layout, self.shape, self.mesh, sums=False)
 
     def holds(self, access: Access, dim: int) -> bool:
         """Whether index `dim` of `access` stays on the device."""
@@ -77,7 +100,7 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
     Raises
     ------
     LayoutError
-        If a declared layout doesn't fit its parameter's shape or the mesh, or isn't a sharding in contiguous pieces.
+        If a declared layout doesn't fit its parameter's shape or the mesh.
     LowerError
         If a parameter's declared layout doesn't name a parameter.
     """
@@ -91,7 +114,10 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
     roots: dict[tirx.Buffer, tuple[str, int]] = {}
     computed: set[tirx.Buffer] = set()  # what others than copies write
     computing: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}  # reads of others
+    foreign = {param: held for param in program.parameters if (held := _foreign(param, declared, program.mesh))}
     for block in program.blocks():
+        if any(access.buffer in foreign for access in block.accesses):
+            continue  # an exchange says nothing of how the other side is to lie
         for access in block.accesses:
             accesses[access.buffer].append(access)
             if not is_copy(block.realize.block):
@@ -115,6 +141,9 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
         is_parameter = any(buffer.same_as(param) for param in program.parameters)
         writes = [access for access in accesses[buffer] if access.is_write]
         memory = None
+        if buffer in foreign:
+            found[buffer] = Sharding(shape, {}, frozenset(), program.mesh, foreign=foreign[buffer])
+            continue
         if is_parameter and buffer.name in declared:
             axes, memory = _declared(declared[buffer.name], shape, program.mesh)
         elif is_parameter and writes:
@@ -130,6 +159,18 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
         counted_dims = frozenset(dim for dim in partial[buffer] if dim in axes and not (is_parameter and writes))
         found[buffer] = Sharding(shape, axes, counted_dims, program.mesh, memory, roots.get(buffer))
     return found
+
+
+def _foreign(param: tirx.Buffer, declared: Mapping[str, Layout], mesh: Mesh) -> Holding | None:
+    """What each device holds of a parameter that isn't declared in contiguous pieces; None of any other."""
+    if param.name not in declared:
+        return None
+    shape = tuple(int(extent) for extent in param.shape)
+    try:
+        _declared(declared[param.name], shape, mesh)
+    except LayoutError:
+        return Holding.of(declared[param.name], shape, mesh, sums=False)
+    return None
 
 
 def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[dict[int, str], Layout | None]:

@@ -16,16 +16,17 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import element
-from tvm_axe.collective import slab_stride
+from tvm_axe.collective import SLAB, slab_stride
 from tvm_axe.errors import LowerError
-from tvm_axe.lower.derive import Step, push_axis
+from tvm_axe.lower.derive import EXCHANGE, Step, push_axis
+from tvm_axe.lower.exchange import exchange_kernel
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.program import Block, LocalIterator, ScheduledProgram, linear, own_piece, within
 from tvm_axe.lower.window import Window, calling
 from tvm_axe.schedule import BIND, TILE, set_layout
 from tvm_axe.schedule.query import substitute, uses
 
-OWN = "slab"
+OWN = SLAB
 STEP, CHUNK = "step", "chunk"
 
 
@@ -50,7 +51,9 @@ class Kernel:
 def localize(
     program: ScheduledProgram, step: Step, shardings: Mapping[tirx.Buffer, Sharding], private: tuple[tirx.Buffer, ...]
 ) -> Kernel:
-    """The kernel of one local stage or mesh kernel; `private` buffers live inside it."""
+    """The kernel of one local stage, mesh kernel or exchange; `private` buffers live inside it."""
+    if step.kind == EXCHANGE:
+        return _exchange(program, step, shardings)
     localizer = _Localizer(program, step, shardings, private)
     kernel = localizer.kernel({})
     windows = localizer.found_windows()
@@ -80,6 +83,21 @@ def localize(
                 "or without the dimensions of extent 1"
             )
     return replace(kernel, func=sch.mod["main"].without_attr("global_symbol"))
+
+
+def _exchange(program: ScheduledProgram, step: Step, shardings: Mapping[tirx.Buffer, Sharding]) -> Kernel:
+    source, target = step.source, step.target
+    assert source is not None and target is not None
+    func = exchange_kernel(
+        shardings[source].holding,
+        shardings[target].holding,
+        str(source.dtype),
+        (shardings[source].stored, shardings[target].stored),
+        (program.names[source], program.names[target]),
+        program.coordinates,
+    )
+    asked = tuple(str(param.name) for param in func.params[2:])
+    return Kernel(func, ((source, step.axis or OWN), (target, OWN)), asked)
 
 
 def flat_stride(sharding: Sharding, dtype: str, axis: str) -> int:

@@ -15,6 +15,7 @@ from tvm_axe.lower.derive import (
     ALL_REDUCE,
     ALL_TO_ALL,
     BROADCAST,
+    EXCHANGE,
     REDUCE,
     REDUCE_SCATTER,
     SEND,
@@ -35,6 +36,7 @@ _LETTERS = {
     BROADCAST: "B",
     ALL_TO_ALL: "A2A",
     SEND: "P2P",
+    EXCHANGE: "X",
 }
 
 

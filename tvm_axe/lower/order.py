@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from tvm_axe.errors import LowerError
-from tvm_axe.lower.derive import ALL_GATHER, Step, push_axis, remote_axis
+from tvm_axe.lower.derive import ALL_GATHER, EXCHANGE, Step, push_axis, remote_axis
 from tvm_axe.lower.infer import Sharding
 
 
@@ -152,6 +152,9 @@ def touched_by(step: Step, shardings: Mapping[tirx.Buffer, Sharding]) -> dict[st
         "pull": set(step.pulled),
         "push": set(step.pushed),
     }
+    if step.kind == EXCHANGE:
+        assert step.source is not None and step.target is not None
+        return touched | {"read": {step.source} - step.pulled, "write": {step.target}}
     for block in step.stage.blocks:
         for access in block.accesses:
             sharding = shardings[access.buffer]
