@@ -17,7 +17,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.checking.comparing import first_wrong, relative_error
 from tvm_axe.checking.exactness import exact_magnitude
-from tvm_axe.checking.inputs import distinct_values, indices_of, other_data, small_integers
+from tvm_axe.checking.inputs import distinct_values, indices_of, other_data, padding, small_integers
 from tvm_axe.checking.reference import Alone, Expected, Reference
 from tvm_axe.checking.report import LOOSE, CheckReport, Mismatch
 from tvm_axe.checking.stages import wrong_on_mesh, wrong_on_one_device
@@ -63,8 +63,9 @@ def check(
 
     What is not exact must be within what rounding explains, for the narrowest type and the number of terms that are
     summed (`tvm_axe.checking.reference.Reference` has the rule). Outputs begin as NaN, or as an integer type's extreme;
-    on the mesh a run on other data, NaN where that can be, comes before, so that what is left of it shows. What is in
-    and out is given to the reference as to the program, and compared whole.
+    on the mesh a run on other data, NaN where that can be, comes before, so that what is left of it shows, and so does
+    all of the devices' slabs that a run doesn't fill itself, the padding of uneven shares too. What is in and out is
+    given to the reference as to the program, and compared whole.
 
     Parameters
     ----------
@@ -192,7 +193,11 @@ class _Check:
     def _run(self, given: _Arrays, exe: Executable | None = None) -> dict[str, np.ndarray]:
         """The outputs of the executable, or of another of the same function."""
         exe = exe or self.subject.exe
-        arrays = [given[name] for name in exe.inputs]
+        if self.workers is not None and isinstance(exe, MeshExecutable):
+            exe.fill(self.workers, lambda buffer: padding(buffer.dtype, self.indices))
+        # Before a primitive has it written whole, a parameter may be an input, too.
+        begun = {each.name: poison(each.shape, each.dtype) for each in exe._inputs() if each.name not in given}
+        arrays = [{**given, **begun}[name] for name in exe.inputs]
         results = exe.run(*arrays) if self.workers is None else exe.run(self.workers, *arrays)
         return dict(zip(exe.outputs, results if isinstance(results, tuple) else (results,)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from tvm import s_tir, tirx
@@ -11,6 +10,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
+from tvm_axe.schedule.caching import cached
 from tvm_axe.schedule.sharding import shard, shard_dims
 
 
@@ -30,7 +30,8 @@ def reorder_collective(
     all-reduce of those, as `shard` leaves them. (CoCoNet, section 3.2, "reorder".)
 
     Valid when `gather` is an all-gather, `consumers` has every block that reads what it gathers, and each of them is
-    pointwise in the gathered dimension or reduces over it and writes a buffer of its own.
+    pointwise in the gathered dimension or reduces over it and writes a buffer of its own, a parameter in a contiguous
+    piece of each dimension.
 
     Leaves ``axe.bind`` on each consumer's loop over the devices.
 
@@ -54,8 +55,8 @@ def reorder_collective(
     ------
     ScheduleError
         If `gather` is not an all-gather; a reader of the gathered buffer is left out; or a consumer neither is
-        pointwise in the gathered dimension nor reduces over it, or updates a buffer in place. The schedule is then as
-        it was.
+        pointwise in the gathered dimension nor reduces over it, or updates a buffer in place; or what is gathered is
+        more of a parameter than the consumer stores to. The schedule is then as it was.
 
     Examples
     --------
@@ -109,8 +110,7 @@ def reorder_collective(
             going_on = [reader for reader in reads if query.among(sch, reader, consumers)]
             others = {other: at for other, at in query.sharded_dims(sch, block).items() if other != axis}
             # The consumers go on with the slices; everyone else reads what is gathered.
-            write = functools.partial(sch.cache_write, block, 0, "global", going_on)
-            gathers.append(query.checked("reorder_collective", query.name_of(sch, block), write))
+            gathers.append(cached(sch, block, "reorder_collective", going_on))
             shard_dims(sch, gathers[-1], others, mesh)
     return gathers
 

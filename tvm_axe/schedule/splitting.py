@@ -9,6 +9,7 @@ from tvm_axe.analysis.annotations import ROOT
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
+from tvm_axe.schedule.caching import cached
 from tvm_axe.schedule.sharding import shard, shard_dims
 
 
@@ -30,7 +31,8 @@ def split_collective(
     copy, of a buffer that one device holds. (CoCoNet, section 3.1, "split".)
 
     Valid when `block` is an all-reduce that was not split before, `dim` is a dimension of its result that one loop
-    drives, and `root`, if given, is the coordinate of a device of its axis.
+    drives, and `root`, if given, is the coordinate of a device of its axis. A parameter must be written in a contiguous
+    piece of each dimension.
 
     Leaves ``axe.bind`` on the loop over the slices, or ``axe.root`` on the block that reduces.
 
@@ -56,7 +58,7 @@ def split_collective(
     ------
     ScheduleError
         If `block` is not an all-reduce, `dim` is not a dimension of its result or not driven by one loop, or `root` is
-        no device of its axis.
+        no device of its axis; or the gather would take more of a parameter than the block stores to.
 
     Examples
     --------
@@ -90,7 +92,7 @@ def split_collective(
         last = mesh.axis_size(axis) - 1
         raise ScheduleError(f"split_collective: block {name!r}: root is {root}; {axis!r} has the devices 0 to {last}")
     others = query.sharded_dims(sch, block)
-    gather = query.checked("split_collective", name, lambda: sch.cache_write(block, 0, "global"))
+    gather = cached(sch, block, "split_collective")
     shard_dims(sch, gather, others, mesh)
     if root is not None:
         sch.annotate(block, ROOT, str(root))
