@@ -137,7 +137,8 @@ def push_axis(access: Access, sharding: Sharding) -> str | None:
 
 
 def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
-    if any(shardings[access.buffer].foreign is not None for block in stage.blocks for access in block.accesses):
+    touched = [shardings[access.buffer] for block in stage.blocks for access in block.accesses]
+    if any(each.foreign is not None or (stage.inserted and each.memory is not None) for each in touched):
         return _exchange(stage, shardings)
     pulled: set[tirx.Buffer] = set()
     pushed: set[tirx.Buffer] = set()

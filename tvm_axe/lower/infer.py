@@ -16,6 +16,7 @@ from math import prod
 
 from tvm import DataType, tirx
 
+from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.errors import LayoutError, LowerError
 from tvm_axe.layout import Iter, Layout, Mesh, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
@@ -136,8 +137,17 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
     computed: set[tirx.Buffer] = set()  # what others than copies write
     computing: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}  # reads of others
     foreign = {param: held for param in program.parameters if (held := _foreign(param, declared, program.mesh))}
+    laid_out = {
+        param
+        for param in program.parameters
+        if param.name in declared
+        and param not in foreign
+        and _declared(declared[param.name], _shape(param), program.mesh)[1]
+    }
     for block in program.blocks():
-        if any(access.buffer in foreign for access in block.accesses):
+        touched = {access.buffer for access in block.accesses}
+        inserted = INSERTED in block.realize.block.annotations
+        if any(buffer in foreign or (inserted and buffer in laid_out) for buffer in touched):
             continue  # an exchange says nothing of how the other side is to lie
         for access in block.accesses:
             accesses[access.buffer].append(access)
@@ -158,7 +168,7 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
                 roots[access.buffer] = (next(iter(block.peers)), root)
     found = {}
     for buffer in program.buffers():
-        shape = tuple(int(extent) for extent in buffer.shape)
+        shape = _shape(buffer)
         is_parameter = any(buffer.same_as(param) for param in program.parameters)
         writes = [access for access in accesses[buffer] if access.is_write]
         memory = None
@@ -190,12 +200,15 @@ def _foreign(param: tirx.Buffer, declared: Mapping[str, Layout], mesh: Mesh) -> 
     """What each device holds of a parameter that isn't declared in contiguous pieces; None of any other."""
     if param.name not in declared:
         return None
-    shape = tuple(int(extent) for extent in param.shape)
     try:
-        _declared(declared[param.name], shape, mesh)
+        _declared(declared[param.name], _shape(param), mesh)
     except LayoutError:
-        return Holding.of(declared[param.name], shape, mesh, sums=False)
+        return Holding.of(declared[param.name], _shape(param), mesh, sums=False)
     return None
+
+
+def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in buffer.shape)
 
 
 def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Cuts, Layout | None]:
