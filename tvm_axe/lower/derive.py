@@ -101,6 +101,20 @@ class Unowned(LowerError):
         self.block, self.buffer, self.remedy = block.realize.block, access.buffer, remedy
 
 
+class Entangled(LowerError):
+    """Blocks of one nest that can't be one kernel.
+
+    Attributes
+    ----------
+    block : SBlock
+        One of them, as it stands in the function.
+    """
+
+    def __init__(self, message: str, block: Block) -> None:
+        super().__init__(message)
+        self.block = block.realize.block
+
+
 def remote_axes(access: Access, sharding: Sharding) -> list[str]:
     """The mesh axes over which `access` leaves its device's own piece of a sharded dimension."""
     axes = [axis for dim, cut in enumerate(sharding.cuts) for axis in cut[sharding.held(access, dim) :]]
@@ -143,7 +157,12 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
     if not axes:
         return Step(stage, LOCAL, None, 0, frozenset(), frozenset())
     if len(axes) > 1:
-        raise LowerError(f"stage {stage.name!r} communicates over {' and '.join(sorted(axes))}; one axis a stage")
+        raise _apart_from(
+            stage,
+            f"stage {stage.name!r} communicates over {' and '.join(sorted(axes))}; one axis a stage",
+            pulled,
+            GATHER,
+        )
     axis = axes.pop()
     whole = len(stage.blocks) == 1 and stage.overlap is None  # chunks are exchanged by kernels
     plain = _plain_collective(stage.blocks[0], axis, shardings) if whole else None
@@ -196,9 +215,12 @@ def _check_one_phase(
         for access in block.accesses:
             crosses = remote_axis(access, shardings[access.buffer]) or push_axis(access, shardings[access.buffer])
             if (access.is_write and access.buffer in pulled) or (access.buffer in pushed and not crosses):
-                raise LowerError(
+                raise _apart_from(
+                    stage,
                     f"stage {stage.name!r}: block {block.name!r} touches {access.buffer.name!r}, which the same kernel "
-                    "exchanges with its peers; the two need a barrier between them: leave one out of fuse_collective"
+                    "exchanges with its peers; the two need a barrier between them: leave one out of fuse_collective",
+                    pushed,
+                    APART,
                 )
 
 
@@ -209,10 +231,23 @@ def _check_held_by_all(
     for buffer in pulled:
         root = shardings[buffer].root
         if root is not None:
-            raise LowerError(
+            raise _apart_from(
+                stage,
                 f"stage {stage.name!r} reads {buffer.name!r}, which device {root[1]} of {root[0]!r} alone holds, and "
-                "does more than broadcast it; leave the broadcast out of fuse_collective"
+                "does more than broadcast it; leave the broadcast out of fuse_collective",
+                {buffer},
+                GATHER,
             )
+
+
+def _apart_from(stage: ScheduledStage, message: str, buffers: set[tirx.Buffer], remedy: str) -> LowerError:
+    """What is wrong with a stage: that its blocks are together, or what its one block does with one of `buffers`."""
+    (block, *others) = stage.blocks
+    if others:
+        return Entangled(message, block)
+    writes = remedy == APART
+    found = [access for access in block.accesses if access.buffer in buffers and access.is_write == writes]
+    return Unowned(message, block, found[0], remedy) if found else LowerError(message)
 
 
 def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Iterator[tuple[Access, str]]:

@@ -37,10 +37,11 @@ from tvm_axe.analysis.expressions import substitute
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.sharding import Cuts
-from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Unowned, derive_steps
+from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Entangled, Unowned, derive_steps
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.pieces import pieces_of, renumbered, with_block
 from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.separating import separated
 
 __all__ = ["redistributed"]
 
@@ -68,6 +69,8 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
             remedy = found.remedy if shardings[found.buffer].memory is None else RELAY
             why = f"{remedy} {found.buffer.name} for {found.block.name_hint}"
             func = _REMEDIES[remedy](func, found, shardings[found.buffer], why)
+        except Entangled as together:
+            func = _separated(func, together)
         else:
             return func
     raise LowerError(f"{last}; {rounds} copies were inserted, and it still does: share its loops in equal pieces")
@@ -82,11 +85,21 @@ def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
     return _rebuilt(func, changed, [])
 
 
+def _separated(func: tirx.PrimFunc, error: LowerError, nest: tirx.Stmt | None = None) -> tirx.PrimFunc:
+    """Have each block of a nest be one of its own; `error` where that isn't seen to be the same."""
+    if isinstance(error, Entangled):
+        nest, _ = _nest_of(func, error)
+    parts = None if nest is None else separated(nest)
+    if nest is None or parts is None:
+        raise error
+    return _replaced(func, nest, parts, [])
+
+
 def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the nest read a copy that all devices hold."""
     nest, blocks = _nest_of(func, found)
     if any(_writes(block, found.buffer) for block in blocks):
-        raise _refused(found, "its nest writes the buffer, too")
+        return _separated(func, _refused(found, "its nest writes the buffer, too"), nest)
     before, whole = _gathered(found.buffer, sharding, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]})], whole)
 
@@ -108,7 +121,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     statement, buffer = block.block, found.buffer
     others = [other for other in blocks if other is not block]
     if any(_writes(other, buffer) or _reads(other, buffer) for other in others):
-        raise _refused(found, "other blocks of its nest use the buffer, too")
+        return _separated(func, _refused(found, "other blocks of its nest use the buffer, too"), nest)
     kinds = {iv.iter_type for iv in statement.iter_vars}
     spatial = [iv for iv in statement.iter_vars if iv.iter_type == tirx.IterVar.DataPar]
     reduces = tirx.IterVar.CommReduce in kinds
@@ -238,7 +251,7 @@ def _nest(
 # ---- The function's tree ---------------------------------------------------------------------------------------------
 
 
-def _nest_of(func: tirx.PrimFunc, found: Unowned) -> tuple[tirx.Stmt, list[NestedBlock]]:
+def _nest_of(func: tirx.PrimFunc, found: Unowned | Entangled) -> tuple[tirx.Stmt, list[NestedBlock]]:
     """The nest that holds the block, and its blocks."""
     for nest in statements(func.body.block.body):
         blocks = nested_blocks(nest)
@@ -312,5 +325,5 @@ def _running(value: tirx.Expr, buffer: tirx.Buffer, apart: tirx.Buffer, at: Sequ
     )
 
 
-def _refused(found: Unowned, why: str) -> LowerError:
+def _refused(found: LowerError, why: str) -> LowerError:
     return LowerError(f"{found}; nothing can be inserted for it, as {why}")
