@@ -6,6 +6,8 @@ from tvm.script import tirx as T
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import covers
+from tvm_axe.analysis.patterns import is_copy, is_sum, shift_of, summed
+from tvm_axe.analysis.tree import is_one_of
 from tvm_axe.schedule import query
 
 
@@ -38,7 +40,7 @@ SUMS = {
 @pytest.mark.parametrize("name", SUMS)
 def test_is_sum(name):
     statement, init, expected = SUMS[name]
-    assert query.is_sum(block_of(statement, init)) is expected
+    assert is_sum(block_of(statement, init)) is expected
 
 
 COPIES = {
@@ -62,26 +64,26 @@ def test_is_copy(name):
                 B[vi, vj] = statement(A, vi, vj)
 
     sch = s_tir.Schedule(program)
-    assert query.is_copy(sch.get(sch.get_sblock("b"))) is expected
+    assert is_copy(sch.get(sch.get_sblock("b"))) is expected
 
 
 def test_reduction_is_no_copy():
-    assert not query.is_copy(block_of(lambda A, X, i, k: X[i] + A[i, k]))
+    assert not is_copy(block_of(lambda A, X, i, k: X[i] + A[i, k]))
 
 
-def test_precedes_and_among(schedule):
-    sch = schedule()
-    mm, epi = sch.get_sblock("mm"), sch.get_sblock("epi")
-    assert query.precedes(sch, mm, epi) and not query.precedes(sch, epi, mm)
-    assert query.among(sch, sch.get_sblock("epi"), [mm, epi]) and not query.among(sch, epi, [mm])
+def test_precedes_and_one_of(schedule):
+    tree = query.tree(schedule())
+    mm, epi = tree.named("mm"), tree.named("epi")
+    assert tree.precedes(mm, epi) and not tree.precedes(epi, mm)
+    assert is_one_of(epi, [mm, epi]) and not is_one_of(epi, [mm])
 
 
-def test_predicate(schedule):
+def test_mask(schedule):
     sch = schedule(5, 3, 8)
     mm = sch.get_sblock("mm")
-    assert query.predicate(sch, mm) is None
+    assert query.nest_of(sch, mm).mask is None
     sch.split(sch.get_loops(mm)[0], [2, None])
-    assert str(query.predicate(sch, mm)) == "i_0 * 3 + i_1 < 5"
+    assert str(query.nest_of(sch, mm).mask) == "i_0 * 3 + i_1 < 5"
 
 
 def copying(statement, extents=(3, 4)):
@@ -116,11 +118,11 @@ SHIFTS = {
 @pytest.mark.parametrize("name", SHIFTS)
 def test_shift_of(name):
     statement, expected = SHIFTS[name]
-    assert query.shift_of(copying(statement)) == expected
+    assert shift_of(copying(statement)) == expected
 
 
 def test_shift_of_another_number_of_stages():
-    assert query.shift_of(copying(lambda A, i, j: A[(i + 1) % 3, j], (2, 4))) is None
+    assert shift_of(copying(lambda A, i, j: A[(i + 1) % 3, j], (2, 4))) is None
 
 
 SUMMED = {
@@ -135,7 +137,7 @@ SUMMED = {
 @pytest.mark.parametrize("name", SUMMED)
 def test_summed(name):
     statement, expected = SUMMED[name]
-    load = query.summed(block_of(statement))
+    load = summed(block_of(statement))
     assert (load is not None and load.source.name == "A") is expected
 
 

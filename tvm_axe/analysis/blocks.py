@@ -31,6 +31,12 @@ class NestedBlock:
         """What the block's iterators are bound to, in loop variables."""
         return {iv.var: value for iv, value in zip(self.block.iter_vars, self.realize.iter_values)}
 
+    @property
+    def mask(self) -> tirx.Expr | None:
+        """The condition under which an iteration of the loops runs the block, or None if all do."""
+        condition = self.realize.predicate
+        return None if isinstance(condition, tirx.IntImm) and condition.value else condition
+
 
 def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     """Return the statements of a sequence, or the one that there is."""

@@ -12,10 +12,10 @@ from math import prod
 
 from tvm import tirx
 
+from tvm_axe.analysis.patterns import is_product
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.lower.program import parse_program
-from tvm_axe.schedule.query import is_product
 
 SHARED_MEMORY = Link(latency=10e-6, bandwidth=10e9)
 """Worker processes of one machine: what waking a sleeper takes, and the memory bandwidth that a core sees."""

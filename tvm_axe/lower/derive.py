@@ -29,12 +29,13 @@ from math import prod
 from tvm import DataType, tirx
 
 from tvm_axe.analysis.blocks import covers
+from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.patterns import is_copy, is_sum, shift_of, summed
 from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.exchange import exchange_bytes, exchange_view
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
-from tvm_axe.schedule.query import is_copy, is_sum, shift_of, substitute, summed, uses
 
 LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"
 ALL_REDUCE, REDUCE_SCATTER, REDUCE = "all-reduce", "reduce-scatter", "reduce"

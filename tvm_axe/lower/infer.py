@@ -15,13 +15,14 @@ from math import prod
 
 from tvm import DataType, tirx
 
+from tvm_axe.analysis.patterns import is_copy
+from tvm_axe.analysis.sharing import root_of
 from tvm_axe.errors import LayoutError, LowerError
 from tvm_axe.layout import Iter, Layout, Mesh, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.holding import Holding
 from tvm_axe.layout.symbolic import Number
 from tvm_axe.lower.program import Access, ScheduledProgram
-from tvm_axe.schedule.query import is_copy, root_of
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tvm import ir, tirx
 
+from tvm_axe.analysis.patterns import is_copy, is_product
 from tvm_axe.lower.derive import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -26,7 +27,6 @@ from tvm_axe.lower.derive import (
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.order import regions
 from tvm_axe.lower.program import Block
-from tvm_axe.schedule.query import is_copy, is_product
 
 _LETTERS = {
     ALL_REDUCE: "AR",

@@ -19,10 +19,12 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
 from tvm_axe.analysis.blocks import ranges_of, stays_in
+from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.patterns import REDUCE
+from tvm_axe.analysis.sharing import bound_axis, root_of
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import OVERLAP, RING
-from tvm_axe.schedule.query import REDUCE, bound_axis, root_of, substitute, uses
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.schedule import query
+from tvm_axe.analysis.patterns import SPATIAL, loads_of
 
 # x * f(x) reads x twice; in a chain of such nests the reads, and the inlined expression, would double each time.
 _MAX_READS = 32
@@ -36,7 +36,7 @@ def inline_pointwise(sch: s_tir.Schedule) -> None:
 def is_pointwise(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether `block` computes each element of its result once, from any elements of other buffers."""
     stmt = sch.get(block)
-    return isinstance(stmt.body, tirx.BufferStore) and all(iv.iter_type == query.SPATIAL for iv in stmt.iter_vars)
+    return isinstance(stmt.body, tirx.BufferStore) and all(iv.iter_type == SPATIAL for iv in stmt.iter_vars)
 
 
 def _is_renaming(block: s_tir.SBlock) -> bool:
@@ -50,6 +50,6 @@ def _can_take(sch: s_tir.Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
     if not is_pointwise(sch, reader):
         return False
     stmt = sch.get(block)
-    times = len(query.loads_of(sch.get(reader), stmt.body.buffer))
-    reads = sum(len(query.loads_of(stmt, region.source)) for region in stmt.reads)
+    times = len(loads_of(sch.get(reader), stmt.body.buffer))
+    reads = sum(len(loads_of(stmt, region.source)) for region in stmt.reads)
     return times * reads <= _MAX_READS

@@ -21,8 +21,8 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import uses
 from tvm_axe.records.packing import layout_free
-from tvm_axe.schedule import query
 
 __all__ = [
     "Contraction",
@@ -269,7 +269,7 @@ def _is_zero(value: tirx.Expr) -> bool:
 
 def positions(indices: Sequence[tirx.Expr], position: dict[tirx.Var, int]) -> set[int]:
     """The loops that occur in an operand's indices."""
-    return {n for var, n in position.items() if any(query.uses(index, var) for index in indices)}
+    return {n for var, n in position.items() if any(uses(index, var) for index in indices)}
 
 
 def _windows(
@@ -286,7 +286,7 @@ def _windows(
 
 def _run(a: ir.TensorLoad, j: tirx.Var, columns: int) -> int | None:
     """How many values of j read the same of A; 0 if j is its last dimension, None if it is mixed into another."""
-    if a.indices[-1].same_as(j) and not any(query.uses(index, j) for index in a.indices[:-1]):
+    if a.indices[-1].same_as(j) and not any(uses(index, j) for index in a.indices[:-1]):
         return 0
     steps: list[int] = []
     for index in a.indices:
@@ -313,7 +313,7 @@ def _phases(guard: tirx.Expr | None, position: dict[tirx.Var, int], extents: tup
     phases: dict[int, int] = {}
 
     def on_remainder(node: tirx.FloorMod) -> None:
-        phases.update({n: int(node.b) for var, n in position.items() if query.uses(node.a, var)})
+        phases.update({n: int(node.b) for var, n in position.items() if uses(node.a, var)})
 
     if guard is not None:
         tvm_ffi.structural_walk(guard, (tirx.FloorMod, on_remainder))

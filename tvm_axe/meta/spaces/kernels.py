@@ -19,6 +19,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.target import Target
 
+from tvm_axe.analysis.patterns import loads_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query, tile_kernel
@@ -117,6 +118,6 @@ def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: Product) -> str | N
     pointwise = stmt.init is None and all(it.iter_type == tirx.IterVar.DataPar for it in stmt.iter_vars)
     same = all(
         len(load.indices) == len(indices) and all(a.same_as(b) for a, b in zip(load.indices, indices))
-        for load in query.loads_of(stmt, product.c)
+        for load in loads_of(stmt, product.c)
     )
     return str(stmt.name_hint) if pointwise and same else None

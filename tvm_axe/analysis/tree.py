@@ -1,0 +1,112 @@
+"""The blocks of a module, and who produces what they read: asked of a schedule often, worked out once a module."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import ir, s_tir, tirx
+
+from tvm_axe.analysis.blocks import NestedBlock, nested_blocks
+
+__all__ = ["BlockTree", "is_one_of", "tree_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTree:
+    """The blocks of a module's functions, each with the loops around it up to the block that encloses it.
+
+    Attributes
+    ----------
+    mod : IRModule
+        The module; it is not changed while the tree is held.
+    """
+
+    mod: ir.IRModule
+
+    @functools.cached_property
+    def functions(self) -> tuple[tirx.PrimFunc, ...]:
+        """The functions of the module that are made of blocks."""
+        found = [func for _, func in self.mod.functions_items()]
+        return tuple(func for func in found if isinstance(getattr(func, "body", None), s_tir.SBlockRealize))
+
+    @functools.cached_property
+    def blocks(self) -> tuple[NestedBlock, ...]:
+        """The outermost blocks below the functions' roots, in order."""
+        return tuple(block for func in self.functions for block in nested_blocks(func.body.block.body))
+
+    @functools.cached_property
+    def _scopes(self) -> dict[s_tir.SBlock, tuple[NestedBlock, tuple[NestedBlock, ...]]]:
+        """Every block, with itself and its siblings in order, by its statement."""
+        found: dict[s_tir.SBlock, tuple[NestedBlock, tuple[NestedBlock, ...]]] = {}
+
+        def enter(siblings: tuple[NestedBlock, ...]) -> None:
+            for nested in siblings:
+                found[nested.block] = (nested, siblings)
+                enter(tuple(nested_blocks(nested.block.body)))
+
+        enter(tuple(NestedBlock(func.body, ()) for func in self.functions))
+        return found
+
+    def at(self, block: s_tir.SBlock) -> NestedBlock | None:
+        """Return the block with its loops, or None where it stands below something else than loops and blocks."""
+        found = self._scopes.get(block)
+        return None if found is None else found[0]
+
+    def named(self, name: str) -> NestedBlock:
+        """Return the block of that name.
+
+        Raises
+        ------
+        KeyError
+            If not just one block has it.
+        """
+        found = [nested for nested, _ in self._scopes.values() if str(nested.block.name_hint) == name]
+        if len(found) != 1:
+            raise KeyError(f"{len(found)} blocks are called {name!r}")
+        return found[0]
+
+    def producers(self, block: NestedBlock) -> list[NestedBlock]:
+        """Return the blocks before `block`, of those that one block encloses, that write what it reads or writes."""
+        touched = [region.source for region in (*block.block.reads, *block.block.writes)]
+        return [other for other in self._until(block) if _is_among(touched, other.block.writes)]
+
+    def consumers(self, block: NestedBlock) -> list[NestedBlock]:
+        """Return the blocks behind `block`, of those that one block encloses, that read or write what it writes."""
+        written = [region.source for region in block.block.writes]
+        _, siblings = self._scopes[block.block]
+        behind = siblings[len(self._until(block)) + 1 :]
+        return [other for other in behind if _is_among(written, [*other.block.reads, *other.block.writes])]
+
+    def blocks_below(self, loop: tirx.For) -> list[NestedBlock]:
+        """Return the blocks below `loop`, in order, those that one block encloses."""
+        return [nested for nested, _ in self._scopes.values() if any(own.same_as(loop) for own in nested.loops)]
+
+    def precedes(self, block: NestedBlock, other: NestedBlock) -> bool:
+        """Return whether `block` comes before `other` in the program."""
+        order = list(self._scopes)
+        return order.index(block.block) < order.index(other.block)
+
+    def is_parameter(self, buffer: tirx.Buffer) -> bool:
+        """Return whether `buffer` is a parameter of one of the functions."""
+        return any(buffer.same_as(param) for func in self.functions for param in func.params)
+
+    def _until(self, block: NestedBlock) -> tuple[NestedBlock, ...]:
+        _, siblings = self._scopes[block.block]
+        return siblings[: next(n for n, other in enumerate(siblings) if other.block.same_as(block.block))]
+
+
+def is_one_of(block: NestedBlock, blocks: Sequence[NestedBlock]) -> bool:
+    """Return whether `block` is one of `blocks`; two blocks of a function may have the same name."""
+    return any(block.block.same_as(other.block) for other in blocks)
+
+
+def _is_among(buffers: list[tirx.Buffer], regions: list[ir.TensorRegion]) -> bool:
+    return any(region.source.same_as(buffer) for region in regions for buffer in buffers)
+
+
+@functools.lru_cache(maxsize=128)
+def tree_of(mod: ir.IRModule) -> BlockTree:
+    """Return the tree of a module; that of one object is made once."""
+    return BlockTree(mod)
