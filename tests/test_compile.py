@@ -187,7 +187,7 @@ def test_both_dimensions_at_once_are_refused(compiled, programs):
     sch.shard(sch.get_loops(epi)[2], "tp")
     sch.cache_write(epi, 0, "global")
     with pytest.raises(axe.LowerError, match="2 dimensions"):
-        compiled(sch)
+        compiled(sch, redistribute="refuse")
 
 
 def test_storing_both_dimensions_at_once_is_refused(compiled, programs):
@@ -199,7 +199,7 @@ def test_storing_both_dimensions_at_once_is_refused(compiled, programs):
         sch.shard(sch.get_loops(block)[0], "dp")
         sch.shard(sch.get_loops(block)[2], "tp")
     with pytest.raises(axe.LowerError, match="a store to 'out' is of its device's piece of 2 dimensions"):
-        compiled(sch)
+        compiled(sch, redistribute="refuse")
 
 
 @pytest.mark.parametrize("tp", [2, 3])
@@ -289,7 +289,7 @@ def test_declared_layouts(compiled, declared, tp, programs, judge):
     mm_fuse(sch, 0)
     if "bias" in declared:
         with pytest.raises(axe.LowerError, match="'epi' reads 'bias' across 'tp'"):
-            compiled(sch)
+            compiled(sch, redistribute="refuse")
         return
     exe = compiled(sch)
     assert {name: exe.layouts[name] for name in layouts} == layouts
@@ -306,7 +306,7 @@ def test_declared_output_without_fusion_is_refused(compiled, programs):
     )
     mm_rs_c_ag(sch, 0)
     with pytest.raises(axe.LowerError, match="writes more of 'out' than its device holds"):
-        compiled(sch)
+        compiled(sch, redistribute="refuse")
 
 
 def test_declared_output_whose_copy_is_sharded_too(compiled, programs, judge):
@@ -352,4 +352,4 @@ def test_sharded_update_of_a_replicated_parameter_is_refused(compiled):
     sch = Schedule(update, mesh=Mesh({"tp": 2}))
     sch.shard(sch.get_loops(sch.get_sblock("update"))[0], "tp")
     with pytest.raises(axe.LowerError, match="'update' computes a slice over 'tp' of 'X'"):
-        compiled(sch)
+        compiled(sch, redistribute="refuse")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,8 @@ from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
 from tvm_axe.schedule import Schedule
 
+_LOG = logging.getLogger("tvm_axe")
+
 
 def compile(
     program: Schedule | tirx.PrimFunc | IRModule | Lowered,
@@ -37,7 +40,7 @@ def compile(
     work_dir: str | Path | None = WORK_DIR,
     *,
     pack_weights: bool = False,
-    redistribute: Literal["refuse", "insert"] = "refuse",
+    redistribute: Literal["insert", "refuse"] = "insert",
 ) -> Executable:
     """Compile a program for a mesh, or for one device.
 
@@ -60,10 +63,10 @@ def compile(
         Where tuning results lie; a kernel with a record there is compiled as it was tuned. None leaves all untuned.
     pack_weights : bool
         Of a Relax model for one device: see `tvm_axe.relax.compile_model`.
-    redistribute : "refuse" or "insert"
-        On a mesh, what becomes of a stage that touches, outside a collective, what its device doesn't own: an error
-        that names it, for who schedules every byte by hand; or copies between the stages that move it there
-        (`tvm_axe.lower.inserting`), which ``exe.show()`` lists.
+    redistribute : "insert" or "refuse"
+        On a mesh, what becomes of a stage that touches, outside a collective, what its device doesn't own: copies
+        between the stages that move it there (`tvm_axe.lower.inserting`), which a line of the log ``tvm_axe`` says with
+        their bytes, and ``exe.show()`` lists; or an error that names the stage, for who schedules every byte by hand.
 
     Returns
     -------
@@ -84,9 +87,7 @@ def compile(
         If `target` is none, or weights can't be packed.
     """
     if redistribute not in ("refuse", "insert"):
-        raise LowerError(f'compile: redistribute is {redistribute!r}; valid are "refuse" and "insert"')
-    if redistribute == "insert" and isinstance(program, Lowered):
-        raise LowerError('compile: redistribute="insert" is for what is not lowered yet; leave it out')
+        raise LowerError(f'compile: redistribute is {redistribute!r}; valid are "insert" and "refuse"')
     exe = _compiled(program, mesh, target, work_dir, pack_weights, redistribute == "insert")
     if isinstance(program, Schedule):
         exe.source = program.copy()  # as it is now
@@ -124,6 +125,8 @@ def _compiled(
 def _on_mesh(work: Work) -> Executable:
     work = run(work, (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
     assert work.lowered is not None and work.scheduled is not None
+    if work.lowered.inserted:
+        _LOG.warning("%s: redistributed, %s", work.lowered.name, "; ".join(work.lowered.inserted))
     return MeshExecutable(work.lowered, work.scheduled, work.module, work.target, work.tuned)
 
 

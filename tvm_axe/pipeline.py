@@ -62,8 +62,6 @@ class Work:
         Where tuning results lie; None leaves all untuned.
     redistribute : bool
         Whether copies may be inserted where devices touch what they don't own.
-    inserted : tuple of str
-        Those that were, a line each.
     lowered : Lowered or None
         What each device of the mesh runs.
     tuned : Mapping[str, float]
@@ -79,7 +77,6 @@ class Work:
     mesh: Mesh | None = None
     work_dir: str | Path | None = None
     redistribute: bool = False
-    inserted: tuple[str, ...] = ()
     lowered: Lowered | None = None
     tuned: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     scheduled: IRModule | None = None
@@ -134,14 +131,13 @@ def run(work: Work, passes: Sequence[Pass]) -> Work:
 def _redistribute(work: Work) -> Work:
     if work.mesh is None or not work.redistribute:
         return work
-    found = redistributed(work.module["main"], work.mesh)
-    return replace(work, module=IRModule({"main": found.func}), inserted=found.inserted)
+    return replace(work, module=IRModule({"main": redistributed(work.module["main"], work.mesh)}))
 
 
 def _lower(work: Work) -> Work:
     if work.mesh is None or work.lowered is not None:
         return work
-    lowered = replace(lower(work.module["main"], work.mesh), inserted=work.inserted)
+    lowered = lower(work.module["main"], work.mesh)
     return replace(work, module=lowered.module, lowered=lowered)
 
 

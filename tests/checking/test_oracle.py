@@ -330,8 +330,8 @@ def test_a_mesh_that_an_executable_was_not_compiled_for():
 
 def test_what_is_refused_is_not_wrong():
     sch = axe.Schedule(center, mesh=PAIR)
-    sch.shard(sch.get_loops("y")[0], "x")
-    with pytest.raises(axe.LowerError, match="computes a slice"):
+    sch.annotate(sch.get_loops("y")[0], "axe.bind", "another")
+    with pytest.raises(axe.LowerError, match="is bound to 'another', which the mesh"):
         axe.check(sch, work_dir=None)
 
 

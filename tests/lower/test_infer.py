@@ -83,15 +83,20 @@ def test_name_of_no_parameter(scheduled, layouts):
     "layout",
     [
         Layout.sharded((4, 4), TP2, {0: "tp"}),  # of another shape
-        Layout.parse("S[(4, 2) : (2, 1)]"),  # says nothing of tp
-        Layout.parse("S[(2, 2, 2) : (2, 1@tp, 1)]"),  # cyclic
         Layout.parse("S[(2, 4) : (1@dp, 1)]"),  # of another mesh
     ],
-    ids=["shape", "mesh axis left out", "cyclic", "unknown mesh axis"],
+    ids=["shape", "unknown mesh axis"],
 )
 def test_declared_layout_that_does_not_fit(scheduled, layouts, layout):
     with pytest.raises(LayoutError):
         layouts(scheduled("MM-AR-C"), residual=layout)
+
+
+@pytest.mark.parametrize("text", ["S[(4, 2) : (2, 1)]", "S[(2, 2, 2) : (2, 1@tp, 1)]"], ids=["one device", "cyclic"])
+def test_declared_layout_in_no_contiguous_pieces(scheduled, layouts, text):
+    """It is what it says, and no stage computes on it: it takes an exchange."""
+    with pytest.raises(LowerError, match="'epi' touches 'residual', which axe.layouts declares as"):
+        layouts(scheduled("MM-AR-C"), residual=Layout.parse(text))
 
 
 # ---- Sums over devices, slices and what one device holds -----------------------------------------------------------

@@ -1,5 +1,7 @@
 """Inserted redistributions: what they leave is right, and what they can't do is refused."""
 
+import re
+
 import numpy as np
 import pytest
 from tvm import tirx
@@ -20,7 +22,7 @@ def right(launched):
     def check(program, mesh, reference, **inputs):
         exe = axe.compile(program, mesh, work_dir=None, redistribute="insert")
         with pytest.raises(LowerError):
-            axe.compile(program, mesh, work_dir=None)
+            axe.compile(program, mesh, work_dir=None, redistribute="refuse")
         workers = launched(exe.mesh)
         exe.run(workers, **{name: np.full_like(array, np.nan) for name, array in inputs.items()})
         found = exe.run(workers, **inputs)
@@ -77,7 +79,7 @@ def test_a_store_anywhere_is_gathered(right, write, shape, place, devices, loop)
 
     exe = right(sch, None, reference, X=whole(8, 4))
     assert any(stage.kind == "all-gather" for stage in exe.stages)
-    assert "redistributed\n  compute apart Y for double\n" in exe.show()
+    assert re.search(r"redistributed\n  compute apart Y for double: [1-9][0-9,.]* bytes\n", exe.show())
 
 
 def test_what_is_left_of_a_parameter_stays(right):
@@ -106,7 +108,7 @@ def test_an_output_that_is_sharded_is_held_and_taken_over(right):
     mesh = Mesh({"tp": 8})
     func = axe.with_layouts(func, {"Y": Layout.sharded((19, 4), mesh, {0: "tp"})})
     exe = right(func, mesh, lambda X: 2 * X[::-1], X=whole(19, 4))
-    assert exe.inputs == ("X",) and exe.lowered.inserted == ("hold Y for double",)
+    assert exe.inputs == ("X",) and exe.lowered.inserted == ("hold Y for double: 0 bytes",)
     assert not exe.layouts["Y"].R
 
 
@@ -165,8 +167,7 @@ def test_a_saved_executable_says_it_too(launched, tmp_path):
 def test_what_needs_nothing_is_as_it_was():
     sch = axe.Schedule(chain("vi, vj", (8, 4)), mesh=TP3)
     func = sch.mod["main"]
-    found = redistributed(func, TP3)
-    assert found.func.same_as(func) and found.inserted == ()
+    assert redistributed(func, TP3).same_as(func)
 
 
 def test_what_has_an_order_is_refused():

@@ -294,7 +294,7 @@ def test_indices_that_are_loaded(launched, kind, devices, loop):
     if loop is not None:
         sch.shard(sch.get_loops("put")[loop], "x")
     try:
-        exe = axe.compile(sch, work_dir=None)
+        exe = axe.compile(sch, work_dir=None, redistribute="refuse")
     except LowerError as error:
         assert (kind, loop) == ("scatter", 0) and "block 'put'" in str(error) and "'Y'" in str(error)
         return

@@ -124,7 +124,7 @@ def is_right(launched, sch: axe.Schedule, case: Case) -> bool:
     given = {"X": numbers((ROWS, COLUMNS), 1), "Y": numbers(case.shape, 1000)}
     expected = stored(case, given["X"], given["Y"])
     try:
-        exe = axe.compile(sch, work_dir=None)
+        exe = axe.compile(sch, work_dir=None, redistribute="refuse")
     except LowerError as error:
         assert re.search(r"block '(put|Y_global)'.*'Y(_global)?'", str(error)), str(error)
         return False

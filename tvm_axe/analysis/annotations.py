@@ -18,6 +18,8 @@ key                  where            value
 ``axe.layouts.NAME`` a block          the same for the parameter NAME, which the block writes, where a
                                       schedule says it (not on the root block: upstream then changes
                                       copies of the schedule too)
+``axe.inserted``     a block          it was inserted to move what a device touches and doesn't own: what
+                                      for, in words
 ``axe.tile``         a block          the kernel of `tvm_axe.tile.kernels` that computes it
 ``axe.tile.NAME``    a block          a parameter of that kernel, an int
 ==================== ================ =================================================================
@@ -42,6 +44,7 @@ BIND = "axe.bind"
 ROOT = "axe.root"
 OVERLAP = "axe.overlap"
 RING = "axe.ring"
+INSERTED = "axe.inserted"
 LAYOUTS = "axe.layouts"
 TILE = "axe.tile"
 

@@ -220,7 +220,6 @@ def _from_lowered(lowered: Lowered) -> dict[str, Any]:
         "layouts": {name: str(layout) for name, layout in lowered.layouts.items()},
         "arguments": lowered.arguments,
         "coordinates": lowered.coordinates,
-        "inserted": lowered.inserted,
         "calls": [{**vars(call), "arguments": [_from_argument(a) for a in call.arguments], "windows": [
             None if window is None else [window.slice_rows, window.chunk_rows] for window in call.windows
         ]} for call in lowered.calls],
@@ -253,7 +252,6 @@ def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
         layouts={name: Layout.parse(text) for name, text in data["layouts"].items()},
         arguments=tuple((str(name), str(view)) for name, view in data["arguments"]),
         coordinates=tuple(map(str, data["coordinates"])),
-        inserted=tuple(map(str, data["inserted"])),
     )
 
 

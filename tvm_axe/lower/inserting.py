@@ -22,13 +22,12 @@ What is copied so is whole: an all-gather where a shift or a border would do. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from tvm_axe.analysis.annotations import BIND, OVERLAP, RING, layouts_of
+from tvm_axe.analysis.annotations import BIND, INSERTED, OVERLAP, RING, layouts_of
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import directions, reached
 from tvm_axe.analysis.elements import cover, elements
@@ -39,19 +38,11 @@ from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Unowned, derive_ste
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.program import parse_program
 
-__all__ = ["Redistributed", "redistributed"]
+__all__ = ["redistributed"]
 
 
-@dataclass(frozen=True)
-class Redistributed:
-    """A function that touches what its devices own, and what was inserted for that, a line each."""
-
-    func: tirx.PrimFunc
-    inserted: tuple[str, ...]
-
-
-def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
-    """Insert the copies that `func` needs on `mesh`.
+def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
+    """Insert the copies that `func` needs on `mesh`; each says of itself what it is for (``axe.inserted``).
 
     Raises
     ------
@@ -61,7 +52,6 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
     LayoutError
         If a declared layout doesn't fit its parameter or the mesh.
     """
-    inserted: list[str] = []
     rounds = 4 * len(nested_blocks(func.body.block.body)) + 4  # each block reads and writes, over two axes at most
     for _ in range(rounds):
         program = parse_program(func, mesh)
@@ -70,33 +60,33 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> Redistributed:
             derive_steps(program, shardings)
         except Unowned as found:
             remedy = found.remedy if shardings[found.buffer].memory is None else RELAY
-            func = _REMEDIES[remedy](func, found, shardings[found.buffer])
-            inserted.append(f"{remedy} {found.buffer.name} for {found.block.name_hint}")
+            why = f"{remedy} {found.buffer.name} for {found.block.name_hint}"
+            func = _REMEDIES[remedy](func, found, shardings[found.buffer], why)
         else:
-            return Redistributed(func, tuple(inserted))
+            return func
     raise LowerError(f"{program.name}: {rounds} copies were inserted, and its stages still reach across the mesh")
 
 
-def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the nest read a copy that all devices hold."""
     nest, blocks = _nest_of(func, found)
     if any(_writes(block, found.buffer) for block in blocks):
         raise _refused(found, "its nest writes the buffer, too")
-    before, whole = _gathered(found.buffer, sharding)
+    before, whole = _gathered(found.buffer, sharding, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]})], whole)
 
 
-def _hold(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+def _hold(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the nest work on a copy that all devices hold, of which each then takes over its own share."""
     nest, blocks = _nest_of(func, found)
-    before, whole = _gathered(found.buffer, sharding)
+    before, whole = _gathered(found.buffer, sharding, why)
     if _is_written_whole(blocks, found.buffer):
         before, whole = [], whole[-1:]
-    behind = _copy(whole[-1], found.buffer, sharding, sharding.axes)
+    behind = _copy(whole[-1], found.buffer, sharding, sharding.axes, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]}), behind], whole)
 
 
-def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the block write a buffer that its iterators index, and all devices copy that to where it belongs."""
     nest, blocks = _nest_of(func, found)
     block = next(other for other in blocks if other.block.same_as(found.block))
@@ -137,17 +127,18 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.Prim
         list(extents.values()),
         lambda v: (buffer, [substitute(index, dict(zip(at, v))) for index in store.indices]),
         lambda v: (apart, list(v)),
+        why,
     )
     return _replaced(func, nest, [new_nest, behind], [apart])
 
 
-def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding) -> tirx.PrimFunc:
+def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have all blocks work on a copy of a parameter, which lies as they touch it."""
     buffer = found.buffer
     direction = dict(zip(func.params, directions(func)))[buffer]
     own = tirx.decl_buffer(sharding.shape, buffer.dtype, f"{buffer.name}_own", layout=None)
-    before = [_copy(buffer, own, sharding, {})] if direction.is_input else []
-    behind = [_copy(own, buffer, sharding, {})] if direction.is_output else []
+    before = [_copy(buffer, own, sharding, {}, why)] if direction.is_input else []
+    behind = [_copy(own, buffer, sharding, {}, why)] if direction.is_output else []
     nests = [substitute(nest, {buffer: own}) for nest in statements(func.body.block.body)]
     return _rebuilt(func, [*before, *nests, *behind], [own])
 
@@ -158,23 +149,23 @@ _REMEDIES = {GATHER: _gather, HOLD: _hold, APART: _apart, RELAY: _relay}
 # ---- Copies ----------------------------------------------------------------------------------------------------------
 
 
-def _gathered(buffer: tirx.Buffer, sharding: Sharding) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
+def _gathered(buffer: tirx.Buffer, sharding: Sharding, why: str) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
     """Copies of a buffer, each over one axis less than the one before; the last is held by all."""
     axes, copies, nests, source = dict(sharding.axes), list[tirx.Buffer](), list[tirx.Stmt](), buffer
     for dim in sorted(sharding.axes) or [-1]:  # what one device holds is copied once
         axes.pop(dim, None)
         shape = [int(extent) for extent in buffer.shape]
         copies.append(tirx.decl_buffer(shape, buffer.dtype, f"{buffer.name}_whole", layout=None))
-        nests.append(_copy(source, copies[-1], sharding, axes))
+        nests.append(_copy(source, copies[-1], sharding, axes, why))
         source = copies[-1]
     return nests, copies
 
 
-def _copy(source: tirx.Buffer, target: tirx.Buffer, sharding: Sharding, axes: Mapping[int, str]) -> tirx.Stmt:
+def _copy(source: tirx.Buffer, target: tirx.Buffer, sharding: Sharding, axes: Mapping[int, str], why: str) -> tirx.Stmt:
     """A nest that copies a buffer, its dimensions shared over `axes`."""
     shape = [int(extent) for extent in source.shape]
     sizes = {dim: (axis, sharding.mesh.axis_size(axis)) for dim, axis in axes.items()}
-    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), sizes)
+    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), why, sizes)
 
 
 _Element = tuple[tirx.Buffer, list[tirx.Expr]]
@@ -185,6 +176,7 @@ def _nest(
     shape: Sequence[int],
     target: Callable[[Sequence[tirx.Var]], _Element],
     source: Callable[[Sequence[tirx.Var]], _Element],
+    why: str,
     shared: dict[int, tuple[str, int]] | None = None,
 ) -> tirx.Stmt:
     """``target[..] = source[..]`` over a shape, whose dimensions the devices of mesh axes share in pieces."""
@@ -196,6 +188,7 @@ def _nest(
         [element(to, where)],
         name,
         tirx.BufferStore(to, tirx.BufferLoad(of, which), where),
+        annotations={INSERTED: why},
     )
     loops: list[tuple[tirx.Var, int, dict[str, str]]] = []
     values: list[tirx.Expr] = []

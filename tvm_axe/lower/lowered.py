@@ -29,7 +29,7 @@ class Stage:
     `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `bytes` is what one device moves to
     or from its peers, and `memory` the bytes of its own that it touches; `kernel` is the name of its function in the
     module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in turn, 1 where it
-    overlaps no other.
+    overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
     """
 
     name: str
@@ -39,6 +39,7 @@ class Stage:
     kernel: str | None
     memory: int
     chunks: int
+    inserted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ class Lowered:
 
     ``module["main"]`` takes one tensor for each (buffer name, view) of `arguments`, where the view is ``"slab"`` or a
     mesh axis, then the device's coordinate on each axis of `coordinates`. It makes the `calls`, in order, the same on
-    each device; what it allocates is left out of them. `inserted` says which stages a redistribution was inserted for
-    (`tvm_axe.lower.inserting`).
+    each device; what it allocates is left out of them.
     """
 
     name: str
@@ -81,7 +81,15 @@ class Lowered:
     layouts: Mapping[str, Layout]
     arguments: tuple[tuple[str, str], ...]
     coordinates: tuple[str, ...]
-    inserted: tuple[str, ...] = ()
+
+    @property
+    def inserted(self) -> tuple[str, ...]:
+        """What a redistribution was inserted for, a line each with the bytes that a device moves for it."""
+        moved: dict[str, int | float] = {}
+        for stage in self.stages:
+            if stage.inserted is not None:
+                moved[stage.inserted] = moved.get(stage.inserted, 0) + stage.bytes
+        return tuple(f"{why}: {bytes_:,} bytes" for why, bytes_ in moved.items())
 
     def devices(self, stage: Stage) -> int:
         """How many devices a stage's communication is among: those along its axis, all of them, or one."""
@@ -131,6 +139,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
             kernel,
             memory,
             1 if step.stage.overlap is None else step.stage.overlap.chunks,
+            step.stage.inserted,
         )
         for step, kernel, memory in zip(steps, emitted.kernels, emitted.memory)
     )

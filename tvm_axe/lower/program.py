@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
+from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import ranges_of, stays_in
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import REDUCE
@@ -111,6 +112,12 @@ class ScheduledStage:
     @property
     def name(self) -> str:
         return "_".join(dict.fromkeys(block.name for block in self.blocks))
+
+    @property
+    def inserted(self) -> str | None:
+        """What the stage was inserted for."""
+        found = [block.realize.block.annotations.get(INSERTED) for block in self.blocks]
+        return str(found[0]) if found and found[0] is not None else None
 
 
 @dataclass(frozen=True, eq=False)
