@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+
 from tvm import s_tir, tirx
 
 from tvm_axe.analysis.annotations import BIND, ROOT, layouts_of
 from tvm_axe.analysis.blocks import NestedBlock
-from tvm_axe.analysis.expressions import uses
 from tvm_axe.analysis.patterns import SPATIAL, is_copy
 from tvm_axe.analysis.tree import BlockTree
 from tvm_axe.layout import Mesh
@@ -37,7 +39,7 @@ def root_of(block: s_tir.SBlock) -> int | None:
 
 def driven_by(nest: NestedBlock, loop: tirx.For) -> list[tirx.IterVar]:
     """Return the block's iterators that `loop` drives, alone or with others."""
-    return [iv for iv, value in zip(nest.block.iter_vars, nest.realize.iter_values) if uses(value, loop.loop_var)]
+    return next((list(driven) for own, driven in zip(nest.loops, nest.driven) if own.same_as(loop)), [])
 
 
 def driving_loop(nest: NestedBlock, iterator: tirx.Var) -> tirx.For | None:
@@ -48,21 +50,29 @@ def driving_loop(nest: NestedBlock, iterator: tirx.Var) -> tirx.For | None:
 
 def bound_loops(nest: NestedBlock, kind: int) -> dict[str, tirx.For]:
     """Return the block's mesh-bound loops that drive iterators of `kind` (SPATIAL or REDUCE), by mesh axis."""
-    found = {}
-    for loop in nest.loops:
-        axis = bound_axis(loop)
-        if axis is None:
-            continue
-        driven = {iv.iter_type for iv in driven_by(nest, loop)}
-        # A loop of extent 1 (an axis of one device) may drive nothing; it then counts as data-parallel.
-        if kind in driven or (kind == SPATIAL and not driven):
-            found[axis] = loop
-    return found
+    # A loop of extent 1 (an axis of one device) may drive nothing; it then counts as data-parallel.
+    return {axis: loop for axis, loop, kinds in _bound(nest) if kind in kinds or (kind == SPATIAL and not kinds)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _bound(nest: NestedBlock) -> tuple[tuple[str, tirx.For, frozenset[int]], ...]:
+    """Return the block's mesh-bound loops, each with its axis and the kinds of the iterators that it drives."""
+    axes = [bound_axis(loop) for loop in nest.loops]
+    return tuple(
+        (axis, loop, frozenset(int(iv.iter_type) for iv in driven))
+        for axis, loop, driven in zip(axes, nest.loops, nest.driven)
+        if axis is not None
+    )
 
 
 def sharded_dims(nest: NestedBlock) -> dict[str, int]:
     """Return the dimension of the block's result that each mesh axis shares, by axis."""
-    found = {}
+    return dict(_sharded_dims(nest))
+
+
+@functools.lru_cache(maxsize=4096)
+def _sharded_dims(nest: NestedBlock) -> Mapping[str, int]:
+    found: dict[str, int] = {}
     for axis, loop in bound_loops(nest, SPATIAL).items():
         for iv in driven_by(nest, loop):
             dims = [dim for dim, index in enumerate(nest.block.body.indices) if iv.var.same_as(index)]

@@ -62,22 +62,43 @@ class BlockTree:
         KeyError
             If not just one block has it.
         """
-        found = [nested for nested, _ in self._scopes.values() if str(nested.block.name_hint) == name]
+        found = self._named.get(name, [])
         if len(found) != 1:
             raise KeyError(f"{len(found)} blocks are called {name!r}")
         return found[0]
 
+    @functools.cached_property
+    def _named(self) -> dict[str, list[NestedBlock]]:
+        found: dict[str, list[NestedBlock]] = {}
+        for nested, _ in self._scopes.values():
+            found.setdefault(str(nested.block.name_hint), []).append(nested)
+        return found
+
     def producers(self, block: NestedBlock) -> list[NestedBlock]:
         """Return the blocks before `block`, of those that one block encloses, that write what it reads or writes."""
-        touched = [region.source for region in (*block.block.reads, *block.block.writes)]
-        return [other for other in self._until(block) if _is_among(touched, other.block.writes)]
+        return self._producers[block.block]
 
     def consumers(self, block: NestedBlock) -> list[NestedBlock]:
         """Return the blocks behind `block`, of those that one block encloses, that read or write what it writes."""
-        written = [region.source for region in block.block.writes]
-        _, siblings = self._scopes[block.block]
-        behind = siblings[len(self._until(block)) + 1 :]
-        return [other for other in behind if _is_among(written, [*other.block.reads, *other.block.writes])]
+        return self._consumers[block.block]
+
+    @functools.cached_property
+    def _producers(self) -> dict[s_tir.SBlock, list[NestedBlock]]:
+        written = {block: {region.source for region in block.writes} for block in self._scopes}
+        touched = {block: written[block] | {region.source for region in block.reads} for block in self._scopes}
+        found: dict[s_tir.SBlock, list[NestedBlock]] = {}
+        for nested, siblings in self._scopes.values():
+            before = siblings[: next(n for n, other in enumerate(siblings) if other is nested)]
+            found[nested.block] = [other for other in before if touched[nested.block] & written[other.block]]
+        return found
+
+    @functools.cached_property
+    def _consumers(self) -> dict[s_tir.SBlock, list[NestedBlock]]:
+        found: dict[s_tir.SBlock, list[NestedBlock]] = {block: [] for block in self._scopes}
+        for nested, _ in self._scopes.values():
+            for producer in self._producers[nested.block]:
+                found[producer.block].append(nested)
+        return found
 
     def blocks_below(self, loop: tirx.For) -> list[NestedBlock]:
         """Return the blocks below `loop`, in order, those that one block encloses."""
@@ -92,18 +113,10 @@ class BlockTree:
         """Return whether `buffer` is a parameter of one of the functions."""
         return any(buffer.same_as(param) for func in self.functions for param in func.params)
 
-    def _until(self, block: NestedBlock) -> tuple[NestedBlock, ...]:
-        _, siblings = self._scopes[block.block]
-        return siblings[: next(n for n, other in enumerate(siblings) if other.block.same_as(block.block))]
-
 
 def is_one_of(block: NestedBlock, blocks: Sequence[NestedBlock]) -> bool:
     """Return whether `block` is one of `blocks`; two blocks of a function may have the same name."""
     return any(block.block.same_as(other.block) for other in blocks)
-
-
-def _is_among(buffers: list[tirx.Buffer], regions: list[ir.TensorRegion]) -> bool:
-    return any(region.source.same_as(buffer) for region in regions for buffer in buffers)
 
 
 @functools.lru_cache(maxsize=128)

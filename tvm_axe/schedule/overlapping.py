@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -87,24 +88,54 @@ def overlap(
     >>> lower(sch.mod["main"], sch.mesh).notation
     'ol(MM, fuse(RS-C-AG))'
     """
-    devices = axis_size(mesh, axis, "overlap")
+    axis_size(mesh, axis, "overlap")
     for block in blocks:
         query.given(sch, block, "overlap")
     if len(blocks) < 2:
         raise ScheduleError(f"overlap: two stages or more overlap each other; got {len(blocks)}")
-    tree, firsts = query.tree(sch), [query.nest_of(sch, block) for block in blocks]
-    nests = [tree.blocks_below(nest.loops[0]) if nest.loops else [nest] for nest in firsts]
-    _check_chain(tree, nests)
-    along = _chunked_dims(tree, nests, axis, mesh)
+    cuts = cuts_of(query.tree(sch), [query.nest_of(sch, block) for block in blocks], axis, mesh)
     count = chunks if isinstance(chunks, int) else int(sch.get(chunks))
-    cuts = [_cut_of(nest, along, axis, devices, count) for nest in firsts]
-    for nest, cut in zip(nests, cuts):
-        _check_carried(tree, nest, cut.loop, along)
+    for cut in cuts:
+        if not cut.takes(count):
+            raise ScheduleError(
+                f"overlap: block {cut.block!r}: {count} chunks do not divide the {cut.piece} elements of a device's "
+                "slice; valid is a divisor"
+            )
     region = query.name_of(sch, blocks[0])
-    loops = [_cut(sch, block, cut, axis, devices, chunks) for block, cut in zip(blocks, cuts)]
+    loops = [_cut(sch, block, cut, axis, mesh, chunks) for block, cut in zip(blocks, cuts)]
     for loop in loops:
         sch.annotate(loop, OVERLAP, region)
     return loops
+
+
+class Cut(NamedTuple):
+    """The loop of a stage to cut: over the `piece` elements of a device's slice if `sliced`, else over all slices."""
+
+    block: str
+    loop: tirx.For
+    sliced: bool
+    piece: int
+
+    def takes(self, count: int) -> bool:
+        """Return whether it can be cut into so many chunks."""
+        return count >= 1 and self.piece % count == 0
+
+
+def cuts_of(tree: BlockTree, blocks: Sequence[NestedBlock], axis: str, mesh: Mesh) -> list[Cut]:
+    """Return what `overlap` cuts of each stage.
+
+    Raises
+    ------
+    ScheduleError
+        If the stages can't overlap, whatever the number of chunks.
+    """
+    nests = [tree.blocks_below(block.loops[0]) if block.loops else [block] for block in blocks]
+    _check_chain(tree, nests)
+    along = _chunked_dims(tree, nests, axis, mesh)
+    cuts = [_cut_of(block, along, axis, mesh.axis_size(axis)) for block in blocks]
+    for nest, cut in zip(nests, cuts):
+        _check_carried(tree, nest, cut.loop, along)
+    return cuts
 
 
 def _check_chain(tree: BlockTree, nests: Sequence[Sequence[NestedBlock]]) -> None:
@@ -170,7 +201,8 @@ def _chunked_dims(
     return along
 
 
-def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr]]]:
+@functools.lru_cache(maxsize=4096)
+def _touched(block: s_tir.SBlock) -> Sequence[tuple[tirx.Buffer, Sequence[tirx.Expr]]]:
     found = [(block.body.buffer, block.body.indices)]
     for region in block.reads:
         found += [(load.source, load.indices) for load in loads_of(block, region.source)]
@@ -187,15 +219,8 @@ def _iterator_along(block: s_tir.SBlock, along: Mapping[tirx.Buffer, int]) -> ti
     return None
 
 
-class _Cut(NamedTuple):
-    """The loop of a stage to cut, and whether it runs over a device's slice only."""
-
-    loop: tirx.For
-    sliced: bool
-
-
-def _cut_of(nest: NestedBlock, along: Mapping[tirx.Buffer, int], axis: str, devices: int, count: int) -> _Cut:
-    """Return what to cut into `count` chunks of a stage; an error where that can't be."""
+def _cut_of(nest: NestedBlock, along: Mapping[tirx.Buffer, int], axis: str, devices: int) -> Cut:
+    """Return what to cut of a stage; an error where that can't be."""
     name, stmt = str(nest.block.name_hint), nest.block
     iterator = _iterator_along(stmt, along)
     if iterator is None or not any(iv.var.same_as(iterator) and iv.iter_type == SPATIAL for iv in stmt.iter_vars):
@@ -212,19 +237,13 @@ def _cut_of(nest: NestedBlock, along: Mapping[tirx.Buffer, int], axis: str, devi
         )
     extent = int(own[0].extent)
     sliced = len(driving) > len(own)
-    piece = extent if sliced else -(-extent // devices)
-    if count < 1 or piece % count:
-        raise ScheduleError(
-            f"overlap: block {name!r}: {count} chunks do not divide the {piece} elements of a device's slice; valid "
-            "is a divisor"
-        )
-    return _Cut(own[0], sliced)
+    return Cut(name, own[0], sliced, extent if sliced else -(-extent // devices))
 
 
-def _cut(sch: s_tir.Schedule, block: SBlockRV, cut: _Cut, axis: str, devices: int, chunks: int | ExprRV) -> LoopRV:
+def _cut(sch: s_tir.Schedule, block: SBlockRV, cut: Cut, axis: str, mesh: Mesh, chunks: int | ExprRV) -> LoopRV:
     """Cut a loop of `block`'s stage into chunks; return the loop over them."""
     name, loop = query.name_of(sch, block), query.loop_rv(sch, block, cut.loop)
-    factors = [chunks, None] if cut.sliced else [devices, chunks, None]
+    factors = [chunks, None] if cut.sliced else [mesh.axis_size(axis), chunks, None]
     parts = query.checked("overlap", name, lambda: sch.split(loop, factors))
     if not cut.sliced:
         sch.annotate(parts[0], RING, axis)

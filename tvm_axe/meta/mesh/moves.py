@@ -6,6 +6,7 @@ validity rule refuses is no schedule. Two ways to the same function count once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,12 +16,15 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir
 
+from tvm_axe.analysis.blocks import NestedBlock
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy, is_product
 from tvm_axe.analysis.sharing import bound_loops, gathered, root_of, sharded_dims, sharded_over
 from tvm_axe.analysis.tree import BlockTree
 from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.schedule import Schedule, query
+from tvm_axe.schedule.overlapping import cuts_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,9 +300,13 @@ def _lengths(candidate: Candidate, nests: Sequence[Sequence[str]], start: int) -
 def _communicates(sch: Schedule, name: str) -> bool:
     """Whether a block reads its peers, or is a copy that gathers or broadcasts."""
     tree = query.tree(sch)
-    nest = tree.named(name)
+    return _exchanges(tree, tree.named(name), sch.mesh)
+
+
+@functools.lru_cache(maxsize=4096)
+def _exchanges(tree: BlockTree, nest: NestedBlock, mesh: Mesh) -> bool:
     stmt, own = nest.block, sharded_dims(nest)
-    gathers = is_copy(stmt) and set(sharded_over(tree, nest, stmt.body.value.source, sch.mesh)) - set(own)
+    gathers = is_copy(stmt) and set(sharded_over(tree, nest, stmt.body.value.source, mesh)) - set(own)
     broadcasts = any(root_of(producer.block) is not None for producer in tree.producers(nest))
     return bool(gathers) or broadcasts or bool(bound_loops(nest, REDUCE))
 
@@ -339,11 +347,20 @@ def _overlaps(candidate: Candidate, chunks: Sequence[int]) -> Iterator[tuple[Can
             if len(window) < length or not any(_communicates(candidate.sch, name) for nest in window for name in nest):
                 continue
             stages = [nest[0] for nest in window]
+            blocks = [candidate.tree.named(name) for name in stages]
             for axis in candidate.sch.mesh.names:
-                valid = [count for count in chunks if _overlapped(candidate, stages, axis, [count], 0) is not None]
-                found = [_overlapped(candidate, stages, axis, valid, n) for n in range(len(valid))]
-                if found:
-                    yield tuple(overlap for overlap in found if overlap is not None)
+                try:
+                    cuts = cuts_of(candidate.tree, blocks, axis, candidate.sch.mesh)
+                except ScheduleError:
+                    continue
+                counts = [count for count in chunks if all(cut.takes(count) for cut in cuts)]
+                found = [_overlapped(candidate, stages, axis, counts, n) for n in range(len(counts))]
+                if None in found:  # what upstream refuses isn't to be drawn either
+                    counts = [count for count, overlap in zip(counts, found) if overlap is not None]
+                    found = [_overlapped(candidate, stages, axis, counts, n) for n in range(len(counts))]
+                space = tuple(overlap for overlap in found if overlap is not None)
+                if space:
+                    yield space
 
 
 def _overlapped(
