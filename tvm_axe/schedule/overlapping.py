@@ -177,7 +177,9 @@ def _chunked_dims(
     blocks = [block for nest in nests for block in nest]
 
     def follow() -> None:
-        for _ in blocks:  # each round follows one more link
+        known = -1
+        while known != len(along):  # each round follows one more link
+            known = len(along)
             for block in blocks:
                 iterator = _iterator_along(block.block, along)
                 for buffer, indices in _touched(block.block) if iterator is not None else ():
@@ -203,9 +205,9 @@ def _chunked_dims(
 
 @functools.lru_cache(maxsize=4096)
 def _touched(block: s_tir.SBlock) -> Sequence[tuple[tirx.Buffer, Sequence[tirx.Expr]]]:
-    found = [(block.body.buffer, block.body.indices)]
+    found = [(block.body.buffer, tuple(block.body.indices))]
     for region in block.reads:
-        found += [(load.source, load.indices) for load in loads_of(block, region.source)]
+        found += [(load.source, tuple(load.indices)) for load in loads_of(block, region.source)]
     return found
 
 
