@@ -14,8 +14,7 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.analysis.expressions import uses
-from tvm_axe.analysis.patterns import REDUCE, iterator_at, loads_of
-from tvm_axe.relax.inline import is_pointwise
+from tvm_axe.analysis.patterns import REDUCE, is_pointwise, iterator_at, loads_of
 from tvm_axe.schedule import query
 
 
@@ -49,7 +48,7 @@ def find_pairs(sch: s_tir.Schedule) -> list[Pair]:
         if reduction is None or name in taken:
             continue
         columns = _columns(sch, blocks[:index], block, reduction, taken)
-        if any(not is_pointwise(sch, sch.get_sblock(column)) for column in columns):
+        if any(not is_pointwise(sch.get(sch.get_sblock(column))) for column in columns):
             pairs.append(Pair(columns, name, reduction))
             taken |= {name, *columns}
     return pairs
@@ -62,7 +61,7 @@ def _columns(
     cut = {query.name_of(sch, rows): reduction}
     for block in reversed(before):
         name = query.name_of(sch, block)
-        if name in taken or not (is_pointwise(sch, block) or _matmul_reduction(sch, block) is not None):
+        if name in taken or not (is_pointwise(sch.get(block)) or _matmul_reduction(sch, block) is not None):
             continue
         position = _iterator_along(sch, block, _dimension_read(sch, block, cut))
         if position is not None:

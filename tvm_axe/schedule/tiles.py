@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import ExprRV, SBlockRV
 from tvm_axe.analysis.annotations import TILE
 from tvm_axe.analysis.blocks import NestedBlock, covers
 from tvm_axe.analysis.order import shared_loops
-from tvm_axe.analysis.patterns import SPATIAL
+from tvm_axe.analysis.patterns import SPATIAL, is_pointwise
 from tvm_axe.analysis.sharing import bound_loops, driving_loop
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
@@ -243,7 +243,7 @@ def _check_epilogue(sch: s_tir.Schedule, block: SBlockRV, epilogue: SBlockRV, pr
             + ("a parameter" if tree.is_parameter(product.c) else f"read by {', '.join(readers) or 'no block'}")
             + f"; valid is an epilogue that alone reads it, here {stmt.name_hint!r}"
         )
-    if stmt.init is not None or not all(it.iter_type == SPATIAL for it in stmt.iter_vars):
+    if not is_pointwise(stmt):
         raise ScheduleError(
             f"tile_kernel: block {name!r}: its epilogue {stmt.name_hint!r} sums; valid is a pointwise block"
         )

@@ -6,8 +6,7 @@ import tvm_ffi
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.analysis.patterns import loads_of
-from tvm_axe.meta.spaces.contraction import is_pointwise
+from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.schedule import query
 
 __all__ = ["epilogue", "inline_made", "producer_of"]

@@ -23,9 +23,9 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import uses
-from tvm_axe.analysis.patterns import loads_of
+from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.machines.target import cores, vector_bits
-from tvm_axe.meta.spaces.contraction import is_plain_nest, is_pointwise
+from tvm_axe.meta.spaces.contraction import is_plain_nest
 from tvm_axe.meta.spaces.rows import inline_cheap, stores_of
 
 __all__ = ["Columns", "column_schedules", "find_columns"]

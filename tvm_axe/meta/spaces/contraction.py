@@ -22,6 +22,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import is_move, is_pointwise
 from tvm_axe.records.packing import layout_free
 
 __all__ = [
@@ -29,9 +30,7 @@ __all__ = [
     "Factor",
     "factors_of",
     "find_contractions",
-    "is_move",
     "is_plain_nest",
-    "is_pointwise",
     "positions",
 ]
 
@@ -320,17 +319,6 @@ def _phases(guard: tirx.Expr | None, position: dict[tirx.Var, int], extents: tup
         if not phases or any(extents[n] % step for n, step in phases.items()):
             return None
     return phases
-
-
-def is_pointwise(block: s_tir.SBlock) -> bool:
-    """Whether the block computes each element of its one buffer by itself."""
-    spatial = all(it.iter_type == tirx.IterVar.DataPar for it in block.iter_vars)
-    return block.init is None and spatial and isinstance(block.body, tirx.BufferStore)
-
-
-def is_move(block: s_tir.SBlock) -> bool:
-    """Whether a block only moves elements of a buffer: a copy, a transpose."""
-    return is_pointwise(block) and isinstance(block.body.value, ir.TensorLoad)
 
 
 def is_plain_nest(loops: list[tirx.For], realize: s_tir.SBlockRealize) -> bool:

@@ -32,9 +32,10 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import is_move, is_pointwise
 from tvm_axe.machines.target import cores, vector_bits, vector_registers
 from tvm_axe.meta.spaces.around import epilogue, inline_made, producer_of
-from tvm_axe.meta.spaces.contraction import Factor, factors_of, is_move, is_plain_nest, is_pointwise, positions
+from tvm_axe.meta.spaces.contraction import Factor, factors_of, is_plain_nest, positions
 from tvm_axe.schedule import query
 
 __all__ = ["Plane", "find_plane", "plane_schedules"]

@@ -26,8 +26,9 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.machines.target import cores, vector_bits
-from tvm_axe.meta.spaces.contraction import is_plain_nest, is_pointwise
+from tvm_axe.meta.spaces.contraction import is_plain_nest
 from tvm_axe.schedule import query
 
 __all__ = ["Rows", "find_rows", "inline_cheap", "row_schedules", "stores_of"]
