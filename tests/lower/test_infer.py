@@ -95,7 +95,7 @@ def test_declared_layout_that_does_not_fit(scheduled, layouts, layout):
 @pytest.mark.parametrize("text", ["S[(4, 2) : (2, 1)]", "S[(2, 2, 2) : (2, 1@tp, 1)]"], ids=["one device", "cyclic"])
 def test_declared_layout_in_no_contiguous_pieces(scheduled, layouts, text):
     """It is what it says, and no stage computes on it: it takes an exchange."""
-    with pytest.raises(LowerError, match="'epi' touches 'residual', which axe.layouts declares as"):
+    with pytest.raises(LowerError, match=r"'epi' touches 'residual', which axe.layouts declares as"):
         layouts(scheduled("MM-AR-C"), residual=Layout.parse(text))
 
 

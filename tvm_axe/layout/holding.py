@@ -38,7 +38,7 @@ from tvm_axe.layout.shapes import check_shape
 from tvm_axe.layout.sharding import check_mesh
 from tvm_axe.layout.symbolic import Number
 
-__all__ = ["Held", "Holding", "received"]
+__all__ = ["Digit", "Held", "Holding", "Terms", "received", "terms_between"]
 
 
 class Held(NamedTuple):
@@ -190,12 +190,13 @@ class Holding:
         reader : Mapping[str, Any]
             Coordinates; where there are copies, the device that holds what the reader itself would.
         term : Mapping[Iter, Any]
-            Which term of a sum.
+            Which term of a sum; and the digits that are known besides.
         """
         own = self.digits(reader)
-        numbers = {it: own[it] for it in self.layout.R} | dict(term)
+        numbers = {it: own[it] for it in self.layout.R}
         for digits, at in zip(self.dims, index):
             numbers.update({digit.it: _number(digit, digits, at) for digit in digits if digit.it.axis in self.mesh})
+        numbers.update(term)
         return {axis: self._coordinate(axis, numbers) for axis in self.mesh.names}
 
     def address(self, index: Sequence[Any]) -> Any:
@@ -206,6 +207,11 @@ class Holding:
                 if digit.it.axis == LINEAR_MEMORY:
                     at = at + _number(digit, digits, position) * int(digit.it.stride)
         return at
+
+    def number(self, digit: Digit, index: Sequence[Any]) -> Any:
+        """Return one digit of the element at `index`."""
+        dim = next(dim for dim, digits in enumerate(self.dims) if digit in digits)
+        return _number(digit, self.dims[dim], index[dim])
 
     def indices(self, device: int) -> list[NDArray[np.int64]] | None:
         """Return the indices of what `device` holds, dimension by dimension, or None if it holds nothing by intent.
@@ -369,27 +375,62 @@ def _number(digit: Digit, digits: Sequence[Digit], index: Any) -> Any:
     return above if digit is digits[0] else above % int(digit.it.extent)
 
 
+class Terms(NamedTuple):
+    """What becomes of the terms of a sum between two layouts.
+
+    Attributes
+    ----------
+    stay : tuple[Iter, ...]
+        Those that both have.
+    summed : tuple[Iter, ...]
+        Those of the source alone.
+    made : dict[Iter, Digit or None]
+        Those of the target alone: an element becomes the term whose number is this digit of it, as the device that
+        holds it then keeps it; or, where that is None, the first term.
+    """
+
+    stay: tuple[Iter, ...]
+    summed: tuple[Iter, ...]
+    made: dict[Iter, Digit | None]
+
+
+def terms_between(source: Holding, target: Holding) -> Terms:
+    """Return what becomes of the terms of a sum."""
+
+    def alike(it: Iter) -> bool:
+        return source.layout.O[it.axis] == target.layout.O[it.axis]
+
+    stay = tuple(it for it in source.terms if it in target.terms and alike(it))
+    cutting = {digit.it: digit for digits in source.dims for digit in digits if alike(digit.it)}
+    made = {it: cutting.get(it) for it in target.terms if it not in stay}
+    return Terms(stay, tuple(it for it in source.terms if it not in stay), made)
+
+
 def received(source: Holding, target: Holding, device: int) -> int:
     """Return how many elements `device` needs of others for what it holds as `target` says, given `source`.
 
-    Every element comes from a device that holds it, the device itself if it does; a sum takes all of its terms, unless
-    both have the same, and is kept by those that hold its first term.
+    Every element comes from a device that holds it, the device itself if it does, and a sum takes all of its terms
+    (`terms_between`).
     """
     indices = target.indices(device)
     if indices is None:
         return 0
     coords = target.mesh.coords(device)
     own, wanted = source.digits(coords), target.digits(coords)
-    same_terms = source.terms == target.terms
-    if not same_terms and any(wanted[it] for it in target.terms):
+    terms = terms_between(source, target)
+    if any(digit is None and wanted[it] for it, digit in terms.made.items()):
         return 0
-    needed = math.prod(len(at) for at in indices)
     here = all(at == coordinate for at, coordinate in source.conditions(coords))
-    if same_terms:
-        here = here and all(own[it] == wanted[it] for it in source.terms)
-    kept = int(here)
+    needed, held = 1, int(here and all(own[it] == wanted[it] for it in terms.stay))
     for digits, at in zip(source.dims, indices):
-        matches = [_number(digit, digits, at) == own[digit.it] for digit in digits if digit.it.axis in source.mesh]
-        kept *= int(np.logical_and.reduce(matches).sum()) if matches else len(at)
-    terms = 1 if same_terms else math.prod(int(it.extent) for it in source.terms)
-    return terms * needed - kept
+        numbers = {digit: _number(digit, digits, at) for digit in digits if digit.it.axis in source.mesh}
+        becomes = [number == wanted[digit.it] for digit, number in numbers.items() if digit in terms.made.values()]
+        matches = [number == own[digit.it] for digit, number in numbers.items()]
+        needed *= _count(len(at), becomes)
+        held *= _count(len(at), [*becomes, *matches])
+    return math.prod(int(it.extent) for it in terms.summed) * needed - held
+
+
+def _count(among: int, conditions: Sequence[NDArray[np.bool_]]) -> int:
+    """How many of the indices of a dimension meet all conditions."""
+    return int(np.logical_and.reduce(conditions).sum()) if conditions else among

@@ -19,11 +19,11 @@ from tvm import DataType, ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import element
-from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.collective import ALL, SLAB, slab_stride
 from tvm_axe.layout import Iter
 from tvm_axe.layout.axes import LINEAR_MEMORY
-from tvm_axe.layout.holding import Holding, received
+from tvm_axe.layout.holding import Holding, received, terms_between
 
 __all__ = ["exchange_bytes", "exchange_kernel", "exchange_view"]
 
@@ -52,8 +52,8 @@ def exchange_kernel(
     Parameters
     ----------
     source, target : Holding
-        How the same tensor lies before and after. The terms of a sum are added up, unless both have the same; where
-        only the target has terms, the values are its first one.
+        How the same tensor lies before and after. The terms of a sum are added up, stay,
+        or are made of the values (`terms_between`).
     dtype : str
         The type of its elements.
     slabs : tuple of two shapes
@@ -93,12 +93,18 @@ class _Exchange:
                 number = self._loop(int(digit.it.extent)) if digit.it.axis == LINEAR_MEMORY else own[digit.it]
                 at = at + number * digit.radix
             self.index.append(self.analyzer.simplify(at))
-        if source.terms == target.terms:
-            self.terms = [{it: own[it] for it in source.terms}]
-        else:
-            self.terms = [
-                dict(zip(source.terms, numbers)) for numbers in product(*(range(int(it.extent)) for it in source.terms))
-            ]
+        terms = terms_between(source, target)
+        # What a device keeps of its own is where it is, by the condition under which it keeps it.
+        known = {it: own[it] for it in terms.stay}
+        known |= {digit.it: own[it] for it, digit in terms.made.items() if digit is not None}
+        numbers = product(*(range(int(it.extent)) for it in terms.summed))
+        self.terms = [dict(zip(terms.summed, each)) | known for each in numbers]
+        self.conditions = [tirx.EQ(at, here) for at, here in target.conditions(self.coordinates)]
+        self.conditions += [at < extent for at, extent in zip(self.index, target.shape)]
+        self.becomes = [
+            tirx.EQ(own[it], tirx.IntImm("int32", 0) if digit is None else source.number(digit, self.index))
+            for it, digit in terms.made.items()
+        ]
         self.devices = [self._device(term) for term in self.terms]
         self.axes = [
             axis
@@ -129,10 +135,9 @@ class _Exchange:
         value: tirx.Expr = loads[0]
         for load in loads[1:]:
             value = value + load
-        if self.target.terms and self.source.terms != self.target.terms:
-            own = self.target.digits(self.coordinates)
-            first = tirx.all(*(tirx.EQ(own[it], tirx.IntImm("int32", 0)) for it in self.target.terms))
-            value = tirx.if_then_else(self.analyzer.simplify(first), value, tirx.const(0, dtype))
+        if self.becomes:
+            chosen = self.analyzer.simplify(tirx.all(*self.becomes))
+            value = tirx.if_then_else(chosen, value, tirx.const(0, dtype))
         at = self._place(self.target.address(self.index), slabs[1])
         block = s_tir.SBlock(
             [iterator for iterator, _ in self.loops],
@@ -152,13 +157,9 @@ class _Exchange:
 
     def _mask(self, loops: Mapping[tirx.Var, tirx.Var]) -> tirx.Expr:
         """Whether the device holds the element: it isn't padding, and the device holds any."""
-        from tvm_axe.analysis.expressions import substitute
-
-        parts = [tirx.EQ(at, here) for at, here in self.target.conditions(self.coordinates)]
-        parts += [at < extent for at, extent in zip(self.index, self.target.shape)]
         whole: tirx.Expr = tirx.IntImm("bool", 1)
-        for part in parts:
-            whole = tirx.all(whole, part)
+        for condition in self.conditions:
+            whole = tirx.all(whole, condition)
         return substitute(self.analyzer.simplify(whole), dict(loops))
 
     def _viewed(self, slab: Sequence[int], dtype: str, name: str) -> tirx.Buffer:

@@ -48,9 +48,9 @@ def _block(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> list[str]
         return ["MM" if is_product(statement) else "C"]
     axis = remote_axis(pulled[0], shardings[pulled[0].buffer])
     if axis is not None and block.peer_dims(pulled[0], axis):
-        scatters = axis in shardings[write.buffer].axes.values()
+        scatters = axis in shardings[write.buffer].axes
         return [(Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE).letters]
-    held = axis in shardings[pulled[0].buffer].axes.values() and axis in shardings[write.buffer].axes.values()
+    held = axis in shardings[pulled[0].buffer].axes and axis in shardings[write.buffer].axes
     if is_copy(statement):
         return [(Collective.ALL_TO_ALL if held else Collective.ALL_GATHER).letters]
     send = Collective.SEND.letters
