@@ -23,11 +23,13 @@ from tvm.sym import Analyzer
 
 from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import ranges_of, statements, stays_in
+from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.patterns import REDUCE
+from tvm_axe.analysis.sharing import bound_axis, root_of
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.pieces import Pieces, linear, own_pieces, renumbered
 from tvm_axe.schedule import OVERLAP, RING
-from tvm_axe.schedule.query import REDUCE, bound_axis, root_of, substitute, uses
 
 
 @dataclass(frozen=True, eq=False)
