@@ -59,10 +59,14 @@ def contraction(d: Drawing) -> None:
     ours.insert(k, names[-1])
     theirs = [names[-2], names[-1]] if turned else [names[-1], names[-2]]
     theirs = names[:1] * batch + theirs
-    y = d.result(extents[:-1])
+    stored, indices = list(extents[:-1]), list(names[:-1])
+    if d.rng.random() < 0.08:  # into every second element of what is there
+        dim = d.rng.randrange(len(stored))
+        stored[dim], indices[dim] = f"2 * {_factor(stored[dim])}", f"2 * {names[dim]}"
+    y = d.result(stored)
     value = f"{d.load(left, ours, y.dtype)} * {d.load(right, theirs, y.dtype)}"
     kinds = "S" * (len(extents) - 1) + "R"
-    d.stage(extents, kinds, y, names[:-1], value, "sum")
+    d.stage(extents, kinds, y, indices, value, "sum")
 
 
 def reduction(d: Drawing) -> None:
