@@ -381,7 +381,8 @@ def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
             rng.choice((contraction, contraction, reduction))(drawing)
             for _ in range(rng.randint(1, 3)):
                 readers = (pointwise, pointwise, pointwise, broadcast, reduction, contraction, normed)
-                rng.choice((*readers, rng.choice((strided, padded, appended, concatenated))))(drawing)
+                rare = (strided, padded, appended, concatenated, permuted, halo, in_place)
+                rng.choice((*readers, rng.choice(rare)))(drawing)
         while len(drawing.stages) < count:
             rng.choices(list(KINDS), weights=list(KINDS.values()))[0](drawing)
         program = _finished(drawing)
