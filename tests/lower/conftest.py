@@ -49,9 +49,14 @@ def layouts(passes: Callable[..., Passed]) -> Callable[..., Mapping[str, str]]:
 
     def run(*args: object, **declared: Layout) -> dict[str, tuple[dict[int, str], set[int]]]:
         parsed, shardings, _ = passes(*args, **declared)
-        return {parsed.names[b]: (dict(shardings[b].axes), set(shardings[b].partial)) for b in parsed.buffers()}
+        return {parsed.names[b]: (_axes(shardings[b]), set(shardings[b].partial)) for b in parsed.buffers()}
 
     return run
+
+
+def _axes(sharding: Sharding) -> dict[int, str]:
+    """The axis, or the axes, of each dimension that is shared."""
+    return {dim: ", ".join(cut) for dim, cut in enumerate(sharding.cuts) if cut}
 
 
 @pytest.fixture

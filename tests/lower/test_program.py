@@ -71,7 +71,7 @@ def test_fused_schedule(scheduled, m, k, rows, columns):
         "bias['vj']",
         f"residual['{row}', 'vj']",
     ]
-    assert [access.blocked for access in gather.accesses] == [{0: ("tp", rows)}] * 2
+    assert [access.pieces for access in gather.accesses] == [{0: (("tp", rows),)}] * 2
 
 
 def test_axis_of_one_device_binds_nothing(scheduled):
@@ -129,8 +129,8 @@ def test_two_axes_on_one_dimension(scheduled):
     epi = sch.get_sblock("epi")
     _, local = sch.shard(sch.get_loops(epi)[0], "dp")
     sch.shard(local, "tp")
-    with pytest.raises(LowerError, match="iterator 'vi' is shared over dp and tp; one mesh axis a dimension"):
-        parse_program(sch.mod["main"], sch.mesh)
+    (block,) = [b for b in parse_program(sch.mod["main"], sch.mesh).blocks() if b.name == "epi"]
+    assert block.writes[0].pieces == {0: (("dp", 2), ("tp", 1))}
 
 
 def test_two_loops_bound_to_one_axis():

@@ -17,7 +17,7 @@ from tvm.sym import detect_iter_map
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import LIMIT, points, values
 
-__all__ = ["Elements", "cover", "elements"]
+__all__ = ["Elements", "cover", "elements", "one_to_one"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +73,18 @@ def elements(
         mask[tuple(chosen)] = bool(holds.any())
         masks[dims] = mask
     return Elements(tuple(shape), masks)
+
+
+def one_to_one(store: tirx.BufferStore, extents: Mapping[tirx.Var, int]) -> bool:
+    """Return whether each point of the variables has an element of its own; False also where that can't be seen."""
+    own = [index for index in store.indices if isinstance(index, tirx.Var) and index in extents]
+    if all(extent == 1 or any(index.same_as(var) for index in own) for var, extent in extents.items()):
+        return True
+    reached = elements(list(store.indices), extents, [int(extent) for extent in store.buffer.shape], None)
+    used = variables_of(list(store.indices))
+    if reached is None or not used.issubset(extents) or any(n > 1 and v not in used for v, n in extents.items()):
+        return False
+    return prod(int(mask.sum()) for mask in reached.masks.values()) == prod(extents.values())
 
 
 def cover(shape: Sequence[int], parts: Sequence[Elements]) -> bool:

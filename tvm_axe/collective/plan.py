@@ -92,6 +92,30 @@ def plan(
     return moves
 
 
+def received(name: str, source: Sequence[int], target: Sequence[int], numbers: Sequence[int], parts: int) -> list[int]:
+    """Return how many elements each worker of a group receives of the others in a collective.
+
+    It receives what it reads in their slabs, and what they write to its own.
+
+    >>> received("all_gather", (2, 8), (5, 8), (0,), parts=3)
+    [24, 24, 32]
+
+    Parameters
+    ----------
+    name, source, target, numbers, parts
+        See `plan`.
+    """
+    found = [0] * parts
+    reads_peers, writes_peers = VIEWS[name]
+    for rank in range(parts):
+        for move in plan(name, source, target, numbers, parts, rank):
+            size = math.prod(move.box)
+            found[rank] += size * sum(slab != rank for slab in move.source.slabs) if reads_peers else 0
+            for slab in move.target.slabs if writes_peers else ():
+                found[slab] += size * (slab != rank)
+    return found
+
+
 _Shape = tuple[int, ...]
 
 

@@ -41,7 +41,7 @@ from tvm_axe.relax.alone import BUILD_MODEL
 
 __all__ = ["read", "write"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 1
+FORMAT, LAYOUT = "tvm_axe executable", 2
 _MANIFEST = "manifest.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
@@ -209,7 +209,7 @@ def _from_lowered(lowered: Lowered) -> dict[str, Any]:
                 "is_input": buffer.is_input,
                 "is_output": buffer.is_output,
                 "shape": buffer.sharding.shape,
-                "axes": list(buffer.sharding.axes.items()),
+                "cuts": buffer.sharding.cuts,
                 "partial": sorted(buffer.sharding.partial),
                 "memory": None if buffer.sharding.memory is None else str(buffer.sharding.memory),
                 "root": buffer.sharding.root,
@@ -236,10 +236,10 @@ def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
     for each in data["buffers"]:
         memory = None if each["memory"] is None else Layout.parse(each["memory"])
         root = None if each["root"] is None else (str(each["root"][0]), int(each["root"][1]))
-        axes = {int(dim): str(axis) for dim, axis in each["axes"]}
-        shape, text = tuple(each["shape"]), each.get("foreign")  # which was not written before
+        cuts = tuple(tuple(map(str, cut)) for cut in each["cuts"])
+        shape, text = tuple(each["shape"]), each["foreign"]
         foreign = None if text is None else Holding.of(Layout.parse(text), shape, mesh, sums=False)
-        sharding = Sharding(shape, axes, frozenset(each["partial"]), mesh, memory, root, foreign)
+        sharding = Sharding(shape, cuts, frozenset(each["partial"]), mesh, memory, root, foreign)
         buffers[each["name"]] = MeshBuffer(each["name"], each["dtype"], sharding, each["is_input"], each["is_output"])
     return Lowered(
         name=str(data["name"]),

@@ -21,6 +21,7 @@ points: 8 + 1@tp + 1@warpid; 8 + 1@tp + 5@warpid
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,24 +127,31 @@ def _change(before: tuple[Iter, ...], after: tuple[Iter, ...], it: Iter) -> str:
 
 def _local_region(layout: Layout, shape: Sequence[int], mesh: Mesh, device: int) -> list[str]:
     region, local = layout.local_region(shape, mesh, device), layout.local_shape(shape, mesh)
-    dims, coords = layout.sharding(shape, mesh), mesh.coords(device)
+    cuts, coords = layout.cuts(shape, mesh), mesh.coords(device)
     at = ", ".join(f"{axis}={position}" for axis, position in coords.items())
     lines = [
         f"local_region of device {device} of {mesh} in {layout}, of shape {show(shape)}",
         f"  device {device}: {at}",
     ]
     for dim, (extent, block, part) in enumerate(zip(shape, local, region)):
-        if dim not in dims:
+        cut = cuts[dim]
+        if not cut:
             lines.append(f"  dimension {dim}: no axis cuts it: {part.start}:{part.stop}")
             continue
-        axis, position = dims[dim], coords[dims[dim]]
+        position, blocks = 0, math.prod(mesh[axis] for axis in cut)
+        for axis in cut:
+            position = position * mesh[axis] + coords[axis]
         whole = f"{position * block}:{(position + 1) * block}"
         clipped = f"{part.start}:{part.stop}"
         lines.append(
-            f"  dimension {dim}: {axis} cuts {extent} into {mesh[axis]} blocks of {block}; block {position} is {whole}"
+            f"  dimension {dim}: {_cutting(cut)} {extent} into {blocks} blocks of {block}; block {position} is {whole}"
             + (f", of which {extent} leaves {clipped}" if clipped != whole else "")
         )
     return [*lines, f"region: {', '.join(f'{part.start}:{part.stop}' for part in region) or 'a scalar'}"]
+
+
+def _cutting(cut: tuple[str, ...]) -> str:
+    return f"{' and '.join(cut)} cut{'s' if len(cut) == 1 else ''}"
 
 
 _DERIVATIONS: Mapping[str, Callable[..., list[str]]] = {

@@ -55,7 +55,7 @@ from tvm_axe.layout.axes import INT64_MAX, Coordinate, check_int, make_coordinat
 from tvm_axe.layout.iters import Iter, merge_replica, merge_shard, sort_replica
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.shapes import check_extents, check_shape, show
-from tvm_axe.layout.sharding import block_iters, block_shape, find_blocks
+from tvm_axe.layout.sharding import Cuts, block_iters, block_region, block_shape, checked_cuts, find_blocks, find_cuts
 from tvm_axe.layout.symbolic import Number, Symbolic, index_value, is_expression
 from tvm_axe.layout.text import format_layout, parse_layout
 
@@ -265,12 +265,13 @@ class Layout:
         return Layout.sharded(shape, mesh, {})
 
     @staticmethod
-    def sharded(shape: Sequence[int], mesh: Mesh, dims: Mapping[int, str]) -> Layout:
+    def sharded(shape: Sequence[int], mesh: Mesh, dims: Mapping[int, str | tuple[str, ...]]) -> Layout:
         """Return the block sharding of a tensor over mesh axes.
 
         Law: the device at coordinate c on axis ``dims[d]``, which has n devices, holds positions
         [c * b, (c + 1) * b) of dimension d, with b = ceil(extent / n), whatever its coordinates on the other axes;
-        it holds its block row-major from address 0. A mesh axis of one device leaves no iter.
+        it holds its block row-major from address 0. Of several axes, the first is the major one: (c, d) on axes of n
+        and m devices counts as c * m + d on one of n * m. A mesh axis of one device leaves no iter.
 
         Parameters
         ----------
@@ -279,15 +280,16 @@ class Layout:
             n * b.
         mesh : Mesh
             The devices.
-        dims : Mapping[int, str]
-            The mesh axis that cuts each of these dimensions; the others hold replicas.
+        dims : Mapping[int, str or tuple of str]
+            The mesh axis, or axes, that cut each of these dimensions; the others hold replicas.
 
         Raises
         ------
         LayoutError
             If a dimension or a mesh axis is unknown, or an axis cuts two dimensions.
         """
-        return Layout(*block_iters(shape, mesh, dims))
+        shape = check_shape(shape)
+        return Layout(*block_iters(shape, mesh, checked_cuts(shape, mesh, dims)))
 
     @staticmethod
     def partial(shape: Sequence[int], mesh: Mesh, axis: str, dims: Mapping[int, str] | None = None) -> Layout:
@@ -322,7 +324,7 @@ class Layout:
         return Layout.sharded((mesh.axis_size(axis), *check_shape(shape)), mesh, {0: axis, **cuts})
 
     def sharding(self, shape: Sequence[int], mesh: Mesh) -> dict[int, str]:
-        """Return which mesh axis cuts which dimension of `shape`: the inverse of `sharded`.
+        """Return which mesh axis cuts which dimension of `shape`, where one axis cuts it: see `cuts` for several.
 
         Law: ``Layout.sharded(shape, mesh, layout.sharding(shape, mesh))`` has the map of ``layout``. Mesh axes of one
         device cut nothing, so they are never part of the result.
@@ -337,21 +339,46 @@ class Layout:
         Raises
         ------
         LayoutError
-            If the layout names a mesh axis that the mesh lacks, or is not a block sharding of the shape; says why.
+            If the layout names a mesh axis that the mesh lacks, is not a block sharding of the shape, or cuts a
+            dimension over several axes; says why.
         """
         return find_blocks(self, shape, mesh)
 
-    def local_shape(self, shape: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
-        """Return the shape of what a device holds, padding included, so that it is the same on every device.
+    def cuts(self, shape: Sequence[int], mesh: Mesh) -> Cuts:
+        """Return the mesh axes that cut each dimension of `shape`, the major one first: the inverse of `sharded`.
 
-        Law: dimension d has ceil(extent / n) elements if an axis of n devices cuts it, all of them otherwise.
+        Law: ``Layout.sharded(shape, mesh, dict(enumerate(layout.cuts(shape, mesh))))`` has the map of ``layout``.
+
+        >>> mesh = Mesh({"dp": 2, "tp": 2})
+        >>> layout = Layout.sharded((10, 8), mesh, {0: ("tp", "dp")})
+        >>> layout.cuts((10, 8), mesh), layout.local_shape((10, 8), mesh)
+        ((('tp', 'dp'), ()), (3, 8))
+
+        Parameters
+        ----------
+        shape : Sequence[int]
+            The tensor's shape, before padding.
+        mesh : Mesh
+            The devices.
 
         Raises
         ------
         LayoutError
-            If `sharding` refuses what is given.
+            If the layout names a mesh axis that the mesh lacks, or is not a block sharding of the shape; says why.
         """
-        return block_shape(shape, mesh, self.sharding(shape, mesh))
+        return find_cuts(self, shape, mesh)
+
+    def local_shape(self, shape: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
+        """Return the shape of what a device holds, padding included, so that it is the same on every device.
+
+        Law: dimension d has ceil(extent / n) elements if axes of n devices together cut it, all of them otherwise.
+
+        Raises
+        ------
+        LayoutError
+            If `cuts` refuses what is given.
+        """
+        return block_shape(shape, mesh, self.cuts(shape, mesh))
 
     def local_region(self, shape: Sequence[int], mesh: Mesh, device: int) -> tuple[builtins.slice, ...]:
         """Return the part of a tensor of `shape` that `device` holds: one slice a dimension, empty for padding alone.
@@ -362,15 +389,9 @@ class Layout:
         Raises
         ------
         LayoutError
-            If `sharding` refuses what is given, or the mesh has no such device.
+            If `cuts` refuses what is given, or the mesh has no such device.
         """
-        dims = self.sharding(shape, mesh)
-        coords = mesh.coords(device)
-        region = []
-        for dim, (extent, block) in enumerate(zip(shape, block_shape(shape, mesh, dims))):
-            start = min(extent, coords[dims[dim]] * block) if dim in dims else 0
-            region.append(builtins.slice(start, min(extent, start + block)))
-        return tuple(region)
+        return block_region(shape, mesh, self.cuts(shape, mesh), device)
 
     @staticmethod
     def parse(text: str) -> Layout:

@@ -21,7 +21,7 @@ Anything else that reads what its device doesn't own, or writes a slice of what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -31,8 +31,10 @@ from tvm import DataType, tirx
 from tvm_axe.analysis.blocks import covers
 from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
+from tvm_axe.layout import Mesh
 from tvm_axe.lower.exchange import exchange_bytes, exchange_view
 from tvm_axe.lower.infer import Sharding
+from tvm_axe.lower.pieces import pieces_of
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
 from tvm_axe.schedule.query import is_copy, is_sum, shift_of, substitute, summed, uses
 
@@ -99,9 +101,23 @@ class Unowned(LowerError):
         self.block, self.buffer, self.remedy = block.realize.block, access.buffer, remedy
 
 
+class Entangled(LowerError):
+    """Blocks of one nest that can't be one kernel.
+
+    Attributes
+    ----------
+    block : SBlock
+        One of them, as it stands in the function.
+    """
+
+    def __init__(self, message: str, block: Block) -> None:
+        super().__init__(message)
+        self.block = block.realize.block
+
+
 def remote_axes(access: Access, sharding: Sharding) -> list[str]:
     """The mesh axes over which `access` leaves its device's own piece of a sharded dimension."""
-    axes = [sharding.axes[dim] for dim in sharding.axes if not sharding.holds(access, dim)]
+    axes = [axis for dim, cut in enumerate(sharding.cuts) for axis in cut[sharding.held(access, dim) :]]
     return axes + ([sharding.root[0]] if sharding.root is not None and not access.is_write else [])
 
 
@@ -112,7 +128,7 @@ def remote_axis(access: Access, sharding: Sharding) -> str | None:
 
 def push_axes(access: Access, sharding: Sharding) -> list[str]:
     """The mesh axes over whose devices a store must be repeated: each stores a slice of what all of them hold."""
-    return sorted(access.shared.difference(sharding.axes.values())) if access.is_write else []
+    return sorted(access.shared.difference(sharding.axes)) if access.is_write else []
 
 
 def push_axis(access: Access, sharding: Sharding) -> str | None:
@@ -121,7 +137,8 @@ def push_axis(access: Access, sharding: Sharding) -> str | None:
 
 
 def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
-    if any(shardings[access.buffer].foreign is not None for block in stage.blocks for access in block.accesses):
+    touched = [shardings[access.buffer] for block in stage.blocks for access in block.accesses]
+    if any(each.foreign is not None or (stage.inserted and each.memory is not None) for each in touched):
         return _exchange(stage, shardings)
     pulled: set[tirx.Buffer] = set()
     pushed: set[tirx.Buffer] = set()
@@ -140,7 +157,12 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
     if not axes:
         return Step(stage, LOCAL, None, 0, frozenset(), frozenset())
     if len(axes) > 1:
-        raise LowerError(f"stage {stage.name!r} communicates over {' and '.join(sorted(axes))}; one axis a stage")
+        raise _apart_from(
+            stage,
+            f"stage {stage.name!r} communicates over {' and '.join(sorted(axes))}; one axis a stage",
+            pulled,
+            GATHER,
+        )
     axis = axes.pop()
     whole = len(stage.blocks) == 1 and stage.overlap is None  # chunks are exchanged by kernels
     plain = _plain_collective(stage.blocks[0], axis, shardings) if whole else None
@@ -148,7 +170,7 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
         _check_held_by_all(stage, pulled, shardings)
         return Step(stage, MESH_KERNEL, axis, _number(moved), frozenset(pulled), frozenset(pushed))
     kind, source, target, arguments = plain
-    size, others = program.mesh.axis_size(axis), set(shardings[target].axes.values()) - {axis}
+    size, others = program.mesh.axis_size(axis), set(shardings[target].axes) - {axis}
     elements = Fraction(prod(shardings[target].shape), prod(program.mesh.axis_size(other) for other in others))
     share = {
         ALL_REDUCE: Fraction(2 * (size - 1), size),
@@ -193,9 +215,12 @@ def _check_one_phase(
         for access in block.accesses:
             crosses = remote_axis(access, shardings[access.buffer]) or push_axis(access, shardings[access.buffer])
             if (access.is_write and access.buffer in pulled) or (access.buffer in pushed and not crosses):
-                raise LowerError(
+                raise _apart_from(
+                    stage,
                     f"stage {stage.name!r}: block {block.name!r} touches {access.buffer.name!r}, which the same kernel "
-                    "exchanges with its peers; the two need a barrier between them: leave one out of fuse_collective"
+                    "exchanges with its peers; the two need a barrier between them: leave one out of fuse_collective",
+                    pushed,
+                    APART,
                 )
 
 
@@ -206,10 +231,23 @@ def _check_held_by_all(
     for buffer in pulled:
         root = shardings[buffer].root
         if root is not None:
-            raise LowerError(
+            raise _apart_from(
+                stage,
                 f"stage {stage.name!r} reads {buffer.name!r}, which device {root[1]} of {root[0]!r} alone holds, and "
-                "does more than broadcast it; leave the broadcast out of fuse_collective"
+                "does more than broadcast it; leave the broadcast out of fuse_collective",
+                {buffer},
+                GATHER,
             )
+
+
+def _apart_from(stage: ScheduledStage, message: str, buffers: set[tirx.Buffer], remedy: str) -> LowerError:
+    """What is wrong with a stage: that its blocks are together, or what its one block does with one of `buffers`."""
+    (block, *others) = stage.blocks
+    if others:
+        return Entangled(message, block)
+    writes = remedy == APART
+    found = [access for access in block.accesses if access.buffer in buffers and access.is_write == writes]
+    return Unowned(message, block, found[0], remedy) if found else LowerError(message)
 
 
 def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Iterator[tuple[Access, str]]:
@@ -253,7 +291,7 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
                 access,
                 HOLD,
             )
-        if push is not None and push not in (axis for axis, _ in access.blocked.values()):
+        if push is not None and push not in (axis for pieces in access.pieces.values() for axis, _ in pieces):
             raise Unowned(
                 f"block {block.name!r} is shared over {push!r}, and where it stores into {access.buffer.name!r} "
                 f"({', '.join(map(str, statement.body.indices))}) is not seen to be a contiguous piece of a dimension "
@@ -289,8 +327,8 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
 
 def _peer_index(block: Block, access: Access, sharding: Sharding) -> tirx.Expr | None:
     """The coordinate of the one peer that `access` reads, in terms of the device's own; None if there are several."""
-    for dim in sharding.axes:
-        if not sharding.holds(access, dim) and sharding.piece(dim) == 1:
+    for dim, cut in enumerate(sharding.cuts):
+        if len(cut) == 1 and not sharding.holds(access, dim) and sharding.piece(dim) == 1:
             index = access.indices[dim]
             local = [iterator.local.var for iterator in block.iterators if iterator.local is not None]
             if not any(uses(index, var) for var in local):
@@ -335,11 +373,12 @@ def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, S
     if len(block.reads) != 1 or len(read.partial) > 1 or len(statement.iter_vars) != len(spatial) + len(read.partial):
         return None
     # Dimensions of the slabs, in which a source has none that counts terms.
-    sharded = {d - sum(p < d for p in read.partial): a for d, a in read.axes.items() if d not in read.partial}
-    if {d: a for d, a in sharded.items() if a != axis} != {d: a for d, a in written.axes.items() if a != axis}:
+    sharded = [cut for dim, cut in enumerate(read.cuts) if dim not in read.partial]
+    extents = [extent for dim, extent in enumerate(read.shape) if dim not in read.partial]
+    gathered = _shared_last(sharded, extents, axis, read.mesh)
+    scattered = _shared_last(written.cuts, written.shape, axis, read.mesh)
+    if gathered is None or scattered is None or _without(sharded, axis) != _without(written.cuts, axis):
         return None
-    gathered = tuple(dim for dim, other in sharded.items() if other == axis)
-    scattered = tuple(dim for dim, other in written.axes.items() if other == axis)
     if is_sum(statement) and read.partial and not gathered:
         indices = [i for d, i in enumerate(_whole_indices(block)) if d not in read.partial]
         if len(indices) != len(spatial) or not all(iv.var.same_as(i) for iv, i in zip(spatial, indices)):
@@ -357,6 +396,25 @@ def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, S
     if shift is not None and gathered == scattered == (0,) and read.shape[0] == read.mesh.axis_size(axis):
         return SEND, source, target, (shift,)
     return None
+
+
+def _without(cuts: Sequence[tuple[str, ...]], axis: str) -> list[tuple[str, ...]]:
+    return [tuple(other for other in cut if other != axis) for cut in cuts]
+
+
+def _shared_last(
+    cuts: Sequence[tuple[str, ...]], shape: Sequence[int], axis: str, mesh: Mesh
+) -> tuple[int, ...] | None:
+    """The dimension that `axis` shares, none or one, where its devices' pieces make up one piece of the axes before it.
+
+    None where they don't: they are not the minor ones, or the pieces of the others end within one of theirs.
+    """
+    found = tuple(dim for dim, cut in enumerate(cuts) if axis in cut)
+    for dim in found:
+        *before, last = pieces_of(shape[dim], cuts[dim], mesh)
+        if last[0] != axis or tuple(before) != pieces_of(shape[dim], cuts[dim][:-1], mesh):
+            return None
+    return found
 
 
 def _whole_indices(block: Block) -> list[tirx.Expr]:

@@ -10,30 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
 from tvm import DataType, tirx
 
+from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.errors import LayoutError, LowerError
 from tvm_axe.layout import Iter, Layout, Mesh, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.holding import Holding
+from tvm_axe.layout.sharding import Cuts, block_shape
 from tvm_axe.layout.symbolic import Number
+from tvm_axe.lower.pieces import Pieces, pieces_of, shared_pieces
 from tvm_axe.lower.program import Access, ScheduledProgram
 from tvm_axe.schedule.query import is_copy, root_of
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one buffer lies on the mesh: `axes[dim]` is the mesh axis that shares dimension `dim` in contiguous pieces.
+    """How one buffer lies on the mesh: a placement of its shape, in blocks of `piece` elements a dimension.
 
     A dimension in `partial` counts the devices themselves: the buffer holds one term of a sum on each, and its slab
     has no such dimension.
     """
 
     shape: tuple[int, ...]
-    axes: Mapping[int, str]
+    cuts: Cuts
+    """Of each dimension the mesh axes that share it, the major one first (`tvm_axe.layout.Placement.cuts`)."""
     partial: frozenset[int]
     mesh: Mesh
     memory: Layout | None = None
@@ -43,14 +48,24 @@ class Sharding:
     foreign: Holding | None = None
     """Of a parameter that is declared in another way than contiguous pieces; only exchanges touch it."""
 
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes that share a dimension, in the order of the dimensions."""
+        return tuple(axis for cut in self.cuts for axis in cut)
+
     def piece(self, dim: int) -> int:
         """The extent of `dim` on one device, padded."""
-        return -(-self.shape[dim] // self.mesh.axis_size(self.axes[dim])) if dim in self.axes else self.shape[dim]
+        return block_shape(self.shape, self.mesh, self.cuts)[dim]
+
+    def pieces(self, dim: int) -> Pieces:
+        """The axes that share `dim`, each with the elements from one of its devices' to the next one's."""
+        return pieces_of(self.shape[dim], self.cuts[dim], self.mesh)
 
     @property
     def slab(self) -> tuple[int, ...]:
         """The shape of one device's share."""
-        return tuple(self.piece(dim) for dim in range(len(self.shape)) if dim not in self.partial)
+        block = block_shape(self.shape, self.mesh, self.cuts)
+        return tuple(extent for dim, extent in enumerate(block) if dim not in self.partial)
 
     def nbytes(self, dtype: str) -> int:
         """Bytes of one device's share."""
@@ -68,7 +83,7 @@ class Sharding:
         """The same as a `Layout` of the whole (padded) shape, the slab row-major."""
         if self.foreign is not None:
             return self.foreign.layout
-        layout = Layout.sharded(self.shape, self.mesh, dict(self.axes))
+        layout = Layout.sharded(self.shape, self.mesh, dict(enumerate(self.cuts)))
         if self.root is None:
             return layout
         axis, coordinate = self.root
@@ -84,14 +99,21 @@ class Sharding:
             memory, seps = self.memory.group([self.piece(dim) for dim in range(len(self.shape))])
             shard: list[Iter] = []
             for dim, (start, stop) in enumerate(pairwise(seps)):
-                shard += [Iter(self.mesh[self.axes[dim]], 1, self.axes[dim])] if dim in self.axes else []
+                shard += [Iter(self.mesh[axis], 1, axis) for axis in self.cuts[dim] if self.mesh[axis] > 1]
                 shard += memory.D[start:stop]
             layout = Layout(shard, layout.R, dict(layout.O) | dict(memory.O))
         return Holding.of(layout, self.shape, self.mesh, sums=False)
 
+    def held(self, access: Access, dim: int) -> int:
+        """How many of the axes that share `dim`, from the major one on, index `dim` of `access` stays in its part of.
+
+        Where that is all of them, the index stays on the device.
+        """
+        return shared_pieces(access.pieces.get(dim, ()), self.pieces(dim))
+
     def holds(self, access: Access, dim: int) -> bool:
         """Whether index `dim` of `access` stays on the device."""
-        return dim not in self.axes or access.blocked.get(dim) == (self.axes[dim], self.piece(dim))
+        return self.held(access, dim) == len(self.cuts[dim])
 
 
 def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -> dict[tirx.Buffer, Sharding]:
@@ -115,8 +137,17 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
     computed: set[tirx.Buffer] = set()  # what others than copies write
     computing: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}  # reads of others
     foreign = {param: held for param in program.parameters if (held := _foreign(param, declared, program.mesh))}
+    laid_out = {
+        param
+        for param in program.parameters
+        if param.name in declared
+        and param not in foreign
+        and _declared(declared[param.name], _shape(param), program.mesh)[1]
+    }
     for block in program.blocks():
-        if any(access.buffer in foreign for access in block.accesses):
+        touched = {access.buffer for access in block.accesses}
+        inserted = INSERTED in block.realize.block.annotations
+        if any(buffer in foreign or (inserted and buffer in laid_out) for buffer in touched):
             continue  # an exchange says nothing of how the other side is to lie
         for access in block.accesses:
             accesses[access.buffer].append(access)
@@ -137,27 +168,31 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
                 roots[access.buffer] = (next(iter(block.peers)), root)
     found = {}
     for buffer in program.buffers():
-        shape = tuple(int(extent) for extent in buffer.shape)
+        shape = _shape(buffer)
         is_parameter = any(buffer.same_as(param) for param in program.parameters)
         writes = [access for access in accesses[buffer] if access.is_write]
         memory = None
         if buffer in foreign:
-            found[buffer] = Sharding(shape, {}, frozenset(), program.mesh, foreign=foreign[buffer])
+            found[buffer] = Sharding(shape, ((),) * len(shape), frozenset(), program.mesh, foreign=foreign[buffer])
             continue
         if is_parameter and buffer.name in declared:
-            axes, memory = _declared(declared[buffer.name], shape, program.mesh)
+            cuts, memory = _declared(declared[buffer.name], shape, program.mesh)
         elif is_parameter and writes:
-            axes = {}
+            cuts = ((),) * len(shape)
         else:
-            axes = _agreed(writes or accesses[buffer], shape, program.mesh)
+            cuts = _agreed(writes or accesses[buffer], shape, program.mesh)
             if not writes and counting[buffer]:
                 terms = {d: a for d, a in counting[buffer][0].items() if all(d in other for other in counting[buffer])}
-                axes = {d: a for d, a in axes.items() if a not in terms.values()} | terms
+                free = [() if set(cut) & set(terms.values()) else cut for cut in cuts]
+                cuts = tuple((terms[dim],) if dim in terms else cut for dim, cut in enumerate(free))
             if writes and buffer not in computed:
-                written = Sharding(shape, axes, frozenset(), program.mesh)
-                axes = {d: a for d, a in axes.items() if all(written.holds(read, d) for read in computing[buffer])}
-        counted_dims = frozenset(dim for dim in partial[buffer] if dim in axes and not (is_parameter and writes))
-        found[buffer] = Sharding(shape, axes, counted_dims, program.mesh, memory, roots.get(buffer))
+                written = Sharding(shape, cuts, frozenset(), program.mesh)
+                cuts = tuple(
+                    cut if all(written.holds(read, dim) for read in computing[buffer]) else ()
+                    for dim, cut in enumerate(cuts)
+                )
+        counted_dims = frozenset(dim for dim in partial[buffer] if cuts[dim] and not (is_parameter and writes))
+        found[buffer] = Sharding(shape, cuts, counted_dims, program.mesh, memory, roots.get(buffer))
     return found
 
 
@@ -165,15 +200,18 @@ def _foreign(param: tirx.Buffer, declared: Mapping[str, Layout], mesh: Mesh) -> 
     """What each device holds of a parameter that isn't declared in contiguous pieces; None of any other."""
     if param.name not in declared:
         return None
-    shape = tuple(int(extent) for extent in param.shape)
     try:
-        _declared(declared[param.name], shape, mesh)
+        _declared(declared[param.name], _shape(param), mesh)
     except LayoutError:
-        return Holding.of(declared[param.name], shape, mesh, sums=False)
+        return Holding.of(declared[param.name], _shape(param), mesh, sums=False)
     return None
 
 
-def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[dict[int, str], Layout | None]:
+def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in buffer.shape)
+
+
+def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Cuts, Layout | None]:
     """The sharding that `layout` says, and where a slab's elements lie if not row-major."""
     rows: list[Iter] = []
     size: Number = 1
@@ -185,17 +223,26 @@ def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[dict[
     others = {axis: at for axis, at in layout.O.items() if axis != LINEAR_MEMORY}
     row_major = Layout(rows[::-1], layout.R, others)
     if row_major.equivalent(layout):
-        return dict(layout.sharding(shape, mesh)), None
+        return layout.cuts(shape, mesh), None
     memory = Layout([it for it in layout.D if it.axis == LINEAR_MEMORY], (), {LINEAR_MEMORY: offset})
-    return dict(row_major.sharding(shape, mesh)), memory
+    return row_major.cuts(shape, mesh), memory
 
 
-def _agreed(accesses: list[Access], shape: tuple[int, ...], mesh: Mesh) -> dict[int, str]:
-    """The dimensions that every access takes its own piece of, each with its mesh axis."""
-    axes: dict[int, str] = {}
+def _agreed(accesses: list[Access], shape: tuple[int, ...], mesh: Mesh) -> Cuts:
+    """The axes over which every access takes its own piece of each dimension."""
+    cuts: list[tuple[str, ...]] = []
     for dim, extent in enumerate(shape):
-        pieces = {access.blocked.get(dim) for access in accesses}
-        piece = pieces.pop() if len(pieces) == 1 else None
-        if piece is not None and piece[1] == -(-extent // mesh.axis_size(piece[0])) and piece[0] not in axes.values():
-            axes[dim] = piece[0]
-    return axes
+        pieces = {access.pieces.get(dim, ()) for access in accesses}
+        cut = _cut(pieces.pop(), extent, mesh) if len(pieces) == 1 else ()
+        used = {axis for other in cuts for axis in other}
+        cuts.append(cut if used.isdisjoint(cut) else ())
+    return tuple(cuts)
+
+
+def _cut(pieces: Pieces, extent: int, mesh: Mesh) -> tuple[str, ...]:
+    """The axes, from the major one on, whose devices' `pieces` are their blocks of a dimension."""
+    for count in range(len(pieces), 0, -1):
+        cut = tuple(axis for axis, _ in pieces[:count])
+        if pieces_of(extent, cut, mesh) == pieces[:count]:
+            return cut
+    return ()

@@ -21,6 +21,8 @@ What is copied so is whole: an all-gather where a shift or a border would do. Wh
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
@@ -30,13 +32,16 @@ from tvm import ir, s_tir, tirx
 from tvm_axe.analysis.annotations import BIND, INSERTED, OVERLAP, RING, layouts_of
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import directions, reached
-from tvm_axe.analysis.elements import cover, elements
-from tvm_axe.analysis.expressions import substitute, variables_of
+from tvm_axe.analysis.elements import cover, one_to_one
+from tvm_axe.analysis.expressions import substitute
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
-from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Unowned, derive_steps
+from tvm_axe.layout.sharding import Cuts
+from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Entangled, Unowned, derive_steps
 from tvm_axe.lower.infer import Sharding, infer_shardings
+from tvm_axe.lower.pieces import pieces_of, renumbered, with_block
 from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.separating import separated
 
 __all__ = ["redistributed"]
 
@@ -52,6 +57,7 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
     LayoutError
         If a declared layout doesn't fit its parameter or the mesh.
     """
+    func = _in_pieces(func, mesh)
     rounds = 4 * len(nested_blocks(func.body.block.body)) + 4  # each block reads and writes, over two axes at most
     for _ in range(rounds):
         program = parse_program(func, mesh)
@@ -63,16 +69,37 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
             remedy = found.remedy if shardings[found.buffer].memory is None else RELAY
             why = f"{remedy} {found.buffer.name} for {found.block.name_hint}"
             func = _REMEDIES[remedy](func, found, shardings[found.buffer], why)
+        except Entangled as together:
+            func = _separated(func, together)
         else:
             return func
     raise LowerError(f"{last}; {rounds} copies were inserted, and it still does: share its loops in equal pieces")
+
+
+def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
+    """Have devices share what they share in other than contiguous pieces in such: other devices do the iterations."""
+    nests = statements(func.body.block.body)
+    changed = [renumbered(nest, mesh, cyclic=True) for nest in nests]
+    if all(new.same_as(nest) for nest, new in zip(nests, changed)):
+        return func
+    return _rebuilt(func, changed, [])
+
+
+def _separated(func: tirx.PrimFunc, error: LowerError, nest: tirx.Stmt | None = None) -> tirx.PrimFunc:
+    """Have each block of a nest be one of its own; `error` where that isn't seen to be the same."""
+    if isinstance(error, Entangled):
+        nest, _ = _nest_of(func, error)
+    parts = None if nest is None else separated(nest)
+    if nest is None or parts is None:
+        raise error
+    return _replaced(func, nest, parts, [])
 
 
 def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the nest read a copy that all devices hold."""
     nest, blocks = _nest_of(func, found)
     if any(_writes(block, found.buffer) for block in blocks):
-        raise _refused(found, "its nest writes the buffer, too")
+        return _separated(func, _refused(found, "its nest writes the buffer, too"), nest)
     before, whole = _gathered(found.buffer, sharding, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]})], whole)
 
@@ -83,7 +110,7 @@ def _hold(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> 
     before, whole = _gathered(found.buffer, sharding, why)
     if _is_written_whole(blocks, found.buffer):
         before, whole = [], whole[-1:]
-    behind = _copy(whole[-1], found.buffer, sharding, sharding.axes, why)
+    behind = _copy(whole[-1], found.buffer, sharding.mesh, sharding.cuts, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]}), behind], whole)
 
 
@@ -94,7 +121,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     statement, buffer = block.block, found.buffer
     others = [other for other in blocks if other is not block]
     if any(_writes(other, buffer) or _reads(other, buffer) for other in others):
-        raise _refused(found, "other blocks of its nest use the buffer, too")
+        return _separated(func, _refused(found, "other blocks of its nest use the buffer, too"), nest)
     kinds = {iv.iter_type for iv in statement.iter_vars}
     spatial = [iv for iv in statement.iter_vars if iv.iter_type == tirx.IterVar.DataPar]
     reduces = tirx.IterVar.CommReduce in kinds
@@ -104,7 +131,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
         raise _refused(found, "it doesn't run over all of its iterators")
     store: tirx.BufferStore = statement.body
     extents = {iv.var: int(iv.dom.extent) for iv in spatial}
-    if not _one_to_one(store, extents):
+    if not one_to_one(store, extents):
         raise _refused(found, "two iterations may store into one element")
     if _reads(block, buffer) and not reduces and not _in_place(store):
         raise _refused(found, "it reads other elements than it writes of the buffer")
@@ -122,7 +149,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
         annotations=dict(statement.annotations),
     )
     realize = s_tir.SBlockRealize(block.realize.iter_values, block.realize.predicate, changed)
-    new_nest = _with_block(nest, block.realize, realize)
+    new_nest = with_block(nest, block.realize, realize)
     behind = _nest(
         f"{buffer.name}_{statement.name_hint}",
         list(extents.values()),
@@ -138,8 +165,8 @@ def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     buffer = found.buffer
     direction = dict(zip(func.params, directions(func)))[buffer]
     own = tirx.decl_buffer(sharding.shape, buffer.dtype, f"{buffer.name}_own", layout=None)
-    before = [_copy(buffer, own, sharding, {}, why)] if direction.is_input else []
-    behind = [_copy(own, buffer, sharding, {}, why)] if direction.is_output else []
+    before = [_copy(buffer, own, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_input else []
+    behind = [_copy(own, buffer, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_output else []
     nests = [substitute(nest, {buffer: own}) for nest in statements(func.body.block.body)]
     return _rebuilt(func, [*before, *nests, *behind], [own])
 
@@ -151,22 +178,33 @@ _REMEDIES = {GATHER: _gather, HOLD: _hold, APART: _apart, RELAY: _relay}
 
 
 def _gathered(buffer: tirx.Buffer, sharding: Sharding, why: str) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
-    """Copies of a buffer, each over one axis less than the one before; the last is held by all."""
-    axes, copies, nests, source = dict(sharding.axes), list[tirx.Buffer](), list[tirx.Stmt](), buffer
-    for dim in sorted(sharding.axes) or [-1]:  # what one device holds is copied once
-        axes.pop(dim, None)
-        shape = [int(extent) for extent in buffer.shape]
+    """Copies of a buffer, each over one axis less than the one before; the last is held by all.
+
+    Where several axes share a dimension, the copies are padded to whole pieces, so that those of the minor axis make up
+    one of the major axis.
+    """
+    copies, nests, source, cuts = list[tirx.Buffer](), list[tirx.Stmt](), buffer, list(sharding.cuts)
+    shape = [
+        sharding.piece(dim) * prod(map(sharding.mesh.axis_size, cut)) if len(cut) > 1 else extent
+        for dim, (extent, cut) in enumerate(zip(sharding.shape, cuts))
+    ]
+    fewer = [] if shape == list(sharding.shape) else [tuple(cuts)]
+    for dim in [dim for dim, cut in enumerate(cuts) for _ in cut]:
+        cuts[dim] = cuts[dim][:-1]
+        fewer.append(tuple(cuts))
+    for cuts_left in fewer or [tuple(cuts)]:  # what one device holds is copied once
         copies.append(tirx.decl_buffer(shape, buffer.dtype, f"{buffer.name}_whole", layout=None))
-        nests.append(_copy(source, copies[-1], sharding, axes, why))
+        nests.append(_copy(source, copies[-1], sharding.mesh, cuts_left, why))
         source = copies[-1]
     return nests, copies
 
 
-def _copy(source: tirx.Buffer, target: tirx.Buffer, sharding: Sharding, axes: Mapping[int, str], why: str) -> tirx.Stmt:
-    """A nest that copies a buffer, its dimensions shared over `axes`."""
-    shape = [int(extent) for extent in source.shape]
-    sizes = {dim: (axis, sharding.mesh.axis_size(axis)) for dim, axis in axes.items()}
-    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), why, sizes)
+def _copy(source: tirx.Buffer, target: tirx.Buffer, mesh: Mesh, cuts: Cuts, why: str) -> tirx.Stmt:
+    """A nest that copies what two buffers have in common, its dimensions shared over `cuts`."""
+    shape = [min(int(one), int(other)) for one, other in zip(source.shape, target.shape)]
+    pieces = [pieces_of(int(extent), cut, mesh) for extent, cut in zip(target.shape, cuts)]
+    shared = {dim: [(axis, mesh.axis_size(axis), step) for axis, step in own] for dim, own in enumerate(pieces)}
+    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), why, shared)
 
 
 _Element = tuple[tirx.Buffer, list[tirx.Expr]]
@@ -178,9 +216,9 @@ def _nest(
     target: Callable[[Sequence[tirx.Var]], _Element],
     source: Callable[[Sequence[tirx.Var]], _Element],
     why: str,
-    shared: dict[int, tuple[str, int]] | None = None,
+    shared: Mapping[int, Sequence[tuple[str, int, int]]] | None = None,
 ) -> tirx.Stmt:
-    """``target[..] = source[..]`` over a shape, whose dimensions the devices of mesh axes share in pieces."""
+    """``target[..] = source[..]`` over a shape, whose dimensions are `shared`: an axis, its devices, their step."""
     iterators = [tirx.Var(f"v{dim}", "int32") for dim in range(len(shape))]
     (to, where), (of, which) = target(iterators), source(iterators)
     block = s_tir.SBlock(
@@ -196,15 +234,13 @@ def _nest(
     predicate: tirx.Expr = tirx.IntImm("bool", 1)
     for dim, extent in enumerate(shape):
         own = tirx.Var(f"i{dim}", "int32")
-        if dim not in (shared or {}):
-            loops.append((own, extent, {}))
-            values.append(own)
-            continue
-        axis, size = (shared or {})[dim]
-        device, piece = tirx.Var(f"i{dim}_0", "int32"), -(-extent // size)
-        loops += [(device, size, {BIND: axis}), (own, piece, {})]
-        values.append(device * piece + own)
-        if piece * size > extent:
+        steps = (shared or {}).get(dim, ())
+        devices = [tirx.Var(f"i{dim}_{level}", "int32") for level in range(len(steps))]
+        loops += [(device, size, {BIND: axis}) for device, (axis, size, _) in zip(devices, steps)]
+        loops.append((own, steps[-1][2] if steps else extent, {}))
+        parts = [device * step for device, (_, _, step) in zip(devices, steps)]
+        values.append(functools.reduce(operator.add, [*parts, own]))
+        if steps and steps[0][1] * steps[0][2] > extent:
             predicate = tirx.all(predicate, values[-1] < extent)
     stmt: tirx.Stmt = s_tir.SBlockRealize(values, predicate, block)
     for var, extent, says in reversed(loops):
@@ -215,7 +251,7 @@ def _nest(
 # ---- The function's tree ---------------------------------------------------------------------------------------------
 
 
-def _nest_of(func: tirx.PrimFunc, found: Unowned) -> tuple[tirx.Stmt, list[NestedBlock]]:
+def _nest_of(func: tirx.PrimFunc, found: Unowned | Entangled) -> tuple[tirx.Stmt, list[NestedBlock]]:
     """The nest that holds the block, and its blocks."""
     for nest in statements(func.body.block.body):
         blocks = nested_blocks(nest)
@@ -248,15 +284,6 @@ def _rebuilt(func: tirx.PrimFunc, nests: Sequence[tirx.Stmt], allocated: Sequenc
     )
 
 
-def _with_block(stmt: tirx.Stmt, old: s_tir.SBlockRealize, new: s_tir.SBlockRealize) -> tirx.Stmt:
-    if isinstance(stmt, tirx.For):
-        body = _with_block(stmt.body, old, new)
-        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_with_block(part, old, new) for part in stmt.seq])
-    return new if stmt.same_as(old) else stmt
-
-
 def _reads(block: NestedBlock, buffer: tirx.Buffer) -> bool:
     return any(region.source.same_as(buffer) for region in block.block.reads)
 
@@ -276,15 +303,6 @@ def _is_written_whole(blocks: Sequence[NestedBlock], buffer: tirx.Buffer) -> boo
     ]
     known = [part for part in written if part is not None]
     return not any(_reads(block, buffer) for block in blocks) and cover(shape, known)
-
-
-def _one_to_one(store: tirx.BufferStore, extents: dict[tirx.Var, int]) -> bool:
-    """Whether each point of the iterators has an element of its own."""
-    reached = elements(list(store.indices), extents, [int(extent) for extent in store.buffer.shape], None)
-    used = variables_of(list(store.indices))
-    if reached is None or not used.issubset(extents) or any(n > 1 and v not in used for v, n in extents.items()):
-        return False
-    return prod(int(mask.sum()) for mask in reached.masks.values()) == prod(extents.values())
 
 
 def _in_place(store: tirx.BufferStore) -> bool:
@@ -307,5 +325,5 @@ def _running(value: tirx.Expr, buffer: tirx.Buffer, apart: tirx.Buffer, at: Sequ
     )
 
 
-def _refused(found: Unowned, why: str) -> LowerError:
+def _refused(found: LowerError, why: str) -> LowerError:
     return LowerError(f"{found}; nothing can be inserted for it, as {why}")

@@ -21,7 +21,8 @@ from tvm_axe.errors import LowerError
 from tvm_axe.lower.derive import EXCHANGE, Step, push_axis
 from tvm_axe.lower.exchange import exchange_kernel
 from tvm_axe.lower.infer import Sharding
-from tvm_axe.lower.program import Block, LocalIterator, ScheduledProgram, linear, own_piece, within
+from tvm_axe.lower.pieces import linear, own_pieces, shared_pieces, within
+from tvm_axe.lower.program import Block, LocalIterator, ScheduledProgram
 from tvm_axe.lower.window import Window, calling
 from tvm_axe.schedule import BIND, TILE, set_layout
 from tvm_axe.schedule.query import substitute, uses
@@ -361,13 +362,17 @@ class _Localizer:
         sharding, simplify = self.shardings[whole], block.analyzer.simplify
         view, device, local = OWN, peer, []
         for dim, index in enumerate(simplify(index) for index in indices):
-            inner = index
-            if dim in sharding.axes:
-                axis, piece = sharding.axes[dim], sharding.piece(dim)
-                if own_piece(index, self.program.coordinates, block.device, block.analyzer) == (axis, piece):
-                    inner = linear(index, self.program.coordinates[axis])[1]
-                else:
-                    view, device, inner = axis, simplify(index // piece), simplify(index % piece)
+            inner, cut, coordinates = index, sharding.cuts[dim], self.program.coordinates
+            if cut:
+                own = sharding.pieces(dim)
+                held = shared_pieces(
+                    own_pieces(index, coordinates, block.device, self.program.mesh, block.analyzer), own
+                )
+                for axis, _ in own[:held]:
+                    inner = linear(inner, coordinates[axis])[1]
+                if held < len(cut):  # of what isn't held, the devices of one axis can be reached: see derive
+                    (view, piece), *_ = own[held:]
+                    device, inner = simplify(inner // piece), simplify(inner % piece)
             if dim not in sharding.partial:
                 local.append(inner)
         if peer is not None:

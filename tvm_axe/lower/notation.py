@@ -68,8 +68,8 @@ def _block(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> list[str]
         return ["MM" if is_product(statement) else "C"]
     axis = remote_axis(pulled[0], shardings[pulled[0].buffer])
     if axis is not None and block.peer_dims(pulled[0], axis):
-        return ["RS" if axis in shardings[write.buffer].axes.values() else "AR"]
-    held = axis in shardings[pulled[0].buffer].axes.values() and axis in shardings[write.buffer].axes.values()
+        return ["RS" if axis in shardings[write.buffer].axes else "AR"]
+    held = axis in shardings[pulled[0].buffer].axes and axis in shardings[write.buffer].axes
     if is_copy(statement):
         return ["A2A" if held else "AG"]
     return ["P2P"] if isinstance(statement.body.value, ir.TensorLoad) else ["P2P", "C"]

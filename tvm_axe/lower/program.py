@@ -4,24 +4,28 @@ A *stage* is one nest below the function's root block. In it, a loop bound to a 
 *device* loop, which drives data-parallel iterators and of which each device runs its own iteration, or a *peer* loop,
 which drives a reduction and which each device runs whole, reading the peers.
 
-On its device a data-parallel iterator ``v = coord * piece + local`` has only ``local`` left to run over. Every access
-is written in those terms here, once; inference, derivation and localization all read the result.
+On its device a data-parallel iterator ``v = coord * piece + local`` has only ``local`` left to run over; several axes
+may share it, ``v = (coord_a * size_b + coord_b) * piece + local``. Every access is written in those terms here, once;
+inference, derivation and localization all read the result.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 
 from tvm_axe.analysis.annotations import INSERTED
-from tvm_axe.analysis.blocks import ranges_of, stays_in
+from tvm_axe.analysis.blocks import ranges_of, statements, stays_in
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
+from tvm_axe.lower.pieces import Pieces, linear, own_pieces, renumbered
 from tvm_axe.schedule import OVERLAP, RING
 from tvm_axe.schedule.query import REDUCE, bound_axis, root_of, substitute, uses
 
@@ -30,14 +34,14 @@ from tvm_axe.schedule.query import REDUCE, bound_axis, root_of, substitute, uses
 class Access:
     """One load or store of a block.
 
-    `indices` are in terms of the device's coordinates and the block's local iterators. `blocked[dim] = (axis, piece)`
-    where index `dim` stays in the device's own piece of that mesh axis. `shared` are the mesh axes whose devices share
-    the block's iterations: of a store, each does a part of it, whether an index says so or not.
+    `indices` are in terms of the device's coordinates and the block's local iterators. `pieces[dim]` has the mesh axes
+    of which index `dim` stays in the device's own piece, if any. `shared` are the mesh axes whose devices share the
+    block's iterations: of a store, each does a part of it, whether an index says so or not.
     """
 
     buffer: tirx.Buffer
     indices: tuple[tirx.Expr, ...]
-    blocked: Mapping[int, tuple[str, int]]
+    pieces: Mapping[int, Pieces]
     shared: frozenset[str]
     is_write: bool
 
@@ -173,7 +177,7 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
                 f"{name}: buffer {buffer.name!r} has the shape {buffer.shape}; every extent must be a number"
             )
     coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
-    nests = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    nests = [renumbered(nest, mesh) for nest in statements(root.body)]
     stages = tuple(ScheduledStage(nest, tuple(_blocks(nest, (), mesh, coordinates)), _overlap(nest)) for nest in nests)
     return ScheduledProgram(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
 
@@ -227,9 +231,11 @@ def _block(
         analyzer.bind(loop.loop_var, ir.Range(0, loop.extent))
     for axis, coordinate in coordinates.items():
         analyzer.bind(coordinate, ir.Range(0, mesh.axis_size(axis)))
-    iterators = []
+    iterators, ranges = [], ranges_of(loops)
     for iv, value in zip(block.iter_vars, realize.iter_values):
-        iterators.append(_local_iterator(str(block.name_hint), iv, value, device, coordinates, analyzer))
+        iterators.append(
+            _local_iterator(str(block.name_hint), iv, value, device, coordinates, ranges, realize.predicate, analyzer)
+        )
     for iterator in iterators:
         if iterator.local is not None:
             analyzer.bind(iterator.local.var, iterator.local.dom)
@@ -239,12 +245,9 @@ def _block(
     accesses = []
     for buffer, indices, is_write in _touched(block):
         local = tuple(analyzer.simplify(substitute(index, substitution)) for index in indices)
-        blocked = {}
-        for dim, index in enumerate(local):
-            piece = own_piece(index, coordinates, device, analyzer)
-            if piece is not None:
-                blocked[dim] = piece
-        accesses.append(Access(buffer, local, blocked, shared, is_write))
+        found = [own_pieces(index, coordinates, device, mesh, analyzer) for index in local]
+        pieces = {dim: own for dim, own in enumerate(found) if own}
+        accesses.append(Access(buffer, local, pieces, shared, is_write))
     return Block(realize, loops, device, peers, tuple(iterators), tuple(accesses), analyzer)
 
 
@@ -345,55 +348,30 @@ def _local_iterator(
     value: tirx.Expr,
     device: Mapping[str, tirx.For],
     coordinates: Mapping[str, tirx.Var],
+    ranges: Mapping[tirx.Var, ir.Range],
+    predicate: tirx.Expr,
     analyzer: Analyzer,
 ) -> LocalIterator:
     bound = [(axis, loop.loop_var) for axis, loop in device.items() if uses(value, loop.loop_var)]
     if not bound:
         local = tirx.IterVar(iv.dom, tirx.Var(iv.var.name, iv.var.ty), iv.iter_type)
         return LocalIterator(iv, local, value, local.var)
-    if len(bound) > 1:
+    base, steps = value, list[int]()
+    for _, loop_var in bound:
+        step, base = linear(base, loop_var)
+        steps.append(step or 0)
+    piece = min(steps)
+    if piece < 1 or not stays_in(base, ir.Range(0, piece), ranges, predicate):
         raise LowerError(
-            f"block {name!r}: iterator {iv.var.name!r} is shared over {' and '.join(axis for axis, _ in bound)}; one "
-            "mesh axis a dimension can be lowered"
+            f"block {name!r}: iterator {iv.var.name!r} = {value} is not shared over "
+            f"{' and '.join(repr(axis) for axis, _ in bound)} in contiguous pieces; shard its loop with tvm_axe's shard"
         )
-    axis, loop_var = bound[0]
-    piece, base = linear(value, loop_var)
-    if piece is None or not within(base, piece, analyzer):
-        raise LowerError(
-            f"block {name!r}: iterator {iv.var.name!r} = {value} is not shared over {axis!r} in contiguous pieces; "
-            "shard its loop with tvm_axe's shard"
-        )
-    start = coordinates[axis] if piece == 1 else coordinates[axis] * piece
+    terms = [coordinates[axis] if step == 1 else coordinates[axis] * step for (axis, _), step in zip(bound, steps)]
+    start = functools.reduce(operator.add, terms)
     if piece == 1:
         return LocalIterator(iv, None, base, start)
     local = tirx.IterVar(ir.Range(0, piece), tirx.Var(iv.var.name, iv.var.ty), iv.iter_type)
     return LocalIterator(iv, local, base, start + local.var)
-
-
-def own_piece(
-    index: tirx.Expr, coordinates: Mapping[str, tirx.Var], device: Mapping[str, tirx.For], analyzer: Analyzer
-) -> tuple[str, int] | None:
-    """The mesh axis and piece that `index` stays in, or None where it doesn't follow the device."""
-    for axis in device:
-        if uses(index, coordinates[axis]):
-            piece, base = linear(index, coordinates[axis])
-            if piece is not None and within(base, piece, analyzer):
-                return axis, piece
-    return None
-
-
-def linear(expr: tirx.Expr, var: tirx.Var) -> tuple[int | None, tirx.Expr]:
-    """(coefficient of `var`, the rest) of a linear `expr`; (None, expr) of any other."""
-    parts = detect_linear_equation(expr, [var])
-    if len(parts) != 2 or not isinstance(parts[0], tirx.IntImm):
-        return None, expr
-    return int(parts[0]), parts[1]
-
-
-def within(base: tirx.Expr, piece: int, analyzer: Analyzer) -> bool:
-    """Whether `base` is known to be in ``[0, piece)``."""
-    bounds = analyzer.const_int_bound(base)
-    return bool(bounds.min_value >= 0 and bounds.max_value < piece)
 
 
 def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr], bool]]:

@@ -64,7 +64,8 @@ def shard(
     ------
     ScheduleError
         If the mesh has no such axis; `loop` is no loop of the block; the block is already bound to the axis or the
-        loop to another; or a device would have no iteration of a reduction, and so no partial.
+        loop to another, or reduced over it to one device; or a device would have no iteration of a reduction, and so no
+        partial.
 
     Examples
     --------
@@ -99,6 +100,11 @@ def shard(
         raise ScheduleError(
             f"shard: block {name!r}: loop {stmt.loop_var.name!r} drives a reduction and a data-parallel iterator; "
             "split it so that it drives one of them"
+        )
+    if query.root_of(sch.get(block)) is not None and axis in query.bound_loops(sch, block, query.REDUCE):
+        raise ScheduleError(
+            f"shard: block {name!r} is reduced over {axis!r} to one device, which holds all of it (split_collective's "
+            "root); valid is another axis, or to split the collective without a root"
         )
     # The partials of a reduction are data-parallel over the devices, so the axis must be free in both roles.
     for role, kind in (("data-parallel", query.SPATIAL), ("reduction", query.REDUCE)):
