@@ -59,10 +59,14 @@ def contraction(d: Drawing) -> None:
     ours.insert(k, names[-1])
     theirs = [names[-2], names[-1]] if turned else [names[-1], names[-2]]
     theirs = names[:1] * batch + theirs
-    y = d.result(extents[:-1])
+    stored, indices = list(extents[:-1]), list(names[:-1])
+    if d.rng.random() < 0.08:  # into every second element of what is there
+        dim = d.rng.randrange(len(stored))
+        stored[dim], indices[dim] = f"2 * {_factor(stored[dim])}", f"2 * {names[dim]}"
+    y = d.result(stored)
     value = f"{d.load(left, ours, y.dtype)} * {d.load(right, theirs, y.dtype)}"
     kinds = "S" * (len(extents) - 1) + "R"
-    d.stage(extents, kinds, y, names[:-1], value, "sum")
+    d.stage(extents, kinds, y, indices, value, "sum")
 
 
 def reduction(d: Drawing) -> None:
@@ -377,7 +381,8 @@ def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
             rng.choice((contraction, contraction, reduction))(drawing)
             for _ in range(rng.randint(1, 3)):
                 readers = (pointwise, pointwise, pointwise, broadcast, reduction, contraction, normed)
-                rng.choice((*readers, rng.choice((strided, padded, appended, concatenated))))(drawing)
+                rare = (strided, padded, appended, concatenated, permuted, halo, in_place)
+                rng.choice((*readers, rng.choice(rare)))(drawing)
         while len(drawing.stages) < count:
             rng.choices(list(KINDS), weights=list(KINDS.values()))[0](drawing)
         program = _finished(drawing)
