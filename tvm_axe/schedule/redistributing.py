@@ -98,7 +98,7 @@ def redistribute(
                 f"redistribute: {buffer!r} is written by block {later.block.name_hint!r}, not before {name!r}, and "
                 "upstream's cache_read would copy it only then; valid is a buffer that isn't updated later"
             )
-    copy = query.checked("redistribute", name, lambda: sch.cache_read(block, index, "global"))
+    copy = query.checked("redistribute", name, lambda: sch.cache_read(block, index, "global", [block]))
     others = {other: at for other, at in dims.items() if other != axis}
     shard_dims(sch, copy, others if dim is None else others | {axis: dim}, mesh)
     return copy
@@ -113,5 +113,5 @@ def sharded_over(sch: s_tir.Schedule, block: SBlockRV, buffer: tirx.Buffer, mesh
         declared = layouts_of(func).get(buffer.name)
         if declared is not None and any(buffer.same_as(param) for param in func.params):
             shape = [int(extent) for extent in buffer.shape]
-            return {axis: dim for dim, axis in declared.sharding(shape, mesh).items()}
+            return {axis: dim for dim, cut in enumerate(declared.cuts(shape, mesh)) for axis in cut}
     return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import s_tir
+from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.analysis.annotations import ROOT
@@ -16,7 +16,7 @@ from tvm_axe.schedule.sharding import shard, shard_dims
 def split_collective(
     sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int = 0, root: int | None = None
 ) -> tuple[SBlockRV, SBlockRV]:
-    """Split the all-reduce `block` into a reduce-scatter along `dim` and the all-gather back. ::
+    """Split the all-reduce `block`, of a sum, product, maximum or minimum, into a scatter along `dim` and a gather. ::
 
         for i, j in T.grid(M, N):                  for i_0 in T.serial(n, annotations={"axe.bind": "tp"}):
             for k_0 in T.serial(n, bind "tp"):         for i_1 in range(M // n):
@@ -74,8 +74,12 @@ def split_collective(
     name = query.name_of(sch, block)
     peers, scattered = (query.bound_loops(sch, block, kind) for kind in (query.REDUCE, query.SPATIAL))
     axis = next(iter(peers), None)
-    if axis is None or query.summed(sch.get(block)) is None:
-        seen = "it has no reduction loop bound to a mesh axis" if axis is None else "its body is not a plain sum"
+    if axis is None or not _folds_one_load(sch.get(block)):
+        seen = (
+            "it has no reduction loop bound to a mesh axis"
+            if axis is None
+            else "its body is not a plain sum, product, maximum or minimum"
+        )
         raise ScheduleError(
             f"split_collective: block {name!r} is not an all-reduce: {seen} (its loops: "
             f"{query.loop_names(sch, block)}); valid is the block that shard leaves of a reduction"
@@ -108,3 +112,13 @@ def split_collective(
     own = [loop for loop in sch.get_loops(block) if not any(sch.get(loop).same_as(other) for other in bound)]
     query.checked("split_collective", name, lambda: sch.reorder(device, *own[:-1], peers[axis], own[-1]))
     return block, gather
+
+
+def _folds_one_load(block: s_tir.SBlock) -> bool:
+    """Whether the block is ``C[..] = C[..] op x[..]``, or that with a cast of the load, for an op that may be in turn."""
+    store = block.body
+    if block.init is None or not isinstance(store.value, tirx.Add | tirx.Mul | tirx.Max | tirx.Min):
+        return False
+    terms = [term.value if isinstance(term, tirx.Cast) else term for term in (store.value.a, store.value.b)]
+    own = [isinstance(term, ir.TensorLoad) and term.source.same_as(store.buffer) for term in terms]
+    return all(isinstance(term, ir.TensorLoad) for term in terms) and sum(own) == 1
