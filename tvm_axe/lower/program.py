@@ -264,8 +264,8 @@ def _check_domains(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> N
             )
     if _loads(realize.predicate):
         raise LowerError(
-            f"block {realize.block.name_hint!r} is masked by what it loads ({realize.predicate}), as upstream's inlining "
-            "of a copy into a store at a loaded index leaves it; keep the copy"
+            f"block {realize.block.name_hint!r} is masked by what it loads ({realize.predicate}), as upstream's "
+            "inlining of a copy into a store at a loaded index leaves it; keep the copy"
         )
     for iv, value in zip(realize.block.iter_vars, realize.iter_values):
         if not stays_in(value, iv.dom, ranges_of(loops), realize.predicate):
