@@ -16,6 +16,7 @@ __all__ = [
     "SPATIAL",
     "Pattern",
     "factors_of",
+    "folded",
     "is_copy",
     "is_move",
     "is_pointwise",
@@ -110,16 +111,27 @@ def is_sum(block: s_tir.SBlock) -> bool:
     return bool(_starts_from_zero(block) and len(own) == 1 and all(isinstance(t, ir.TensorLoad) for t in terms))
 
 
-def summed(block: s_tir.SBlock) -> ir.TensorLoad | None:
-    """Return the load x[..] of a block that is ``C[..] = C[..] + x[..]``, or that with a cast of it; else None."""
+def folded(block: s_tir.SBlock) -> ir.TensorLoad | None:
+    """Return the load x[..] of a block that is ``C[..] = C[..] op x[..]``, or that with a cast of it; else None.
+
+    The op is a sum, product, maximum or minimum, whose terms may be taken in any order.
+    """
     store = block.body
-    if block.init is None or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+    if block.init is None or not isinstance(store, tirx.BufferStore):
+        return None
+    if not isinstance(store.value, tirx.Add | tirx.Mul | tirx.Max | tirx.Min):
         return None
     terms = [_uncast(term) for term in (store.value.a, store.value.b)]
     if not all(isinstance(term, ir.TensorLoad) for term in terms):
         return None
     others = [term for term in terms if not term.source.same_as(store.buffer)]
     return others[0] if len(others) == 1 else None
+
+
+def summed(block: s_tir.SBlock) -> ir.TensorLoad | None:
+    """Return the load x[..] of a block that is ``C[..] = C[..] + x[..]``, or that with a cast of it; else None."""
+    load = folded(block)
+    return load if load is not None and isinstance(block.body.value, tirx.Add) else None
 
 
 def is_product(block: s_tir.SBlock) -> bool:

@@ -92,7 +92,7 @@ def sharded_over(tree: BlockTree, nest: NestedBlock, buffer: tirx.Buffer, mesh: 
         declared = layouts_of(func).get(buffer.name)
         if declared is not None and any(buffer.same_as(param) for param in func.params):
             shape = [int(extent) for extent in buffer.shape]
-            return {axis: dim for dim, axis in declared.sharding(shape, mesh).items()}
+            return {axis: dim for dim, cut in enumerate(declared.cuts(shape, mesh)) for axis in cut}
     return {}
 
 

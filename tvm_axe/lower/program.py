@@ -262,6 +262,11 @@ def _check_domains(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> N
                 f"{loop.extent}; a loop of a mesh program runs over a number of iterations: keep blocks apart that "
                 "upstream moves into others' masked loops"
             )
+    if _loads(realize.predicate):
+        raise LowerError(
+            f"block {realize.block.name_hint!r} is masked by what it loads ({realize.predicate}), as upstream's "
+            "inlining of a copy into a store at a loaded index leaves it; keep the copy"
+        )
     for iv, value in zip(realize.block.iter_vars, realize.iter_values):
         if not stays_in(value, iv.dom, ranges_of(loops), realize.predicate):
             masked = "" if isinstance(realize.predicate, tirx.IntImm) else f" where {realize.predicate}"

@@ -99,7 +99,7 @@ def redistribute(
                 f"redistribute: {buffer!r} is written by block {later.block.name_hint!r}, not before {name!r}, and "
                 "upstream's cache_read would copy it only then; valid is a buffer that isn't updated later"
             )
-    copy = query.checked("redistribute", name, lambda: sch.cache_read(block, index, "global"))
+    copy = query.checked("redistribute", name, lambda: sch.cache_read(block, index, "global", [block]))
     others = {other: at for other, at in dims.items() if other != axis}
     shard_dims(sch, copy, others if dim is None else others | {axis: dim}, mesh)
     return copy

@@ -6,7 +6,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.analysis.annotations import ROOT
-from tvm_axe.analysis.patterns import REDUCE, SPATIAL, iterator_at, summed
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, folded, iterator_at
 from tvm_axe.analysis.sharing import bound_loops, driving_loop, root_of, sharded_dims
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
@@ -19,7 +19,7 @@ from tvm_axe.schedule.sharding import shard_dims, shard_loop
 def split_collective(
     sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int = 0, root: int | None = None
 ) -> tuple[SBlockRV, SBlockRV]:
-    """Split the all-reduce `block` into a reduce-scatter along `dim` and the all-gather back. ::
+    """Split the all-reduce `block`, of a sum, product, maximum or minimum, into a scatter along `dim` and a gather. ::
 
         for i, j in T.grid(M, N):                  for i_0 in T.serial(n, annotations={"axe.bind": "tp"}):
             for k_0 in T.serial(n, bind "tp"):         for i_1 in range(M // n):
@@ -79,8 +79,12 @@ def split_collective(
     nest = query.nest_of(sch, block)
     peers, scattered = bound_loops(nest, REDUCE), bound_loops(nest, SPATIAL)
     axis = next(iter(peers), None)
-    if axis is None or summed(nest.block) is None:
-        seen = "it has no reduction loop bound to a mesh axis" if axis is None else "its body is not a plain sum"
+    if axis is None or folded(nest.block) is None:
+        seen = (
+            "it has no reduction loop bound to a mesh axis"
+            if axis is None
+            else "its body is not a plain sum, product, maximum or minimum"
+        )
         raise ScheduleError(
             f"split_collective: block {name!r} is not an all-reduce: {seen} (its loops: "
             f"{query.loop_names(nest)}); valid is the block that shard leaves of a reduction"
