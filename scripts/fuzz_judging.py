@@ -28,6 +28,7 @@ from tvm import s_tir, tirx
 
 import tvm_axe as axe
 from tvm_axe.collective import Workers
+from tvm_axe.executable.mesh import MeshExecutable
 from tvm_axe.layout import Mesh
 
 RIGHT = "right"
@@ -41,6 +42,8 @@ BUGS = (IGNORED, WRONG, RAW, CRASHED)
 UNWRITTEN = "elements that nothing stores to are not what was passed"
 LIMIT = 60.0
 """Seconds that a case may take."""
+
+_Results = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -144,17 +147,11 @@ def poison(dtype: str) -> object:
     return np.nan if np.dtype(dtype).kind == "f" else np.iinfo(dtype).min + 5
 
 
-def on_mesh(exe: axe.Executable, workers: Workers, inputs: Mapping[str, np.ndarray], fresh: bool) -> dict[str, object]:
-    """The outputs of a run on the mesh; `fresh` poisons what isn't passed before."""
-    arrays = [inputs[name] for name in exe.inputs]
-    if fresh:
-        loaded = exe._load(workers, tuple(arrays))
-        for buffer in exe.lowered.buffers.values():
-            if not buffer.is_input:
-                tensor = loaded.tensors[buffer.name]
-                for device in range(exe.mesh.size):
-                    tensor.slab(device)[...] = poison(buffer.dtype)
-    found = exe.run(workers, *arrays)
+def on_mesh(exe: MeshExecutable, program: Program, workers: Workers, inputs: Mapping[str, np.ndarray]) -> _Results:
+    """The outputs of a run on the mesh, of which all slabs are poisoned before, also beyond their shares."""
+    indices = {tensor.name for tensor in program.tensors if tensor.limit is not None}
+    exe.fill(workers, lambda buffer: None if buffer.name in indices else poison(buffer.dtype))
+    found = exe.run(workers, *(inputs[name] for name in exe.inputs))
     return dict(zip(exe.outputs, found if isinstance(found, tuple) else (found,), strict=True))
 
 
@@ -207,12 +204,13 @@ def _judged(case: Case, sch: axe.Schedule, pool: Pool) -> Verdict:
         exe = axe.compile(sch, work_dir=None, redistribute="insert")
     except axe.AxeError as error:
         return Verdict(REFUSED, stripped(error), str(error))
+    assert isinstance(exe, MeshExecutable)
     workers = pool.on(case.mesh)
     for run in range(2):
         inputs = fitting_inputs(case.program, run)
         stored: dict[str, np.ndarray] = {}
         truth = evaluate(case.program, inputs, stored)
-        found = on_mesh(exe, workers, inputs, fresh=run == 0)
+        found = on_mesh(exe, case.program, workers, inputs)
         seen = difference(found, truth, case.program.written)
         if seen is not None:
             elsewhere = difference(found, truth, case.program.written, stored)

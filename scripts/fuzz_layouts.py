@@ -23,7 +23,7 @@ import numpy as np
 
 import tvm_axe as axe
 from tvm_axe.collective import MeshTensor, Workers, launch
-from tvm_axe.collective.plan import plan as moves_of
+from tvm_axe.collective.plan import received as received_of
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout import Iter, Layout, Mesh, Placement, plan_redistribution
 from tvm_axe.layout.holding import Holding, terms_between
@@ -207,15 +207,10 @@ def _moved(step: Step, before: Layout, shape: tuple[int, ...], mesh: Mesh) -> li
         (axis,) = step.axes
         numbers = [number for number in (step.gathered, step.cut) if number is not None]
         for device in range(mesh.size):
-            group, rank = mesh.group(device, axis), mesh.coords(device)[axis]
+            group = mesh.group(device, axis)
             slabs = [_unpadded(holding, group) for holding in (source, target)]
-            for move in moves_of(step.kind, *slabs, numbers, mesh[axis], rank):
-                size = math.prod(move.box)
-                peers = len(move.source.slabs) > 1 or move.source.slabs != (0,) or step.kind == "all_to_all"
-                others = len([slab for slab in move.source.slabs if slab != rank]) if peers else 0
-                received[device] += size * others
-                for slab in move.target.slabs if step.kind in ("all_gather", "all_reduce") else ():
-                    received[group[slab]] += size * (slab != rank)
+            found = received_of(step.kind, *slabs, numbers, mesh[axis])
+            received[device] = found[group.index(device)]
         return received
     terms = terms_between(source, target)
     for device in range(mesh.size):

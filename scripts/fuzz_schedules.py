@@ -3,6 +3,7 @@
     python scripts/fuzz_schedules.py                          # 1000 cases on threads
     python scripts/fuzz_schedules.py --seed 4711 --count 1    # one of them again
     python scripts/fuzz_schedules.py --engine processes --count 2000 --processes 2
+    python scripts/fuzz_schedules.py --mistake "push unseen"  # made in the package: it can fail (fuzz_injecting.py)
     python scripts/fuzz_schedules.py --delays                 # workers stumble, so that a missing barrier shows
     mpiexec -n 4 python scripts/fuzz_schedules.py --engine mpi --count 200
 
@@ -18,6 +19,7 @@ meshes of as many devices.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import sys
@@ -52,7 +54,9 @@ class Record:
 # ---- In a process that judges ----------------------------------------------------------------------------------------
 
 
-def _judge_all(tell: Connection, seeds: Sequence[int], engine: str, delays: bool, minimize: int) -> None:
+def _judge_all(
+    tell: Connection, seeds: Sequence[int], engine: str, delays: bool, minimize: int, mistake: str | None
+) -> None:
     """Judge seeds and tell of each that it begins, then what became of it."""
     from fuzz_judging import Pool
 
@@ -60,13 +64,18 @@ def _judge_all(tell: Connection, seeds: Sequence[int], engine: str, delays: bool
         import fuzz_delays
 
         fuzz_delays.install()
-    pool = Pool(engine)
-    seen: Counter[tuple[str, str]] = Counter()
-    for seed in seeds:
-        tell.send(seed)
-        tell.send(_record(seed, None, pool, seen, minimize))
-    tell.send(None)
-    pool.close()
+    with contextlib.ExitStack() as made:
+        if mistake is not None:
+            from fuzz_mistakes import MISTAKES
+
+            made.enter_context(MISTAKES[mistake].patch())
+        pool = Pool(engine, timeout=20.0 if mistake is None else 3.0)
+        seen: Counter[tuple[str, str]] = Counter()
+        for seed in seeds:
+            tell.send(seed)
+            tell.send(_record(seed, None, pool, seen, minimize))
+        tell.send(None)
+        pool.close()
 
 
 def _on_ranks(options: argparse.Namespace) -> Iterator[Record]:
@@ -127,7 +136,7 @@ class _Child:
         context = multiprocessing.get_context("spawn")
         self.ear, mouth = context.Pipe(duplex=False)
         options = self.options
-        arguments = (mouth, self.seeds, options.engine, options.delays, options.minimize)
+        arguments = (mouth, self.seeds, options.engine, options.delays, options.minimize, options.mistake)
         self.process = context.Process(target=_judge_all, args=arguments)
         self.process.start()
         mouth.close()
@@ -245,8 +254,14 @@ def main() -> int:
     parser.add_argument("--delays", action="store_true", help="random sleeps round every stage and barrier")
     parser.add_argument("--processes", type=int, default=1, help="processes that judge")
     parser.add_argument("--minimize", type=int, default=3, help="bugs of a kind that are made small")
+    parser.add_argument("--mistake", help="one of fuzz_mistakes.MISTAKES, which is made in the package (threads only)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON a seed, and no tables")
     options = parser.parse_args()
+    if options.mistake is not None:
+        from fuzz_mistakes import MISTAKES
+
+        if options.mistake not in MISTAKES or options.engine != "threads":
+            parser.error(f"--mistake is one of {', '.join(MISTAKES)}, and met by workers on threads alone")
     start = time.monotonic()
     found = []
     crashes = 0

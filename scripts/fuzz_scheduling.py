@@ -17,13 +17,13 @@ from typing import Any
 from fuzz_actions import OURS, Action, apply, labelled
 from fuzz_programs import Program, Stage, read_by
 from fuzz_proposing import Proposer, memory_order
-from fuzz_stages import draw_program
+from fuzz_stages import draw_pipeline, draw_program
 from tvm.tirx import PrimFunc
 
 import tvm_axe as axe
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import lower
-from tvm_axe.schedule import with_layouts
+from tvm_axe.schedule import query, with_layouts
 
 MESHES: tuple[dict[str, int], ...] = (
     {"x": 1},
@@ -173,6 +173,21 @@ class _Making:
             stages = (*producers[-1:], stage.name) if fused or rng.random() < 0.5 else (*producers[-1:], *chain)
             self.attempt("overlap", stages, axis, rng.choice((1, 1, 2, 2, 3)))
 
+    def pipe(self) -> None:
+        """Give each device of an axis a stage of the pipeline, and have it send on what is moved."""
+        leading, count = self.case.program.extents[0]
+        axis = self.rng.choice([axis for axis, size in self.case.mesh if size == count])
+        stages = [stage for stage in self.case.program.stages if stage.extents[:1] == (leading,)]
+        sent = None
+        for stage in stages:
+            moves = query.shift_of(self.sch.get(labelled(self.sch)[stage.name])) not in (None, 0)
+            sent = stage.name if moves else sent
+            if self.rng.random() < 0.95:
+                self.attempt(*(("send", stage.name, axis) if moves else ("shard", stage.name, 0, axis)))
+        if sent is not None and self.rng.random() < 0.3:
+            self.proposer.blocks = labelled(self.sch)
+            self.attempt("fuse_collective", tuple(self.proposer.chain(sent, self.rng.randint(2, 3))))
+
     def mend(self) -> bool:
         """Do what an error of lowering asks for; returns whether something was done."""
         try:
@@ -203,18 +218,23 @@ def draw_case(seed: int, devices: int | None = None) -> tuple[Case, axe.Schedule
     rng = random.Random(seed)
     axes = rng.choice([axes for axes in MESHES if devices in (None, math.prod(axes.values()))])
     mesh = Mesh(axes)
-    program = draw_program(rng, list(axes.values()))
+    is_pipeline = random.Random(f"pipeline {seed}").random() < 0.06
+    program = (draw_pipeline if is_pipeline else draw_program)(rng, list(axes.values()))
     wanted = {}
     for name in rng.sample([name for name, _ in program.extents], min(len(axes), len(program.extents))):
         wanted[name] = rng.choice(mesh.names)
-    layouts = draw_layouts(rng, program, mesh, wanted)
+    layouts = {} if is_pipeline else draw_layouts(rng, program, mesh, wanted)
     case = Case(program, tuple(axes.items()), tuple(layouts.items()), ())
     making = _Making(rng, case, wanted)
-    if rng.random() < 0.6:
+    if is_pipeline:
+        making.pipe()
+    elif rng.random() < 0.6:
         making.sum_and_split()
     if rng.random() < 0.35:
         making.share_alike()
-    for _ in range(rng.choices((0, 2, 4, 8, 16, 24), weights=(4, 3, 3, 3, 2, 1))[0]):
+    for _ in range(
+        rng.choices((0, 2, 4, 8, 16, 24), weights=(4, 1, 0, 0, 0, 0) if is_pipeline else (4, 3, 3, 3, 2, 1))[0]
+    ):
         making.propose()
     if rng.random() < 0.7:
         for _ in range(5):

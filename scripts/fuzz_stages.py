@@ -59,10 +59,14 @@ def contraction(d: Drawing) -> None:
     ours.insert(k, names[-1])
     theirs = [names[-2], names[-1]] if turned else [names[-1], names[-2]]
     theirs = names[:1] * batch + theirs
-    y = d.result(extents[:-1])
+    stored, indices = list(extents[:-1]), list(names[:-1])
+    if d.rng.random() < 0.08:  # into every second element of what is there
+        dim = d.rng.randrange(len(stored))
+        stored[dim], indices[dim] = f"2 * {_factor(stored[dim])}", f"2 * {names[dim]}"
+    y = d.result(stored)
     value = f"{d.load(left, ours, y.dtype)} * {d.load(right, theirs, y.dtype)}"
     kinds = "S" * (len(extents) - 1) + "R"
-    d.stage(extents, kinds, y, names[:-1], value, "sum")
+    d.stage(extents, kinds, y, indices, value, "sum")
 
 
 def reduction(d: Drawing) -> None:
@@ -100,6 +104,21 @@ def _maps(d: Drawing, extent: str) -> list[str]:
     if value in (2, 4, 8):
         maps += [f"{{v}} ^ {d.rng.randrange(1, value)}"]
     return maps
+
+
+def normed(d: Drawing) -> None:
+    """What is left of a tensor without the sum or largest along one of its dimensions."""
+    source = d.source(low=2)
+    names = iterators(len(source.shape))
+    dim = d.rng.randrange(len(names))
+    kept = [at for at in range(len(names)) if at != dim]
+    total = d.result([source.shape[at] for at in kept], source.dtype)
+    kinds = "".join("R" if at == dim else "S" for at in range(len(names)))
+    combine = d.rng.choice(("sum", "sum", "max", "min")) if source.dtype != "bool" else "any"
+    d.stage(source.shape, kinds, total, [names[at] for at in kept], d.load(source, names, total.dtype), combine)
+    y = d.result(source.shape)
+    left, right = d.load(source, names, y.dtype), d.load(total, [names[at] for at in kept], y.dtype)
+    d.stage(source.shape, "S" * len(names), y, names, d.mixed(f"{left} - {right}", source.shape, y.dtype))
 
 
 def permuted(d: Drawing) -> None:
@@ -335,6 +354,7 @@ KINDS: dict[Callable[[Drawing], None], int] = {
     broadcast: 4,
     contraction: 14,
     reduction: 14,
+    normed: 3,
     permuted: 6,
     piped: 2,
     transposed: 4,
@@ -360,13 +380,39 @@ def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
         if rng.random() < 0.35:  # what collectives are split, reordered and fused with
             rng.choice((contraction, contraction, reduction))(drawing)
             for _ in range(rng.randint(1, 3)):
-                rng.choice((pointwise, pointwise, pointwise, broadcast, reduction, contraction))(drawing)
+                readers = (pointwise, pointwise, pointwise, broadcast, reduction, contraction, normed)
+                rare = (strided, padded, appended, concatenated, permuted, halo, in_place)
+                rng.choice((*readers, rng.choice(rare)))(drawing)
         while len(drawing.stages) < count:
             rng.choices(list(KINDS), weights=list(KINDS.values()))[0](drawing)
         program = _finished(drawing)
         try:
             fitting_inputs(program, 0)
             fitting_inputs(program, 1)  # the judge runs it twice
+        except Malformed:
+            continue
+        return program
+
+
+def draw_pipeline(rng: random.Random, devices: Sequence[int]) -> Program:
+    """A program whose stages work on the micro-batches of a pipeline, a device's each, and send them on."""
+    while True:
+        drawing = Drawing(rng, devices)
+        stages = next(iter(drawing.extents))
+        drawing.extents[stages] = rng.choice(devices)
+        held = drawing.tensor("X", (stages, *drawing.shape(0, 2)))
+        names, before = iterators(len(held.shape)), rng.randint(1, 2)
+        for at in range(before + 1 + rng.randint(0, 2)):
+            y = drawing.result(held.shape, held.dtype)
+            moved = [f"(v0 + {rng.choice((1, f'{stages} - 1'))}) % {stages}", *names[1:]]
+            value = drawing.load(held, moved if at == before else names, y.dtype)
+            value = value if at == before else drawing.mixed(value, held.shape, y.dtype)
+            drawing.stage(held.shape, "S" * len(names), y, names, value)
+            held = y
+        program = _finished(drawing)
+        try:
+            fitting_inputs(program, 0)
+            fitting_inputs(program, 1)
         except Malformed:
             continue
         return program

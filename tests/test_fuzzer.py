@@ -243,7 +243,8 @@ def test_a_process_that_dies_is_the_bug_of_its_seed():
         "    tell.send(None)\n"
         "import multiprocessing; multiprocessing.get_context = lambda _: fork\n"
         "fork = multiprocessing.context.ForkContext(); fuzz._judge_all = dies\n"
-        "options = fuzz.argparse.Namespace(seed=0, count=4, processes=1, engine='threads', delays=False, minimize=0)\n"
+        "options = fuzz.argparse.Namespace(seed=0, count=4, processes=1, engine='threads', delays=False, minimize=0,\n"
+        "    mistake=None)\n"
         "print([(record.seed, record.kind) for record in fuzz.records(options)])\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(SCRIPTS)], capture_output=True, text=True, timeout=60)

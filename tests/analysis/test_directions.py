@@ -140,3 +140,17 @@ def test_sums_updates_and_scatters():
                 rows[index[vi], vj] = A[vi, vj]
 
     assert directions(func) == (IN, IN, OUT, BOTH, BOTH)
+
+
+def test_what_a_block_stores_without_saying_so():
+    """As upstream's operators do whose blocks state no regions: the parameter is left with a result."""
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((8,), "float32"), Y: T.Buffer((8,), "float32")):
+        with T.sblock("all"):
+            T.reads()
+            T.writes()
+            for i in range(8):
+                Y[i] = X[i]
+
+    assert directions(func) == (IN, BOTH)

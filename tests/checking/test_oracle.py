@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.script import tirx as T
@@ -346,3 +347,38 @@ def test_primitives_are_known_by_their_instructions():
     assert sch.copy().applied == sch.applied
     assert _tvm.structural_equal(IRModule({"main": up_to(sch, len(sch.trace.insts))}), sch.mod)
     assert _tvm.structural_equal(IRModule({"main": up_to(sch, 0)}), sch.origin)
+
+
+# ---- What lies beyond a device's share ---------------------------------------------------------------------------
+
+
+def test_padding_that_is_read_shows():
+    """A device with three terms of a sum that goes on to a fourth: beyond its share lie zeros, if nobody sees to it."""
+
+    @T.prim_func(s_tir=True)
+    def rows(X: T.Buffer((7, 4), "float32"), s: T.Buffer((4,), "float32")):
+        for j, i in T.grid(4, 7):
+            with T.sblock("s"):
+                vj, vi = T.axis.remap("SR", [j, i])
+                with T.init():
+                    s[vj] = T.float32(0)
+                s[vj] = s[vj] + X[vi, vj]
+
+    sch = axe.Schedule(rows, mesh=PAIR)
+    sch.shard(sch.get_loops("s")[1], "x")
+    exe = axe.compile(sch, work_dir=None)
+    assert axe.check(exe, seeds=1).ok
+
+    def unmasked(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        return s_tir.SBlockRealize(realize.iter_values, tirx.IntImm("bool", 1), realize.block)
+
+    functions = {
+        var: tvm_ffi.structural_map(func, (s_tir.SBlockRealize, unmasked)) if isinstance(func, tirx.PrimFunc) else func
+        for var, func in exe.runnable.functions.items()
+    }
+    exe.runnable = IRModule(functions)
+    with axe.launch(PAIR, engine="threads") as workers:
+        given = np.arange(28, dtype="float32").reshape(7, 4)
+        np.testing.assert_array_equal(exe.run(workers, given), given.sum(axis=0))  # by chance
+        report = wrong(exe, engine=workers, seeds=1)
+    assert report.mismatch.where == f"the mesh {PAIR}" and np.isnan(report.mismatch.got)

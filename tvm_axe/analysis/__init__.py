@@ -1,1 +1,1 @@
-"""What a program is: for now, its parameters, and the names of the annotations by which schedules speak of it."""
+"""What a program is: its parameters, blocks and accesses, which dimensions move together, and its annotations."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe.analysis.blocks import NestedBlock, all_blocks, covers, nested_blocks, statements
@@ -49,12 +50,19 @@ def _direction(param: tirx.Buffer, nests: Sequence[tirx.Stmt]) -> Direction:
         below = [block for block in all_blocks(nest) if not any(block.same_as(other) for other in seen)]
         is_read |= any(_touches(block.reads, param) for block in below) and not cover(shape, written)
         is_output |= bool(writers) or any(_touches(block.writes, param) for block in below)
+        is_output = is_output or _stores_into(nest, param)  # of blocks that don't say so, as importers' scatters
         written += [part for part in parts if part is not None]
     return Direction(is_read or not cover(shape, written), is_output)
 
 
 def _touches(regions: Sequence[ir.TensorRegion], param: tirx.Buffer) -> list[ir.TensorRegion]:
     return [region for region in regions if region.source.same_as(param)]
+
+
+def _stores_into(nest: tirx.Stmt, param: tirx.Buffer) -> bool:
+    found: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(nest, (tirx.BufferStore, found.append))
+    return any(store.buffer.same_as(param) for store in found)
 
 
 def reached(block: NestedBlock, region: ir.TensorRegion, shape: Sequence[int]) -> Elements | None:

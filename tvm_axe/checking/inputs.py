@@ -15,7 +15,7 @@ from tvm_axe.analysis.parameters import Param, parameters
 from tvm_axe.checking.comparing import is_float
 from tvm_axe.tile.kernels.check import poison
 
-__all__ = ["Indices", "distinct_values", "indices_of", "other_data", "small_integers"]
+__all__ = ["Indices", "distinct_values", "indices_of", "other_data", "padding", "small_integers"]
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,13 @@ def other_data(
     return {
         name: poison(array.shape, str(array.dtype)) if is_float(array.dtype) else array for name, array in drawn.items()
     }
+
+
+def padding(dtype: str, indices: Indices) -> object | None:
+    """What slabs begin with, before each run: NaN, or a type's extreme; None where a number may be an index."""
+    if indices.computed or (indices.most and not is_float(np.dtype(dtype))):
+        return None
+    return poison((), dtype)[()]
 
 
 def _integers(param: Param, indices: Indices, magnitude: int, rng: np.random.Generator) -> np.ndarray:

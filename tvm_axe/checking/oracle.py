@@ -15,11 +15,13 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.parameters import parameters
 from tvm_axe.checking.comparing import first_wrong, relative_error
 from tvm_axe.checking.exactness import exact_magnitude
-from tvm_axe.checking.inputs import distinct_values, indices_of, other_data, small_integers
+from tvm_axe.checking.inputs import distinct_values, indices_of, other_data, padding, small_integers
 from tvm_axe.checking.reference import Alone, Expected, Reference
 from tvm_axe.checking.report import LOOSE, CheckReport, Mismatch
+from tvm_axe.checking.sampling import sampled
 from tvm_axe.checking.stages import wrong_on_mesh, wrong_on_one_device
 from tvm_axe.checking.tracing import blamed
 from tvm_axe.collective import Workers, launch
@@ -63,8 +65,12 @@ def check(
 
     What is not exact must be within what rounding explains, for the narrowest type and the number of terms that are
     summed (`tvm_axe.checking.reference.Reference` has the rule). Outputs begin as NaN, or as an integer type's extreme;
-    on the mesh a run on other data, NaN where that can be, comes before, so that what is left of it shows. What is in
-    and out is given to the reference as to the program, and compared whole.
+    on the mesh a run on other data, NaN where that can be, comes before, so that what is left of it shows, and so does
+    all of the devices' slabs that a run doesn't fill itself, the padding of uneven shares too. What is in and out is
+    given to the reference as to the program, and compared whole.
+
+    Where a reference of all results would take minutes, a sample of them is compared: indices of each dimension, of
+    which it takes half a second (`tvm_axe.checking.sampling`). The scheduled function then runs on the mesh alone.
 
     Parameters
     ----------
@@ -98,7 +104,8 @@ def check(
         `tvm_axe.Schedule` has a trace of what was done, the instruction after which results are wrong: "already under
         stock TVM" if they are on one device, else "on the mesh".
     InputError
-        If `program` can't be checked, `origin` has other parameters, or `seeds` is less than 1.
+        If `program` can't be checked, `origin` has other parameters, or `seeds` is less than 1; or a reference takes
+        minutes and a sample of its results no less.
     LowerError
         If the program is refused, as `tvm_axe.compile` would: that is no wrong answer.
     WorkerError
@@ -142,7 +149,8 @@ class _Check:
     def __init__(self, subject: _Subject, workers: Workers | None) -> None:
         self.subject, self.workers = subject, workers
         exe = subject.exe
-        self.reference = Reference(subject.origin)
+        self.sample = sampled(subject.origin, exe.outputs, np.random.default_rng(0))
+        self.reference = Reference(subject.origin, self.sample)
         self.indices = indices_of(subject.origin)
         self.exact = exact_magnitude(subject.origin, self.indices)
         self.errors: dict[str, float] = {}
@@ -152,7 +160,7 @@ class _Check:
         self.on_one: Callable[[_Arrays], _Arrays] | None = None
         if exe.mesh is None:
             self.on_one = self._run
-        elif subject.func is not None and not _binds_threads(subject.func):
+        elif subject.func is not None and not _binds_threads(subject.func) and self.sample is None:
             self.on_one = Alone(subject.func)
 
     def run(self, seeds: int) -> CheckReport:
@@ -165,7 +173,8 @@ class _Check:
             if mismatch is not None:
                 break
         rounds = 2 * seeds
-        return CheckReport(self.subject.exe.name, tuple(ran), rounds, self.exact, self.errors, self.allowed, mismatch)
+        name, judged = self.subject.exe.name, {} if self.sample is None else self.sample.judged
+        return CheckReport(name, tuple(ran), rounds, self.exact, self.errors, self.allowed, mismatch, judged)
 
     def _rounds(self, seed: int, magnitude: int) -> Iterator[tuple[str, _Arrays, Expected, bool]]:
         """What a seed's arrays are called, the arrays, what is expected of them, and whether exactly that."""
@@ -192,7 +201,11 @@ class _Check:
     def _run(self, given: _Arrays, exe: Executable | None = None) -> dict[str, np.ndarray]:
         """The outputs of the executable, or of another of the same function."""
         exe = exe or self.subject.exe
-        arrays = [given[name] for name in exe.inputs]
+        if self.workers is not None and isinstance(exe, MeshExecutable):
+            exe.fill(self.workers, lambda buffer: padding(buffer.dtype, self.indices))
+        # Before a primitive has it written whole, a parameter may be an input, too.
+        begun = {n: poison(p.shape, p.dtype) for n, p in parameters(self.subject.origin).items() if n not in given}
+        arrays = [{**given, **begun}[name] for name in exe.inputs]
         results = exe.run(*arrays) if self.workers is None else exe.run(self.workers, *arrays)
         return dict(zip(exe.outputs, results if isinstance(results, tuple) else (results,)))
 
@@ -234,7 +247,9 @@ class _Check:
         judged, want = expected.judged(output, array)
         slack = 0.0 if exactly else expected.slack[output]
         index = first_wrong(judged, want, slack, exactly)
-        if where == self.on_mesh:
+        if self.sample is not None:
+            stage = "not looked for, as the reference is of a sample"
+        elif where == self.on_mesh:
             assert isinstance(exe, MeshExecutable) and self.workers is not None
             held = exe.held(self.workers)
             stage = "not known, as the scheduled function isn't"

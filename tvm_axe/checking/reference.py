@@ -15,6 +15,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.parameters import parameters
 from tvm_axe.checking.comparing import difference, is_float, relative_error, summing_slack
 from tvm_axe.checking.products import OwnProducts, own_products
+from tvm_axe.checking.sampling import Sample
 from tvm_axe.tile.kernels.check import poison
 from tvm_axe.tile.kernels.kernel import TOLERANCE
 
@@ -82,7 +83,7 @@ class Expected:
     slack : Mapping[str, float]
         How much more of its norm than its type explains each may be off by; see `Reference`.
     unsure : Mapping[str, numpy.ndarray]
-        Where an element isn't judged: whether it is a finite number depends on rounding.
+        Where an element isn't judged: whether it is a finite number depends on rounding, or it is none of a sample.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -134,6 +135,8 @@ class Reference:
     ----------
     func : PrimFunc
         The function before any primitive; of one that was scheduled, the annotations are ignored.
+    sample : Sample, optional
+        The same restricted to a sample of its results; the others aren't judged then.
 
     Attributes
     ----------
@@ -142,13 +145,15 @@ class Reference:
         the function in its own types counts.
     """
 
-    def __init__(self, func: tirx.PrimFunc) -> None:
-        products = own_products(func)
-        self._own = Alone(func) if products is None else _WithProducts(func, products, False)
+    def __init__(self, func: tirx.PrimFunc, sample: Sample | None = None) -> None:
+        products = own_products(func) if sample is None else None
+        computed = func if sample is None else sample.func
+        self._parameters, self._sample = parameters(func), sample
+        self._own = Alone(computed) if products is None else _WithProducts(func, products, False)
         self.wide, self._wide = True, self._own
         if any(is_float(np.dtype(dtype)) for dtype in _dtypes(func)):
             try:
-                self._wide = Alone(_tvm.widened(func)) if products is None else _WithProducts(func, products, True)
+                self._wide = Alone(_tvm.widened(computed)) if products is None else _WithProducts(func, products, True)
             except _tvm.UPSTREAM_ERRORS as error:
                 _tvm.raise_own_fault(error)
                 self.wide = False
@@ -157,14 +162,19 @@ class Reference:
 
     def __call__(self, given: Mapping[str, np.ndarray]) -> Expected:
         """What the parameters must be after a call on these arrays; the others are poisoned before."""
-        own = self._own(given)
-        wide = own if self._wide is self._own else self._wide(given)
+        sample = self._sample
+        taken = given if sample is None else {**given, **sample.rows}
+        own = self._own(taken)
+        wide = own if self._wide is self._own else self._wide(taken)
         arrays, slack, unsure = {}, {}, {}
-        for name, param in self._own.parameters.items():
+        for name, param in self._parameters.items():
             mine, want = own[name], wide[name]
-            arrays[name], unsure[name] = want, np.zeros(param.shape, bool)
+            out = np.zeros(param.shape, bool) if sample is None else sample.left_out(name, param.shape)
+            if out.any():
+                mine, want = (np.where(out, np.zeros((), array.dtype), array) for array in (mine, want))
+            arrays[name], unsure[name] = want, out
             if is_float(mine.dtype):
-                unsure[name] = np.isfinite(mine.astype("float64")) != np.isfinite(want.astype("float64"))
+                unsure[name] |= np.isfinite(mine.astype("float64")) != np.isfinite(want.astype("float64"))
                 narrower = self._narrow if self._narrow > TOLERANCE.get(param.dtype, 0.0) else 0.0
                 slack[name] = self._summing + narrower + _OWN * relative_error(mine, want)
             else:

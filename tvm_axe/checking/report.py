@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tvm_axe.errors import CheckError
 
@@ -81,6 +81,8 @@ class CheckReport:
         By output, the largest one beyond its type's own that rounding was taken to explain.
     mismatch : Mismatch or None
         What was wrong; None if all was right.
+    judged : Mapping[str, int]
+        By output, how many of its elements were compared, where that was a sample.
     """
 
     name: str
@@ -90,6 +92,7 @@ class CheckReport:
     errors: Mapping[str, float]
     allowed: Mapping[str, float]
     mismatch: Mismatch | None = None
+    judged: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -104,9 +107,10 @@ class CheckReport:
         loose = [name for name, slack in self.allowed.items() if slack > LOOSE]
         if loose:
             errors += f" (hardly judged, as the function itself rounds so much: {', '.join(loose)})"
+        sample = "".join(f"; {count} elements of {name} compared" for name, count in self.judged.items())
         return (
             f"{self.name}: right on {' and on '.join(self.ran)}, {self.rounds} sets of arrays each; {exact}; "
-            f"relative errors: {errors}"
+            f"relative errors: {errors}{sample}"
         )
 
     def raise_if_wrong(self) -> None:

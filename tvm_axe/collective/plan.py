@@ -22,18 +22,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm_axe.errors import InputError
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.traffic import chunk, reduced_part
 
 # Whether the source and the target of a collective are views along the axis, (n, *shape); else the worker's own slab.
 VIEWS = {
-    "all_reduce": (True, True),
-    "reduce_scatter": (True, False),
-    "all_gather": (False, True),
+    Collective.ALL_REDUCE.operation: (True, True),
+    Collective.REDUCE_SCATTER.operation: (True, False),
+    Collective.ALL_GATHER.operation: (False, True),
     "all_gather_in_place": (True, True),
-    "all_to_all": (True, False),
-    "send": (True, False),
-    "reduce": (True, False),
-    "broadcast": (True, False),
+    Collective.ALL_TO_ALL.operation: (True, False),
+    Collective.SEND.operation: (True, False),
+    Collective.REDUCE.operation: (True, False),
+    Collective.BROADCAST.operation: (True, False),
 }
 
 
@@ -90,6 +91,30 @@ def plan(
                     f"axis of {parts} with the arguments {tuple(numbers)}"
                 )
     return moves
+
+
+def received(name: str, source: Sequence[int], target: Sequence[int], numbers: Sequence[int], parts: int) -> list[int]:
+    """Return how many elements each worker of a group receives of the others in a collective.
+
+    It receives what it reads in their slabs, and what they write to its own.
+
+    >>> received("all_gather", (2, 8), (5, 8), (0,), parts=3)
+    [24, 24, 32]
+
+    Parameters
+    ----------
+    name, source, target, numbers, parts
+        See `plan`.
+    """
+    found = [0] * parts
+    reads_peers, writes_peers = VIEWS[name]
+    for rank in range(parts):
+        for move in plan(name, source, target, numbers, parts, rank):
+            size = math.prod(move.box)
+            found[rank] += size * sum(slab != rank for slab in move.source.slabs) if reads_peers else 0
+            for slab in move.target.slabs if writes_peers else ():
+                found[slab] += size * (slab != rank)
+    return found
 
 
 _Shape = tuple[int, ...]
@@ -172,14 +197,14 @@ def _broadcast(source: _Shape, target: _Shape, root: int, *, parts: int, rank: i
 
 
 _PLANS: dict[str, Callable[..., list[Move]]] = {
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
+    Collective.ALL_REDUCE.operation: _all_reduce,
+    Collective.REDUCE_SCATTER.operation: _reduce_scatter,
+    Collective.ALL_GATHER.operation: _all_gather,
     "all_gather_in_place": _all_gather_in_place,
-    "all_to_all": _all_to_all,
-    "send": _send,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
+    Collective.ALL_TO_ALL.operation: _all_to_all,
+    Collective.SEND.operation: _send,
+    Collective.REDUCE.operation: _reduce,
+    Collective.BROADCAST.operation: _broadcast,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -94,6 +94,24 @@ class MeshExecutable(Executable):
         whole = [buffer for buffer in self.lowered.buffers.values() if not buffer.sharding.partial]
         return {buffer.name: loaded.gather(buffer) for buffer in whole}
 
+    def fill(self, workers: Workers, value: Callable[[MeshBuffer], object | None]) -> None:
+        """Fill the slabs of all devices, also beyond their shares of an uneven extent, for `tvm_axe.check`.
+
+        A run puts the inputs into their places again. What it takes from elsewhere without having written it shows.
+
+        Parameters
+        ----------
+        workers : Workers
+            Where the tensors are.
+        value : Callable[[MeshBuffer], object or None]
+            The number for the tensor of a buffer; None leaves it as it is.
+        """
+        loaded = self._on(workers)
+        for buffer in self.lowered.buffers.values():
+            number, tensor = value(buffer), loaded.tensors[buffer.name]
+            for device in range(0 if number is None else 1 if tensor.shared else self.mesh.size):
+                tensor.slab(device)[...] = number
+
     def show(self) -> str:
         width = max(len(name) for name in self.layouts)
         lines = [f"schedule {self.notation} on mesh {self.mesh}", "", "layouts"]
@@ -109,12 +127,16 @@ class MeshExecutable(Executable):
         lines.append(self.module.script())
         return "\n".join(lines)
 
-    def _load(self, workers: Workers, arrays: Arrays) -> _Loaded:
-        """The program and its tensors on `workers`, made at the first use, with `arrays` put into place."""
+    def _on(self, workers: Workers) -> _Loaded:
+        """The program and its tensors on `workers`, made at the first use."""
         if workers not in self._loaded:
             self._check_hosts(workers)
             self._loaded[workers] = _Loaded(self.lowered, self.runnable, self.target, workers)
-        loaded = self._loaded[workers]
+        return self._loaded[workers]
+
+    def _load(self, workers: Workers, arrays: Arrays) -> _Loaded:
+        """The same, with `arrays` put into place."""
+        loaded = self._on(workers)
         for buffer, array in zip(self.lowered.inputs, arrays):
             loaded.scatter(buffer, array)
         return loaded
@@ -164,7 +186,7 @@ class _Loaded:
         weakref.finalize(self, _discard, weakref.ref(workers), [self.program, *self.tensors.values()])
 
     def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:
-        """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays zero."""
+        """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays as it is."""
         tensor, memory = self.tensors[buffer.name], buffer.sharding.memory
         if tensor.holding is not None:
             tensor.scatter(array)
@@ -173,7 +195,7 @@ class _Loaded:
             share = array[buffer.layout.local_region(buffer.shape, self.mesh, device)]
             share = share.squeeze(tuple(buffer.sharding.partial))
             stored = tensor.slab(device)
-            slab = stored if memory is None else np.zeros(buffer.sharding.slab, stored.dtype)
+            slab = stored if memory is None else unpack(stored, memory, buffer.sharding.slab)
             slab[_corner(share.shape)] = share
             if memory is not None:
                 stored[...] = pack(slab, memory)

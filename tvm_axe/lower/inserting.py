@@ -65,6 +65,7 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
         try:
             derive_steps(program, shardings)
         except Unowned as found:
+            last = found
             remedy = found.remedy if shardings[found.buffer].memory is None else RELAY
             why = f"{remedy} {found.buffer.name} for {found.block.name_hint}"
             func = _REMEDIES[remedy](func, found, shardings[found.buffer], why)
@@ -72,7 +73,7 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
             func = _separated(func, together)
         else:
             return func
-    raise LowerError(f"{program.name}: {rounds} copies were inserted, and its stages still reach across the mesh")
+    raise LowerError(f"{last}; {rounds} copies were inserted, and it still does: share its loops in equal pieces")
 
 
 def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
