@@ -114,7 +114,7 @@ def is_sum(block: s_tir.SBlock) -> bool:
 def folded(block: s_tir.SBlock) -> ir.TensorLoad | None:
     """Return the load x[..] of a block that is ``C[..] = C[..] op x[..]``, or that with a cast of it; else None.
 
-    op is a sum, product, maximum or minimum, which may be taken in any order.
+    The op is a sum, product, maximum or minimum, whose terms may be taken in any order.
     """
     store = block.body
     if block.init is None or not isinstance(store, tirx.BufferStore):
@@ -130,9 +130,8 @@ def folded(block: s_tir.SBlock) -> ir.TensorLoad | None:
 
 def summed(block: s_tir.SBlock) -> ir.TensorLoad | None:
     """Return the load x[..] of a block that is ``C[..] = C[..] + x[..]``, or that with a cast of it; else None."""
-    return (
-        folded(block) if isinstance(block.body, tirx.BufferStore) and isinstance(block.body.value, tirx.Add) else None
-    )
+    load = folded(block)
+    return load if load is not None and isinstance(block.body.value, tirx.Add) else None
 
 
 def is_product(block: s_tir.SBlock) -> bool:

@@ -124,7 +124,7 @@ def shard_loop(
                 f"shard: block {name!r} already has a {role} loop bound to {axis!r}; a block is shared over an "
                 "axis once"
             )
-    if reduction and sch.get(block).body.buffer.dtype == "bool":
+    if reduction and nest.block.body.buffer.dtype == "bool":
         raise ScheduleError(
             f"shard: block {name!r} reduces to bool, which upstream's rfactor can't take apart; valid is another loop "
             "of it, or the maximum of an int8 buffer"
