@@ -112,3 +112,12 @@ def test_a_mask_that_is_loaded_is_refused():
     sch.as_slice(sch.get_sblock("Y_global"))
     with pytest.raises(LowerError, match=r"block 'scatter' is masked by what it loads \(.*at.*\)"):
         axe.compile(sch, work_dir=None)
+
+
+def test_parallel_loops_in_each_other_are_refused():
+    sch = axe.Schedule(chain, mesh=Mesh({"x": 2}))
+    loops = sch.get_loops(sch.get_sblock("b"))
+    sch.parallel(loops[1])
+    sch.parallel(loops[0])
+    with pytest.raises(LowerError, match=r"block 'b': loop 'j' is parallel inside another parallel loop"):
+        axe.compile(sch, work_dir=None)
