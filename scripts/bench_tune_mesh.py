@@ -31,6 +31,7 @@ from tvm.target import Target
 
 import tvm_axe as axe
 from tvm_axe import _tvm
+from tvm_axe.analysis.patterns import is_product
 from tvm_axe.checking.reference import Reference
 from tvm_axe.demo import block
 from tvm_axe.executable import Executable
@@ -50,7 +51,6 @@ from tvm_axe.meta.search.job import kernel_tools
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.records.database import FAILED_SECONDS, Database
 from tvm_axe.records.folders import folder_for, target_name
-from tvm_axe.schedule.query import is_product
 
 TIMEOUT, SEED = 60.0, 0
 NEXT_BEST, REPEAT, NAP = 2, 4, 0.05  # of each side beside its choice; runs of one in a round; seconds before them

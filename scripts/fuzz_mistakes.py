@@ -22,6 +22,7 @@ from unittest import mock
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvm_axe.analysis.patterns import loads_of
 from tvm_axe.collective import plan, sync, worker
 from tvm_axe.lower import derive, emit, localize, program
 from tvm_axe.schedule import caching, fusing, overlapping, query, redistributing, reordering, sharding
@@ -89,7 +90,7 @@ def _unmasked(whole: Callable[..., Any], localizer: Any, block: Any) -> Any:
 def _any_reduction_is_a_sum() -> Iterator[None]:
     def foreign(block: s_tir.SBlock) -> ir.TensorLoad | None:
         loads = [
-            load for region in block.reads for load in query.loads_of(block, region.source)
+            load for region in block.reads for load in loads_of(block, region.source)
             if not load.source.same_as(block.body.buffer)
         ]  # fmt: skip
         return loads[0] if block.init is not None and len(loads) == 1 else None
@@ -246,12 +247,24 @@ COLLECTIVES = {
 
 def _of_others(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[ir.TensorLoad]:
     """A block's loads of a buffer; none of one that it stores to."""
-    return [] if block.body.buffer.same_as(buffer) else query.loads_of(block, buffer)
+    return [] if block.body.buffer.same_as(buffer) else loads_of(block, buffer)
 
 
-def _nothing_is_written(sch: s_tir.Schedule) -> list[Any]:
-    """The schedule's blocks, which say that they write nothing."""
-    return [SimpleNamespace(block=SimpleNamespace(writes=[], same_as=b.block.same_as)) for b in query.nested(sch)]
+def _nothing_is_written(sch: s_tir.Schedule) -> Any:
+    """The schedule's block tree, in whose order of blocks none says that it writes anything."""
+    tree = query.tree(sch)
+    silent = [SimpleNamespace(block=SimpleNamespace(writes=[], same_as=b.block.same_as)) for b in tree.blocks]
+    return Silent(tree, silent)
+
+
+class Silent:
+    """A block tree with other blocks."""
+
+    def __init__(self, tree: Any, blocks: list[Any]) -> None:
+        self._tree, self.blocks = tree, blocks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tree, name)
 
 
 PRIMITIVES = {
@@ -268,7 +281,7 @@ PRIMITIVES = {
     "reorder: in place": Mistake(
         "reordering",
         "a consumer that updates what it stores to is given slices to gather",
-        lambda: mock.patch.object(reordering, "query", SimpleNamespace(**{**vars(query), "loads_of": _of_others})),
+        lambda: mock.patch.object(reordering, "loads_of", _of_others),
     ),
     "split: copies too much": Mistake(
         "caching",
@@ -279,7 +292,7 @@ PRIMITIVES = {
         "redistributing",
         "what is written only behind the reader is copied in front of it",
         lambda: mock.patch.object(
-            redistributing, "query", SimpleNamespace(**{**vars(query), "nested": _nothing_is_written})
+            redistributing, "query", SimpleNamespace(**{**vars(query), "tree": _nothing_is_written})
         ),
     ),
     "shard: devices without work": Mistake(

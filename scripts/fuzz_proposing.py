@@ -10,6 +10,7 @@ from fuzz_actions import Action, labelled
 from fuzz_programs import Program
 
 import tvm_axe as axe
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy, shift_of
 from tvm_axe.schedule import query
 
 
@@ -91,11 +92,11 @@ class Proposer:
         return self.labels(self.sch.get_consumers(self.blocks[name]))
 
     def copies(self) -> list[str]:
-        return [name for name in self.names() if query.is_copy(self.sch.get(self.blocks[name]))]
+        return [name for name in self.names() if is_copy(self.sch.get(self.blocks[name]))]
 
     def reduces(self) -> list[str]:
         """The blocks that sum over devices."""
-        return [name for name in self.names() if query.bound_loops(self.sch, self.blocks[name], query.REDUCE)]
+        return [name for name in self.names() if query.bound_loops(self.sch, self.blocks[name], REDUCE)]
 
     # ---- Primitives of the package ----
 
@@ -145,11 +146,11 @@ class Proposer:
         return name, self.rng.choice(reads), self.axis(), self.rng.choice((None, None, 0, 1))
 
     def send(self) -> tuple[Any, ...] | None:
-        shifts = [name for name in self.names() if query.shift_of(self.sch.get(self.blocks[name])) is not None]
+        shifts = [name for name in self.names() if shift_of(self.sch.get(self.blocks[name])) is not None]
         return (self.rng.choice(shifts), self.axis()) if shifts else None
 
     def fuse_collective(self) -> tuple[Any, ...] | None:
-        bound = [n for n in self.names() if query.bound_loops(self.sch, self.blocks[n], query.SPATIAL)]
+        bound = [n for n in self.names() if query.bound_loops(self.sch, self.blocks[n], SPATIAL)]
         chain = self.chain(self.rng.choice(bound or self.names()), self.rng.randint(2, 4))
         return (tuple(chain),) if len(chain) > 1 else None
 

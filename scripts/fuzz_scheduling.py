@@ -21,9 +21,10 @@ from fuzz_stages import draw_pipeline, draw_program
 from tvm.tirx import PrimFunc
 
 import tvm_axe as axe
+from tvm_axe.analysis.patterns import shift_of
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import lower
-from tvm_axe.schedule import query, with_layouts
+from tvm_axe.schedule import with_layouts
 
 MESHES: tuple[dict[str, int], ...] = (
     {"x": 1},
@@ -180,7 +181,7 @@ class _Making:
         stages = [stage for stage in self.case.program.stages if stage.extents[:1] == (leading,)]
         sent = None
         for stage in stages:
-            moves = query.shift_of(self.sch.get(labelled(self.sch)[stage.name])) not in (None, 0)
+            moves = shift_of(self.sch.get(labelled(self.sch)[stage.name])) not in (None, 0)
             sent = stage.name if moves else sent
             if self.rng.random() < 0.95:
                 self.attempt(*(("send", stage.name, axis) if moves else ("shard", stage.name, 0, axis)))

@@ -35,7 +35,7 @@ from tvm.s_tir.analysis import estimate_tir_flops as _estimate_tir_flops
 from tvm.s_tir.meta_schedule import _ffi_api as _ms_ffi
 from tvm.s_tir.meta_schedule import logging as _ms_logging
 from tvm.s_tir.meta_schedule import utils as _ms_utils
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.s_tir.schedule import _ffi_api as _schedule_ffi
 from tvm.script import ir_builder as _ir_builder
 from tvm.support import nvcc as _nvcc
@@ -215,6 +215,20 @@ def as_array(tensor: tvm_ffi.Tensor) -> np.ndarray:
 def block_realize(sch: s_tir.Schedule, block: SBlockRV) -> s_tir.SBlockRealize:
     """The block with the expressions that its iterators are bound to; the public `sch.get` leaves them out."""
     return _schedule_ffi.GetSBlockRealize(sch, block)
+
+
+def statement(sch: s_tir.Schedule, rv: SBlockRV | LoopRV) -> Any:
+    """The block or loop that a handle stands for; the public `sch.get` looks at types for sixty times as long."""
+    return _schedule_ffi.ScheduleGet(sch, rv)
+
+
+def put_back(sch: s_tir.Schedule, before: s_tir.Schedule) -> None:
+    """Have a schedule be what its copy `before` is, which is used up: state, trace, and what the handles stand for.
+
+    The object in Python is; in C++ it is another. So whoever wrote a rule in Python that MetaSchedule calls, and that
+    goes on after an error, has to return the schedule, as such a rule does.
+    """
+    sch.__move_handle_from__(before)
 
 
 def schedule_error_reason(error: Exception) -> str:

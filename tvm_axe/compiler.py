@@ -14,6 +14,7 @@ from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
@@ -28,7 +29,6 @@ from tvm_axe.relax import schedule_model
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
 from tvm_axe.schedule import Schedule
-from tvm_axe.schedule.query import bound_axis
 
 _LOG = logging.getLogger("tvm_axe")
 

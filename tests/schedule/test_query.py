@@ -1,4 +1,4 @@
-"""The questions that the rules ask: which blocks are plain sums and copies, and what comes first."""
+"""The questions that the rules ask: what comes first, what is masked, what loops cover; and a schedule put back."""
 
 import pytest
 from tvm import s_tir
@@ -6,137 +6,85 @@ from tvm.script import tirx as T
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import covers
+from tvm_axe.analysis.tree import BlockTree, is_one_of
 from tvm_axe.schedule import query
 
 
-def block_of(statement, init=0.0):
-    """The block `X[i] = statement(A, X, i, k)` with an init."""
-
-    @T.prim_func(s_tir=True)
-    def program(A: T.Buffer((4, 4), "float32"), X: T.Buffer((4,), "float32")):
-        for i, k in T.grid(4, 4):
-            with T.sblock("b"):
-                vi, vk = T.axis.remap("SR", [i, k])
-                with T.init():
-                    X[vi] = T.float32(init)
-                X[vi] = statement(A, X, vi, vk)
-
-    sch = s_tir.Schedule(program)
-    return sch.get(sch.get_sblock("b"))
+def test_precedes_and_one_of(schedule):
+    tree = query.tree(schedule())
+    mm, epi = tree.named("mm"), tree.named("epi")
+    assert tree.precedes(mm, epi) and not tree.precedes(epi, mm)
+    assert is_one_of(epi, [mm, epi]) and not is_one_of(epi, [mm])
 
 
-SUMS = {
-    "sum": (lambda A, X, i, k: X[i] + A[i, k], 0.0, True),
-    "turned round": (lambda A, X, i, k: A[i, k] + X[i], 0.0, True),
-    "from one": (lambda A, X, i, k: X[i] + A[i, k], 1.0, False),
-    "of a product": (lambda A, X, i, k: X[i] + A[i, k] * A[k, i], 0.0, False),
-    "maximum": (lambda A, X, i, k: T.max(X[i], A[i, k]), 0.0, False),
-    "doubled": (lambda A, X, i, k: X[i] + X[i], 0.0, False),
-}
-
-
-@pytest.mark.parametrize("name", SUMS)
-def test_is_sum(name):
-    statement, init, expected = SUMS[name]
-    assert query.is_sum(block_of(statement, init)) is expected
-
-
-COPIES = {
-    "copy": (lambda A, i, j: A[i, j], True),
-    "transposed": (lambda A, i, j: A[j, i], False),
-    "shifted": (lambda A, i, j: A[i, 3 - j], False),
-    "scaled": (lambda A, i, j: A[i, j] * T.float32(2), False),
-    "constant": (lambda A, i, j: T.float32(2), False),
-}
-
-
-@pytest.mark.parametrize("name", COPIES)
-def test_is_copy(name):
-    statement, expected = COPIES[name]
-
-    @T.prim_func(s_tir=True)
-    def program(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
-        for i, j in T.grid(4, 4):
-            with T.sblock("b"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                B[vi, vj] = statement(A, vi, vj)
-
-    sch = s_tir.Schedule(program)
-    assert query.is_copy(sch.get(sch.get_sblock("b"))) is expected
-
-
-def test_reduction_is_no_copy():
-    assert not query.is_copy(block_of(lambda A, X, i, k: X[i] + A[i, k]))
-
-
-def test_precedes_and_among(schedule):
-    sch = schedule()
-    mm, epi = sch.get_sblock("mm"), sch.get_sblock("epi")
-    assert query.precedes(sch, mm, epi) and not query.precedes(sch, epi, mm)
-    assert query.among(sch, sch.get_sblock("epi"), [mm, epi]) and not query.among(sch, epi, [mm])
-
-
-def test_predicate(schedule):
+def test_mask(schedule):
     sch = schedule(5, 3, 8)
     mm = sch.get_sblock("mm")
-    assert query.predicate(sch, mm) is None
+    assert query.nest_of(sch, mm).mask is None
     sch.split(sch.get_loops(mm)[0], [2, None])
-    assert str(query.predicate(sch, mm)) == "i_0 * 3 + i_1 < 5"
+    assert str(query.nest_of(sch, mm).mask) == "i_0 * 3 + i_1 < 5"
 
 
-def copying(statement, extents=(3, 4)):
-    """The block `B[i, j] = statement(A, i, j)`."""
+def test_questions_leave_no_trace(schedule):
+    sch = schedule()
+    mm, before = sch.get_sblock("mm"), len(sch.trace.insts)
+    assert not query.bound_loops(sch, mm, 0) and query.name_of(sch, mm) == "mm"
+    assert [str(nest.block.name_hint) for nest in query.tree(sch).consumers(query.nest_of(sch, mm))] == ["epi"]
+    assert len(sch.trace.insts) == before
+
+
+def test_producers_and_consumers_are_upstreams(schedule):
+    """Of a small program, and of one whose buffers are written twice."""
 
     @T.prim_func(s_tir=True)
-    def program(A: T.Buffer((3, 4), "float32"), B: T.Buffer(extents, "float32")):
-        for i, j in T.grid(*extents):
-            with T.sblock("b"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                B[vi, vj] = statement(A, vi, vj)
+    def twice(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32"), C: T.Buffer((4,), "float32")):
+        for i in range(4):
+            with T.sblock("first"):
+                vi = T.axis.spatial(4, i)
+                B[vi] = A[vi]
+        for i in range(4):
+            with T.sblock("reader"):
+                vi = T.axis.spatial(4, i)
+                C[vi] = B[vi]
+        for i in range(4):
+            with T.sblock("again"):
+                vi = T.axis.spatial(4, i)
+                B[vi] = T.float32(1)
+        for i in range(4):
+            with T.sblock("last"):
+                vi = T.axis.spatial(4, i)
+                C[vi] = C[vi] + B[vi]
 
-    sch = s_tir.Schedule(program)
-    return sch.get(sch.get_sblock("b"))
-
-
-SHIFTS = {
-    "none": (lambda A, i, j: A[i, j], 0),
-    "to the next": (lambda A, i, j: A[(i + 2) % 3, j], 1),
-    "from the next": (lambda A, i, j: A[(i + 1) % 3, j], 2),
-    "by a negative": (lambda A, i, j: A[(i - 1) % 3, j], 1),
-    "by more than once around": (lambda A, i, j: A[(i + 7) % 3, j], 2),
-    "mirrored": (lambda A, i, j: A[2 - i, j], None),
-    "past the end": (lambda A, i, j: A[i + 1, j], None),
-    "of another period": (lambda A, i, j: A[(i + 1) % 4, j], None),
-    "both dimensions": (lambda A, i, j: A[(i + 1) % 3, (j + 1) % 4], None),
-    "scaled": (lambda A, i, j: A[(i + 1) % 3, j] * T.float32(2), None),
-    "constant": (lambda A, i, j: T.float32(2), None),
-}
-
-
-@pytest.mark.parametrize("name", SHIFTS)
-def test_shift_of(name):
-    statement, expected = SHIFTS[name]
-    assert query.shift_of(copying(statement)) == expected
-
-
-def test_shift_of_another_number_of_stages():
-    assert query.shift_of(copying(lambda A, i, j: A[(i + 1) % 3, j], (2, 4))) is None
+    for func in (twice, schedule(4, 4, 4).mod["main"]):
+        sch = s_tir.Schedule(func)
+        tree = BlockTree(sch.mod)
+        for block in sch.get_child_blocks(sch.get_sblock("root")):
+            nest = tree.at(sch.get(block))
+            assert list(nest.loops) == [sch.get(loop) for loop in sch.get_loops(block)]
+            for ours, theirs in (
+                (tree.producers(nest), sch.get_producers(block)),
+                (tree.consumers(nest), sch.get_consumers(block)),
+            ):
+                assert {str(other.block.name_hint) for other in ours} == {query.name_of(sch, rv) for rv in theirs}
 
 
-SUMMED = {
-    "sum": (lambda A, X, i, k: X[i] + A[i, k], True),
-    "of a cast": (lambda A, X, i, k: X[i] + T.Cast("float32", T.Cast("float16", A[i, k])), False),
-    "of a product": (lambda A, X, i, k: X[i] + A[i, k] * A[k, i], False),
-    "doubled": (lambda A, X, i, k: X[i] + X[i], False),
-    "maximum": (lambda A, X, i, k: T.max(X[i], A[i, k]), False),
-}
+def test_refused_after_a_change(schedule):
+    """State, trace and handles are those before the primitive; handles that were held go on to work."""
+    sch = schedule()
+    mm = sch.get_sblock("mm")
+    loop = sch.get_loops(mm)[0]
+    script, trace = sch.mod.script(), str(sch.trace)
 
+    @query.all_or_nothing
+    def splits_and_raises(sch):
+        sch.split(loop, [2, None])
+        raise ValueError("refused")
 
-@pytest.mark.parametrize("name", SUMMED)
-def test_summed(name):
-    statement, expected = SUMMED[name]
-    load = query.summed(block_of(statement))
-    assert (load is not None and load.source.name == "A") is expected
+    with pytest.raises(ValueError, match="refused"):
+        splits_and_raises(sch)
+    assert sch.mod.script() == script and str(sch.trace) == trace
+    outer, _ = sch.split(loop, [2, None])
+    assert sch.get(sch.get_loops(mm)[0]).same_as(sch.get(outer))
 
 
 def covered(transform, extents=(6, 4)):

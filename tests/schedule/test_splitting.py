@@ -134,6 +134,16 @@ def largest(A: T.Buffer((4, 8), "float32"), B: T.Buffer((4,), "float32")):
             B[vi] = T.max(B[vi], A[vi, vk])
 
 
+@T.prim_func(s_tir=True)
+def squares(A: T.Buffer((4, 2), "float32"), B: T.Buffer((4,), "float32")):
+    for i, k in T.grid(4, 2):
+        with T.sblock("squares"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                B[vi] = T.float32(0)
+            B[vi] = B[vi] + A[vi, vk] * A[vi, vk]
+
+
 def test_rows(schedule, all_reduce, is_now):
     sch = schedule(4, 2, 8)
     _, reduce = all_reduce(sch)
@@ -206,10 +216,21 @@ def test_partial(schedule, all_reduce, refused):
     refused(sch, sch.split_collective, partial, words=("'mm_rf' is not an all-reduce", "i, j, k_0, k_1"))
 
 
-def test_reduction_that_is_no_sum(refused):
+def test_reduction_that_is_no_sum():
+    """A maximum is scattered and gathered as a sum is."""
     sch = Schedule(largest, mesh=Mesh({"tp": 2}))
     _, reduce = sch.shard(sch.get_loops(sch.get_sblock("max"))[1], "tp")
-    refused(sch, sch.split_collective, reduce, words=("'max' is not an all-reduce", "not a plain sum"))
+    blocks = sch.split_collective(reduce)
+    bound = [[sch.get(loop).annotations.get("axe.bind") for loop in sch.get_loops(block)] for block in blocks]
+    assert bound == [["tp", "tp", None], [None]]
+
+
+def test_reduction_of_no_load(refused):
+    """Squares, summed over devices by hand: what is split is what rfactor leaves."""
+    sch = Schedule(squares, mesh=Mesh({"tp": 2}))
+    loop = sch.get_loops(sch.get_sblock("squares"))[1]
+    sch.annotate(loop, "axe.bind", "tp")
+    refused(sch, sch.split_collective, sch.get_sblock("squares"), words=("is not an all-reduce", "not a plain sum"))
 
 
 def test_reduce_scatter(schedule, all_reduce, refused):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer, detect_iter_map
 
+from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import points, values
 
 __all__ = ["NestedBlock", "all_blocks", "covers", "element", "nested_blocks", "ranges_of", "statements", "stays_in"]
@@ -22,14 +24,26 @@ class NestedBlock:
     realize: s_tir.SBlockRealize
     loops: tuple[tirx.For, ...]
 
-    @property
+    @functools.cached_property
     def block(self) -> s_tir.SBlock:
         return self.realize.block
 
-    @property
+    @functools.cached_property
     def bound(self) -> dict[tirx.Var, tirx.Expr]:
         """What the block's iterators are bound to, in loop variables."""
         return {iv.var: value for iv, value in zip(self.block.iter_vars, self.realize.iter_values)}
+
+    @functools.cached_property
+    def driven(self) -> tuple[tuple[tirx.IterVar, ...], ...]:
+        """The block's iterators that each of its loops drives, alone or with others."""
+        drivers = [(iv, variables_of(self.bound[iv.var])) for iv in self.block.iter_vars]
+        return tuple(tuple(iv for iv, found in drivers if loop.loop_var in found) for loop in self.loops)
+
+    @functools.cached_property
+    def mask(self) -> tirx.Expr | None:
+        """The condition under which an iteration of the loops runs the block, or None if all do."""
+        condition = self.realize.predicate
+        return None if isinstance(condition, tirx.IntImm) and condition.value else condition
 
 
 def statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:

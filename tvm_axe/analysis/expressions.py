@@ -12,6 +12,8 @@ __all__ = ["substitute", "uses", "variables_of"]
 
 def uses(expr: object, var: tirx.Var) -> bool:
     """Return whether `var` occurs in `expr`."""
+    if isinstance(expr, tirx.Var):
+        return expr.same_as(var)
     found: list[bool] = []
     tvm_ffi.structural_walk(expr, (tirx.Var, lambda v: found.append(True) if v.same_as(var) else None))
     return bool(found)
@@ -19,6 +21,8 @@ def uses(expr: object, var: tirx.Var) -> bool:
 
 def variables_of(expr: object) -> set[tirx.Var]:
     """Return the variables that occur in `expr`."""
+    if isinstance(expr, tirx.Var):
+        return {expr}
     found: set[tirx.Var] = set()
     tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
     return found

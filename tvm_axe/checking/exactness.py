@@ -17,9 +17,9 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvm_axe.analysis.expressions import uses
 from tvm_axe.checking.comparing import is_float
 from tvm_axe.checking.inputs import Indices
-from tvm_axe.schedule.query import uses
 
 __all__ = ["exact_magnitude"]
 

@@ -22,18 +22,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm_axe.errors import InputError
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.traffic import chunk, reduced_part
 
 # Whether the source and the target of a collective are views along the axis, (n, *shape); else the worker's own slab.
 VIEWS = {
-    "all_reduce": (True, True),
-    "reduce_scatter": (True, False),
-    "all_gather": (False, True),
+    Collective.ALL_REDUCE.operation: (True, True),
+    Collective.REDUCE_SCATTER.operation: (True, False),
+    Collective.ALL_GATHER.operation: (False, True),
     "all_gather_in_place": (True, True),
-    "all_to_all": (True, False),
-    "send": (True, False),
-    "reduce": (True, False),
-    "broadcast": (True, False),
+    Collective.ALL_TO_ALL.operation: (True, False),
+    Collective.SEND.operation: (True, False),
+    Collective.REDUCE.operation: (True, False),
+    Collective.BROADCAST.operation: (True, False),
 }
 
 
@@ -196,14 +197,14 @@ def _broadcast(source: _Shape, target: _Shape, root: int, *, parts: int, rank: i
 
 
 _PLANS: dict[str, Callable[..., list[Move]]] = {
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
+    Collective.ALL_REDUCE.operation: _all_reduce,
+    Collective.REDUCE_SCATTER.operation: _reduce_scatter,
+    Collective.ALL_GATHER.operation: _all_gather,
     "all_gather_in_place": _all_gather_in_place,
-    "all_to_all": _all_to_all,
-    "send": _send,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
+    Collective.ALL_TO_ALL.operation: _all_to_all,
+    Collective.SEND.operation: _send,
+    Collective.REDUCE.operation: _reduce,
+    Collective.BROADCAST.operation: _broadcast,
 }
 
 

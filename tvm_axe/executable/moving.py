@@ -12,6 +12,7 @@ from tvm.target import Target
 from tvm_axe.collective import ALL, SLAB, Argument, Coord, LoadedProgram, MeshTensor, Workers
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Link, plan_redistribution
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.holding import Holding
 from tvm_axe.lower.exchange import exchange_kernel, exchange_view
 from tvm_axe.machines.target import resolve_target
@@ -73,13 +74,13 @@ def redistribute(tensor: MeshTensor, layout: Layout, link: Link | None = None) -
         before = at
         at = workers.mesh_tensor(tensor.whole, tensor.dtype, layout=step.layout)
         axis = step.axes[0] if step.axes else ""
-        if step.kind == "all_gather" and step.gathered is not None:
+        if step.kind == Collective.ALL_GATHER.operation and step.gathered is not None:
             workers.all_gather(before, at, axis, step.gathered)
-        elif step.kind == "all_reduce":
+        elif step.kind == Collective.ALL_REDUCE.operation:
             workers.all_reduce(before, at, axis)
-        elif step.kind == "reduce_scatter" and step.cut is not None:
+        elif step.kind == Collective.REDUCE_SCATTER.operation and step.cut is not None:
             workers.reduce_scatter(before, at, axis, step.cut)
-        elif step.kind == "all_to_all" and step.gathered is not None and step.cut is not None:
+        elif step.kind == Collective.ALL_TO_ALL.operation and step.gathered is not None and step.cut is not None:
             workers.all_to_all(before, at, axis, step.gathered, step.cut)
         else:
             _exchange(workers, before, at)

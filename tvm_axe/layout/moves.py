@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.placement import Placement
 
@@ -42,16 +43,16 @@ def permutes(at: Placement, shape: Sequence[int], mesh: Mesh) -> Iterator[Move]:
 def _collectives(at: Placement, mesh: Mesh) -> Iterator[Move]:
     for axis in sorted(at.partial, key=mesh.names.index):
         summed = Placement(at.cuts, at.partial - {axis})
-        yield Move("all_reduce", (axis,), None, None, summed)
+        yield Move(Collective.ALL_REDUCE.operation, (axis,), None, None, summed)
         for dim in range(len(at.cuts)):
-            yield Move("reduce_scatter", (axis,), None, dim, _cut(summed, dim, axis))
+            yield Move(Collective.REDUCE_SCATTER.operation, (axis,), None, dim, _cut(summed, dim, axis))
     for dim, cut in enumerate(at.cuts):
         if cut:
             joined = _joined(at, dim)
-            yield Move("all_gather", cut[-1:], dim, None, joined)
+            yield Move(Collective.ALL_GATHER.operation, cut[-1:], dim, None, joined)
             for other in range(len(at.cuts)):
                 if other != dim:
-                    yield Move("all_to_all", cut[-1:], dim, other, _cut(joined, other, cut[-1]))
+                    yield Move(Collective.ALL_TO_ALL.operation, cut[-1:], dim, other, _cut(joined, other, cut[-1]))
 
 
 def _locals(at: Placement, mesh: Mesh, sums: frozenset[str]) -> Iterator[Move]:

@@ -45,6 +45,7 @@ from heapq import heappop, heappush
 from itertools import chain, count
 
 from tvm_axe.errors import LayoutError
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.holding import Holding, received
 from tvm_axe.layout.layout import Layout
@@ -283,11 +284,11 @@ class _Costs:
         if move.kind in ("slice", "mask"):
             return 0, 0.0
         used, devices = [self.links[axis] for axis in move.axes], self.mesh[move.axes[0]]
-        if move.kind == "all_reduce":
+        if move.kind == Collective.ALL_REDUCE.operation:
             most = math.prod(before.local_shape(self.shape, self.mesh))  # the first device's, which no padding cuts
             size, hops = dtype_bytes(self.dtype, received_of_all_reduce(most, devices)), 2 * (devices - 1)
         else:
-            terms = devices if move.kind == "reduce_scatter" else 1
+            terms = devices if move.kind == Collective.REDUCE_SCATTER.operation else 1
             sources = permutation(before, move.after, self.mesh) if move.kind == "permute" else range(self.mesh.size)
             needed = max(
                 self._received(before, move.after, terms, device, sources[device]) for device in range(self.mesh.size)

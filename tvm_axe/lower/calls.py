@@ -17,12 +17,12 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from tvm_axe.analysis.expressions import substitute
 from tvm_axe.collective import ALL
 from tvm_axe.collective.plan import plan
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.localize import OWN
 from tvm_axe.lower.window import Window
-from tvm_axe.schedule.query import substitute
 
 
 @dataclass(frozen=True)

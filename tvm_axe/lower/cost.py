@@ -12,15 +12,16 @@ from math import prod
 
 from tvm import tirx
 
+from tvm_axe.analysis.patterns import is_product
 from tvm_axe.layout import Link, Mesh
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower import Lowered
 from tvm_axe.lower.program import parse_program
-from tvm_axe.schedule.query import is_product
 
 SHARED_MEMORY = Link(latency=10e-6, bandwidth=10e9)
 """Worker processes of one machine: what waking a sleeper takes, and the memory bandwidth that a core sees."""
 
-_WAITS = {"local": 0, "all-reduce": 2}  # of any other kind: 1
+_WAITS = {"local": 0, Collective.ALL_REDUCE: 2}  # of any other kind: 1
 
 
 def estimate(lowered: Lowered, link: Link = SHARED_MEMORY) -> float:

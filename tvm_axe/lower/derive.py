@@ -29,18 +29,18 @@ from math import prod
 from tvm import DataType, tirx
 
 from tvm_axe.analysis.blocks import covers
+from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.patterns import is_copy, is_sum, shift_of, summed
 from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower.exchange import exchange_bytes, exchange_view
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.pieces import pieces_of
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
-from tvm_axe.schedule.query import is_copy, is_sum, shift_of, substitute, summed, uses
 
 LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"
-ALL_REDUCE, REDUCE_SCATTER, REDUCE = "all-reduce", "reduce-scatter", "reduce"
-ALL_GATHER, ALL_TO_ALL, BROADCAST, SEND = "all-gather", "all-to-all", "broadcast", "send"
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,14 +173,14 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
     size, others = program.mesh.axis_size(axis), set(shardings[target].axes) - {axis}
     elements = Fraction(prod(shardings[target].shape), prod(program.mesh.axis_size(other) for other in others))
     share = {
-        ALL_REDUCE: Fraction(2 * (size - 1), size),
-        ALL_TO_ALL: Fraction(size - 1, size * size),
-        SEND: Fraction(1, size),
+        Collective.ALL_REDUCE: Fraction(2 * (size - 1), size),
+        Collective.ALL_TO_ALL: Fraction(size - 1, size * size),
+        Collective.SEND: Fraction(1, size),
     }.get(kind, Fraction(size - 1, size))
     moved = share * elements * _itemsize(target)
     # The engine's all-reduce and all-gather leave each device's result in all peers' slabs.
-    pushes = frozenset({target}) if kind in (ALL_REDUCE, ALL_GATHER) else frozenset()
-    pulls = frozenset() if kind == ALL_GATHER else frozenset({source})
+    pushes = frozenset({target}) if kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER) else frozenset()
+    pulls = frozenset() if kind == Collective.ALL_GATHER else frozenset({source})
     return Step(stage, kind, axis, _number(moved), pulls, pushes, source, target, arguments)
 
 
@@ -352,7 +352,7 @@ def _from_peers(
     return Fraction(sum(not (isinstance(p, tirx.IntImm) and int(p) == c) for c, p in enumerate(places)), size)
 
 
-Plain = tuple[str, tirx.Buffer, tirx.Buffer, tuple[int, ...]]
+Plain = tuple[Collective, tirx.Buffer, tirx.Buffer, tuple[int, ...]]
 
 
 def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, Sharding]) -> Plain | None:
@@ -384,17 +384,17 @@ def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, S
         if len(indices) != len(spatial) or not all(iv.var.same_as(i) for iv, i in zip(spatial, indices)):
             return None
         if written.root is not None and not scattered:
-            return REDUCE, source, target, (written.root[1],)
-        return (REDUCE_SCATTER, source, target, scattered) if scattered else (ALL_REDUCE, source, target, ())
+            return Collective.REDUCE, source, target, (written.root[1],)
+        return Collective.REDUCE_SCATTER if scattered else Collective.ALL_REDUCE, source, target, scattered
     if read.partial or read.shape != written.shape:
         return None
     if is_copy(statement) and read.root is not None and written.root is None and not (gathered or scattered):
-        return BROADCAST, source, target, (read.root[1],)
+        return Collective.BROADCAST, source, target, (read.root[1],)
     if is_copy(statement) and gathered:
-        return (ALL_TO_ALL if scattered else ALL_GATHER), source, target, gathered + scattered
+        return (Collective.ALL_TO_ALL if scattered else Collective.ALL_GATHER), source, target, gathered + scattered
     shift = shift_of(statement)
     if shift is not None and gathered == scattered == (0,) and read.shape[0] == read.mesh.axis_size(axis):
-        return SEND, source, target, (shift,)
+        return Collective.SEND, source, target, (shift,)
     return None
 
 

@@ -17,8 +17,9 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_axe.collective import ALL
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower.calls import Argument, Call, Tensor
-from tvm_axe.lower.derive import ALL_GATHER, ALL_REDUCE, EXCHANGE, LOCAL, MESH_KERNEL, Step
+from tvm_axe.lower.derive import EXCHANGE, LOCAL, MESH_KERNEL, Step
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.localize import CHUNK, OWN, STEP, Kernel, localize
 from tvm_axe.lower.order import barriers_before, pipeline, regions
@@ -50,8 +51,8 @@ def emit_module(program: ScheduledProgram, steps: Sequence[Step], shardings: Map
 def _collective_views(step: Step) -> tuple[str, tuple[tirx.Buffer, str], tuple[tirx.Buffer, str]]:
     """The mesh axis of a plain collective, and its source and target with the view that the engine takes of each."""
     assert step.source is not None and step.target is not None and step.axis is not None
-    source = OWN if step.kind == ALL_GATHER else step.axis
-    target = step.axis if step.kind in (ALL_REDUCE, ALL_GATHER) else OWN
+    source = OWN if step.kind == Collective.ALL_GATHER else step.axis
+    target = step.axis if step.kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER) else OWN
     return step.axis, (step.source, source), (step.target, target)
 
 
@@ -194,7 +195,7 @@ class _Emitter:
         self.kernels.append(None)
         axis, source, target = _collective_views(step)
         tensors = (self._tensor(*source), self._tensor(*target))
-        self._call(Call(f"axe.{step.kind.replace('-', '_')}", stage, (*tensors, *step.arguments, axis)))
+        self._call(Call(f"axe.{Collective(step.kind).operation}", stage, (*tensors, *step.arguments, axis)))
 
     def _tensor(self, buffer: tirx.Buffer, view: str) -> Tensor:
         stored = self.shardings[buffer].stored

@@ -17,6 +17,8 @@ from math import prod
 from tvm import DataType, tirx
 
 from tvm_axe.analysis.annotations import INSERTED
+from tvm_axe.analysis.patterns import is_copy
+from tvm_axe.analysis.sharing import root_of
 from tvm_axe.errors import LayoutError, LowerError
 from tvm_axe.layout import Iter, Layout, Mesh, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
@@ -25,7 +27,6 @@ from tvm_axe.layout.sharding import Cuts, block_shape
 from tvm_axe.layout.symbolic import Number
 from tvm_axe.lower.pieces import Pieces, pieces_of, shared_pieces
 from tvm_axe.lower.program import Access, ScheduledProgram
-from tvm_axe.schedule.query import is_copy, root_of
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import element
+from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.collective import SLAB, slab_stride
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.derive import EXCHANGE, Step, push_axis
@@ -25,7 +26,6 @@ from tvm_axe.lower.pieces import linear, own_pieces, shared_pieces, within
 from tvm_axe.lower.program import Block, LocalIterator, ScheduledProgram
 from tvm_axe.lower.window import Window, calling
 from tvm_axe.schedule import BIND, TILE, set_layout
-from tvm_axe.schedule.query import substitute, uses
 
 OWN = SLAB
 STEP, CHUNK = "step", "chunk"

@@ -133,7 +133,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     stages = tuple(
         Stage(
             step.name,
-            step.kind,
+            str(step.kind),
             step.axis,
             step.bytes,
             kernel,

@@ -10,34 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from tvm import ir, tirx
 
-from tvm_axe.lower.derive import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BROADCAST,
-    EXCHANGE,
-    REDUCE,
-    REDUCE_SCATTER,
-    SEND,
-    Step,
-    push_axis,
-    remote_axis,
-)
+from tvm_axe.analysis.patterns import is_copy, is_product
+from tvm_axe.layout.collectives import Collective
+from tvm_axe.lower.derive import EXCHANGE, Step, push_axis, remote_axis
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.order import regions
 from tvm_axe.lower.program import Block
-from tvm_axe.schedule.query import is_copy, is_product
-
-_LETTERS = {
-    ALL_REDUCE: "AR",
-    REDUCE_SCATTER: "RS",
-    ALL_GATHER: "AG",
-    REDUCE: "R",
-    BROADCAST: "B",
-    ALL_TO_ALL: "A2A",
-    SEND: "P2P",
-    EXCHANGE: "X",
-}
 
 
 def notation(steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> str:
@@ -50,8 +28,10 @@ def notation(steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -
 
 
 def _stage(step: Step, shardings: Mapping[tirx.Buffer, Sharding]) -> str:
-    if step.kind in _LETTERS:
-        return _LETTERS[step.kind]
+    if isinstance(step.kind, Collective):
+        return step.kind.letters
+    if step.kind == EXCHANGE:
+        return "X"
     letters = _merged([letter for block in step.stage.blocks for letter in _block(block, shardings)])
     text = "-".join(letters)
     return f"fuse({text})" if step.axis is not None and len(letters) > 1 else text
@@ -63,16 +43,18 @@ def _block(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> list[str]
     (write,) = block.writes
     pulled = [access for access in block.reads if remote_axis(access, shardings[access.buffer]) is not None]
     if push_axis(write, shardings[write.buffer]) is not None:
-        return ["AG"]
+        return [Collective.ALL_GATHER.letters]
     if not pulled:
         return ["MM" if is_product(statement) else "C"]
     axis = remote_axis(pulled[0], shardings[pulled[0].buffer])
     if axis is not None and block.peer_dims(pulled[0], axis):
-        return ["RS" if axis in shardings[write.buffer].axes else "AR"]
+        scatters = axis in shardings[write.buffer].axes
+        return [(Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE).letters]
     held = axis in shardings[pulled[0].buffer].axes and axis in shardings[write.buffer].axes
     if is_copy(statement):
-        return ["A2A" if held else "AG"]
-    return ["P2P"] if isinstance(statement.body.value, ir.TensorLoad) else ["P2P", "C"]
+        return [(Collective.ALL_TO_ALL if held else Collective.ALL_GATHER).letters]
+    send = Collective.SEND.letters
+    return [send] if isinstance(statement.body.value, ir.TensorLoad) else [send, "C"]
 
 
 def _merged(parts: Sequence[str]) -> list[str]:

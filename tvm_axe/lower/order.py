@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from tvm_axe.errors import LowerError
-from tvm_axe.lower.derive import ALL_GATHER, EXCHANGE, Step, push_axis, remote_axis
+from tvm_axe.layout.collectives import Collective
+from tvm_axe.lower.derive import EXCHANGE, Step, push_axis, remote_axis
 from tvm_axe.lower.infer import Sharding
 
 
@@ -161,6 +162,6 @@ def touched_by(step: Step, shardings: Mapping[tirx.Buffer, Sharding]) -> dict[st
             crosses = access.buffer in step.pulled | step.pushed
             if not crosses and remote_axis(access, sharding) is None and push_axis(access, sharding) is None:
                 touched["write" if access.is_write else "read"].add(access.buffer)
-    if step.kind == ALL_GATHER and step.source is not None:
+    if step.kind == Collective.ALL_GATHER and step.source is not None:
         touched["read"].add(step.source)
     return touched

@@ -23,9 +23,9 @@ from tvm_axe.analysis.annotations import OVERLAP, RING
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, ranges_of, stays_in
 from tvm_axe.analysis.elements import one_to_one
 from tvm_axe.analysis.expressions import uses, variables_of
+from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.analysis.values import LIMIT, points, values
 from tvm_axe.layout import Mesh
-from tvm_axe.schedule.query import bound_axis
 
 __all__ = ["Pieces", "linear", "own_pieces", "pieces_of", "renumbered", "shared_pieces", "with_block", "within"]
 

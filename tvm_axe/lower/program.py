@@ -23,11 +23,13 @@ from tvm.sym import Analyzer
 
 from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import ranges_of, statements, stays_in
+from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.patterns import REDUCE
+from tvm_axe.analysis.sharing import bound_axis, root_of
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.pieces import Pieces, linear, own_pieces, renumbered
 from tvm_axe.schedule import OVERLAP, RING
-from tvm_axe.schedule.query import REDUCE, bound_axis, root_of, substitute, uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +262,11 @@ def _check_domains(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> N
                 f"{loop.extent}; a loop of a mesh program runs over a number of iterations: keep blocks apart that "
                 "upstream moves into others' masked loops"
             )
+    if _loads(realize.predicate):
+        raise LowerError(
+            f"block {realize.block.name_hint!r} is masked by what it loads ({realize.predicate}), as upstream's "
+            "inlining of a copy into a store at a loaded index leaves it; keep the copy"
+        )
     for iv, value in zip(realize.block.iter_vars, realize.iter_values):
         if not stays_in(value, iv.dom, ranges_of(loops), realize.predicate):
             masked = "" if isinstance(realize.predicate, tirx.IntImm) else f" where {realize.predicate}"

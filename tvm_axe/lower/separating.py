@@ -18,7 +18,7 @@ from tvm_axe.analysis.blocks import NestedBlock, nested_blocks
 from tvm_axe.analysis.elements import one_to_one
 from tvm_axe.analysis.expressions import substitute, variables_of
 from tvm_axe.analysis.order import reads_what_is_written
-from tvm_axe.schedule.query import REDUCE, SPATIAL
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 
 __all__ = ["separated"]
 

@@ -15,8 +15,9 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
+from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.errors import LowerError, ScheduleError, TileError
-from tvm_axe.schedule import TILE, query
+from tvm_axe.schedule import TILE
 from tvm_axe.schedule.product import Product, product_of
 from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of
 from tvm_axe.tile import lowering
@@ -67,7 +68,7 @@ class _Rewriter:
         nests = statements(self.root.body)
         done = [stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])]
         body = done[0] if len(done) == 1 else tirx.SeqStmt(done)
-        buffers = [buffer for buffer in self.root.alloc_buffers if query.uses(body, buffer)] + self.scratch
+        buffers = [buffer for buffer in self.root.alloc_buffers if uses(body, buffer)] + self.scratch
         params = list(self.func.params)
         others = [str(block.block.name_hint) for stmt in done for block in nested_blocks(stmt)]
         backend = tile_backend_of(self.target)
@@ -86,7 +87,7 @@ class _Rewriter:
         laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in (*params, *buffers)}
         if buffers:
             body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *statements(body)])
-        func = tirx.PrimFunc([laid_out[old] for old in params], query.substitute(body, laid_out), self.func.ret_type)
+        func = tirx.PrimFunc([laid_out[old] for old in params], substitute(body, laid_out), self.func.ret_type)
         attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
         return func.with_attrs({key: value for key, value in attrs.items() if key != "s_tir"})
 
@@ -136,7 +137,7 @@ class _Rewriter:
         if len(others) > 1:
             raise ScheduleError(f"its nest holds the blocks {names} too; valid is one pointwise block beside it")
         held = any(buffer.same_as(product.c) for buffer in self.root.alloc_buffers)
-        if not held or any(query.uses(nest, product.c) for nest in nests):
+        if not held or any(uses(nest, product.c) for nest in nests):
             raise ScheduleError(f"{product.c.name} is used beyond the block {names} in its nest, which is its epilogue")
         return Epilogue.of(others[0].block, product.c)
 
@@ -156,7 +157,7 @@ class _Rewriter:
             for param, tensor in zip(lowered.params, arguments):
                 buffer, (shape, _) = tensors[tensor], recipe.tensors[tensor]
                 replaced[param] = self._seen_as(buffer, shape, found)
-            found.append(query.substitute(lowered.body, replaced))
+            found.append(substitute(lowered.body, replaced))
         return found
 
     def _seen_as(self, buffer: tirx.Buffer, shape: Sequence[int], before: list[tirx.Stmt]) -> tirx.Buffer:

@@ -17,8 +17,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import uses
 from tvm_axe.errors import TuneError
-from tvm_axe.schedule import query
 
 __all__ = ["LAYOUT_FREE", "PREPROC", "Packing", "has_packing", "layout_free", "split_packing"]
 
@@ -111,7 +111,7 @@ def split_packing(func: tirx.PrimFunc) -> Packing:
             rest.append(nest)
     for n, place in enumerate(places):
         param = func.params[place]
-        if place in places[:n] or any(query.uses(nest, param) for nest in rest):
+        if place in places[:n] or any(uses(nest, param) for nest in rest):
             raise TuneError(f"parameter {param.name!r} is packed, and read by something else too")
     pack, main = _tvm.split_preproc(func)
     return Packing(_named(pack, func, "_weight_prepack"), _named(main, func, ""), tuple(places))

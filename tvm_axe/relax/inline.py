@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.schedule import query
+from tvm_axe.analysis.patterns import is_pointwise, loads_of
 
 # x * f(x) reads x twice; in a chain of such nests the reads, and the inlined expression, would double each time.
 _MAX_READS = 32
@@ -23,7 +23,7 @@ def inline_pointwise(sch: s_tir.Schedule) -> None:
     """
     for block in reversed(sch.get_child_blocks(sch.get_sblock("root"))):
         consumers = sch.get_consumers(block)
-        if not consumers or not is_pointwise(sch, block):
+        if not consumers or not is_pointwise(sch.get(block)):
             continue
         if not _is_renaming(sch.get(block)) and not (len(consumers) == 1 and _can_take(sch, consumers[0], block)):
             continue
@@ -31,12 +31,6 @@ def inline_pointwise(sch: s_tir.Schedule) -> None:
             sch.compute_inline(block)
         except s_tir.ScheduleError:
             continue  # as for a block whose result is returned too; it stays a nest of its own, which is always valid
-
-
-def is_pointwise(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    """Whether `block` computes each element of its result once, from any elements of other buffers."""
-    stmt = sch.get(block)
-    return isinstance(stmt.body, tirx.BufferStore) and all(iv.iter_type == query.SPATIAL for iv in stmt.iter_vars)
 
 
 def _is_renaming(block: s_tir.SBlock) -> bool:
@@ -47,9 +41,9 @@ def _is_renaming(block: s_tir.SBlock) -> bool:
 
 def _can_take(sch: s_tir.Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
     """Whether `reader` may compute what `block` does wherever it reads it."""
-    if not is_pointwise(sch, reader):
+    if not is_pointwise(sch.get(reader)):
         return False
     stmt = sch.get(block)
-    times = len(query.loads_of(sch.get(reader), stmt.body.buffer))
-    reads = sum(len(query.loads_of(stmt, region.source)) for region in stmt.reads)
+    times = len(loads_of(sch.get(reader), stmt.body.buffer))
+    reads = sum(len(loads_of(stmt, region.source)) for region in stmt.reads)
     return times * reads <= _MAX_READS

@@ -16,9 +16,10 @@ import tvm
 from tvm import tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.errors import LayoutError, ScheduleError
 from tvm_axe.layout import Mesh
-from tvm_axe.relax.inline import inline_pointwise, is_pointwise
+from tvm_axe.relax.inline import inline_pointwise
 from tvm_axe.relax.merging import merge
 from tvm_axe.relax.pairs import Pair, find_pairs
 from tvm_axe.schedule import Schedule, query
@@ -98,7 +99,7 @@ def _sliced(sch: Schedule, pair: Pair, axis: str) -> list[SBlockRV]:
     reduce = _reduced(sch, pair, axis)
     epilogue = sch.get_consumers(reduce)
     # A norm or a matmul of rows would be valid on slices, but is no part of a kernel that waits for the network.
-    if not all(is_pointwise(sch, block) for block in epilogue):
+    if not all(is_pointwise(sch.get(block)) for block in epilogue):
         names = ", ".join(query.name_of(sch, block) for block in epilogue)
         raise ScheduleError(f"block {pair.rows!r}: what reads it ({names}) is not pointwise")
     # Slices of an outer dimension are contiguous; every device should have one.

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.relax.inline import is_pointwise
+from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import REDUCE, is_pointwise, iterator_at, loads_of
 from tvm_axe.schedule import query
 
 
@@ -47,7 +48,7 @@ def find_pairs(sch: s_tir.Schedule) -> list[Pair]:
         if reduction is None or name in taken:
             continue
         columns = _columns(sch, blocks[:index], block, reduction, taken)
-        if any(not is_pointwise(sch, sch.get_sblock(column)) for column in columns):
+        if any(not is_pointwise(sch.get(sch.get_sblock(column))) for column in columns):
             pairs.append(Pair(columns, name, reduction))
             taken |= {name, *columns}
     return pairs
@@ -60,7 +61,7 @@ def _columns(
     cut = {query.name_of(sch, rows): reduction}
     for block in reversed(before):
         name = query.name_of(sch, block)
-        if name in taken or not (is_pointwise(sch, block) or _matmul_reduction(sch, block) is not None):
+        if name in taken or not (is_pointwise(sch.get(block)) or _matmul_reduction(sch, block) is not None):
             continue
         position = _iterator_along(sch, block, _dimension_read(sch, block, cut))
         if position is not None:
@@ -72,7 +73,7 @@ def _columns(
 def _iterator_along(sch: s_tir.Schedule, block: SBlockRV, dim: int | None) -> int | None:
     """The position of the iterator that one loop drives over all of dimension `dim` of `block`'s result."""
     stmt = sch.get(block)
-    iterator = None if dim is None else query.iterator_at(stmt, stmt.body.indices, dim)
+    iterator = None if dim is None else iterator_at(stmt, stmt.body.indices, dim)
     if iterator is None or query.loop_of(sch, block, iterator) is None:
         return None
     position = next(n for n, iv in enumerate(stmt.iter_vars) if iv.var.same_as(iterator))
@@ -87,11 +88,11 @@ def _dimension_read(sch: s_tir.Schedule, block: SBlockRV, cut: Mapping[str, int]
     dims: set[int | None] = set() if readers and _is_intermediate(sch, buffer) else {None}
     for reader in readers:
         stmt, position = sch.get(reader), cut.get(query.name_of(sch, reader))
-        for load in query.loads_of(stmt, buffer):
+        for load in loads_of(stmt, buffer):
             if position is None:
                 return None
             var = stmt.iter_vars[position].var
-            along = [dim for dim, index in enumerate(load.indices) if query.uses(index, var)]
+            along = [dim for dim, index in enumerate(load.indices) if uses(index, var)]
             dims.add(along[0] if len(along) == 1 and load.indices[along[0]].same_as(var) else None)
     return dims.pop() if len(dims) == 1 else None
 
@@ -112,7 +113,7 @@ def _matmul_reduction(sch: s_tir.Schedule, block: SBlockRV) -> int | None:
     if len(products) != 1 or len(own) != 1:
         return None
     factors = [_uncast(factor) for factor in (products[0].a, products[0].b)]
-    found = [n for n, iv in enumerate(stmt.iter_vars) if iv.iter_type == query.REDUCE]
+    found = [n for n, iv in enumerate(stmt.iter_vars) if iv.iter_type == REDUCE]
     params = sch.mod["main"].params
     weights = [f for f in factors if isinstance(f, ir.TensorLoad) and any(f.source.same_as(p) for p in params)]
     if not weights or len(found) != 1 or query.loop_of(sch, block, stmt.iter_vars[found[0]].var) is None:

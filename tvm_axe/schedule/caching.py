@@ -39,7 +39,7 @@ def cached(sch: s_tir.Schedule, block: SBlockRV, primitive: str, readers: Sequen
         or another block's.
     """
     name, stmt = query.name_of(sch, block), sch.get(block)
-    buffer, nests = stmt.body.buffer, query.nested(sch)
+    buffer, nests = stmt.body.buffer, query.tree(sch).blocks
     writers = [nest for nest in nests if any(write.source.same_as(buffer) for write in nest.block.writes)]
     before = None
     if (query.is_parameter(sch, buffer) or len(writers) > 1) and not _stores_all(stmt):
@@ -48,7 +48,7 @@ def cached(sch: s_tir.Schedule, block: SBlockRV, primitive: str, readers: Sequen
             raise _refused(primitive, name, str(buffer.name))
     copy = query.checked(primitive, name, lambda: sch.cache_write(block, 0, "global", list(readers)))
     if before is not None:
-        behind = _stored(query.nested(sch), sch.get(copy))
+        behind = _stored(query.tree(sch).blocks, sch.get(copy))
         if behind is None or not _within(behind, before):
             raise _refused(primitive, name, str(buffer.name))
     return copy

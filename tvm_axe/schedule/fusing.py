@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import BIND
-from tvm_axe.analysis.blocks import covers
+from tvm_axe.analysis.blocks import NestedBlock, covers
 from tvm_axe.analysis.order import unfinished_loop
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy
+from tvm_axe.analysis.sharing import bound_loops, driven_by, sharded_dims
+from tvm_axe.analysis.tree import BlockTree, is_one_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 
@@ -73,80 +75,78 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
         query.given(sch, block, "fuse_collective")
     if len(blocks) < 2:
         raise ScheduleError(f"fuse_collective: a chain of at least two blocks is fused; got {len(blocks)}")
-    bound = query.bound_loops(sch, blocks[0], query.SPATIAL)
+    tree, nests = query.tree(sch), [query.nest_of(sch, block) for block in blocks]
+    bound = bound_loops(nests[0], SPATIAL)
     if not bound:
         raise ScheduleError(
             f"fuse_collective: block {query.name_of(sch, blocks[0])!r} is not bound to a mesh axis by a data-parallel "
             "loop; valid is a first block that is, such as the reduce-scatter of split_collective"
         )
+    for index, nest in enumerate(nests[1:], 1):
+        _check_link(tree, nest, nests[:index], set(bound))
+    for nest in nests:
+        _check_mask(nest)
+    follows = [all(is_one_of(other, nests[:n]) for other in tree.producers(nest)) for n, nest in enumerate(nests)]
+    device, row = _nest(sch, blocks[0])
     for index, block in enumerate(blocks[1:], 1):
-        _check_link(sch, block, blocks[:index], set(bound))
-    for block in blocks:
-        _check_mask(sch, block)
-    device, nest = _nest(sch, blocks[0], bound)
-    for index, block in enumerate(blocks[1:], 1):
-        own = query.bound_loops(sch, block, query.SPATIAL)
-        before = all(query.among(sch, other, blocks[:index]) for other in sch.get_producers(block))
-        if set(own) == set(bound) and not before:
+        own = query.bound_loops(sch, block, SPATIAL)
+        if set(own) == set(bound) and not follows[index]:
             # Upstream moves a block behind all of its producers or none. This one has some before the chain (a residual
             # that an earlier stage computed, say), so its nest takes the chain in instead.
-            device, nest = _nest(sch, block, own)
+            device, row = _nest(sch, block)
             for earlier in reversed(blocks[:index]):
-                _move_into(sch, earlier, nest)
+                _move_into(sch, earlier, row)
         else:
             name = query.name_of(sch, block)
-            query.checked("fuse_collective", name, functools.partial(sch.reverse_compute_at, block, nest))
+            query.checked("fuse_collective", name, functools.partial(sch.reverse_compute_at, block, row))
     _check_finished(sch, blocks)
     return device
 
 
-def _move_into(sch: s_tir.Schedule, block: SBlockRV, nest: LoopRV) -> None:
-    """Compute `block` below `nest`; its loops over the peers are new ones then, and bound as the old ones were."""
-    name = query.name_of(sch, block)
-    peers = {
-        axis: next(iv.var for iv, value in query.bindings(sch, block) if query.uses(value, sch.get(loop).loop_var))
-        for axis, loop in query.bound_loops(sch, block, query.REDUCE).items()
-    }
-    query.checked("fuse_collective", name, lambda: sch.compute_at(block, nest))
+def _move_into(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV) -> None:
+    """Compute `block` below `row`; its loops over the peers are new ones then, and bound as the old ones were."""
+    nest = query.nest_of(sch, block)
+    peers = {axis: driven_by(nest, loop)[0].var for axis, loop in bound_loops(nest, REDUCE).items()}
+    query.checked("fuse_collective", str(nest.block.name_hint), lambda: sch.compute_at(block, row))
     for axis, iterator in peers.items():
         loop = query.loop_of(sch, block, iterator)
         if loop is not None:  # on an axis of one device there is none
             sch.annotate(loop, BIND, axis)
-            row = sch.get_loops(block)[-1]
-            if not sch.get(row).same_as(sch.get(loop)):
-                sch.reorder(loop, row)
+            innermost = sch.get_loops(block)[-1]
+            if not sch.get(innermost).same_as(sch.get(loop)):
+                sch.reorder(loop, innermost)
 
 
-def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV], axes: set[str]) -> None:
+def _check_link(tree: BlockTree, block: NestedBlock, before: Sequence[NestedBlock], axes: set[str]) -> None:
     """Check that `block` follows from the blocks `before` it, and from no other that comes after the first of them."""
-    name, chain = query.name_of(sch, block), ", ".join(query.name_of(sch, other) for other in before)
-    producers = sch.get_producers(block)
-    if query.among(sch, block, before):
+    name, chain = str(block.block.name_hint), ", ".join(other.block.name_hint for other in before)
+    producers = tree.producers(block)
+    if is_one_of(block, before):
         raise ScheduleError(f"fuse_collective: block {name!r} is named twice; name each block once, in program order")
-    if not any(query.among(sch, producer, before) for producer in producers):
+    if not any(is_one_of(producer, before) for producer in producers):
         raise ScheduleError(
             f"fuse_collective: block {name!r} reads nothing that {chain} write; valid is a chain in which each block "
             "follows from an earlier one"
         )
     for producer in producers:
-        if not query.among(sch, producer, before):
+        if not is_one_of(producer, before):
             continue
-        gathers = query.is_copy(sch.get(producer)) and not axes & set(query.sharded_dims(sch, producer))
-        if gathers or query.bound_loops(sch, block, query.REDUCE):
+        gathers = is_copy(producer.block) and not axes & set(sharded_dims(producer))
+        if gathers or bound_loops(block, REDUCE):
             raise ScheduleError(
-                f"fuse_collective: block {name!r} reads what {query.name_of(sch, producer)!r} has on all the devices, "
+                f"fuse_collective: block {name!r} reads what {producer.block.name_hint!r} has on all the devices, "
                 "which takes a barrier between the two, and a kernel has none; fuse up to there, and from there on"
             )
     for producer in producers:
-        if not query.among(sch, producer, before) and not query.precedes(sch, producer, before[0]):
-            outside = query.name_of(sch, producer)
-            follows = any(query.among(sch, other, before) for other in sch.get_producers(producer))
+        if not is_one_of(producer, before) and not tree.precedes(producer, before[0]):
+            outside = str(producer.block.name_hint)
+            follows = any(is_one_of(other, before) for other in tree.producers(producer))
             raise ScheduleError(
                 f"fuse_collective: {'a cycle: ' if follows else ''}block {outside!r} lies between "
-                f"{query.name_of(sch, before[0])!r} and {name!r}, which reads it, and is not fused; "
+                f"{before[0].block.name_hint!r} and {name!r}, which reads it, and is not fused; "
                 f"{'fuse it too' if follows else 'inline it (sch.compute_inline)'}"
             )
-    others = set(query.bound_loops(sch, block, query.SPATIAL)) - axes
+    others = set(bound_loops(block, SPATIAL)) - axes
     if others:
         raise ScheduleError(
             f"fuse_collective: block {name!r} is bound to {', '.join(sorted(others))}, the nest to "
@@ -154,12 +154,11 @@ def _check_link(sch: s_tir.Schedule, block: SBlockRV, before: Sequence[SBlockRV]
         )
 
 
-def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
+def _check_mask(nest: NestedBlock) -> None:
     """Check that a mask is that of the iterators' domains: upstream drops its own and makes that one."""
-    mask, loops = query.predicate(sch, block), [sch.get(loop) for loop in sch.get_loops(block)]
-    if mask is not None and not covers(_tvm.block_realize(sch, block), loops):
+    if nest.mask is not None and not covers(nest.realize, nest.loops):
         raise ScheduleError(
-            f"fuse_collective: block {query.name_of(sch, block)!r} is masked ({mask}) beyond its iterators' domains, "
+            f"fuse_collective: block {nest.block.name_hint!r} is masked ({nest.mask}) beyond its iterators' domains, "
             "as a reduction over an uneven slice is; valid are pieces that divide; or leave the block out of the chain"
         )
 
@@ -167,7 +166,7 @@ def _check_mask(sch: s_tir.Schedule, block: SBlockRV) -> None:
 def _check_finished(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
     """Check that no block reads a sum over which a loop around both still runs; upstream moves it there."""
     own = [sch.get(block) for block in blocks]
-    fused = [other for other in query.nested(sch) if any(other.block.same_as(block) for block in own)]
+    fused = [other for other in query.tree(sch).blocks if any(other.block.same_as(block) for block in own)]
     for index, reader in enumerate(fused):
         for writer in fused[:index]:
             loop = unfinished_loop(writer, reader)
@@ -180,14 +179,14 @@ def _check_finished(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
                 )
 
 
-def _nest(sch: s_tir.Schedule, block: SBlockRV, bound: Mapping[str, LoopRV]) -> tuple[LoopRV, LoopRV]:
+def _nest(sch: s_tir.Schedule, block: SBlockRV) -> tuple[LoopRV, LoopRV]:
     """Return the outermost of the block's device loops, and the innermost loop with a row to vectorize below it."""
-    loops = sch.get_loops(block)
-    devices = [loop for loop in loops if any(sch.get(loop).same_as(sch.get(own)) for own in bound.values())]
-    peers = [sch.get(loop) for loop in query.bound_loops(sch, block, query.REDUCE).values()]
-    nest = devices[-1]
-    for loop in loops[:-1]:
-        if any(sch.get(loop).same_as(peer) for peer in peers):
+    loops, nest = sch.get_loops(block), query.nest_of(sch, block)
+    bound, peers = bound_loops(nest, SPATIAL).values(), bound_loops(nest, REDUCE).values()
+    devices = [rv for rv, loop in zip(loops, nest.loops) if any(loop.same_as(own) for own in bound)]
+    row = devices[-1]
+    for rv, loop in list(zip(loops, nest.loops))[:-1]:
+        if any(loop.same_as(peer) for peer in peers):
             break  # the peers go with the row
-        nest = loop
-    return devices[0], nest
+        row = rv
+    return devices[0], row

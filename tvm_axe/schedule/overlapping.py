@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from tvm_axe.analysis.annotations import OVERLAP, RING
+from tvm_axe.analysis.blocks import NestedBlock, statements
+from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy, iterator_at, loads_of
+from tvm_axe.analysis.sharing import bound_axis, bound_loops, driven_by, sharded_dims, sharded_over
+from tvm_axe.analysis.tree import BlockTree, is_one_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.redistributing import sharded_over
 from tvm_axe.schedule.sharding import axis_size
 
 
@@ -82,46 +88,72 @@ def overlap(
     >>> lower(sch.mod["main"], sch.mesh).notation
     'ol(MM, fuse(RS-C-AG))'
     """
-    devices = axis_size(mesh, axis, "overlap")
+    axis_size(mesh, axis, "overlap")
     for block in blocks:
         query.given(sch, block, "overlap")
     if len(blocks) < 2:
         raise ScheduleError(f"overlap: two stages or more overlap each other; got {len(blocks)}")
-    nests = [_blocks_of_nest(sch, block) for block in blocks]
-    _check_chain(sch, nests)
-    along = _chunked_dims(sch, nests, axis, mesh)
+    cuts = cuts_of(query.tree(sch), [query.nest_of(sch, block) for block in blocks], axis, mesh)
+    count = chunks if isinstance(chunks, int) else int(sch.get(chunks))
+    for cut in cuts:
+        if not cut.takes(count):
+            raise ScheduleError(
+                f"overlap: block {cut.block!r}: {count} chunks do not divide the {cut.piece} elements of a device's "
+                "slice; valid is a divisor"
+            )
     region = query.name_of(sch, blocks[0])
-    loops = [_cut(sch, block, along, axis, devices, chunks) for block in blocks]
+    loops = [_cut(sch, block, cut, axis, mesh, chunks) for block, cut in zip(blocks, cuts)]
     for loop in loops:
         sch.annotate(loop, OVERLAP, region)
-    for block, loop in zip(blocks, loops):
-        _check_carried(sch, _blocks_of_nest(sch, block), loop, along)
     return loops
 
 
-def _blocks_of_nest(sch: s_tir.Schedule, block: SBlockRV) -> list[SBlockRV]:
-    """Return all the blocks below the outermost loop of `block`, in order."""
-    loops = sch.get_loops(block)
-    return list(sch.get_child_blocks(loops[0])) if loops else [block]
+class Cut(NamedTuple):
+    """The loop of a stage to cut: over the `piece` elements of a device's slice if `sliced`, else over all slices."""
+
+    block: str
+    loop: tirx.For
+    sliced: bool
+    piece: int
+
+    def takes(self, count: int) -> bool:
+        """Return whether it can be cut into so many chunks."""
+        return count >= 1 and self.piece % count == 0
 
 
-def _check_chain(sch: s_tir.Schedule, nests: Sequence[Sequence[SBlockRV]]) -> None:
+def cuts_of(tree: BlockTree, blocks: Sequence[NestedBlock], axis: str, mesh: Mesh) -> list[Cut]:
+    """Return what `overlap` cuts of each stage.
+
+    Raises
+    ------
+    ScheduleError
+        If the stages can't overlap, whatever the number of chunks.
+    """
+    nests = [tree.blocks_below(block.loops[0]) if block.loops else [block] for block in blocks]
+    _check_chain(tree, nests)
+    along = _chunked_dims(tree, nests, axis, mesh)
+    cuts = [_cut_of(block, along, axis, mesh.axis_size(axis)) for block in blocks]
+    for nest, cut in zip(nests, cuts):
+        _check_carried(tree, nest, cut.loop, along)
+    return cuts
+
+
+def _check_chain(tree: BlockTree, nests: Sequence[Sequence[NestedBlock]]) -> None:
     """Check that each stage reads what an earlier one writes, and that nothing else stands between them."""
-    root = sch.get(sch.get_sblock("root"))
-    statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    stages = [part for func in tree.functions for part in statements(func.body.block.body)]
     places = []
     for nest in nests:
-        names = ", ".join(query.name_of(sch, block) for block in nest)
-        first = sch.get_loops(nest[0])
-        at = next((i for i, stmt in enumerate(statements) if first and stmt.same_as(sch.get(first[0]))), None)
+        names = _names(nest)
+        first = nest[0].loops
+        at = next((i for i, stmt in enumerate(stages) if first and stmt.same_as(first[0])), None)
         if at is None:
             raise ScheduleError(f"overlap: {names}: not a nest of its own; valid is one block of each stage")
         places.append(at)
     for index, nest in enumerate(nests[1:], 1):
-        names = ", ".join(query.name_of(sch, block) for block in nest)
+        names = _names(nest)
         before = [block for earlier in nests[:index] for block in earlier]
-        if not any(query.among(sch, producer, before) for block in nest for producer in sch.get_producers(block)):
-            written = ", ".join(query.name_of(sch, block) for block in before)
+        if not any(is_one_of(producer, before) for block in nest for producer in tree.producers(block)):
+            written = _names(before)
             raise ScheduleError(
                 f"overlap: {names} reads nothing that {written} write; valid are stages of which each follows from an "
                 "earlier one"
@@ -133,42 +165,49 @@ def _check_chain(sch: s_tir.Schedule, nests: Sequence[Sequence[SBlockRV]]) -> No
             )
 
 
+def _names(blocks: Sequence[NestedBlock]) -> str:
+    return ", ".join(nest.block.name_hint for nest in blocks)
+
+
 def _chunked_dims(
-    sch: s_tir.Schedule, nests: Sequence[Sequence[SBlockRV]], axis: str, mesh: Mesh
+    tree: BlockTree, nests: Sequence[Sequence[NestedBlock]], axis: str, mesh: Mesh
 ) -> dict[tirx.Buffer, int]:
     """Return the dimension to cut of every buffer that the stages touch, found from what the axis exchanges."""
     along: dict[tirx.Buffer, int] = {}
     blocks = [block for nest in nests for block in nest]
 
     def follow() -> None:
-        for _ in blocks:  # each round follows one more link
+        known = -1
+        while known != len(along):  # each round follows one more link
+            known = len(along)
             for block in blocks:
-                iterator = _iterator_along(sch.get(block), along)
-                for buffer, indices in _touched(sch.get(block)) if iterator is not None else ():
+                iterator = _iterator_along(block.block, along)
+                for buffer, indices in _touched(block.block) if iterator is not None else ():
                     found = [dim for dim, index in enumerate(indices) if index.same_as(iterator)]
                     if found:
                         along.setdefault(buffer, found[0])
 
     for block in blocks:
-        dims = query.sharded_dims(sch, block)
-        if axis in query.bound_loops(sch, block, query.REDUCE) and axis in dims:  # a reduce-scatter
-            along[sch.get(block).body.buffer] = dims[axis]
+        dims = sharded_dims(block)
+        if axis in bound_loops(block, REDUCE) and axis in dims:  # a reduce-scatter
+            along[block.block.body.buffer] = dims[axis]
     follow()
     for block in blocks:
-        if query.is_copy(sch.get(block)) and axis not in query.sharded_dims(sch, block):  # an all-gather
-            source = sch.get(block).body.value.source
+        if is_copy(block.block) and axis not in sharded_dims(block):  # an all-gather
+            source = block.block.body.value.source
             # Over an axis of one device nothing is shared, and any dimension will do.
-            dim = sharded_over(sch, block, source, mesh).get(axis, 0 if mesh.axis_size(axis) == 1 else None)
+            dim = sharded_over(tree, block, source, mesh).get(axis, 0 if mesh.axis_size(axis) == 1 else None)
             if dim is not None:
                 along.setdefault(source, dim)
     follow()
     return along
 
 
-def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr]]]:
-    found = [(block.body.buffer, block.body.indices)]
+@functools.lru_cache(maxsize=4096)
+def _touched(block: s_tir.SBlock) -> Sequence[tuple[tirx.Buffer, Sequence[tirx.Expr]]]:
+    found = [(block.body.buffer, tuple(block.body.indices))]
     for region in block.reads:
-        found += [(load.source, load.indices) for load in query.loads_of(block, region.source)]
+        found += [(load.source, tuple(load.indices)) for load in loads_of(block, region.source)]
     return found
 
 
@@ -176,84 +215,68 @@ def _iterator_along(block: s_tir.SBlock, along: Mapping[tirx.Buffer, int]) -> ti
     """Return the iterator of `block` that indexes what it touches along the chunked dimension."""
     for buffer, indices in _touched(block):
         if buffer in along:
-            iterator = query.iterator_at(block, indices, along[buffer])
+            iterator = iterator_at(block, indices, along[buffer])
             if iterator is not None:
                 return iterator
     return None
 
 
-def _cut(
-    sch: s_tir.Schedule,
-    block: SBlockRV,
-    along: Mapping[tirx.Buffer, int],
-    axis: str,
-    devices: int,
-    chunks: int | ExprRV,
-) -> LoopRV:
-    """Cut the loops of `block`'s stage along the chunked dimension; return the loop over the chunks."""
-    name, stmt = query.name_of(sch, block), sch.get(block)
+def _cut_of(nest: NestedBlock, along: Mapping[tirx.Buffer, int], axis: str, devices: int) -> Cut:
+    """Return what to cut of a stage; an error where that can't be."""
+    name, stmt = str(nest.block.name_hint), nest.block
     iterator = _iterator_along(stmt, along)
-    if iterator is None or not any(iv.var.same_as(iterator) and iv.iter_type == query.SPATIAL for iv in stmt.iter_vars):
+    if iterator is None or not any(iv.var.same_as(iterator) and iv.iter_type == SPATIAL for iv in stmt.iter_vars):
         raise ScheduleError(
             f"overlap: the dimension that {axis!r} shares is not carried through to block {name!r}; valid are stages "
             "that are pointwise in it, at least one of them shared over the axis"
         )
-    value = next(value for iv, value in query.bindings(sch, block) if iv.var.same_as(iterator))
-    driving = [loop for loop in sch.get_loops(block) if query.uses(value, sch.get(loop).loop_var)]
-    own = [loop for loop in driving if query.bound_axis(sch.get(loop)) is None]
+    driving = [loop for loop in nest.loops if uses(nest.bound[iterator], loop.loop_var)]
+    own = [loop for loop in driving if bound_axis(loop) is None]
     if len(own) != 1:
         raise ScheduleError(
             f"overlap: block {name!r}: its dimension shared over {axis!r} is driven by {len(own)} loops beside the "
             "device loop; overlap before its loops are transformed"
         )
-    extent = int(sch.get(own[0]).extent)
+    extent = int(own[0].extent)
     sliced = len(driving) > len(own)
-    piece = extent if sliced else -(-extent // devices)
-    count = chunks if isinstance(chunks, int) else int(sch.get(chunks))
-    if count < 1 or piece % count:
-        raise ScheduleError(
-            f"overlap: block {name!r}: {count} chunks do not divide the {piece} elements of a device's slice; valid "
-            "is a divisor"
-        )
-    factors = [chunks, None] if sliced else [devices, chunks, None]
-    cut = query.checked("overlap", name, lambda: sch.split(own[0], factors))
-    if not sliced:
-        sch.annotate(cut[0], RING, axis)
-    outer = cut[:1] if sliced else cut[:2]
-    devices_of = query.bound_loops(sch, block, query.SPATIAL).values()
-    bound = [loop for loop in sch.get_loops(block) if _is_one_of(sch, loop, devices_of)]
-    order = [*bound, *outer]
-    loops = sch.get_loops(block)
-    chain = loops[: 1 + max(at for at, loop in enumerate(loops) if _is_one_of(sch, loop, order))]
-    between = [loop for loop in chain if not _is_one_of(sch, loop, order)]
+    return Cut(name, own[0], sliced, extent if sliced else -(-extent // devices))
+
+
+def _cut(sch: s_tir.Schedule, block: SBlockRV, cut: Cut, axis: str, mesh: Mesh, chunks: int | ExprRV) -> LoopRV:
+    """Cut a loop of `block`'s stage into chunks; return the loop over them."""
+    name, loop = query.name_of(sch, block), query.loop_rv(sch, block, cut.loop)
+    factors = [chunks, None] if cut.sliced else [mesh.axis_size(axis), chunks, None]
+    parts = query.checked("overlap", name, lambda: sch.split(loop, factors))
+    if not cut.sliced:
+        sch.annotate(parts[0], RING, axis)
+    outer = parts[:1] if cut.sliced else parts[:2]
+    nest, loops = query.nest_of(sch, block), sch.get_loops(block)
+    bound = [own.loop_var for own in bound_loops(nest, SPATIAL).values()]
+    cuts = [sch.get(part).loop_var for part in outer]
+    places = {at for at, own in enumerate(nest.loops) if any(own.loop_var.same_as(var) for var in (*bound, *cuts))}
+    order = [rv for rv, own in zip(loops, nest.loops) if any(own.loop_var.same_as(var) for var in bound)]
+    between = [rv for at, rv in enumerate(loops[: 1 + max(places)]) if at not in places]
     if between:
-        query.checked("overlap", name, lambda: sch.reorder(*order, *between))
+        query.checked("overlap", name, lambda: sch.reorder(*order, *outer, *between))
     return outer[-1]
 
 
-def _is_one_of(sch: s_tir.Schedule, loop: LoopRV, loops: Iterable[LoopRV]) -> bool:
-    return any(sch.get(loop).same_as(sch.get(other)) for other in loops)
-
-
 def _check_carried(
-    sch: s_tir.Schedule, nest: Sequence[SBlockRV], loop: LoopRV, along: Mapping[tirx.Buffer, int]
+    tree: BlockTree, nest: Sequence[NestedBlock], loop: tirx.For, along: Mapping[tirx.Buffer, int]
 ) -> None:
-    """Check that whatever a block of the stage touches of the chunked buffers lies in the chunk."""
-    chunk = sch.get(loop).loop_var
+    """Check that whatever a block of the stage touches of the chunked buffers lies in the chunk that `loop` is in."""
     for block in nest:
-        stmt = sch.get(block)
-        inside = [iv.var for iv, value in query.bindings(sch, block) if query.uses(value, chunk)]
-        for buffer, indices in _touched(stmt):
-            if buffer not in along or _is_input(sch, buffer):
+        inside = [iv.var for iv in driven_by(block, loop)]
+        for buffer, indices in _touched(block.block):
+            if buffer not in along or _is_input(tree, buffer):
                 continue
             if not any(indices[along[buffer]].same_as(var) for var in inside):
                 raise ScheduleError(
-                    f"overlap: block {query.name_of(sch, block)!r} reads {buffer.name!r} beyond its chunk of dimension "
+                    f"overlap: block {block.block.name_hint!r} reads {buffer.name!r} beyond its chunk of dimension "
                     f"{along[buffer]}; valid are stages that are pointwise in the chunked dimension"
                 )
 
 
-def _is_input(sch: s_tir.Schedule, buffer: tirx.Buffer) -> bool:
+def _is_input(tree: BlockTree, buffer: tirx.Buffer) -> bool:
     """Return whether nothing writes `buffer`, so that any of it may be read at any time."""
-    blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    return not any(buffer.same_as(sch.get(block).body.buffer) for block in blocks)
+    return not any(buffer.same_as(region.source) for nest in tree.blocks for region in nest.block.writes)

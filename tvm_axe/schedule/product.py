@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import detect_linear_equation
 
+from tvm_axe.analysis.patterns import REDUCE, factors_of
 from tvm_axe.errors import ScheduleError
 
 
@@ -81,17 +81,9 @@ def factors(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad]:
     ScheduleError
         If the block isn't of this form.
     """
-    store, init = block.body, block.init
-    if isinstance(store, tirx.BufferStore) and isinstance(init, tirx.BufferStore):
-        zero = isinstance(init.value, tirx.FloatImm | tirx.IntImm) and init.value.value == 0
-        terms = [store.value.a, store.value.b] if isinstance(store.value, tirx.Add) else []
-        own = [t for t in terms if isinstance(t, ir.TensorLoad) and t.source.same_as(store.buffer)]
-        same = bool(own) and tvm_ffi.structural_equal(list(own[0].indices), list(store.indices))
-        products = [t for t in terms if isinstance(t, tirx.Mul)]
-        if zero and same and len(products) == 1:
-            loads = [f.value if isinstance(f, tirx.Cast) else f for f in (products[0].a, products[0].b)]
-            if all(isinstance(load, ir.TensorLoad) and not load.source.same_as(store.buffer) for load in loads):
-                return loads[0], loads[1]
+    found = factors_of(block)
+    if found is not None:
+        return found
     raise ScheduleError(
         f"block {block.name_hint!r} is no product of matrices; valid is C[..] = C[..] + A[..] * B[..], C starting from "
         "zero"
@@ -109,7 +101,7 @@ def _parts(block: s_tir.SBlock, a: ir.TensorLoad, b: ir.TensorLoad, devices: Col
     rows = [n for n in written if n in left and n not in right]
     columns = [n for n in written if n in right and n not in left]
     reduction = [n for n in left if n not in written]
-    sums = [n for n, it in enumerate(iterators) if it.iter_type == tirx.IterVar.CommReduce]
+    sums = [n for n, it in enumerate(iterators) if it.iter_type == REDUCE]
     if sorted(reduction) != sums or written != batch + rows + columns or left != batch + rows + reduction:
         return None
     if right not in (batch + reduction + columns, batch + columns + reduction):

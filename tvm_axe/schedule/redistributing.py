@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.analysis.annotations import layouts_of
+from tvm_axe.analysis.sharing import sharded_over
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
@@ -73,13 +73,14 @@ def redistribute(
     """
     size = axis_size(mesh, axis, "redistribute")
     query.given(sch, block, "redistribute")
-    name, stmt = query.name_of(sch, block), sch.get(block)
+    tree, nest = query.tree(sch), query.nest_of(sch, block)
+    name, stmt = query.name_of(sch, block), nest.block
     index = next((i for i, region in enumerate(stmt.reads) if region.source.name == buffer), None)
     if index is None:
         reads = ", ".join(region.source.name for region in stmt.reads)
         raise ScheduleError(f"redistribute: block {name!r} doesn't read {buffer!r}; it reads {reads}")
     source = stmt.reads[index].source
-    dims = sharded_over(sch, block, source, mesh)
+    dims = sharded_over(tree, nest, source, mesh)
     if axis not in dims and size > 1:
         raise ScheduleError(
             f"redistribute: {buffer!r} is not sharded over {axis!r}; valid is a buffer whose producer is bound to it, "
@@ -90,7 +91,7 @@ def redistribute(
             f"redistribute: dim is {dim}; valid is a dimension of {buffer!r} (it has {len(source.shape)}) that no axis "
             f"shares yet (shared: {', '.join(map(str, dims.values()))})"
         )
-    order = query.nested(sch)
+    order = tree.blocks
     reader = next(at for at, other in enumerate(order) if other.block.same_as(stmt))
     for later in order[reader:]:
         if any(region.source.same_as(source) for region in later.block.writes):
@@ -98,20 +99,7 @@ def redistribute(
                 f"redistribute: {buffer!r} is written by block {later.block.name_hint!r}, not before {name!r}, and "
                 "upstream's cache_read would copy it only then; valid is a buffer that isn't updated later"
             )
-    copy = query.checked("redistribute", name, lambda: sch.cache_read(block, index, "global"))
+    copy = query.checked("redistribute", name, lambda: sch.cache_read(block, index, "global", [block]))
     others = {other: at for other, at in dims.items() if other != axis}
     shard_dims(sch, copy, others if dim is None else others | {axis: dim}, mesh)
     return copy
-
-
-def sharded_over(sch: s_tir.Schedule, block: SBlockRV, buffer: tirx.Buffer, mesh: Mesh) -> dict[str, int]:
-    """Return the dimension of `buffer` that each mesh axis shares, by axis."""
-    for producer in sch.get_producers(block):
-        if sch.get(producer).body.buffer.same_as(buffer):
-            return query.sharded_dims(sch, producer)
-    for _, func in sch.mod.functions_items():
-        declared = layouts_of(func).get(buffer.name)
-        if declared is not None and any(buffer.same_as(param) for param in func.params):
-            shape = [int(extent) for extent in buffer.shape]
-            return {axis: dim for dim, axis in declared.sharding(shape, mesh).items()}
-    return {}

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
+from tvm_axe.analysis.blocks import NestedBlock
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, iterator_at, loads_of
+from tvm_axe.analysis.sharing import bound_loops, driving_loop, sharded_dims
+from tvm_axe.analysis.tree import BlockTree, is_one_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
 from tvm_axe.schedule.caching import cached
-from tvm_axe.schedule.sharding import shard, shard_dims
+from tvm_axe.schedule.sharding import shard_dims, shard_loop
 
 
 @query.all_or_nothing
@@ -79,61 +83,65 @@ def reorder_collective(
         raise ScheduleError(
             f"reorder_collective: gather {name!r}: no consumers named; name the blocks to move it behind"
         )
-    names = [query.name_of(sch, block) for block in consumers]
-    for reader in sch.get_consumers(gather):
-        if not query.among(sch, reader, consumers):
+    tree, nests = query.tree(sch), [query.nest_of(sch, block) for block in consumers]
+    names = [str(nest.block.name_hint) for nest in nests]
+    for reader in tree.consumers(query.nest_of(sch, gather)):
+        if not is_one_of(reader, nests):
             raise ScheduleError(
-                f"reorder_collective: gather {name!r}: block {query.name_of(sch, reader)!r} reads what it gathers and "
+                f"reorder_collective: gather {name!r}: block {reader.block.name_hint!r} reads what it gathers and "
                 f"is not among the consumers ({', '.join(names)}); name it too"
             )
     # Of each buffer, the dimension that is sharded.
-    sliced = {sch.get(gather).body.buffer: dim}
+    sliced = {query.nest_of(sch, gather).block.body.buffer: dim}
     iterators = []
-    for block in consumers:
-        iterator, written = _sliced_iterator(sch, block, sliced, axis)
+    for nest in nests:
+        iterator, written = _sliced_iterator(nest, sliced, axis)
         iterators.append(iterator)
         if written is not None:
-            sliced[sch.get(block).body.buffer] = written
-    readers = [sch.get_consumers(block) for block in consumers]
-    live = [sch.get(b).body.buffer in sliced and _is_live_out(sch, b, consumers) for b in consumers]
+            sliced[nest.block.body.buffer] = written
+    live = [nest.block.body.buffer in sliced and _is_live_out(tree, nest, nests) for nest in nests]
+    # Inlining the gather makes no block of these another's reader, and none is one no longer.
+    going_on = [[is_one_of(reader, tree.consumers(nest)) for reader in nests] for nest in nests]
 
     query.checked("reorder_collective", name, lambda: sch.compute_inline(gather))
     gathers = []
-    for block, iterator, live_out, reads in zip(consumers, iterators, live, readers):
+    for block, iterator, live_out, reads in zip(consumers, iterators, live, going_on):
         loop = query.loop_of(sch, block, iterator)
-        shared = shard(sch, loop, axis, mesh, block)
+        assert loop is not None  # it has been asked
+        shared = shard_loop(sch, loop, axis, mesh, block)
         if isinstance(shared[0], SBlockRV):  # a reduction: its sum over the devices is nobody's slice
-            query.outermost(sch, shared[0], query.bound_loops(sch, shared[0], query.SPATIAL)[axis])
+            partial = shared[0]
+            device = bound_loops(query.nest_of(sch, partial), SPATIAL)[axis]
+            query.outermost(sch, partial, query.loop_rv(sch, partial, device))
             continue
         query.outermost(sch, block, shared[0])
         if live_out:
-            going_on = [reader for reader in reads if query.among(sch, reader, consumers)]
-            others = {other: at for other, at in query.sharded_dims(sch, block).items() if other != axis}
+            own = [reader for reader, is_reader in zip(consumers, reads) if is_reader]
+            others = {other: at for other, at in sharded_dims(query.nest_of(sch, block)).items() if other != axis}
             # The consumers go on with the slices; everyone else reads what is gathered.
-            gathers.append(cached(sch, block, "reorder_collective", going_on))
+            gathers.append(cached(sch, block, "reorder_collective", own))
             shard_dims(sch, gathers[-1], others, mesh)
     return gathers
 
 
-def _sliced_iterator(
-    sch: s_tir.Schedule, block: SBlockRV, sliced: dict[tirx.Buffer, int], axis: str
-) -> tuple[tirx.Var, int | None]:
-    """Return the iterator of `block` along the gathered dimension, and the dimension of its result that it indexes.
+def _sliced_iterator(nest: NestedBlock, sliced: dict[tirx.Buffer, int], axis: str) -> tuple[tirx.Var, int | None]:
+    """Return the iterator of a block along the gathered dimension, and the dimension of its result that it indexes.
 
     That dimension is None where the block reduces over the gathered one.
     """
-    name, stmt = query.name_of(sch, block), sch.get(block)
-    if stmt.init is None and query.loads_of(stmt, stmt.body.buffer):
+    stmt = nest.block
+    name = str(stmt.name_hint)
+    if stmt.init is None and loads_of(stmt, stmt.body.buffer):
         raise ScheduleError(
             f"reorder_collective: consumer {name!r} updates {stmt.body.buffer.name!r} in place, so that it has no "
             "slices to gather; valid is a consumer that writes a buffer of its own"
         )
     found: tirx.Var | None = None
     for buffer, dim in sliced.items():
-        for load in query.loads_of(stmt, buffer):
+        for load in loads_of(stmt, buffer):
             if load.source.same_as(stmt.body.buffer):
                 continue  # a sum's own running value
-            iterator = query.iterator_at(stmt, load.indices, dim)
+            iterator = iterator_at(stmt, load.indices, dim)
             if iterator is None or (found is not None and not iterator.same_as(found)):
                 raise ScheduleError(
                     f"reorder_collective: consumer {name!r} is not pointwise in dimension {dim} of {buffer.name!r}: it "
@@ -146,9 +154,9 @@ def _sliced_iterator(
             f"reorder_collective: consumer {name!r} reads nothing that is gathered "
             f"({', '.join(buffer.name for buffer in sliced)}); leave it out"
         )
-    reduces = any(iv.var.same_as(found) and iv.iter_type == query.REDUCE for iv in stmt.iter_vars)
+    reduces = any(iv.var.same_as(found) and iv.iter_type == REDUCE for iv in stmt.iter_vars)
     written = [dim for dim, index in enumerate(stmt.body.indices) if found.same_as(index)]
-    if not (written or reduces) or query.loop_of(sch, block, found) is None:
+    if not (written or reduces) or driving_loop(nest, found) is None:
         raise ScheduleError(
             f"reorder_collective: consumer {name!r} is not pointwise in the gathered dimension: its result is not "
             f"written along {found.name!r} by one loop; valid is a consumer that writes the slice that it reads, or "
@@ -157,8 +165,7 @@ def _sliced_iterator(
     return found, written[0] if written else None
 
 
-def _is_live_out(sch: s_tir.Schedule, block: SBlockRV, consumers: Sequence[SBlockRV]) -> bool:
+def _is_live_out(tree: BlockTree, block: NestedBlock, consumers: Sequence[NestedBlock]) -> bool:
     """Return whether `block`'s result is a parameter or read by a block that isn't among `consumers`."""
-    written = sch.get(block).body.buffer
-    elsewhere = not all(query.among(sch, reader, consumers) for reader in sch.get_consumers(block))
-    return elsewhere or query.is_parameter(sch, written)
+    elsewhere = not all(is_one_of(reader, consumers) for reader in tree.consumers(block))
+    return elsewhere or tree.is_parameter(block.block.body.buffer)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_axe.analysis.patterns import shift_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
-from tvm_axe.schedule.sharding import axis_size, shard
+from tvm_axe.schedule.sharding import axis_size, shard_loop
 
 
 @query.all_or_nothing
@@ -65,8 +66,8 @@ def send(sch: s_tir.Schedule, block: SBlockRV, axis: str, mesh: Mesh) -> LoopRV:
     """
     size = axis_size(mesh, axis, "send")
     query.given(sch, block, "send")
-    name, stmt = query.name_of(sch, block), sch.get(block)
-    shift = query.shift_of(stmt)
+    name, stmt = query.name_of(sch, block), query.nest_of(sch, block).block
+    shift = shift_of(stmt)
     if shift is None:
         raise ScheduleError(
             f"send: block {name!r} is not a copy that shifts its leading dimension; valid is "
@@ -81,7 +82,7 @@ def send(sch: s_tir.Schedule, block: SBlockRV, axis: str, mesh: Mesh) -> LoopRV:
     loop = query.loop_of(sch, block, stmt.iter_vars[0].var)
     if loop is None:
         raise ScheduleError(f"send: block {name!r}: its leading dimension is not driven by one loop; send it first")
-    device, _ = shard(sch, loop, axis, mesh, block)
+    device, _ = shard_loop(sch, loop, axis, mesh, block)
     assert isinstance(device, LoopRV)
     query.outermost(sch, block, device)
     return device

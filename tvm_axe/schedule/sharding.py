@@ -8,6 +8,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_axe.analysis.annotations import BIND
+from tvm_axe.analysis.blocks import NestedBlock
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, iterator_at, summed
+from tvm_axe.analysis.sharing import bound_axis, bound_loops, driven_by, root_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
@@ -82,39 +85,52 @@ def shard(
     >>> lower(sch.mod["main"], sch.mesh).notation
     'MM-AR-C'
     """
-    size = axis_size(mesh, axis, "shard")
     if block is None:
         query.given(sch, loop, "shard")
         block = query.sole_block(sch, loop, "shard")
     query.given(sch, block, "shard")
+    return shard_loop(sch, loop, axis, mesh, block)
+
+
+def shard_loop(
+    sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh, block: SBlockRV
+) -> tuple[LoopRV, LoopRV] | tuple[SBlockRV, SBlockRV]:
+    """Share a loop of `block` as `shard` does, as a part of another primitive."""
+    size = axis_size(mesh, axis, "shard")
     name = query.name_of(sch, block)
     stmt = query.loop_of_block(sch, block, loop, "shard")
-    if query.bound_axis(stmt) is not None:
+    if bound_axis(stmt) is not None:
         raise ScheduleError(
-            f"shard: block {name!r}: loop {stmt.loop_var.name!r} is already bound to {query.bound_axis(stmt)!r}; "
+            f"shard: block {name!r}: loop {stmt.loop_var.name!r} is already bound to {bound_axis(stmt)!r}; "
             "shard a loop that isn't"
         )
-    kinds = {iv.iter_type for iv, value in query.bindings(sch, block) if query.uses(value, stmt.loop_var)}
-    reduction = kinds == {query.REDUCE}
-    if not reduction and query.REDUCE in kinds:
+    nest = query.nest_of(sch, block)
+    kinds = {iv.iter_type for iv in driven_by(nest, stmt)}
+    reduction = kinds == {REDUCE}
+    if not reduction and REDUCE in kinds:
         raise ScheduleError(
             f"shard: block {name!r}: loop {stmt.loop_var.name!r} drives a reduction and a data-parallel iterator; "
             "split it so that it drives one of them"
         )
-    if query.root_of(sch.get(block)) is not None and axis in query.bound_loops(sch, block, query.REDUCE):
+    if root_of(nest.block) is not None and axis in bound_loops(nest, REDUCE):
         raise ScheduleError(
             f"shard: block {name!r} is reduced over {axis!r} to one device, which holds all of it (split_collective's "
             "root); valid is another axis, or to split the collective without a root"
         )
     # The partials of a reduction are data-parallel over the devices, so the axis must be free in both roles.
-    for role, kind in (("data-parallel", query.SPATIAL), ("reduction", query.REDUCE)):
-        if (reduction or kind == query.SPATIAL) and axis in query.bound_loops(sch, block, kind):
+    for role, kind in (("data-parallel", SPATIAL), ("reduction", REDUCE)):
+        if (reduction or kind == SPATIAL) and axis in bound_loops(nest, kind):
             raise ScheduleError(
                 f"shard: block {name!r} already has a {role} loop bound to {axis!r}; a block is shared over an "
                 "axis once"
             )
+    if reduction and nest.block.body.buffer.dtype == "bool":
+        raise ScheduleError(
+            f"shard: block {name!r} reduces to bool, which upstream's rfactor can't take apart; valid is another loop "
+            "of it, or the maximum of an int8 buffer"
+        )
     if reduction:
-        _check_every_device_works(sch, block, stmt, axis, size)
+        _check_every_device_works(nest, stmt, axis, size)
     device, local = query.checked("shard", name, lambda: sch.split(loop, [size, None]))
     sch.annotate(device, BIND, axis)
     if not reduction:
@@ -174,10 +190,11 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
     size = axis_size(mesh, axis, "all_reduce")
     query.given(sch, loop, "all_reduce")
     block = query.sole_block(sch, loop, "all_reduce")
-    name, stmt = query.name_of(sch, block), sch.get(loop)
-    if query.bound_axis(stmt) is not None:
+    name, nest = query.name_of(sch, block), query.nest_of(sch, block)
+    stmt = query.loop_of_block(sch, block, loop, "all_reduce")
+    if bound_axis(stmt) is not None:
         raise ScheduleError(
-            f"all_reduce: block {name!r}: loop {stmt.loop_var.name!r} is already bound to {query.bound_axis(stmt)!r}; "
+            f"all_reduce: block {name!r}: loop {stmt.loop_var.name!r} is already bound to {bound_axis(stmt)!r}; "
             "a loop is shared over one axis"
         )
     if int(stmt.extent) != size:
@@ -185,11 +202,11 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
             f"all_reduce: block {name!r}: loop {stmt.loop_var.name!r} has {stmt.extent} iterations and {axis!r} has "
             f"{size} devices; valid is a loop over the devices, one term on each"
         )
-    driven = [iv for iv, value in query.bindings(sch, block) if value.same_as(stmt.loop_var)]
-    term = query.summed(sch.get(block))
+    driven = [iv for iv in nest.block.iter_vars if nest.bound[iv.var].same_as(stmt.loop_var)]
+    term = summed(nest.block)
     if size > 1 and (
         len(driven) != 1
-        or driven[0].iter_type != query.REDUCE
+        or driven[0].iter_type != REDUCE
         or term is None
         or sum(driven[0].var.same_as(index) for index in term.indices) != 1
     ):
@@ -197,8 +214,8 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
             f"all_reduce: block {name!r} does not sum one term a device over loop {stmt.loop_var.name!r}; valid is "
             "s[..] += x[.., k, ..] with k the loop's iterator; share any other reduction with shard"
         )
-    for kind in (query.SPATIAL, query.REDUCE):
-        if axis in query.bound_loops(sch, block, kind):
+    for kind in (SPATIAL, REDUCE):
+        if axis in bound_loops(nest, kind):
             raise ScheduleError(f"all_reduce: block {name!r} has a loop bound to {axis!r} already")
     sch.annotate(loop, BIND, axis)
     return block
@@ -207,15 +224,15 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
 def shard_dims(sch: s_tir.Schedule, copy: SBlockRV, dims: Mapping[str, int], mesh: Mesh) -> None:
     """Share dimensions of a copy, each driven by one loop still, over mesh axes: `dims` has that of each axis."""
     for axis, dim in dims.items():
-        stmt = sch.get(copy)
-        iterator = query.iterator_at(stmt, stmt.body.indices, dim)
+        stmt = query.nest_of(sch, copy).block
+        iterator = iterator_at(stmt, stmt.body.indices, dim)
         loop = None if iterator is None else query.loop_of(sch, copy, iterator)
         if loop is None:
             raise ScheduleError(
                 f"shard: block {query.name_of(sch, copy)!r}: dimension {dim} of the copy is not driven by one loop; "
                 "schedule what is communicated before the copy's loops are transformed"
             )
-        device, _ = shard(sch, loop, axis, mesh, copy)
+        device, _ = shard_loop(sch, loop, axis, mesh, copy)
         assert isinstance(device, LoopRV)
         query.outermost(sch, copy, device)
 
@@ -227,12 +244,12 @@ def axis_size(mesh: Mesh, axis: str, primitive: str) -> int:
     return mesh.axis_size(axis)
 
 
-def _check_every_device_works(sch: s_tir.Schedule, block: SBlockRV, stmt: tirx.For, axis: str, size: int) -> None:
-    name, predicate = query.name_of(sch, block), query.predicate(sch, block)
+def _check_every_device_works(nest: NestedBlock, stmt: tirx.For, axis: str, size: int) -> None:
+    name = str(nest.block.name_hint)
     # rfactor leaves the mask out of the block that sums, and a device may have no unmasked iteration.
-    if predicate is not None:
+    if nest.mask is not None:
         raise ScheduleError(
-            f"shard: block {name!r}: its iterations are masked ({predicate}), and a reduction is shared before that: "
+            f"shard: block {name!r}: its iterations are masked ({nest.mask}), and a reduction is shared before that: "
             "shard it before its other loops, or split them in pieces that divide"
         )
     extent = int(stmt.extent)

@@ -6,6 +6,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.analysis.annotations import LAYOUTS
+from tvm_axe.analysis.sharing import sharded_dims
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.schedule import query
@@ -68,26 +69,27 @@ def as_slice(sch: s_tir.Schedule, gather: SBlockRV, mesh: Mesh) -> SBlockRV:
     query.given(sch, gather, "as_slice")
     name = query.name_of(sch, gather)
     axis, dim = query.gathered(sch, gather, "as_slice")
-    written = sch.get(gather).body.buffer
-    if not query.is_parameter(sch, written):
+    tree, nest = query.tree(sch), query.nest_of(sch, gather)
+    written = nest.block.body.buffer
+    if not tree.is_parameter(written):
         raise ScheduleError(
             f"as_slice: block {name!r} gathers {written.name!r}, which is no parameter; valid is the gather of a state "
             "tensor that the function leaves to its caller (reorder_collective moves any other)"
         )
-    readers = [query.name_of(sch, reader) for reader in sch.get_consumers(gather)]
+    readers = [str(reader.block.name_hint) for reader in tree.consumers(nest)]
     if readers:
         raise ScheduleError(
             f"as_slice: {written.name!r} is read whole by {', '.join(readers)} after its gather {name!r}; valid is a "
             "state that is used on slices only: name the reader to reorder_collective"
         )
-    (producer,) = sch.get_producers(gather)
-    dims = query.sharded_dims(sch, producer)
+    (producer,) = tree.producers(nest)
+    dims = sharded_dims(producer)
     shape = [int(extent) for extent in written.shape]
     layout = Layout.sharded(shape, mesh, {at: other for other, at in dims.items()})
     writer = gather
-    if len(sch.get_consumers(producer)) == 1:
+    if len(tree.consumers(producer)) == 1:
+        (writer,) = sch.get_producers(gather)
         query.checked("as_slice", name, lambda: sch.reverse_compute_inline(gather))
-        writer = producer
     else:
         shard_dims(sch, gather, {axis: dim}, mesh)
     sch.annotate(writer, f"{LAYOUTS}.{written.name}", str(layout))

@@ -6,18 +6,20 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.analysis.annotations import ROOT
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, folded, iterator_at
+from tvm_axe.analysis.sharing import bound_loops, driving_loop, root_of, sharded_dims
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import query
 from tvm_axe.schedule.caching import cached
-from tvm_axe.schedule.sharding import shard, shard_dims
+from tvm_axe.schedule.sharding import shard_dims, shard_loop
 
 
 @query.all_or_nothing
 def split_collective(
     sch: s_tir.Schedule, block: SBlockRV, mesh: Mesh, dim: int = 0, root: int | None = None
 ) -> tuple[SBlockRV, SBlockRV]:
-    """Split the all-reduce `block` into a reduce-scatter along `dim` and the all-gather back. ::
+    """Split the all-reduce `block`, of a sum, product, maximum or minimum, into a scatter along `dim` and a gather. ::
 
         for i, j in T.grid(M, N):                  for i_0 in T.serial(n, annotations={"axe.bind": "tp"}):
             for k_0 in T.serial(n, bind "tp"):         for i_1 in range(M // n):
@@ -74,39 +76,47 @@ def split_collective(
     """
     query.given(sch, block, "split_collective")
     name = query.name_of(sch, block)
-    peers, scattered = (query.bound_loops(sch, block, kind) for kind in (query.REDUCE, query.SPATIAL))
+    nest = query.nest_of(sch, block)
+    peers, scattered = bound_loops(nest, REDUCE), bound_loops(nest, SPATIAL)
     axis = next(iter(peers), None)
-    if axis is None or query.summed(sch.get(block)) is None:
-        seen = "it has no reduction loop bound to a mesh axis" if axis is None else "its body is not a plain sum"
+    if axis is None or folded(nest.block) is None:
+        seen = (
+            "it has no reduction loop bound to a mesh axis"
+            if axis is None
+            else "its body is not a plain sum, product, maximum or minimum"
+        )
         raise ScheduleError(
             f"split_collective: block {name!r} is not an all-reduce: {seen} (its loops: "
-            f"{query.loop_names(sch, block)}); valid is the block that shard leaves of a reduction"
+            f"{query.loop_names(nest)}); valid is the block that shard leaves of a reduction"
         )
-    if axis in scattered or query.root_of(sch.get(block)) is not None:
+    if axis in scattered or root_of(nest.block) is not None:
         already = f"a reduce-scatter over {axis!r}" if axis in scattered else "a reduce to one device"
         raise ScheduleError(f"split_collective: block {name!r} is not an all-reduce: it is {already} already")
-    indices = sch.get(block).body.indices
+    indices = nest.block.body.indices
     if not 0 <= dim < len(indices):
         raise ScheduleError(f"split_collective: block {name!r}: dim is {dim}; its result has {len(indices)} dimensions")
     if root is not None and root not in range(mesh.axis_size(axis)):
         last = mesh.axis_size(axis) - 1
         raise ScheduleError(f"split_collective: block {name!r}: root is {root}; {axis!r} has the devices 0 to {last}")
-    others = query.sharded_dims(sch, block)
-    gather = cached(sch, block, "split_collective")
-    shard_dims(sch, gather, others, mesh)
-    if root is not None:
-        sch.annotate(block, ROOT, str(root))
-        return block, gather
-    iterator = query.iterator_at(sch.get(block), indices, dim)
-    row = query.loop_of(sch, block, iterator) if iterator is not None else None
-    if row is None:
+    iterator = iterator_at(nest.block, indices, dim)
+    row = None if iterator is None else driving_loop(nest, iterator)
+    if root is None and row is None:
         raise ScheduleError(
             f"split_collective: block {name!r}: dimension {dim} of its result is not driven by one loop; "
             "split the all-reduce before its loops are transformed"
         )
-    device, _ = shard(sch, row, axis, mesh, block)
+    others = sharded_dims(nest)
+    gather = cached(sch, block, "split_collective")
+    shard_dims(sch, gather, others, mesh)
+    if row is None or root is not None:
+        sch.annotate(block, ROOT, str(root))
+        return block, gather
+    device, _ = shard_loop(sch, query.loop_rv(sch, block, row), axis, mesh, block)
     # Peers outside the innermost loop only: sums run along a row, one peer's slab at a time.
-    bound = [sch.get(loop) for loop in (device, peers[axis])]
-    own = [loop for loop in sch.get_loops(block) if not any(sch.get(loop).same_as(other) for other in bound)]
-    query.checked("split_collective", name, lambda: sch.reorder(device, *own[:-1], peers[axis], own[-1]))
+    nest = query.nest_of(sch, block)
+    ends = (bound_loops(nest, SPATIAL)[axis], bound_loops(nest, REDUCE)[axis])
+    loops = list(zip(sch.get_loops(block), nest.loops))
+    peer = next(loop for loop, stmt in loops if stmt.same_as(ends[1]))
+    own = [loop for loop, stmt in loops if not any(stmt.same_as(end) for end in ends)]
+    query.checked("split_collective", name, lambda: sch.reorder(device, *own[:-1], peer, own[-1]))
     return block, gather

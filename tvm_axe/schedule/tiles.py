@@ -10,9 +10,11 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import ExprRV, SBlockRV
 
-from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import TILE
-from tvm_axe.analysis.blocks import covers
+from tvm_axe.analysis.blocks import NestedBlock, covers
+from tvm_axe.analysis.order import shared_loops
+from tvm_axe.analysis.patterns import SPATIAL, is_pointwise
+from tvm_axe.analysis.sharing import bound_loops, driving_loop
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 from tvm_axe.schedule.product import Product, product_of
@@ -115,15 +117,16 @@ def tile_kernel(
         )
     if epilogue is not None:
         query.given(sch, epilogue, "tile_kernel")
-        _check_epilogue(sch, name, epilogue, product)
+        _check_epilogue(sch, block, epilogue, product)
         rows = [it.var for it in (*product.batch, *product.rows, *product.columns)]
-        loops = [loop for loop in (query.loop_of(sch, block, var) for var in rows) if loop is not None]
-        if not loops:
+        nest = query.nest_of(sch, block)
+        row = next((loop for loop in (driving_loop(nest, var) for var in rows) if loop is not None), None)
+        if row is None:
             raise ScheduleError(
                 f"tile_kernel: block {name!r}: none of its loops is a row or column alone; choose the kernel before "
                 "loops are split"
             )
-        query.checked("tile_kernel", name, lambda: sch.reverse_compute_at(epilogue, loops[0]))
+        query.checked("tile_kernel", name, lambda: sch.reverse_compute_at(epilogue, query.loop_rv(sch, block, row)))
     sch.annotate(block, TILE, kernel)
     for key, value in parameters.items():
         sch.annotate(block, f"{TILE}.{key}", value)
@@ -137,10 +140,10 @@ def product_at(sch: s_tir.Schedule, block: SBlockRV) -> Product:
     ScheduleError
         If the block computes no matrix product, or not all of one.
     """
-    realize = _tvm.block_realize(sch, block)
-    if not covers(realize, [sch.get(loop) for loop in sch.get_loops(block)]):
-        raise ScheduleError(f"block {query.name_of(sch, block)!r}: its loops don't run over all of the product")
-    return product_of(realize.block, _devices(sch, block))
+    nest = query.nest_of(sch, block)
+    if not covers(nest.realize, nest.loops):
+        raise ScheduleError(f"block {nest.block.name_hint!r}: its loops don't run over all of the product")
+    return product_of(nest.block, _devices(nest))
 
 
 def choice_of(block: s_tir.SBlock) -> Choice | None:
@@ -216,34 +219,31 @@ def problem_of(kernel: Kernel, product: Product, out_dtype: str) -> Problem:
     return problem
 
 
-def _devices(sch: s_tir.Schedule, block: SBlockRV) -> list[tirx.Var]:
+def _devices(nest: NestedBlock) -> list[tirx.Var]:
     """Return the block's iterators that are a device's coordinate: driven by a mesh-bound loop alone."""
-    bound = [sch.get(loop).loop_var for loop in query.bound_loops(sch, block, query.SPATIAL).values()]
-    return [it.var for it, value in query.bindings(sch, block) if any(value.same_as(var) for var in bound)]
+    bound = [loop.loop_var for loop in bound_loops(nest, SPATIAL).values()]
+    return [var for var, value in nest.bound.items() if any(value.same_as(driver) for driver in bound)]
 
 
 def _left(sch: s_tir.Schedule, block: SBlockRV, product: Product, epilogue: SBlockRV | None) -> str:
     """Return the type that a kernel would leave: that of its epilogue, given or in the block's nest already."""
-    loops = [sch.get(loop).loop_var for loop in sch.get_loops(block)]
-    readers = [
-        reader
-        for reader in sch.get_consumers(block)
-        if any(sch.get(loop).loop_var.same_as(loops[0]) for loop in sch.get_loops(reader)[:1])
-    ]
-    found = readers if epilogue is None else [epilogue]
-    return str(sch.get(found[0]).writes[0].source.dtype if len(found) == 1 else product.c.dtype)
+    nest = query.nest_of(sch, block)
+    readers = [reader for reader in query.tree(sch).consumers(nest) if shared_loops(nest, reader)]
+    found = readers if epilogue is None else [query.nest_of(sch, epilogue)]
+    return str(found[0].block.writes[0].source.dtype if len(found) == 1 else product.c.dtype)
 
 
-def _check_epilogue(sch: s_tir.Schedule, name: str, epilogue: SBlockRV, product: Product) -> None:
-    stmt = sch.get(epilogue)
-    readers = [query.name_of(sch, reader) for reader in sch.get_consumers(sch.get_sblock(name))]
-    if readers != [str(stmt.name_hint)] or query.is_parameter(sch, product.c):
+def _check_epilogue(sch: s_tir.Schedule, block: SBlockRV, epilogue: SBlockRV, product: Product) -> None:
+    name = query.name_of(sch, block)
+    stmt, tree = query.nest_of(sch, epilogue).block, query.tree(sch)
+    readers = [str(reader.block.name_hint) for reader in tree.consumers(query.nest_of(sch, block))]
+    if readers != [str(stmt.name_hint)] or tree.is_parameter(product.c):
         raise ScheduleError(
             f"tile_kernel: block {name!r}: its product {product.c.name!r} is "
-            + ("a parameter" if query.is_parameter(sch, product.c) else f"read by {', '.join(readers) or 'no block'}")
+            + ("a parameter" if tree.is_parameter(product.c) else f"read by {', '.join(readers) or 'no block'}")
             + f"; valid is an epilogue that alone reads it, here {stmt.name_hint!r}"
         )
-    if stmt.init is not None or not all(it.iter_type == query.SPATIAL for it in stmt.iter_vars):
+    if not is_pointwise(stmt):
         raise ScheduleError(
             f"tile_kernel: block {name!r}: its epilogue {stmt.name_hint!r} sums; valid is a pointwise block"
         )

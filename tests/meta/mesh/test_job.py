@@ -15,6 +15,7 @@ from tvm.target import Target
 
 import tvm_axe as axe
 from tvm_axe import _tvm
+from tvm_axe.analysis.patterns import is_product
 from tvm_axe.layout import Layout, Link, Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.cost import features_of_program, operations
@@ -34,7 +35,6 @@ from tvm_axe.meta.search.search import Tools, evolution
 from tvm_axe.meta.task import Workload
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.schedule import with_layouts
-from tvm_axe.schedule.query import is_product
 
 TP, TWO_AXES = Mesh({"tp": 2}), Mesh({"dp": 2, "tp": 2})
 TARGET = Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1})

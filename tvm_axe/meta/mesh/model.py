@@ -20,6 +20,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.patterns import is_product
 from tvm_axe.layout import Link
 from tvm_axe.lower import Lowered
 from tvm_axe.lower.cost import SHARED_MEMORY, features_of_program, operations
@@ -28,7 +29,6 @@ from tvm_axe.meta.mesh.kernels import local_kernels
 from tvm_axe.meta.mesh.moves import structure
 from tvm_axe.meta.mesh.space import OPERATIONS_PER_SECOND
 from tvm_axe.records.database import normalize
-from tvm_axe.schedule.query import is_product
 
 __all__ = ["ProgramModel"]
 

@@ -6,6 +6,7 @@ validity rule refuses is no schedule. Two ways to the same function count once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -14,12 +15,16 @@ from typing import Any
 
 import tvm_ffi
 from tvm import s_tir
-from tvm.s_tir.schedule import SBlockRV
 
+from tvm_axe.analysis.blocks import NestedBlock
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy, is_product
+from tvm_axe.analysis.sharing import bound_loops, gathered, root_of, sharded_dims, sharded_over
+from tvm_axe.analysis.tree import BlockTree
 from tvm_axe.errors import ScheduleError
+from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.schedule import Schedule, query
-from tvm_axe.schedule.redistributing import sharded_over
+from tvm_axe.schedule.overlapping import cuts_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +53,7 @@ class Candidate:
         """
         sch = self.sch.copy()
         try:
-            with query.on_a_copy():
-                primitive(sch)
+            primitive(sch)
         except (ScheduleError, s_tir.ScheduleError):
             return None
         further = Candidate(sch, (*self.steps, text))
@@ -62,18 +66,21 @@ class Candidate:
 
     def nests(self) -> list[list[str]]:
         """The names of the blocks of each stage."""
-        sch = self.sch.copy()  # asking is recorded in a trace too
         found: list[list[str]] = []
         last = None
-        for block in sch.get_child_blocks(sch.get_sblock("root")):
-            loops = sch.get_loops(block)
-            outermost = sch.get(loops[0]) if loops else None
+        for nest in self.tree.blocks:
+            outermost = nest.loops[0] if nest.loops else None
             if outermost is not None and last is not None and outermost.same_as(last):
-                found[-1].append(query.name_of(sch, block))
+                found[-1].append(str(nest.block.name_hint))
             else:
-                found.append([query.name_of(sch, block)])
+                found.append([str(nest.block.name_hint)])
             last = outermost
         return found
+
+    @property
+    def tree(self) -> BlockTree:
+        """The blocks of the schedule."""
+        return query.tree(self.sch)
 
 
 def schedules(seed: Schedule, keep: Collection[str] = (), chunks: Sequence[int] = (2, 4)) -> Iterator[Candidate]:
@@ -155,24 +162,21 @@ def _each_in_turn(
 
 def _all_reduces(candidate: Candidate) -> list[str]:
     """The all-reduces of more elements than there are devices: a smaller one only gets slower in two steps."""
-    sch, found = candidate.sch.copy(), []
-    for name in candidate.blocks():
-        block = sch.get_sblock(name)
-        peers = query.bound_loops(sch, block, query.REDUCE)
-        stmt = sch.get(block)
-        scattered = set(peers) & set(query.bound_loops(sch, block, query.SPATIAL))
-        if peers and not scattered and query.root_of(stmt) is None:
-            size = math.prod(int(extent) for extent in stmt.body.buffer.shape)
-            found += [name] if size > sch.mesh.size else []
+    found = []
+    for nest in candidate.tree.blocks:
+        peers = bound_loops(nest, REDUCE)
+        scattered = set(peers) & set(bound_loops(nest, SPATIAL))
+        if peers and not scattered and root_of(nest.block) is None:
+            size = math.prod(int(extent) for extent in nest.block.body.buffer.shape)
+            found += [str(nest.block.name_hint)] if size > candidate.sch.mesh.size else []
     return found
 
 
 def _splits(candidate: Candidate, name: str) -> Iterator[Candidate]:
-    sch = candidate.sch.copy()
-    block = sch.get_sblock(name)
-    shape = [int(extent) for extent in sch.get(block).body.buffer.shape]
-    (axis,) = query.bound_loops(sch, block, query.REDUCE)
-    devices = sch.mesh.axis_size(axis)
+    nest = candidate.tree.named(name)
+    shape = [int(extent) for extent in nest.block.body.buffer.shape]
+    (axis,) = bound_loops(nest, REDUCE)
+    devices = candidate.sch.mesh.axis_size(axis)
     dims = [("dim", dim) for dim, extent in enumerate(shape) if extent >= devices]
     for which, number in [*dims, ("root", 0)]:
 
@@ -186,27 +190,17 @@ def _splits(candidate: Candidate, name: str) -> Iterator[Candidate]:
 
 def _gathers(candidate: Candidate) -> list[str]:
     """The all-gathers that something reads."""
-    sch, found = candidate.sch.copy(), []
-    for name in candidate.blocks():
-        block = sch.get_sblock(name)
-        if sch.get_consumers(block) and _is_gather(sch, block):
-            found.append(name)
-    return found
-
-
-def _is_gather(sch: Schedule, block: SBlockRV) -> bool:
-    try:
-        query.gathered(sch, block, "search")
-    except ScheduleError:
-        return False
-    return True
+    tree = candidate.tree
+    return [
+        str(nest.block.name_hint) for nest in tree.blocks if tree.consumers(nest) and gathered(tree, nest) is not None
+    ]
 
 
 def _reorders(candidate: Candidate, gather: str) -> Iterator[Candidate]:
     """The gather behind its readers, behind theirs too, and so on as far as it goes."""
-    sch, order = candidate.sch.copy(), candidate.blocks()
+    tree, order = candidate.tree, candidate.blocks()
     consumers: list[str] = []
-    frontier = _readers(sch, gather)
+    frontier = _readers(tree, gather)
     while frontier:
         further = sorted({*consumers, *frontier}, key=order.index)
         found = _reordered(candidate, gather, further)
@@ -219,7 +213,7 @@ def _reorders(candidate: Candidate, gather: str) -> Iterator[Candidate]:
             continue
         yield found
         consumers = further
-        behind = {reader for name in consumers for reader in _readers(sch, name)}
+        behind = {reader for name in consumers for reader in _readers(tree, name)}
         frontier = sorted(behind - set(consumers), key=order.index)
 
 
@@ -230,16 +224,16 @@ def _reordered(candidate: Candidate, gather: str, consumers: Sequence[str]) -> C
     return candidate.then(f"reorder_collective({gather}, [{', '.join(consumers)}])", reorder)
 
 
-def _readers(sch: Schedule, name: str) -> list[str]:
-    return [query.name_of(sch, block) for block in sch.get_consumers(sch.get_sblock(name))]
+def _readers(tree: BlockTree, name: str) -> list[str]:
+    return [str(reader.block.name_hint) for reader in tree.consumers(tree.named(name))]
 
 
 def _with_slices(candidate: Candidate, keep: Collection[str]) -> Candidate:
     """The candidate with what may stay sharded left so: it saves a gather and costs nothing."""
-    sch = candidate.sch.copy()
-    for name in candidate.blocks():
-        block = sch.get_sblock(name)
-        if sch.get(block).body.buffer.name in keep and _is_gather(sch, block):
+    tree = candidate.tree
+    for nest in tree.blocks:
+        if nest.block.body.buffer.name in keep and gathered(tree, nest) is not None:
+            name = str(nest.block.name_hint)
 
             def as_slice(sch: Schedule, name: str = name) -> None:
                 sch.as_slice(sch.get_sblock(name))
@@ -270,15 +264,14 @@ def _chains(candidate: Candidate) -> list[list[str]]:
 
     `as_slice` leaves them where their gathers were, at the end, between others that could be one kernel.
     """
-    sch, nests = candidate.sch.copy(), candidate.nests()
+    tree, nests = candidate.tree, candidate.nests()
     order = list(nests)
     for nest in nests:
-        block = sch.get_sblock(nest[0])
-        stmt = sch.get(block)
-        if len(nest) == 1 and query.is_copy(stmt) and not _communicates(candidate.sch, nest[0]):
-            sources = {query.name_of(sch, producer) for producer in sch.get_producers(block)}
+        block = tree.named(nest[0])
+        if len(nest) == 1 and is_copy(block.block) and not _communicates(candidate.sch, nest[0]):
+            sources = {str(producer.block.name_hint) for producer in tree.producers(block)}
             behind = next((other for other in order if sources & set(other) and other is not nest), None)
-            if behind is not None and query.is_parameter(sch, stmt.body.buffer):
+            if behind is not None and tree.is_parameter(block.block.body.buffer):
                 order.remove(nest)
                 order.insert(order.index(behind) + 1, nest)
     return order
@@ -292,7 +285,9 @@ def _lengths(candidate: Candidate, nests: Sequence[Sequence[str]], start: int) -
     most = start + 1
     while (
         most < len(nests)
-        and not any(_is_product(candidate.sch, name) for nest in (nests[start], nests[most]) for name in nest)
+        and not any(
+            is_product(candidate.tree.named(name).block) for nest in (nests[start], nests[most]) for name in nest
+        )
         and _fused(candidate, nests[start : most + 1]) is not None
     ):
         most += 1
@@ -304,17 +299,16 @@ def _lengths(candidate: Candidate, nests: Sequence[Sequence[str]], start: int) -
 
 def _communicates(sch: Schedule, name: str) -> bool:
     """Whether a block reads its peers, or is a copy that gathers or broadcasts."""
-    sch = sch.copy()
-    block = sch.get_sblock(name)
-    stmt, own = sch.get(block), query.sharded_dims(sch, block)
-    gathers = query.is_copy(stmt) and set(sharded_over(sch, block, stmt.body.value.source, sch.mesh)) - set(own)
-    broadcasts = any(query.root_of(sch.get(producer)) is not None for producer in sch.get_producers(block))
-    return bool(gathers) or broadcasts or bool(query.bound_loops(sch, block, query.REDUCE))
+    tree = query.tree(sch)
+    return _exchanges(tree, tree.named(name), sch.mesh)
 
 
-def _is_product(sch: Schedule, name: str) -> bool:
-    sch = sch.copy()
-    return query.is_product(sch.get(sch.get_sblock(name)))
+@functools.lru_cache(maxsize=4096)
+def _exchanges(tree: BlockTree, nest: NestedBlock, mesh: Mesh) -> bool:
+    stmt, own = nest.block, sharded_dims(nest)
+    gathers = is_copy(stmt) and set(sharded_over(tree, nest, stmt.body.value.source, mesh)) - set(own)
+    broadcasts = any(root_of(producer.block) is not None for producer in tree.producers(nest))
+    return bool(gathers) or broadcasts or bool(bound_loops(nest, REDUCE))
 
 
 def _fused(candidate: Candidate, nests: Sequence[Sequence[str]]) -> Candidate | None:
@@ -322,19 +316,17 @@ def _fused(candidate: Candidate, nests: Sequence[Sequence[str]]) -> Candidate | 
     if any(len(nest) > 1 for nest in nests):
         return None
     names = [nest[0] for nest in nests]
-    sch = candidate.sch.copy()
-    first = sch.get_sblock(names[0])
-    if query.bound_loops(sch, first, query.SPATIAL):
+    blocks = [candidate.tree.named(name) for name in names]
+    if bound_loops(blocks[0], SPATIAL):
 
         def fuse(sch: Schedule) -> None:
             sch.fuse_collective([sch.get_sblock(name) for name in names])
 
         return candidate.then(f"fuse_collective([{', '.join(names)}])", fuse)
-    elementwise = all(sch.get(sch.get_sblock(name)).init is None for name in names)
     if (
-        not elementwise
-        or any(_communicates(sch, name) for name in names)
-        or any(query.bound_loops(sch, sch.get_sblock(name), query.SPATIAL) for name in names)
+        not all(nest.block.init is None for nest in blocks)
+        or any(_communicates(candidate.sch, name) for name in names)
+        or any(bound_loops(nest, SPATIAL) for nest in blocks)
     ):
         return None
 
@@ -355,11 +347,20 @@ def _overlaps(candidate: Candidate, chunks: Sequence[int]) -> Iterator[tuple[Can
             if len(window) < length or not any(_communicates(candidate.sch, name) for nest in window for name in nest):
                 continue
             stages = [nest[0] for nest in window]
+            blocks = [candidate.tree.named(name) for name in stages]
             for axis in candidate.sch.mesh.names:
-                valid = [count for count in chunks if _overlapped(candidate, stages, axis, [count], 0) is not None]
-                found = [_overlapped(candidate, stages, axis, valid, n) for n in range(len(valid))]
-                if found:
-                    yield tuple(overlap for overlap in found if overlap is not None)
+                try:
+                    cuts = cuts_of(candidate.tree, blocks, axis, candidate.sch.mesh)
+                except ScheduleError:
+                    continue
+                counts = [count for count in chunks if all(cut.takes(count) for cut in cuts)]
+                found = [_overlapped(candidate, stages, axis, counts, n) for n in range(len(counts))]
+                if None in found:  # what upstream refuses isn't to be drawn either
+                    counts = [count for count, overlap in zip(counts, found) if overlap is not None]
+                    found = [_overlapped(candidate, stages, axis, counts, n) for n in range(len(counts))]
+                space = tuple(overlap for overlap in found if overlap is not None)
+                if space:
+                    yield space
 
 
 def _overlapped(

@@ -9,6 +9,10 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_axe.analysis.blocks import NestedBlock
+from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_product, summed
+from tvm_axe.analysis.sharing import bound_axis, driven_by, sharded_dims
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.meta.mesh.moves import Candidate, structure
@@ -86,7 +90,7 @@ def bound_axes(func: tirx.PrimFunc) -> set[str]:
     found: set[str] = set()
 
     def on_loop(loop: tirx.For) -> None:
-        axis = query.bound_axis(loop)
+        axis = bound_axis(loop)
         found.update([] if axis is None else [axis])
 
     tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
@@ -95,13 +99,12 @@ def bound_axes(func: tirx.PrimFunc) -> set[str]:
 
 def _of_product(sch: Schedule, name: str, axes: Sequence[str]) -> Iterator[Schedule]:
     """The ways to share a matmul over these axes, a loop on each; none if the block isn't one."""
-    probe = sch.copy()
-    block = probe.get_sblock(name)
-    if not query.is_product(probe.get(block)):
+    nest = query.tree(sch).named(name)
+    if not is_product(nest.block):
         return
-    loops = [probe.get(loop) for loop in probe.get_loops(block)]
-    pieces = [n for n, loop in enumerate(loops) if _drives(probe, block, loop) == {query.SPATIAL}]
-    sums = [_SUM] if _longest_sum(probe, block) is not None else []
+    loops = nest.loops
+    pieces = [n for n, loop in enumerate(loops) if _drives(nest, loop) == {SPATIAL}]
+    sums = [_SUM] if _longest_sum(nest) is not None else []
     for chosen in product([*sums, *pieces], repeat=len(axes)):
         shared = [(axis, n) for axis, n in zip(axes, chosen) if n != _SUM]
         way = None
@@ -125,7 +128,7 @@ def _shared(sch: Schedule, name: str, ways: Mapping[str, int]) -> Schedule | Non
         # Partial sums are of a device's own piece, and those of the first axis of those of the next.
         for axis, position in ways.items():
             if position == _SUM:
-                own, _ = way.shard(_longest_sum(way, own), axis)
+                own, _ = way.shard(query.loop_rv(way, own, _longest_sum(query.nest_of(way, own))), axis)
     except (ScheduleError, s_tir.ScheduleError):
         return None
     return way
@@ -133,40 +136,38 @@ def _shared(sch: Schedule, name: str, ways: Mapping[str, int]) -> Schedule | Non
 
 def _gathered(sch: Schedule, block: SBlockRV, loop: LoopRV, axis: str) -> None:
     """Share a loop of the block over the axis, and gather the pieces of its result."""
-    others = query.sharded_dims(sch, block)
+    others = sharded_dims(query.nest_of(sch, block))
     device, _ = sch.shard(loop, axis, block)
     copy = sch.cache_write(block, 0, "global")  # it reads every device's piece: an all-gather
     shard_dims(sch, copy, others, sch.mesh)
     query.outermost(sch, block, device)
 
 
-def _longest_sum(sch: Schedule, block: SBlockRV) -> LoopRV | None:
+def _longest_sum(nest: NestedBlock) -> tirx.For | None:
     """The longest loop of the block that drives reductions only and isn't bound."""
-    sums = [loop for loop in sch.get_loops(block) if _drives(sch, block, sch.get(loop)) == {query.REDUCE}]
-    return max(sums, key=lambda loop: int(sch.get(loop).extent), default=None)
+    sums = [loop for loop in nest.loops if _drives(nest, loop) == {REDUCE}]
+    return max(sums, key=lambda loop: int(loop.extent), default=None)
 
 
 def _all_reduced(sch: Schedule, name: str, axes: Sequence[str]) -> str | None:
     """Make the block an all-reduce, if it sums an input over as many terms as an axis has devices; gives the axis."""
-    probe = sch.copy()
-    block = probe.get_sblock(name)
-    term = query.summed(probe.get(block))
-    if term is None or not query.is_parameter(probe, term.source):
+    nest = query.tree(sch).named(name)
+    term = summed(nest.block)
+    if term is None or not query.is_parameter(sch, term.source):
         return None
-    for position, loop in enumerate(probe.get_loops(block)):
-        stmt = probe.get(loop)
+    for position, loop in enumerate(nest.loops):
         for axis in axes:
-            counts = int(stmt.extent) == sch.mesh.axis_size(axis)
-            if counts and _drives(probe, block, stmt) == {query.REDUCE}:
+            counts = int(loop.extent) == sch.mesh.axis_size(axis)
+            if counts and _drives(nest, loop) == {REDUCE}:
                 sch.all_reduce(sch.get_loops(sch.get_sblock(name))[position], axis)
                 return axis
     return None
 
 
-def _drives(sch: Schedule, block: SBlockRV, loop: tirx.For) -> set[int]:
+def _drives(nest: NestedBlock, loop: tirx.For) -> set[int]:
     """The kinds of the block's iterators that a loop drives; none if an axis shares one of them already."""
-    driven = [(iv.iter_type, value) for iv, value in query.bindings(sch, block) if query.uses(value, loop.loop_var)]
-    for other in map(sch.get, sch.get_loops(block)):
-        if query.bound_axis(other) is not None and any(query.uses(value, other.loop_var) for _, value in driven):
+    driven = driven_by(nest, loop)
+    for other in nest.loops:
+        if bound_axis(other) is not None and any(uses(nest.bound[iv.var], other.loop_var) for iv in driven):
             return set()
-    return {kind for kind, _ in driven}
+    return {iv.iter_type for iv in driven}

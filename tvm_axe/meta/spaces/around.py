@@ -6,7 +6,7 @@ import tvm_ffi
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.meta.spaces.contraction import is_pointwise
+from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.schedule import query
 
 __all__ = ["epilogue", "inline_made", "producer_of"]
@@ -47,7 +47,7 @@ def _follows(sch: s_tir.Schedule, reader: SBlockRV, last: SBlockRV) -> bool:
         return False
     # `reverse_compute_at` wants all of a block's producers in the nest.
     return len(sch.get_producers(reader)) == 1 and all(
-        tvm_ffi.structural_equal(list(load.indices), list(stmt.body.indices)) for load in query.loads_of(stmt, buffer)
+        tvm_ffi.structural_equal(list(load.indices), list(stmt.body.indices)) for load in loads_of(stmt, buffer)
     )
 
 

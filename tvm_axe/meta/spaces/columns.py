@@ -22,10 +22,11 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.machines.target import cores, vector_bits
-from tvm_axe.meta.spaces.contraction import is_plain_nest, is_pointwise
+from tvm_axe.meta.spaces.contraction import is_plain_nest
 from tvm_axe.meta.spaces.rows import inline_cheap, stores_of
-from tvm_axe.schedule import query
 
 __all__ = ["Columns", "column_schedules", "find_columns"]
 
@@ -103,7 +104,7 @@ def _reduces_columns(block: s_tir.SBlock) -> bool:
             return False
     loads: list[ir.TensorLoad] = []
     tvm_ffi.structural_walk(block.body, (ir.TensorLoad, loads.append))
-    reads = [load for load in loads if any(query.uses(index, term) for index in load.indices for term in terms)]
+    reads = [load for load in loads if any(uses(index, term) for index in load.indices for term in terms)]
     return bool(reads) and all(load.indices[-1].same_as(leading[-1]) for load in reads)
 
 
@@ -113,7 +114,7 @@ def _shared(last: s_tir.SBlock, sums: list[s_tir.SBlock]) -> tuple[int, ...] | N
         return tuple(range(len(stores_of(last)[0].indices)))
     own = [it.var for it in last.iter_vars]
     for block in sums:
-        for load in query.loads_of(last, stores_of(block)[0].buffer):
+        for load in loads_of(last, stores_of(block)[0].buffer):
             found = [next((n for n, var in enumerate(own) if var.same_as(index)), None) for index in load.indices]
             if None not in found:
                 return tuple(n for n in found if n is not None)

@@ -21,17 +21,16 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import is_move, is_pointwise
 from tvm_axe.records.packing import layout_free
-from tvm_axe.schedule import query
 
 __all__ = [
     "Contraction",
     "Factor",
     "factors_of",
     "find_contractions",
-    "is_move",
     "is_plain_nest",
-    "is_pointwise",
     "positions",
 ]
 
@@ -269,7 +268,7 @@ def _is_zero(value: tirx.Expr) -> bool:
 
 def positions(indices: Sequence[tirx.Expr], position: dict[tirx.Var, int]) -> set[int]:
     """The loops that occur in an operand's indices."""
-    return {n for var, n in position.items() if any(query.uses(index, var) for index in indices)}
+    return {n for var, n in position.items() if any(uses(index, var) for index in indices)}
 
 
 def _windows(
@@ -286,7 +285,7 @@ def _windows(
 
 def _run(a: ir.TensorLoad, j: tirx.Var, columns: int) -> int | None:
     """How many values of j read the same of A; 0 if j is its last dimension, None if it is mixed into another."""
-    if a.indices[-1].same_as(j) and not any(query.uses(index, j) for index in a.indices[:-1]):
+    if a.indices[-1].same_as(j) and not any(uses(index, j) for index in a.indices[:-1]):
         return 0
     steps: list[int] = []
     for index in a.indices:
@@ -313,24 +312,13 @@ def _phases(guard: tirx.Expr | None, position: dict[tirx.Var, int], extents: tup
     phases: dict[int, int] = {}
 
     def on_remainder(node: tirx.FloorMod) -> None:
-        phases.update({n: int(node.b) for var, n in position.items() if query.uses(node.a, var)})
+        phases.update({n: int(node.b) for var, n in position.items() if uses(node.a, var)})
 
     if guard is not None:
         tvm_ffi.structural_walk(guard, (tirx.FloorMod, on_remainder))
         if not phases or any(extents[n] % step for n, step in phases.items()):
             return None
     return phases
-
-
-def is_pointwise(block: s_tir.SBlock) -> bool:
-    """Whether the block computes each element of its one buffer by itself."""
-    spatial = all(it.iter_type == tirx.IterVar.DataPar for it in block.iter_vars)
-    return block.init is None and spatial and isinstance(block.body, tirx.BufferStore)
-
-
-def is_move(block: s_tir.SBlock) -> bool:
-    """Whether a block only moves elements of a buffer: a copy, a transpose."""
-    return is_pointwise(block) and isinstance(block.body.value, ir.TensorLoad)
 
 
 def is_plain_nest(loops: list[tirx.For], realize: s_tir.SBlockRealize) -> bool:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.target import Target
 
+from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query, tile_kernel
@@ -114,9 +115,9 @@ def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: Product) -> str | N
         return None
     stmt = sch.get(readers[0])
     indices = list(stmt.body.indices)
-    pointwise = stmt.init is None and all(it.iter_type == tirx.IterVar.DataPar for it in stmt.iter_vars)
+    pointwise = is_pointwise(stmt)
     same = all(
         len(load.indices) == len(indices) and all(a.same_as(b) for a, b in zip(load.indices, indices))
-        for load in query.loads_of(stmt, product.c)
+        for load in loads_of(stmt, product.c)
     )
     return str(stmt.name_hint) if pointwise and same else None

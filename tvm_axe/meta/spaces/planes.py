@@ -31,9 +31,11 @@ from tvm.sym import detect_linear_equation
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import is_move, is_pointwise
 from tvm_axe.machines.target import cores, vector_bits, vector_registers
 from tvm_axe.meta.spaces.around import epilogue, inline_made, producer_of
-from tvm_axe.meta.spaces.contraction import Factor, factors_of, is_move, is_plain_nest, is_pointwise, positions
+from tvm_axe.meta.spaces.contraction import Factor, factors_of, is_plain_nest, positions
 from tvm_axe.schedule import query
 
 __all__ = ["Plane", "find_plane", "plane_schedules"]
@@ -151,7 +153,7 @@ def _stride(a: Factor, w: Factor, out: list[tirx.Var], position: dict[tirx.Var, 
     in_w = positions(w.load.indices, position)
     if len(a.load.indices) < 3 or in_w & {position[y], position[x]}:
         return None
-    if any(query.uses(index, x) for index in a.load.indices[:-1]) or not query.uses(a.load.indices[-2], y):
+    if any(uses(index, x) for index in a.load.indices[:-1]) or not uses(a.load.indices[-2], y):
         return None
     return _coefficient(a.load.indices[-1], x)
 

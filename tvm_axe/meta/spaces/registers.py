@@ -27,9 +27,10 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from tvm_axe.analysis.patterns import is_move
 from tvm_axe.machines.target import cores, vector_bits, vector_registers
 from tvm_axe.meta.spaces.around import epilogue, producer_of
-from tvm_axe.meta.spaces.contraction import Contraction, is_move
+from tvm_axe.meta.spaces.contraction import Contraction
 from tvm_axe.meta.spaces.panels import copy_ahead, copy_in_nest, moved_last, pack_ahead
 from tvm_axe.schedule import query
 

@@ -25,8 +25,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.machines.target import cores, vector_bits
-from tvm_axe.meta.spaces.contraction import is_plain_nest, is_pointwise
+from tvm_axe.meta.spaces.contraction import is_plain_nest
 from tvm_axe.schedule import query
 
 __all__ = ["Rows", "find_rows", "inline_cheap", "row_schedules", "stores_of"]
@@ -268,7 +270,7 @@ def _is_reduction(block: s_tir.SBlock) -> bool:
     loads: list[ir.TensorLoad] = []
     tvm_ffi.structural_walk(block.body, (ir.TensorLoad, loads.append))
     # Vectors of terms are to be vectors in memory.
-    if any(query.uses(index, last) for load in loads for index in load.indices[:-1]):
+    if any(uses(index, last) for load in loads for index in load.indices[:-1]):
         return False
     in_order = [it.var for it in block.iter_vars[: len(spatial)]]
     return all(a.same_as(b) and b.same_as(c) for store in stores for a, b, c in zip(store.indices, spatial, in_order))

@@ -25,11 +25,12 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.machines import Gpu, backend_of, machine_of
 from tvm_axe.machines.target import cores, vector_bits
 from tvm_axe.meta.spaces.around import inline_made
 from tvm_axe.meta.spaces.columns import column_schedules, find_columns
-from tvm_axe.meta.spaces.contraction import Contraction, find_contractions, is_pointwise
+from tvm_axe.meta.spaces.contraction import Contraction, find_contractions
 from tvm_axe.meta.spaces.cuda import cuda_space
 from tvm_axe.meta.spaces.kernels import Offer, choose, offers
 from tvm_axe.meta.spaces.mutator import MutateChoice
