@@ -24,6 +24,7 @@ from fuzz_actions import OURS, Action, apply
 from fuzz_evaluating import Malformed, evaluate, fitting_inputs
 from fuzz_programs import Program, in_numbers, with_extent, without_stage
 from fuzz_scheduling import Case
+from limiting import limited
 from tvm import s_tir, tirx
 
 import tvm_axe as axe
@@ -97,22 +98,6 @@ class Pool:
         """Close all of them."""
         for mesh in list(self._workers):
             self.drop(mesh)
-
-
-@contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"this takes more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # ---- Runs ------------------------------------------------------------------------------------------------------------

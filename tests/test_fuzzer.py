@@ -25,6 +25,7 @@ def fuzz() -> Iterator[SimpleNamespace]:
         import fuzz_drawing
         import fuzz_evaluating
         import fuzz_judging
+        import fuzz_mistakes
         import fuzz_programs
         import fuzz_scheduling
         import fuzz_stages
@@ -35,6 +36,7 @@ def fuzz() -> Iterator[SimpleNamespace]:
             drawing=fuzz_drawing,
             evaluating=fuzz_evaluating,
             judging=fuzz_judging,
+            mistakes=fuzz_mistakes,
             programs=fuzz_programs,
             scheduling=fuzz_scheduling,
             stages=fuzz_stages,
@@ -249,6 +251,65 @@ def test_a_process_that_dies_is_the_bug_of_its_seed():
     )
     done = subprocess.run([sys.executable, "-c", code, str(SCRIPTS)], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[(0, 'right'), (1, 'crashed or hung'), (2, 'right'), (3, 'right')]", done.stderr
+
+
+# ---- Mistakes in the package: see scripts/fuzz_injecting.py for all of them, and how soon each is found -------------
+
+FOUND_SOON = ("push unseen", "read unseen", "masks dropped", "gathered to one place")
+
+
+@pytest.fixture(scope="module")
+def drawn(fuzz) -> list[tuple]:
+    """The first cases, with their schedules."""
+    return [fuzz.scheduling.draw_case(seed)[:2] for seed in range(10)]
+
+
+@pytest.mark.parametrize("name", FOUND_SOON)
+def test_mistakes_are_found(fuzz, drawn, name):
+    """A mistake in lowering or in a collective makes one of the first cases a bug, which without it is none."""
+    pool = fuzz.judging.Pool("threads", timeout=3)
+    try:
+        for case, sch in drawn:
+            with fuzz.mistakes.MISTAKES[name].patch():
+                found = fuzz.judging.judge(case, sch, pool)
+            if found.kind in fuzz.judging.BUGS:
+                break
+        else:
+            pytest.fail(f"{name} is in none of {len(drawn)} cases")
+        assert fuzz.judging.judge(case, sch, pool).kind in (fuzz.judging.RIGHT, fuzz.judging.REFUSED)
+    finally:
+        pool.close()
+
+
+def test_a_mistake_in_a_primitive_is_found(fuzz):
+    """What fuse_collective lets through is wrong on one device, too."""
+    programs = fuzz.programs
+    program = programs.Program(
+        (("a", 4), ("b", 6), ("c", 4)),
+        (
+            programs.Tensor("X", ("a", "c"), "float32"),
+            programs.Tensor("W", ("c", "b"), "float32"),
+            programs.Tensor("C", ("a", "b"), "float32", local=True),
+            programs.Tensor("s", ("b",), "float32", local=True),
+            programs.Tensor("Y", ("a", "b"), "float32"),
+        ),
+        (
+            programs.Stage("mm", ("a", "b", "c"), "SSR", "C", ("v0", "v1"), "X[v0, v2] * W[v2, v1]", "sum"),
+            programs.Stage("s", ("a", "b"), "RS", "s", ("v1",), "C[v0, v1]", "sum"),
+            programs.Stage("y", ("a", "b"), "SS", "Y", ("v0", "v1"), "C[v0, v1] - s[v1]"),
+        ),
+    )
+    split = (("shard", ("mm", 2, "x")), ("split_collective", ("mm", 1, None)))
+    moved = ("reorder_collective", ("C_global", ("s", "y")))
+    fused = ("fuse_collective", (("mm", "s", "y"),))
+    actions = tuple(fuzz.actions.Action(*action) for action in (*split, moved, fused))
+    case = fuzz.scheduling.Case(program, (("x", 2),), (), actions)
+    with fuzz.mistakes.MISTAKES["fuse: unfinished sums"].patch():
+        accepted, sch = fuzz.judging.replayed(case)
+        assert accepted == case
+        verdict = fuzz.judging.judge(case, sch, fuzz.pool)
+    assert (verdict.kind, verdict.reason) == (fuzz.judging.IGNORED, "fuse_collective")
+    assert fuzz.judging.replayed(case)[0].actions == actions[:-1]
 
 
 # ---- The minimizer ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 import tvm_axe as axe
-from tvm_axe.errors import AxeError
+from tvm_axe.errors import AxeError, ScheduleError
 from tvm_axe.layout import Mesh
 
 NAMED = r"(block|stage|buffer|consumer|gather) '|'\w+'"
@@ -320,3 +320,53 @@ def test_cache_write_behind_any_split(launched, devices, shape):
         np.testing.assert_array_equal(run(launched, exe, X=X)["Y"], X * 2, err_msg=sch.mod.script())
         right += 1
     assert right >= 10 and refused >= 5
+
+
+# ---- What the fuzzer found raw errors of -------------------------------------------------------------------------
+
+
+def test_one_nest_in_pieces_of_two_axes(launched):
+    """An extent of 1, shared over both axes of a mesh, in a program of one stage."""
+
+    @T.prim_func(s_tir=True)
+    def least(X: T.Buffer((1, 3), "float32"), Y: T.Buffer((1,), "float32")):
+        for i, j in T.grid(1, 3):
+            with T.sblock("y"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    Y[vi] = T.max_value("float32")
+                Y[vi] = T.min(Y[vi], X[vi, vj])
+
+    sch = axe.Schedule(least, mesh=Mesh({"x": 2, "y": 2}))
+    sch.shard(sch.get_loops("y")[0], "x")
+    sch.shard(sch.get_loops("y")[1], "y")
+    try:
+        exe = axe.compile(sch, work_dir=None)
+    except AxeError as error:
+        assert re.search(NAMED, str(error)), str(error)
+        return
+    np.testing.assert_array_equal(run(launched, exe, X=numbers((1, 3)))["Y"], [1])
+
+
+def test_loops_over_no_number():
+    """A block that upstream moved into another's masked loop: its loops run over what is left there."""
+
+    @T.prim_func(s_tir=True)
+    def flattened(X: T.Buffer((2, 4), "int32"), Y: T.Buffer((11,), "int32")):
+        C = T.sblock_alloc_buffer((8,), "int32")
+        for i, j in T.grid(2, 4):
+            with T.sblock("c"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                C[vi * 4 + vj] = X[vi, vj]
+        for i in range(8):
+            with T.sblock("y"):
+                vi = T.axis.spatial(8, i)
+                Y[vi + 3] = C[vi]
+
+    sch = axe.Schedule(flattened, mesh=Mesh({"x": 2, "y": 3}))
+    sch.shard(sch.get_loops("c")[1], "y")
+    sch.fuse_collective([sch.get_sblock("c"), sch.get_sblock("y")])
+    copy = sch.cache_read("y", 0, "global")
+    for loop in sch.get_loops(copy):
+        with pytest.raises(ScheduleError, match=r"all_reduce: (block|loop) '\w+'"):
+            sch.all_reduce(loop, "x")

@@ -274,8 +274,9 @@ def _replaced(
 def _rebuilt(func: tirx.PrimFunc, nests: Sequence[tirx.Stmt], allocated: Sequence[tirx.Buffer]) -> tirx.PrimFunc:
     """The function of these nests, with more buffers."""
     root = func.body.block
+    body = nests[0] if len(nests) == 1 else tirx.SeqStmt(nests)
     block = s_tir.SBlock(
-        [], [], [], root.name_hint, tirx.SeqStmt(nests), alloc_buffers=[*root.alloc_buffers, *allocated],
+        [], [], [], root.name_hint, body, alloc_buffers=[*root.alloc_buffers, *allocated],
         annotations=dict(root.annotations),
     )  # fmt: skip
     realize = s_tir.SBlockRealize([], True, block)

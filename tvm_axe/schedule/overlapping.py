@@ -237,6 +237,11 @@ def _cut_of(nest: NestedBlock, along: Mapping[tirx.Buffer, int], axis: str, devi
             f"overlap: block {name!r}: its dimension shared over {axis!r} is driven by {len(own)} loops beside the "
             "device loop; overlap before its loops are transformed"
         )
+    if not isinstance(own[0].extent, tirx.IntImm):
+        raise ScheduleError(
+            f"overlap: block {name!r}: its loop {own[0].loop_var.name!r} runs over {own[0].extent}; chunks are of a "
+            "number of iterations"
+        )
     extent = int(own[0].extent)
     sliced = len(driving) > len(own)
     return Cut(name, own[0], sliced, extent if sliced else -(-extent // devices))

@@ -197,7 +197,7 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
             f"all_reduce: block {name!r}: loop {stmt.loop_var.name!r} is already bound to {bound_axis(stmt)!r}; "
             "a loop is shared over one axis"
         )
-    if int(stmt.extent) != size:
+    if not isinstance(stmt.extent, tirx.IntImm) or int(stmt.extent) != size:
         raise ScheduleError(
             f"all_reduce: block {name!r}: loop {stmt.loop_var.name!r} has {stmt.extent} iterations and {axis!r} has "
             f"{size} devices; valid is a loop over the devices, one term on each"
@@ -251,6 +251,11 @@ def _check_every_device_works(nest: NestedBlock, stmt: tirx.For, axis: str, size
         raise ScheduleError(
             f"shard: block {name!r}: its iterations are masked ({nest.mask}), and a reduction is shared before that: "
             "shard it before its other loops, or split them in pieces that divide"
+        )
+    if not isinstance(stmt.extent, tirx.IntImm):
+        raise ScheduleError(
+            f"shard: block {name!r}: its loop {stmt.loop_var.name!r} runs over {stmt.extent}; a reduction is shared "
+            "over a number of iterations"
         )
     extent = int(stmt.extent)
     piece = -(-extent // size)
