@@ -192,7 +192,7 @@ class _Loaded:
             tensor.scatter(array)
             return
         for device in range(1 if tensor.shared else self.mesh.size):
-            share = array[buffer.layout.local_region(buffer.shape, self.mesh, device)]
+            share = array[buffer.sharding.region(device)]
             share = share.squeeze(tuple(buffer.sharding.partial))
             stored = tensor.slab(device)
             slab = stored if memory is None else unpack(stored, memory, buffer.sharding.slab)
@@ -207,7 +207,7 @@ class _Loaded:
             return tensor.gather()
         whole = np.empty(buffer.shape, tensor.slab(0).dtype)
         for device in range(self.mesh.size if sharding.axes else 1):
-            region = buffer.layout.local_region(buffer.shape, self.mesh, device)
+            region = buffer.sharding.region(device)
             stored = tensor.slab(device)
             slab = stored if sharding.memory is None else unpack(stored, sharding.memory, sharding.slab)
             whole[region] = slab[_corner(whole[region].shape)]

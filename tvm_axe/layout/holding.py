@@ -132,6 +132,42 @@ class Holding:
             )
         return found[0]
 
+    @staticmethod
+    def in_blocks(
+        shape: Sequence[int], mesh: Mesh, cuts: Sequence[Sequence[str]], memory: Layout | None = None
+    ) -> Holding:
+        """Return the holding in which mesh axes cut each dimension into blocks.
+
+        It says what the layout alone may leave open: which dimension an axis cuts, where one of them has extent 1.
+
+        Parameters
+        ----------
+        shape : Sequence[int]
+            The tensor's shape.
+        mesh : Mesh
+            The devices.
+        cuts : Sequence[Sequence[str]]
+            Of each dimension the mesh axes that cut it, the major one first, as `Placement.cuts`.
+        memory : Layout, optional
+            Where a block's elements lie on its device; row-major where it is left out.
+        """
+        shape = check_shape(shape)
+        axes = [[axis for axis in cut if mesh[axis] > 1] for cut in cuts]
+        local = [-(-extent // math.prod(mesh[axis] for axis in cut)) for extent, cut in zip(shape, axes)]
+        strides = [math.prod(local[dim + 1 :]) for dim in range(len(local))]
+        row_major = Layout([Iter(n, stride, LINEAR_MEMORY) for n, stride in zip(local, strides)])
+        lying, seps = (row_major if memory is None else memory).group(local)
+        dims = []
+        for cut, (start, stop) in zip(axes, pairwise(seps)):
+            iters = [*(Iter(mesh[axis], 1, axis) for axis in cut), *lying.D[start:stop]]
+            dims.append(
+                tuple(Digit(it, math.prod(int(i.extent) for i in iters[at + 1 :])) for at, it in enumerate(iters))
+            )
+        cutting = [axis for cut in axes for axis in cut]
+        copies = [Iter(size, 1, axis) for axis, size in mesh.axes.items() if size > 1 and axis not in cutting]
+        layout = Layout([digit.it for digits in dims for digit in digits], copies, dict(lying.O))
+        return Holding(layout, shape, mesh, tuple(dims), ())
+
     @cached_property
     def size(self) -> int:
         """Elements of each device's memory, from address 0 to the last one that the layout reaches."""

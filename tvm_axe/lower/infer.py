@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 
 from tvm import DataType, tirx
@@ -20,7 +19,7 @@ from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.patterns import is_copy
 from tvm_axe.analysis.sharing import root_of
 from tvm_axe.errors import LayoutError, LowerError
-from tvm_axe.layout import Iter, Layout, Mesh, memory_size
+from tvm_axe.layout import Iter, Layout, Mesh, Placement, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.holding import Holding
 from tvm_axe.layout.sharding import Cuts, block_shape
@@ -95,15 +94,12 @@ class Sharding:
         """What each device holds, in digits."""
         if self.foreign is not None:
             return self.foreign
-        layout = self.layout
-        if self.memory is not None:
-            memory, seps = self.memory.group([self.piece(dim) for dim in range(len(self.shape))])
-            shard: list[Iter] = []
-            for dim, (start, stop) in enumerate(pairwise(seps)):
-                shard += [Iter(self.mesh[axis], 1, axis) for axis in self.cuts[dim] if self.mesh[axis] > 1]
-                shard += memory.D[start:stop]
-            layout = Layout(shard, layout.R, dict(layout.O) | dict(memory.O))
-        return Holding.of(layout, self.shape, self.mesh, sums=False)
+        return Holding.in_blocks(self.shape, self.mesh, self.cuts, self.memory)
+
+    def region(self, device: int) -> tuple[slice, ...]:
+        """What `device` holds of each dimension, padding left out."""
+        spans = Placement(self.cuts).region(self.shape, self.mesh, device)
+        return tuple(slice(start, stop) for start, stop in spans)
 
     def held(self, access: Access, dim: int) -> int:
         """How many of the axes that share `dim`, from the major one on, index `dim` of `access` stays in its part of.

@@ -162,7 +162,8 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
     ------
     LowerError
         If a parameter isn't a buffer of a fixed shape; a loop is bound to an axis that the mesh lacks or that has
-        another number of devices; a nest holds more than loops and blocks; or an iterator isn't in contiguous pieces.
+        another number of devices; a nest holds more than loops and blocks; an iterator isn't in contiguous pieces; or
+        a block reads what nothing has written.
     """
     name = str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "main"
     for param in func.params:
@@ -181,7 +182,25 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
     coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
     nests = [renumbered(nest, mesh) for nest in statements(root.body)]
     stages = tuple(ScheduledStage(nest, tuple(_blocks(nest, (), mesh, coordinates)), _overlap(nest)) for nest in nests)
-    return ScheduledProgram(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
+    program = ScheduledProgram(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
+    _check_written(program)
+    return program
+
+
+def _check_written(program: ScheduledProgram) -> None:
+    """Check that what is read is there: a parameter, or what a block before has written, if only in part."""
+    known = set(program.parameters)
+    allocated = known | set(program.intermediates)
+    for block in program.blocks():
+        for access in block.reads:
+            if access.buffer not in known:
+                why = "nothing has written by then" if access.buffer in allocated else "nobody allocates"
+                raise LowerError(
+                    f"block {block.name!r} reads {access.buffer.name!r}, which {why}, as upstream's cache_write of a "
+                    "block that updates its buffer, or its reverse_compute_inline of one of several readers, "
+                    "leaves it; apply them to others"
+                )
+        known |= {access.buffer for access in block.writes}
 
 
 def _overlap(nest: tirx.Stmt) -> Overlap | None:
