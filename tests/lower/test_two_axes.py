@@ -140,3 +140,20 @@ def test_renumbering_leaves_alone_what_it_does_not_see_through():
     halves = shared(axe.Schedule(program(10, "vi // 2, vj"), mesh=mesh), "double", ("x", "y"))
     nest = halves.mod["main"].body.block.body[0]
     assert renumbered(nest, mesh, cyclic=True).same_as(nest)
+
+
+def test_a_cyclic_share_of_the_only_nest(launched):
+    """Fewer elements than devices and iterations."""
+
+    @T.prim_func(s_tir=True)
+    def twos(Y: T.Buffer((1, 1), "int32")):
+        for i in range(1):
+            with T.sblock("two"):
+                vi = T.axis.spatial(1, i)
+                Y[vi // 1, vi % 1] = T.int32(2)
+
+    mesh = Mesh({"x": 2})
+    sch = axe.Schedule(twos, mesh=mesh)
+    outer, _ = sch.split(sch.get_loops(sch.get_sblock("two"))[0], [None, 2])
+    sch.shard(outer, "x", block=sch.get_sblock("two"))
+    assert axe.compile(sch, work_dir=None, redistribute="insert").run(launched(mesh)) == 2
