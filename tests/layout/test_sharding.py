@@ -209,3 +209,50 @@ def test_every_assignment_of_three_axes_to_three_dimensions_is_told_apart():
                 assert layout.sharding(shape, mesh) == dims
                 seen[layout.canonicalize()] = dims
     assert len(seen) == 1 + 9 + 18 + 6
+
+
+# ---- Several axes a dimension --------------------------------------------------------------------------------------
+
+
+@st.composite
+def several(draw):
+    """A shape, a mesh, and the axes that cut each dimension, the major one first."""
+    shape = tuple(draw(st.lists(st.integers(2, 13), min_size=1, max_size=2)))
+    mesh = Mesh({name: draw(st.integers(2, 3)) for name in ("x", "y", "z")})
+    cuts = [()] * len(shape)
+    for axis in draw(st.permutations(mesh.names)):
+        dim = draw(st.integers(-1, len(shape) - 1))
+        if dim >= 0:
+            cuts[dim] += (axis,)
+    return shape, mesh, tuple(cuts)
+
+
+@quick
+@given(several())
+def test_several_axes_cut_as_one_axis_of_all_their_devices(case):
+    """Each device has its block of ceil(extent / devices), and cuts are read back from the map."""
+    shape, mesh, cuts = case
+    layout = Layout.sharded(shape, mesh, dict(enumerate(cuts)))
+    sizes = [math.prod(mesh[axis] for axis in cut) for cut in cuts]
+    block = tuple(-(-extent // size) for extent, size in zip(shape, sizes))
+    assert layout.local_shape(shape, mesh) == block
+    found = layout.cuts(shape, mesh)
+    assert Layout.sharded(shape, mesh, dict(enumerate(found))).canonicalize() == layout.canonicalize()
+    domain = [size * extent for size, extent in zip(sizes, block)]
+    for device in range(mesh.size):
+        region = layout.local_region(shape, mesh, device)
+        for index in np.ndindex(*shape):
+            points = layout.apply(*index, shape=domain)
+            inside = all(part.start <= at < part.stop for part, at in zip(region, index))
+            here = [point for point in points if mesh.device({a: point[a] for a in mesh.names}) == device]
+            assert inside == bool(here)
+
+
+def test_the_one_axis_of_a_dimension_is_asked_for_in_vain():
+    mesh = Mesh({"x": 2, "y": 2})
+    layout = Layout.sharded((8, 3), mesh, {0: ("y", "x")})
+    assert layout.cuts((8, 3), mesh) == (("y", "x"), ())
+    with pytest.raises(LayoutError, match="mesh axes y, x cut dimension 0 together; see `cuts`"):
+        layout.sharding((8, 3), mesh)
+    with pytest.raises(LayoutError, match="mesh axis 'x' can cut one dimension only"):
+        Layout.sharded((8, 3), mesh, {0: ("x", "x")})

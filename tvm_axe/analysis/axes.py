@@ -16,13 +16,13 @@ from tvm import tirx
 
 from tvm_axe.analysis.accesses import LeafBlock
 from tvm_axe.analysis.digits import Digit, Index
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.analysis.shifts import Axis, Span, Windowed, shifted
 
 __all__ = ["Axes", "Segment"]
 
 MOST_PARTS = 64
 """Parts of an axis at most: more are what offsets cut that have nothing to do with each other."""
-SPATIAL, REDUCE = int(tirx.IterVar.DataPar), int(tirx.IterVar.CommReduce)
 
 Piece = tuple[Axis, int]
 """A part of an axis, by its first index."""

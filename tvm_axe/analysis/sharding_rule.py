@@ -39,10 +39,11 @@ from typing import Literal
 from tvm import tirx
 
 from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
-from tvm_axe.analysis.axes import REDUCE, SPATIAL, Axes, Segment
+from tvm_axe.analysis.axes import Axes, Segment
 from tvm_axe.analysis.directions import Direction, directions
 from tvm_axe.analysis.parameters import parameters
 from tvm_axe.analysis.partials import partial_buffers
+from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.analysis.shifts import Axis
 
 __all__ = ["Factor", "Operand", "Part", "ShardingRule", "sharding_rule"]

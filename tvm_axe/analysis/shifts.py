@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from tvm import tirx
-
 from tvm_axe.analysis.accesses import LeafBlock
+from tvm_axe.analysis.patterns import SPATIAL
 
 __all__ = ["Axis", "Shifted", "Span", "Windowed", "shifted"]
 
@@ -143,7 +142,7 @@ def _reaches(
         if axis.of == "block":
             written = [link.axis.number for link in group if link.iterator == axis and link.is_store]
             stores = len(blocks[axis.number].written)
-            if blocks[axis.number].kinds[axis.position] != int(tirx.IterVar.DataPar) or len(written) != stores:
+            if blocks[axis.number].kinds[axis.position] != SPATIAL or len(written) != stores:
                 return None
     if any(link.is_store and link.low < link.high for link in group):
         return None

@@ -64,7 +64,10 @@ def localize(
         if inside:
             kernel = localizer.kernel(inside)
         outside = {key: window for key, window in windows.items() if key[0] not in private}
-        if all(w is not None and w.is_aligned(shardings[b].slab, b.dtype) for (b, _), w in outside.items()):
+        row_major = all(shardings[buffer].memory is None for buffer, _ in outside)  # a window is of rows
+        if row_major and all(
+            w is not None and w.is_aligned(shardings[b].slab, b.dtype) for (b, _), w in outside.items()
+        ):
             windowed = localizer.kernel(inside | outside)
             if not windowed.coordinates and not windowed.chunk:
                 kernel = localizer.called_on_windows(kernel, windowed, outside)
@@ -279,11 +282,23 @@ class _Localizer:
                 "where one is masked, upstream then runs the first for all lanes before the second, with the room of "
                 "one lane between them: vectorize a loop of one block"
             )
+        if loop.kind == tirx.ForKind.PARALLEL and self.is_in_parallel(loop, below[0]):
+            raise LowerError(
+                f"block {below[0].name!r}: loop {loop.loop_var.name!r} is parallel inside another parallel loop, which "
+                "upstream's thread pool doesn't run; fuse the two, or leave one serial"
+            )
         annotations = {key: value for key, value in loop.annotations.items() if key != BIND}
         wrap = self.peer_loop(below[0]) if len(below) == 1 else None
         body = self.statement(loop.body)
         own = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations)
         return wrap(own) if wrap else own
+
+    def is_in_parallel(self, loop: tirx.For, block: Block) -> bool:
+        """Whether a loop of the kernel around `loop`, one of the block's, is parallel."""
+        outer = block.loops[: next(at for at, own in enumerate(block.loops) if own.same_as(loop))]
+        gone = [*block.device.values(), *(own for own in outer if own.loop_var in self.cut)]
+        kept = [own for own in outer if not any(own.same_as(other) for other in gone)]
+        return any(own.kind == tirx.ForKind.PARALLEL for own in kept)
 
     def peer_loop(self, block: Block) -> Callable[[tirx.Stmt], tirx.Stmt] | None:
         """What repeats `block`'s own loops for each peer, if its store is pushed and nothing repeats it yet."""
