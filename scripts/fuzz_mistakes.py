@@ -275,9 +275,6 @@ PRIMITIVES = {
     "overlap: chunks not carried": Mistake(
         "overlapping", "a stage may read beyond its chunk", _without(overlapping, "_check_carried")
     ),
-    "overlap: no chain": Mistake(
-        "overlapping", "stages needn't be neighbours that read each other", _without(overlapping, "_check_chain")
-    ),
     "reorder: in place": Mistake(
         "reordering",
         "a consumer that updates what it stores to is given slices to gather",

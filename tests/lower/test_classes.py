@@ -298,28 +298,21 @@ def test_cache_write_behind_any_split(launched, devices, shape):
                 vi, vj = T.axis.remap("SS", [i, j])
                 Y[vi, vj] = X[vi, vj] * T.float32(2)
 
-    X, right, refused = numbers(shape), 0, 0
+    X = numbers(shape)
     for first, loop, factor, shared in product(("split", "cache_write", "shard"), range(2), (2, 3), range(3)):
         sch = axe.Schedule(copied, mesh=Mesh({"x": devices}))
-        try:
-            if first == "shard":
-                _, own = sch.shard(sch.get_loops("copy")[shared % 2], "x")
-                sch.split(own, [None, factor])
-            elif first == "split":
-                sch.split(sch.get_loops("copy")[loop], [None, factor])
-            sch.cache_write("copy", 0, "global")
-            if first == "cache_write":
-                sch.split(sch.get_loops("copy")[loop], [None, factor])
-            if first != "shard":
-                sch.shard(sch.get_loops("copy")[shared], "x")
-            exe = axe.compile(sch, work_dir=None)
-        except AxeError as error:
-            assert re.search(NAMED, str(error)), str(error)
-            refused += 1
-            continue
+        if first == "shard":
+            _, own = sch.shard(sch.get_loops("copy")[shared % 2], "x")
+            sch.split(own, [None, factor])
+        elif first == "split":
+            sch.split(sch.get_loops("copy")[loop], [None, factor])
+        sch.cache_write("copy", 0, "global")
+        if first == "cache_write":
+            sch.split(sch.get_loops("copy")[loop], [None, factor])
+        if first != "shard":
+            sch.shard(sch.get_loops("copy")[shared], "x")
+        exe = axe.compile(sch, work_dir=None)
         np.testing.assert_array_equal(run(launched, exe, X=X)["Y"], X * 2, err_msg=sch.mod.script())
-        right += 1
-    assert right >= 10 and refused >= 5
 
 
 # ---- What the fuzzer found raw errors of -------------------------------------------------------------------------
