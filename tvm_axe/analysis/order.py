@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tvm_ffi
 from tvm import ir, tirx
-from tvm.sym import Analyzer, IntervalSet, estimate_region_lower_bound, estimate_region_upper_bound
+from tvm.sym import (
+    Analyzer,
+    IntervalSet,
+    detect_linear_equation,
+    estimate_region_lower_bound,
+    estimate_region_upper_bound,
+)
 
 from tvm_axe.analysis.blocks import NestedBlock, ranges_of
 from tvm_axe.analysis.expressions import substitute, uses
 
-__all__ = ["reads_what_is_written", "shared_loops", "unfinished_loop"]
+__all__ = ["reads_its_iteration", "reads_what_is_written", "shared_loops", "unfinished_loop"]
 
 
 def shared_loops(first: NestedBlock, second: NestedBlock) -> list[tirx.For]:
@@ -29,6 +36,47 @@ def unfinished_loop(writer: NestedBlock, reader: NestedBlock) -> tirx.For | None
         if any(iv.iter_type == tirx.IterVar.CommReduce and uses(value, loop.loop_var) for iv, value in pairs):
             return loop
     return None
+
+
+def reads_its_iteration(writer: NestedBlock, reader: NestedBlock, buffer: tirx.Buffer) -> bool:
+    """Return whether `reader` reads of `buffer` no other elements than those that `writer` visits in the same iteration.
+
+    The iteration is that of the loops around both. False also where that can't be seen: of an index that goes through
+    them in another way than the writer's does, as a rolled one. Masks aren't looked at: they are the domains' own.
+    """
+    shared = shared_loops(writer, reader)
+    written = _regions(writer, buffer, writer.block.writes)
+    return len(written) == 1 and all(
+        _goes_along(there.min, here, shared, (writer, reader))
+        for region in _regions(reader, buffer, reader.block.reads)
+        for there, here in zip(written[0], region)
+    )
+
+
+def _goes_along(
+    written: tirx.Expr, read: ir.Range, shared: Sequence[tirx.For], blocks: tuple[NestedBlock, NestedBlock]
+) -> bool:
+    """Whether an index that is read goes through the shared loops as the written one does, and stays in its reach."""
+    loops = [loop.loop_var for loop in shared]
+    parts = [detect_linear_equation(index, loops) for index in (written, read.min)] if loops else []
+    if loops and not all(len(part) == len(loops) + 1 for part in parts):
+        return False
+    if loops and not tvm_ffi.structural_equal(list(parts[0])[:-1], list(parts[1])[:-1]):
+        if any(not isinstance(step, tirx.IntImm) or int(step) for step in list(parts[0])[:-1]):
+            return False
+        parts = []
+    rests = [part[len(loops)] for part in parts] or [written, read.min]
+    bounds = []
+    for rest, block in zip(rests, blocks):
+        analyzer = Analyzer()
+        for var, span in ranges_of(block.loops).items():
+            analyzer.bind(var, span)
+        bounds.append(analyzer.const_int_bound(analyzer.simplify(rest)))
+    extent = int(read.extent) if isinstance(read.extent, tirx.IntImm) else None
+    if extent is None:
+        return False
+    within = bounds[0].min_value <= bounds[1].min_value
+    return bool(within and bounds[1].max_value + extent - 1 <= bounds[0].max_value)
 
 
 def reads_what_is_written(writer: NestedBlock, reader: NestedBlock, buffer: tirx.Buffer) -> bool:

@@ -187,6 +187,19 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
     return program
 
 
+def _check_order(within: tirx.Stmt) -> None:
+    """Check that no loop within that over the chunks is over chunks or the ring, too."""
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(within, (tirx.For, loops.append))
+    for loop in loops:
+        if RING in loop.annotations or OVERLAP in loop.annotations:
+            raise LowerError(
+                f"loop {loop.loop_var.name!r} is {'around the ring' if RING in loop.annotations else 'over chunks'}, and "
+                "within the loop over the chunks of its stage; leave these in the order in which overlap has them, the "
+                "ring around the chunks"
+            )
+
+
 def _check_written(program: ScheduledProgram) -> None:
     """Check that what is read is there: a parameter, or what a block before has written, if only in part."""
     known = set(program.parameters)
@@ -210,6 +223,7 @@ def _overlap(nest: tirx.Stmt) -> Overlap | None:
         if RING in nest.annotations:
             ring, axis = nest, str(nest.annotations[RING])
         if OVERLAP in nest.annotations:
+            _check_order(nest.body)
             return Overlap(str(nest.annotations[OVERLAP]), nest, ring, axis)
         nest = nest.body
     return None

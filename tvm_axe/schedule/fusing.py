@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_axe.analysis.annotations import BIND
 from tvm_axe.analysis.blocks import NestedBlock, covers
-from tvm_axe.analysis.order import unfinished_loop
+from tvm_axe.analysis.order import reads_its_iteration, unfinished_loop
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy
 from tvm_axe.analysis.sharing import bound_loops, driven_by, sharded_dims
 from tvm_axe.analysis.tree import BlockTree, is_one_of
@@ -164,14 +164,22 @@ def _check_mask(nest: NestedBlock) -> None:
 
 
 def _check_finished(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
-    """Check that no block reads a sum over which a loop around both still runs; upstream moves it there."""
+    """Check that no block reads what isn't complete in the loops around it and its writer; upstream moves it there."""
     own = [sch.get(block) for block in blocks]
     fused = [other for other in query.tree(sch).blocks if any(other.block.same_as(block) for block in own)]
     for index, reader in enumerate(fused):
         for writer in fused[:index]:
             loop = unfinished_loop(writer, reader)
             written = writer.block.body.buffer
-            if loop is not None and any(region.source.same_as(written) for region in reader.block.reads):
+            reads = any(region.source.same_as(written) for region in reader.block.reads)
+            if loop is None and reads and not reads_its_iteration(writer, reader, written):
+                raise ScheduleError(
+                    f"fuse_collective: block {reader.block.name_hint!r} would read elements of {written.name!r} that "
+                    f"block {writer.block.name_hint!r} writes in another iteration of the loops around both, as what "
+                    f"is read rolled, reversed or at an offset is; fuse up to {writer.block.name_hint!r}, and from "
+                    f"{reader.block.name_hint!r} on"
+                )
+            if loop is not None and reads:
                 raise ScheduleError(
                     f"fuse_collective: block {reader.block.name_hint!r} would read {written.name!r} in the loop "
                     f"{loop.loop_var.name!r} over which block {writer.block.name_hint!r} still reduces; fuse up to "
