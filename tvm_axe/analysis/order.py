@@ -39,7 +39,7 @@ def unfinished_loop(writer: NestedBlock, reader: NestedBlock) -> tirx.For | None
 
 
 def reads_its_iteration(writer: NestedBlock, reader: NestedBlock, buffer: tirx.Buffer) -> bool:
-    """Return whether `reader` reads of `buffer` no other elements than those that `writer` visits in the same iteration.
+    """Return whether `reader` reads of `buffer` only elements that `writer` visits in the same iteration.
 
     The iteration is that of the loops around both. False also where that can't be seen: of an index that goes through
     them in another way than the writer's does, as a rolled one. Masks aren't looked at: they are the domains' own.
@@ -57,15 +57,19 @@ def _goes_along(
     written: tirx.Expr, read: ir.Range, shared: Sequence[tirx.For], blocks: tuple[NestedBlock, NestedBlock]
 ) -> bool:
     """Whether an index that is read goes through the shared loops as the written one does, and stays in its reach."""
-    loops = [loop.loop_var for loop in shared]
-    parts = [detect_linear_equation(index, loops) for index in (written, read.min)] if loops else []
+    once = {
+        loop.loop_var: loop.min for loop in shared if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
+    }
+    loops = [loop.loop_var for loop in shared if loop.loop_var not in once]
+    written, first = substitute(written, once), substitute(read.min, once)
+    parts = [detect_linear_equation(index, loops) for index in (written, first)] if loops else []
     if loops and not all(len(part) == len(loops) + 1 for part in parts):
         return False
     if loops and not tvm_ffi.structural_equal(list(parts[0])[:-1], list(parts[1])[:-1]):
         if any(not isinstance(step, tirx.IntImm) or int(step) for step in list(parts[0])[:-1]):
             return False
         parts = []
-    rests = [part[len(loops)] for part in parts] or [written, read.min]
+    rests = [part[len(loops)] for part in parts] or [written, first]
     bounds = []
     for rest, block in zip(rests, blocks):
         analyzer = Analyzer()

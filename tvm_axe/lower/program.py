@@ -194,9 +194,9 @@ def _check_order(within: tirx.Stmt) -> None:
     for loop in loops:
         if RING in loop.annotations or OVERLAP in loop.annotations:
             raise LowerError(
-                f"loop {loop.loop_var.name!r} is {'around the ring' if RING in loop.annotations else 'over chunks'}, and "
-                "within the loop over the chunks of its stage; leave these in the order in which overlap has them, the "
-                "ring around the chunks"
+                f"loop {loop.loop_var.name!r} is {'around the ring' if RING in loop.annotations else 'over chunks'}, "
+                "and within the loop over the chunks of its stage; leave these in the order in which overlap has them, "
+                "the ring around the chunks"
             )
 
 
