@@ -56,7 +56,7 @@ def reads_its_iteration(writer: NestedBlock, reader: NestedBlock, buffer: tirx.B
 def _goes_along(
     written: tirx.Expr, read: ir.Range, shared: Sequence[tirx.For], blocks: tuple[NestedBlock, NestedBlock]
 ) -> bool:
-    """Whether an index that is read goes through the shared loops as the written one does, and stays in its reach."""
+    """Return whether an index that is read goes through the shared loops as the written one, and in its reach."""
     once = {
         loop.loop_var: loop.min for loop in shared if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
     }

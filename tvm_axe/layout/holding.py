@@ -147,7 +147,7 @@ class Holding:
         mesh : Mesh
             The devices.
         cuts : Sequence[Sequence[str]]
-            Of each dimension the mesh axes that cut it, the major one first, as `Placement.cuts`.
+            The mesh axes that cut each dimension, the major one first, as `Placement.cuts`.
         memory : Layout, optional
             Where a block's elements lie on its device; row-major where it is left out.
         """
@@ -226,7 +226,7 @@ class Holding:
         reader : Mapping[str, Any]
             Coordinates; where there are copies, the device that holds what the reader itself would.
         term : Mapping[Iter, Any]
-            Which term of a sum; and the digits that are known besides.
+            The numbers of the terms of a sum, and of the digits that are known besides.
         """
         own = self.digits(reader)
         numbers = {it: own[it] for it in self.layout.R}
@@ -346,7 +346,7 @@ def _check_axes(layout: Layout, mesh: Mesh) -> None:
 
 
 def _leading(layout: Layout) -> Iterator[int]:
-    """The numbers of leading iters that may be terms of a sum."""
+    """Return the numbers of leading iters that may be terms of a sum."""
     yield 0
     for count, it in enumerate(layout.D, 1):
         if not is_mesh_axis(it.axis):
@@ -355,7 +355,7 @@ def _leading(layout: Layout) -> Iterator[int]:
 
 
 def _paddings(iters: Sequence[Iter], shape: Sequence[int], mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    """The padded shapes that the iters may be of: first the shape; then as they stand; then in whole blocks."""
+    """Return the padded shapes that the iters may be of: first the shape; then as they stand; then in whole blocks."""
     total = math.prod(int(it.extent) for it in iters)
     if total == math.prod(shape):
         yield tuple(shape)
@@ -375,7 +375,7 @@ def _paddings(iters: Sequence[Iter], shape: Sequence[int], mesh: Mesh) -> Iterat
 
 
 def _grouped(iters: Sequence[Iter], extents: Sequence[int]) -> tuple[tuple[Digit, ...], ...] | None:
-    """The digits of each dimension, or None where a boundary falls inside an iter."""
+    """Return the digits of each dimension, or None where a boundary falls inside an iter."""
     try:
         layout, seps = Layout(iters).group(extents)
     except LayoutError:
@@ -391,7 +391,7 @@ def _grouped(iters: Sequence[Iter], extents: Sequence[int]) -> tuple[tuple[Digit
 
 
 def _is_least(digits: Sequence[Digit], extent: int) -> bool:
-    """Whether a dimension is padded no more than whole blocks ask for: one element less in a block would not do."""
+    """Return whether a dimension is padded no more than whole blocks ask for."""
     padded = math.prod(int(digit.it.extent) for digit in digits)
     if padded == extent:
         return True
@@ -400,13 +400,13 @@ def _is_least(digits: Sequence[Digit], extent: int) -> bool:
 
 
 def _nests(digits: Sequence[Digit], extent: int) -> bool:
-    """Whether no two mesh axes cut a dimension that is padded: blocks of the major one are then no unions of blocks."""
+    """Return whether blocks of a dimension's axes nest: two may cut it only where it isn't padded."""
     padded = math.prod(int(digit.it.extent) for digit in digits)
     return padded == extent or sum(digit.it.axis != LINEAR_MEMORY for digit in digits) < 2
 
 
 def _number(digit: Digit, digits: Sequence[Digit], index: Any) -> Any:
-    """A digit of an index; the major one of a dimension needs no remainder."""
+    """Return a digit of an index; the major one of a dimension needs no remainder."""
     above = index // digit.radix if digit.radix > 1 else index
     return above if digit is digits[0] else above % int(digit.it.extent)
 
@@ -468,5 +468,5 @@ def received(source: Holding, target: Holding, device: int) -> int:
 
 
 def _count(among: int, conditions: Sequence[NDArray[np.bool_]]) -> int:
-    """How many of the indices of a dimension meet all conditions."""
+    """Return how many of the indices of a dimension meet all conditions."""
     return int(np.logical_and.reduce(conditions).sum()) if conditions else among

@@ -239,7 +239,7 @@ def plan_redistribution(
 
 
 def _exchange(source: Holding, target: Holding, dtype: str, links: Mapping[str, Link]) -> tuple[Step, ...]:
-    """The exchange that brings `source` to `target`, unless they are the same."""
+    """Return the exchange that brings `source` to `target`, unless they are the same."""
     if source.layout.equivalent(target.layout):
         return ()
     mesh = source.mesh

@@ -89,7 +89,7 @@ class Lowered:
         for stage in self.stages:
             if stage.inserted is not None:
                 moved[stage.inserted] = moved.get(stage.inserted, 0) + stage.bytes
-        return tuple(f"{why}: {bytes_:,} bytes" for why, bytes_ in moved.items())
+        return tuple(f"{why}: {bytes_:,.{0 if bytes_ == int(bytes_) else 1}f} bytes" for why, bytes_ in moved.items())
 
     def devices(self, stage: Stage) -> int:
         """How many devices a stage's communication is among: those along its axis, all of them, or one."""

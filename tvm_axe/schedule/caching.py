@@ -63,13 +63,13 @@ def _refused(primitive: str, name: str, buffer: str) -> ScheduleError:
 
 
 def _stores_all(block: s_tir.SBlock) -> bool:
-    """Whether the block's iterators, each running through a dimension, are its indices."""
+    """Return whether the block's iterators, each running through a dimension, are its indices."""
     extents = {iv.var: int(iv.dom.extent) for iv in block.iter_vars}
     return all(extents.get(index) == int(n) for index, n in zip(block.body.indices, block.body.buffer.shape))
 
 
 def _stored(nests: Sequence[NestedBlock], block: s_tir.SBlock) -> Elements | None:
-    """What a block stores to, as far as that can be seen."""
+    """Return what a block stores to, as far as that can be seen."""
     nest = next((nest for nest in nests if nest.block.same_as(block)), None)
     shape = [int(extent) for extent in block.body.buffer.shape]
     return None if nest is None else reached(nest, block.writes[0], shape)

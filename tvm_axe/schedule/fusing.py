@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_axe.analysis.annotations import BIND
-from tvm_axe.analysis.blocks import NestedBlock, covers
+from tvm_axe.analysis.blocks import NestedBlock, covers, ranges_of, stays_in
 from tvm_axe.analysis.order import reads_its_iteration, unfinished_loop
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy
 from tvm_axe.analysis.sharing import bound_loops, driven_by, sharded_dims
@@ -156,10 +156,18 @@ def _check_link(tree: BlockTree, block: NestedBlock, before: Sequence[NestedBloc
 
 def _check_mask(nest: NestedBlock) -> None:
     """Check that a mask is that of the iterators' domains: upstream drops its own and makes that one."""
-    if nest.mask is not None and not covers(nest.realize, nest.loops):
+    if nest.mask is None:
+        return
+    realize, ranges = nest.realize, ranges_of(nest.loops)
+    pairs = zip(realize.block.iter_vars, realize.iter_values)
+    own = [value < iv.dom.extent for iv, value in pairs if not stays_in(value, iv.dom, ranges)]
+    always: tirx.Expr = tirx.IntImm("bool", 1)
+    domains = s_tir.SBlockRealize(realize.iter_values, functools.reduce(tirx.all, own, always), realize.block)
+    if not (covers(realize, nest.loops) and covers(domains, nest.loops)):
         raise ScheduleError(
             f"fuse_collective: block {nest.block.name_hint!r} is masked ({nest.mask}) beyond its iterators' domains, "
-            "as a reduction over an uneven slice is; valid are pieces that divide; or leave the block out of the chain"
+            "as a reduction over an uneven slice is, or a loop of one iteration that is shared; "
+            "valid are pieces that divide; or leave the block out of the chain"
         )
 
 
