@@ -190,18 +190,21 @@ def _copies(tensor: MeshTensor) -> str | None:
 def _bytes(pair: Pair, mesh: Mesh) -> str | None:
     """Whether what the engine moves in each step is what the plan says."""
     plan = plan_redistribution(pair.source, pair.target, mesh, pair.dtype, pair.shape)
-    before = pair.source
+    before = Holding.of(pair.source, pair.shape, mesh)
     for step in plan.steps:
-        moved = max(_moved(step, before, pair.shape, mesh)) * np.dtype(pair.dtype).itemsize
+        after = Holding.of(pair.target, pair.shape, mesh)
+        if step.after is not None:
+            after = Holding.in_blocks(pair.shape, mesh, step.after.cuts, partial=step.after.partial)
+        moved = max(_moved(step, before, after)) * np.dtype(pair.dtype).itemsize
         if moved != step.bytes:
             return f"{step.kind} moves {moved} bytes, and the plan says {step.bytes}"
-        before = step.layout
+        before = after
     return None
 
 
-def _moved(step: Step, before: Layout, shape: tuple[int, ...], mesh: Mesh) -> list[int]:
+def _moved(step: Step, source: Holding, target: Holding) -> list[int]:
     """The elements that each device receives: counted in the engine's own moves, of a kernel element by element."""
-    source, target = (Holding.of(layout, shape, mesh) for layout in (before, step.layout))
+    shape, mesh = source.shape, source.mesh
     received = [0] * mesh.size
     if step.kind in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"):
         (axis,) = step.axes

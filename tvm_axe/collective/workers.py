@@ -94,7 +94,7 @@ class Workers:
         return self._session.spans_hosts(axis)
 
     def mesh_tensor(
-        self, shape: Sequence[int], dtype: str, shared: bool = False, layout: Layout | None = None
+        self, shape: Sequence[int], dtype: str, shared: bool = False, layout: Layout | Holding | None = None
     ) -> MeshTensor:
         """Make a tensor of zeros with a slab on each device.
 
@@ -106,10 +106,10 @@ class Workers:
             Any type of whole bytes that numpy (with ml_dtypes) and the compiler both have.
         shared : bool
             Store one slab for all the devices, for data that they only read.
-        layout : Layout, optional
-            How the tensor lies on the mesh, any layout that a mesh can hold (`tvm_axe.layout.holding`): the slabs are
-            as it says, whole arrays go in and out (`MeshTensor.scatter`, `gather`), and `tvm_axe.redistribute` gives
-            the tensor in another layout.
+        layout : Layout or Holding, optional
+            How the tensor lies on the mesh, any layout that a mesh can hold, or how it is to be read
+            (`tvm_axe.layout.holding`). The slabs are as it says, whole arrays go in and out (`MeshTensor.scatter`,
+            `gather`), and `tvm_axe.redistribute` gives the tensor in another layout.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Workers:
         """
         self._check_open()
         self._free_discarded()
-        holding = None if layout is None else Holding.of(layout, shape, self.mesh)
+        holding = Holding.of(layout, shape, self.mesh) if isinstance(layout, Layout) else layout
         if holding is not None and shared:
             raise InputError("mesh_tensor: a tensor with a layout has a slab on each device; leave shared out")
         slab = shape if holding is None else holding.slab

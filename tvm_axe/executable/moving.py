@@ -19,6 +19,7 @@ from tvm_axe.machines.target import resolve_target
 
 if TYPE_CHECKING:
     from tvm_axe.layout import Plan
+    from tvm_axe.layout.redistributing import Step
 
 __all__ = ["redistribute"]
 
@@ -72,7 +73,9 @@ def redistribute(tensor: MeshTensor, layout: Layout, link: Link | None = None) -
     at = tensor
     for step in plan.steps:
         before = at
-        at = workers.mesh_tensor(tensor.whole, tensor.dtype, layout=step.layout)
+        at = workers.mesh_tensor(
+            tensor.whole, tensor.dtype, layout=layout if step is plan.steps[-1] else _held(step, tensor)
+        )
         axis = step.axes[0] if step.axes else ""
         if step.kind == Collective.ALL_GATHER.operation and step.gathered is not None:
             workers.all_gather(before, at, axis, step.gathered)
@@ -90,6 +93,12 @@ def redistribute(tensor: MeshTensor, layout: Layout, link: Link | None = None) -
         at = workers.mesh_tensor(tensor.whole, tensor.dtype, layout=layout)
         _exchange(workers, tensor, at)
     return at
+
+
+def _held(step: Step, tensor: MeshTensor) -> Holding:
+    """What a step leaves: its placement says which dimension an axis cuts where the layout leaves that open."""
+    assert step.after is not None  # an exchange is the last step
+    return Holding.in_blocks(tensor.whole, tensor.workers.mesh, step.after.cuts, partial=step.after.partial)
 
 
 def _planned(tensor: MeshTensor, layout: Layout, link: Link | None) -> Plan:

@@ -19,7 +19,7 @@ Source: Axe (arXiv:2601.19092), sections 2.2 and 3.2; the digits are those of it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -113,11 +113,10 @@ class Holding:
         found: list[Holding] = []
         for terms in _leading(layout) if sums else [0]:
             rest = layout.D[terms:]
-            for extents in _paddings(rest, shape, mesh):
-                dims = _grouped(rest, extents)
-                if dims is not None and all(map(_is_least, dims, shape)):
-                    found.append(Holding(layout, shape, mesh, dims, layout.D[:terms]))
-                    break
+            groups = [_grouped(rest, extents) for extents in _paddings(rest, shape, mesh)]
+            fitting = [dims for dims in groups if dims is not None and all(map(_is_least, dims, shape))]
+            fitting.sort(key=lambda dims: not all(map(_nests, dims, shape)))  # which is stable
+            found += [Holding(layout, shape, mesh, dims, layout.D[:terms]) for dims in fitting[:1]]
         nesting = [each for each in found if all(map(_nests, each.dims, shape))]
         found = nesting or found
         if not found:
@@ -134,7 +133,11 @@ class Holding:
 
     @staticmethod
     def in_blocks(
-        shape: Sequence[int], mesh: Mesh, cuts: Sequence[Sequence[str]], memory: Layout | None = None
+        shape: Sequence[int],
+        mesh: Mesh,
+        cuts: Sequence[Sequence[str]],
+        memory: Layout | None = None,
+        partial: Collection[str] = (),
     ) -> Holding:
         """Return the holding in which mesh axes cut each dimension into blocks.
 
@@ -150,6 +153,8 @@ class Holding:
             The mesh axes that cut each dimension, the major one first, as `Placement.cuts`.
         memory : Layout, optional
             Where a block's elements lie on its device; row-major where it is left out.
+        partial : Collection[str]
+            The mesh axes whose devices hold terms of a sum, as `Placement.partial`.
         """
         shape = check_shape(shape)
         axes = [[axis for axis in cut if mesh[axis] > 1] for cut in cuts]
@@ -163,10 +168,11 @@ class Holding:
             dims.append(
                 tuple(Digit(it, math.prod(int(i.extent) for i in iters[at + 1 :])) for at, it in enumerate(iters))
             )
-        cutting = [axis for cut in axes for axis in cut]
-        copies = [Iter(size, 1, axis) for axis, size in mesh.axes.items() if size > 1 and axis not in cutting]
-        layout = Layout([digit.it for digits in dims for digit in digits], copies, dict(lying.O))
-        return Holding(layout, shape, mesh, tuple(dims), ())
+        used = [*(axis for cut in axes for axis in cut), *partial]
+        copies = [Iter(size, 1, axis) for axis, size in mesh.axes.items() if size > 1 and axis not in used]
+        terms = tuple(Iter(size, 1, axis) for axis, size in mesh.axes.items() if size > 1 and axis in partial)
+        layout = Layout([*terms, *(digit.it for digits in dims for digit in digits)], copies, dict(lying.O))
+        return Holding(layout, shape, mesh, tuple(dims), terms)
 
     @cached_property
     def size(self) -> int:

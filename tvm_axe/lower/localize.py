@@ -227,6 +227,11 @@ class _Localizer:
                 )
             if not coefficient:
                 continue
+            if local.iter_type == tirx.IterVar.CommReduce:
+                raise LowerError(
+                    f"block {block.name!r} reduces over the chunks of {loop_var.name!r}, each of which would start "
+                    "anew; leave it out of the stages that overlap"
+                )
             inner = tirx.IterVar(ir.Range(0, coefficient), tirx.Var(local.var.name, local.var.ty), local.iter_type)
             replacement = substitute(replacement, {local.var: var * coefficient + inner.var})
             local, value = inner, base

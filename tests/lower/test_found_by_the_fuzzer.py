@@ -1,0 +1,253 @@
+"""Classes that random programs showed to be wrong, or to end in another's error: each is refused, or right."""
+
+import numpy as np
+import pytest
+from tvm import tirx
+from tvm.script import tirx as T
+
+import tvm_axe as axe
+from tvm_axe.errors import LowerError, ScheduleError
+from tvm_axe.layout import Layout, Mesh
+
+X2 = Mesh({"x": 2})
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(-9, 10, shape).astype("float32")
+
+
+# ---- fuse_collective: what another iteration writes --------------------------------------------------------------
+
+
+def summed_and_read(row: str) -> tirx.PrimFunc:
+    """Y = sums of X over its last dimension, of which a second block reads another row."""
+
+    def at(v):
+        rows = {"own": v, "rolled": (v + 3) % 4, "reversed": 3 - v, "of pairs": v // 2 * 2, "the next": T.min(v + 1, 3)}
+        return rows[row]
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((4, 6, 4), "float32"), Z: T.Buffer((4, 6), "float32")):
+        Y = T.sblock_alloc_buffer((4, 6))
+        for i, j, k in T.grid(4, 6, 4):
+            with T.sblock("sum"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    Y[vi, vj] = T.float32(0)
+                Y[vi, vj] = Y[vi, vj] + X[vi, vj, vk]
+        for i, j in T.grid(4, 6):
+            with T.sblock("read"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Z[vi, vj] = Y[at(vi), vj] * T.float32(2)
+
+    return func
+
+
+ROWS = {
+    "own": np.arange(4),
+    "rolled": (np.arange(4) + 3) % 4,
+    "reversed": 3 - np.arange(4),
+    "of pairs": np.arange(4) // 2 * 2,
+    "the next": np.minimum(np.arange(4) + 1, 3),
+}
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("row", ROWS)
+def test_a_reader_of_other_rows(launched, row, dim):
+    """The loop over rows is around both blocks; the rows are what the devices share, or aren't."""
+    sch = axe.Schedule(summed_and_read(row), mesh=X2)
+    _, reduce = sch.shard(sch.get_loops("sum")[2], "x")
+    scatter, gather = sch.split_collective(reduce, dim=dim)
+    read = sch.get_sblock("read")
+    try:
+        moved = sch.reorder_collective(gather, [read])
+        before = sch.mod.script()
+        sch.fuse_collective([scatter, read])
+    except ScheduleError as error:
+        assert row != "own" and "'read'" in str(error)
+        if "another iteration" in str(error):
+            assert sch.mod.script() == before
+        return
+    assert row in ("own", "reversed") and moved  # upstream runs through what is reversed backwards
+    X = numbers(4, 6, 4)
+    found = axe.compile(sch, work_dir=None).run(launched(X2), X)
+    np.testing.assert_array_equal(found, 2 * X.sum(axis=2)[ROWS[row]])
+
+
+def test_a_loop_of_one_iteration_that_is_shared(launched):
+    """Two devices go through one iteration: a reader that sums must not see it twice."""
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((6, 6), "float32"), Z: T.Buffer((6,), "float32")):
+        Y = T.sblock_alloc_buffer((36,))
+        for i, j in T.grid(6, 6):
+            with T.sblock("flat"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi * 6 + vj] = X[vi, vj]
+        for i, j in T.grid(6, 36):
+            with T.sblock("sum"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    Z[vi] = T.float32(0)
+                Z[vi] = Z[vi] + Y[vj]
+
+    sch = axe.Schedule(func, mesh=X2)
+    flat = sch.get_sblock("flat")
+    sch.split(sch.get_loops(flat)[1], [None, 1])
+    sch.shard(sch.get_loops(flat)[2], "x")
+    with pytest.raises(ScheduleError, match=r"'flat' is masked .* beyond its iterators' domains"):
+        sch.fuse_collective([flat, sch.get_sblock("sum")])
+    X = numbers(6, 6)
+    found = axe.compile(sch, work_dir=None).run(launched(X2), X)
+    np.testing.assert_array_equal(found, np.full(6, X.sum(), "float32"))
+
+
+# ---- Overlap -----------------------------------------------------------------------------------------------------
+
+
+@T.prim_func(s_tir=True)
+def matmul(A: T.Buffer((8, 4), "float32"), B: T.Buffer((4, 6), "float32"), C: T.Buffer((8, 6), "float32")):
+    for i, j, k in T.grid(8, 6, 4):
+        with T.sblock("mm"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                C[vi, vj] = T.float32(0)
+            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+
+
+def overlapped() -> axe.Schedule:
+    sch = axe.Schedule(matmul, mesh=X2)
+    partial, reduce = sch.shard(sch.get_loops("mm")[2], "x")
+    scatter, _ = sch.split_collective(reduce)
+    sch.overlap([partial, scatter], "x", chunks=2)
+    return sch
+
+
+def test_the_ring_within_the_chunks_is_refused(launched):
+    sch = overlapped()
+    A, B = numbers(8, 4), numbers(4, 6)
+    np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(X2), A, B), A @ B)
+    loops = {"axe.ring" in sch.get(loop).annotations: loop for loop in sch.get_loops("mm_rf")[:3]}
+    chunk = next(loop for loop in sch.get_loops("mm_rf") if "axe.overlap" in sch.get(loop).annotations)
+    sch.reorder(chunk, loops[True])
+    with pytest.raises(LowerError, match="is around the ring, and within the loop over the chunks"):
+        axe.compile(sch, work_dir=None)
+
+
+def test_a_reduction_over_the_chunks_is_refused():
+    """Each chunk would start the sum anew."""
+
+    @T.prim_func(s_tir=True)
+    def total(X: T.Buffer((9, 3), "float32"), Z: T.Buffer((), "float32")):
+        Y = T.sblock_alloc_buffer((9,))
+        for i, j in T.grid(9, 3):
+            with T.sblock("rows"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    Y[vi] = T.float32(0)
+                Y[vi] = Y[vi] + X[vi, vj]
+        for i in range(9):
+            with T.sblock("all"):
+                vi = T.axis.reduce(9, i)
+                with T.init():
+                    Z[()] = T.float32(0)
+                Z[()] = Z[()] + Y[vi]
+
+    sch = axe.Schedule(total, mesh=Mesh({"x": 3}))
+    partial, reduce = sch.shard(sch.get_loops("rows")[1], "x")
+    scatter, gather = sch.split_collective(reduce)
+    sch.reorder_collective(gather, [sch.get_sblock("all")])
+    sch.overlap([partial, scatter], "x", chunks=3)
+    sch.fuse_collective([scatter, sch.get_sblock("all_rf")])
+    with pytest.raises(LowerError, match="block 'all_rf' reduces over the chunks"):
+        axe.compile(sch, work_dir=None)
+
+
+# ---- What upstream leaves to be read -----------------------------------------------------------------------------
+
+
+def test_an_update_in_place_that_is_cached():
+    @T.prim_func(s_tir=True)
+    def update(W: T.Buffer((4, 6), "float32"), X: T.Buffer((4, 6), "float32")):
+        for i, j in T.grid(4, 6):
+            with T.sblock("update"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                W[vi, vj] = T.max(W[vi, vj], X[vi, vj])
+
+    sch = axe.Schedule(update, mesh=X2)
+    sch.cache_write(sch.get_sblock("update"), 0, "global")
+    with pytest.raises(LowerError, match="block 'update' reads 'W_global', which nothing has written by then"):
+        axe.compile(sch, work_dir=None)
+
+
+def test_one_of_two_readers_that_is_inlined():
+    @T.prim_func(s_tir=True)
+    def two(X: T.Buffer((4,), "float32"), Y: T.Buffer((4,), "float32"), Z: T.Buffer((4,), "float32")):
+        A, B = T.sblock_alloc_buffer((4,)), T.sblock_alloc_buffer((4,))
+        for i in range(4):
+            with T.sblock("a"):
+                v = T.axis.spatial(4, i)
+                A[v] = X[v] + T.float32(1)
+        for i in range(4):
+            with T.sblock("b"):
+                v = T.axis.spatial(4, i)
+                B[v] = A[v] * T.float32(2)
+        for i in range(4):
+            with T.sblock("y"):
+                v = T.axis.spatial(4, i)
+                Y[v] = A[v]
+        for i in range(4):
+            with T.sblock("z"):
+                v = T.axis.spatial(4, i)
+                Z[v] = B[v]
+
+    sch = axe.Schedule(two, mesh=X2)
+    try:
+        sch.reverse_compute_inline(sch.get_sblock("b"))
+    except Exception as error:
+        assert "ScheduleError" in type(error).__name__  # upstream refuses it here
+        return
+    with pytest.raises(LowerError, match="block 'y' reads 'A', which nobody allocates"):
+        axe.compile(sch, work_dir=None)
+
+
+# ---- Which dimension an axis cuts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2), (1, 1), (2, 1, 1)])
+def test_axes_that_share_dimensions_of_one_element(launched, shape):
+    """The layout alone leaves open which dimension an axis cuts; what is put into slabs is what kernels look for."""
+    mesh = Mesh({"x": 2, "y": 2})
+    names = ", ".join(f"v{dim}" for dim in range(len(shape)))
+
+    from tvm.script import from_source
+
+    func = from_source(
+        f"""
+@T.prim_func(s_tir=True)
+def func(X: T.Buffer({shape}, "float32"), Y: T.Buffer({shape}, "float32")):
+    for {names.replace("v", "i")} in T.grid{shape}:
+        with T.sblock("y"):
+            {names} = T.axis.remap("{"S" * len(shape)}", [{names.replace("v", "i")}])
+            Y[{names}] = X[{names}] + T.float32(1)
+""",
+        extra_vars={"T": T},
+    )
+    X = numbers(*shape)
+    for first in range(len(shape)):
+        sch = axe.Schedule(func, mesh=mesh)
+        _, own = sch.shard(sch.get_loops("y")[first], "y")
+        sch.shard(own, "x")
+        np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(mesh), X), X + 1)
+
+
+def test_a_plan_over_dimensions_of_one_element(launched):
+    """Steps between say which dimension they cut, where their layouts don't."""
+    mesh = Mesh({"x": 2, "y": 2})
+    cut = Layout.parse("S[(2, 2, 1, 4) : (1@x, 1@y, 4, 1)]")
+    X = numbers(2, 4)
+    for text in ("S[(2, 4) : (4, 1)] + R[(2, 2) : (1@x, 1@y)]", "S[(2, 2, 2) : (2, 1@x, 1)] + R[2 : 1@y]"):
+        tensor = launched(mesh).mesh_tensor((2, 4), "float32", layout=cut)
+        tensor.scatter(X)
+        np.testing.assert_array_equal(axe.redistribute(tensor, Layout.parse(text)).gather(), X)
