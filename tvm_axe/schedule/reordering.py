@@ -107,7 +107,12 @@ def reorder_collective(
     gathers = []
     for block, iterator, live_out, reads in zip(consumers, iterators, live, going_on):
         loop = query.loop_of(sch, block, iterator)
-        assert loop is not None  # it has been asked
+        if loop is None:
+            raise ScheduleError(
+                f"reorder_collective: block {query.name_of(sch, block)!r}: its loop over the gathered dimension goes "
+                "with that of another consumer, in whose loops it stands; move the gather before blocks are computed "
+                "in each other's loops"
+            )
         shared = shard_loop(sch, loop, axis, mesh, block)
         if isinstance(shared[0], SBlockRV):  # a reduction: its sum over the devices is nobody's slice
             partial = shared[0]
