@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.sym import Analyzer, IterSumExpr, detect_iter_map
+from tvm.sym import Analyzer, IterMark, IterSumExpr, detect_iter_map
 
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import points, values
@@ -93,7 +93,7 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
             return False
         if not isinstance(total.base, tirx.IntImm):  # of a loop that isn't one of these
             return False
-        if not all(_leaps(split.source.source) for split in total.args):
+        if not all(_leaps(split.source) for split in total.args):
             return False
         extents = [int(split.extent) for split in total.args if int(split.scale) == 1]
         if int(total.base) != 0 or len(extents) != len(total.args) or (extents or [1]) != [int(iv.dom.extent)]:
@@ -101,13 +101,15 @@ def covers(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> bool:
     return True
 
 
-def _leaps(source: tirx.Expr) -> bool:
+def _leaps(mark: IterMark) -> bool:
     """Return whether each part of a sum steps over all that the smaller ones reach; upstream asks that of no mask."""
-    if not isinstance(source, IterSumExpr):
+    if not isinstance(mark.source, IterSumExpr):
         return True
     reach = 1
-    for split in sorted(source.args, key=lambda part: int(part.scale)):
-        if int(split.scale) < reach or not _leaps(split.source.source):
+    for split in sorted(mark.source.args, key=lambda part: int(part.scale)):
+        if isinstance(mark.extent, tirx.IntImm) and int(split.scale) >= int(mark.extent):
+            continue  # the mask leaves it no step
+        if int(split.scale) < reach or not _leaps(split.source):
             return False
         reach = int(split.scale) * int(split.extent)
     return True

@@ -1,8 +1,6 @@
 """Launching workers on a mesh, and what one does with them.
 
->>> from tvm_axe.layout import Layout, Mesh
-from tvm_axe.layout.holding import Holding
-from tvm_axe.layout.traffic import chunk
+>>> from tvm_axe.layout import Mesh
 >>> with launch(Mesh({"tp": 2}), engine="threads") as workers:
 ...     x = workers.mesh_tensor((3,), "float32")
 ...     for device in range(2):
