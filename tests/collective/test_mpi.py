@@ -163,7 +163,7 @@ def test_a_rank_that_is_late_is_named_and_can_come_back(hosts_of: int) -> None:
         with launch(Mesh({"tp": 3}), engine="mpi", timeout=0.4) as workers:
             out = workers.mesh_tensor((1,), "float32")
             program = workers.load(Spin, "llvm")
-            steps = steps_of(0.5, workers, program, out)
+            steps = steps_of(1.0, workers, program, out)
             try:
                 workers.call(program, [(out, "slab"), steps, Coord("tp")], "late")
             except WorkerError as error:
