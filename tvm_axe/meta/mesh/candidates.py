@@ -44,6 +44,7 @@ class Candidates:
     def __init__(self, mesh: Mesh | None = None) -> None:
         self.mesh = mesh
         self._lowered: dict[int, tuple[tirx.PrimFunc, Lowered] | LowerError] = {}
+        self._firsts: dict[int, int] = {}  # of what devices run, the candidate that was met first
         self._steps: dict[int, tuple[str, ...]] = {}
 
     def lowered(self, mod: IRModule) -> Lowered:
@@ -69,10 +70,17 @@ class Candidates:
             return None
 
     def with_lowered(self, candidate: Candidate) -> Candidate | None:
-        """The candidate with what it is lowered to; None where the lowering refuses it."""
+        """The candidate with what it is lowered to; None where that is refused, or is what one before is lowered to.
+
+        Stages that were fused and communicate over two axes are taken apart again, and then nothing was fused.
+        """
         self.note(candidate)
         lowered = self.lowered_or_none(candidate.sch.mod)
-        return None if lowered is None else Candidate(candidate.sch, candidate.steps, lowered)
+        if lowered is None:
+            return None
+        key = _key(candidate.sch.mod)
+        first = self._firsts.setdefault(tvm_ffi.structural_hash(lowered.module), key)
+        return Candidate(candidate.sch, candidate.steps, lowered) if first == key else None
 
     def note(self, candidate: Candidate) -> None:
         """Keep in mind which primitives lead to a candidate."""
