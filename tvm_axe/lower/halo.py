@@ -152,9 +152,15 @@ def _span(
         bounds = block.analyzer.const_int_bound(rest)
         return int(bounds.min_value), int(bounds.max_value)
     extents = {coordinate: program.mesh.axis_size(axis), **local}
-    at = points([rest], extents)
-    found = None if at is None else values(rest, at)
-    return None if found is None or not found.size else (int(np.min(found)), int(np.max(found)))
+    shared = [it for it in block.iterators if uses(it.replacement, coordinate)]
+    exist = [it.replacement < it.whole.dom.extent for it in shared if variables_of(it.replacement) <= extents.keys()]
+    at = points([rest, *exist], extents)
+    found = [None] if at is None else [values(each, at) for each in (rest, *exist)]
+    if any(each is None for each in found):
+        return None
+    places, *existing = np.broadcast_arrays(*found)
+    read = places[np.logical_and.reduce([np.ones(places.shape, bool), *existing])]
+    return (int(read.min()), int(read.max())) if read.size else None
 
 
 def _in_iterators(block: Block, program: ScheduledProgram, axis: str) -> tuple[tirx.Expr, Mapping[tirx.Var, tirx.Expr]]:
