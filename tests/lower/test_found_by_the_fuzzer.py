@@ -164,6 +164,19 @@ def test_a_reduction_over_the_chunks_is_refused():
         axe.compile(sch, work_dir=None)
 
 
+def test_a_single_chunk_of_which_devices_have_parts(launched):
+    """The chunk is all of a device's slice, and those of another axis share it."""
+    mesh = Mesh({"x": 2, "y": 2})
+    sch = axe.Schedule(matmul, mesh=mesh)
+    partial, reduce = sch.shard(sch.get_loops("mm")[2], "x")
+    scatter, _ = sch.split_collective(reduce)
+    sch.overlap([partial, scatter], "x", chunks=1)
+    inner = next(loop for loop in sch.get_loops(scatter) if int(sch.get(loop).extent) == 4)
+    sch.shard(inner, "y")
+    A, B = numbers(8, 4), numbers(4, 6)
+    np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(mesh), A, B), A @ B)
+
+
 # ---- What upstream leaves to be read -----------------------------------------------------------------------------
 
 

@@ -232,6 +232,9 @@ class _Localizer:
                     f"block {block.name!r} reduces over the chunks of {loop_var.name!r}, each of which would start "
                     "anew; leave it out of the stages that overlap"
                 )
+            if coefficient >= int(local.dom.extent):  # a single chunk, of which devices of another axis have parts
+                value = base
+                continue
             inner = tirx.IterVar(ir.Range(0, coefficient), tirx.Var(local.var.name, local.var.ty), local.iter_type)
             replacement = substitute(replacement, {local.var: var * coefficient + inner.var})
             local, value = inner, base
