@@ -212,6 +212,25 @@ def test_one_of_two_readers_that_is_inlined():
         axe.compile(sch, work_dir=None)
 
 
+def test_a_reduction_under_a_mask_that_is_factored():
+    """Of 3 terms the second device has one, and rfactor makes room for two that nobody fills."""
+
+    @T.prim_func(s_tir=True)
+    def total(X: T.Buffer((3,), "float32"), Y: T.Buffer((1,), "float32")):
+        for i in range(3):
+            with T.sblock("total"):
+                v = T.axis.reduce(3, i)
+                with T.init():
+                    Y[0] = T.float32(0)
+                Y[0] = Y[0] + X[v]
+
+    sch = axe.Schedule(total, mesh=X2)
+    partial, _ = sch.shard(sch.get_loops("total")[0], "x")
+    sch.rfactor(sch.get_loops(partial)[1], 0)
+    with pytest.raises(LowerError, match=r"block 'total_rf' reads Y\.rf\.rf\[1, 1, 0\], which nothing has written"):
+        axe.compile(sch, work_dir=None)
+
+
 # ---- Which dimension an axis cuts --------------------------------------------------------------------------------
 
 

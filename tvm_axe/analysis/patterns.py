@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_axe.analysis.expressions import substitute
+from tvm_axe.analysis.expressions import loads_in, substitute
 
 __all__ = [
     "REDUCE",
@@ -191,6 +191,4 @@ def loads_of(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[ir.TensorLoad]:
 
 @functools.lru_cache(maxsize=1024)
 def _loads(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ...]:
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(block.body, (ir.TensorLoad, found.append))
-    return tuple(found)
+    return tuple(loads_in(block.body))

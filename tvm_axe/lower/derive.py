@@ -28,6 +28,7 @@ from math import prod
 
 from tvm import DataType, tirx
 
+from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import covers
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import is_copy, is_sum, shift_of, summed
@@ -312,7 +313,8 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
         reads_peers = sharding.root is None and (
             bool(block.peer_dims(access, remote or "")) or _peer_index(block, access, sharding) is not None
         )
-        if remote is not None and not (is_copy(statement) or reads_peers):
+        halo = INSERTED in statement.annotations and remote in access.shared
+        if remote is not None and not (is_copy(statement) or reads_peers or halo):
             raise Unowned(
                 f"block {block.name!r} reads {access.buffer.name!r} across {remote!r}, where each device owns a share "
                 f"({sharding.layout}), outside a collective; gather it first, or shard the block's loops alike",

@@ -1,11 +1,13 @@
 """Insert redistributions: what a stage touches and its device doesn't own is moved, by copies between the stages.
 
 A program that `derive` refuses because a block reaches across the mesh becomes another ordinary program that it takes,
-and that computes the same. Four rewrites do it:
+and that computes the same. Five rewrites do it:
 
 ======== ================================ ======================================================================
 rewrite  of a block that                  leaves
 ======== ================================ ======================================================================
+halo     reads little of what others own  a copy of each device's piece and what it reads around it, in front of its
+                                          nest (`tvm_axe.lower.halo`)
 gather   reads what others own            a copy of the buffer in front of its nest, which all devices hold
 hold     writes what others own           a nest that works on a copy which all devices hold; behind it each
                                           device takes over its own share
@@ -15,7 +17,7 @@ relay    touches a parameter that is       all blocks on a copy that lies as the
          declared in no contiguous pieces  first of them and back behind the last
 ======== ================================ ======================================================================
 
-What is copied so is whole: an all-gather where a shift or a border would do. Who wants less schedules it
+What is copied but for a halo is whole: an all-gather where a shift would do. Who wants less schedules it
 (`tvm_axe.schedule.redistribute`, `reorder_collective`, `send`).
 """
 
@@ -38,9 +40,10 @@ from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.sharding import Cuts
 from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Entangled, Unowned, derive_steps
+from tvm_axe.lower.halo import Halo, halo_of
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.pieces import pieces_of, renumbered, with_block
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.program import ScheduledProgram, parse_program
 from tvm_axe.lower.separating import separated
 
 __all__ = ["redistributed"]
@@ -65,10 +68,15 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
         try:
             derive_steps(program, shardings)
         except Unowned as found:
-            last = found
-            remedy = found.remedy if shardings[found.buffer].memory is None else RELAY
-            why = f"{remedy} {found.buffer.name} for {found.block.name_hint}"
-            func = _REMEDIES[remedy](func, found, shardings[found.buffer], why)
+            last, sharding = found, shardings[found.buffer]
+            remedy = found.remedy if sharding.memory is None else RELAY
+            of = f"{found.buffer.name} for {found.block.name_hint}"
+            stage = next(s for s in program.stages if any(b.realize.block.same_as(found.block) for b in s.blocks))
+            halo = halo_of(program, stage.blocks, found.buffer, sharding) if remedy == GATHER else None
+            if halo is not None:
+                func = _with_halo(func, found, program, halo, sharding, f"halo {of}")
+            else:
+                func = _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
         except Entangled as together:
             func = _separated(func, together)
         else:
@@ -93,6 +101,25 @@ def _separated(func: tirx.PrimFunc, error: LowerError, nest: tirx.Stmt | None = 
     if nest is None or parts is None:
         raise error
     return _replaced(func, nest, parts, [])
+
+
+def _with_halo(
+    func: tirx.PrimFunc, found: Unowned, program: ScheduledProgram, halo: Halo, sharding: Sharding, why: str
+) -> tirx.PrimFunc:
+    """Have the nest read a copy of what each device reads."""
+    nest, _ = _nest_of(func, found)
+    copy, cuts = halo.copy(program.mesh), list(sharding.cuts)
+    cuts[halo.dim : halo.dim + 1] = [(halo.axis,), ()]
+    before = _nest(
+        str(copy.name),
+        [int(extent) for extent in copy.shape],
+        lambda v: (copy, list(v)),
+        lambda v: (halo.buffer, halo.source(v)),
+        why,
+        _shared(copy, program.mesh, cuts),
+        halo.exists,
+    )
+    return _replaced(func, nest, [before, halo.read_by(nest, program, copy)], [copy])
 
 
 def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
@@ -202,12 +229,18 @@ def _gathered(buffer: tirx.Buffer, sharding: Sharding, why: str) -> tuple[list[t
 def _copy(source: tirx.Buffer, target: tirx.Buffer, mesh: Mesh, cuts: Cuts, why: str) -> tirx.Stmt:
     """A nest that copies what two buffers have in common, its dimensions shared over `cuts`."""
     shape = [min(int(one), int(other)) for one, other in zip(source.shape, target.shape)]
-    pieces = [pieces_of(int(extent), cut, mesh) for extent, cut in zip(target.shape, cuts)]
-    shared = {dim: [(axis, mesh.axis_size(axis), step) for axis, step in own] for dim, own in enumerate(pieces)}
+    shared = _shared(target, mesh, cuts)
     return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), why, shared)
 
 
 _Element = tuple[tirx.Buffer, list[tirx.Expr]]
+_Shared = Mapping[int, Sequence[tuple[str, int, int]]]
+
+
+def _shared(buffer: tirx.Buffer, mesh: Mesh, cuts: Sequence[tuple[str, ...]]) -> _Shared:
+    """How the dimensions of a buffer are shared over `cuts`: each axis, its devices, their step."""
+    pieces = [pieces_of(int(extent), cut, mesh) for extent, cut in zip(buffer.shape, cuts)]
+    return {dim: [(axis, mesh.axis_size(axis), step) for axis, step in own] for dim, own in enumerate(pieces)}
 
 
 def _nest(
@@ -216,9 +249,10 @@ def _nest(
     target: Callable[[Sequence[tirx.Var]], _Element],
     source: Callable[[Sequence[tirx.Var]], _Element],
     why: str,
-    shared: Mapping[int, Sequence[tuple[str, int, int]]] | None = None,
+    shared: _Shared | None = None,
+    exists: Callable[[Sequence[tirx.Expr]], tirx.Expr] | None = None,
 ) -> tirx.Stmt:
-    """``target[..] = source[..]`` over a shape, whose dimensions are `shared`: an axis, its devices, their step."""
+    """``target[..] = source[..]`` over a shape, whose dimensions are `shared`, where the element `exists`."""
     iterators = [tirx.Var(f"v{dim}", "int32") for dim in range(len(shape))]
     (to, where), (of, which) = target(iterators), source(iterators)
     block = s_tir.SBlock(
@@ -242,6 +276,8 @@ def _nest(
         values.append(functools.reduce(operator.add, [*parts, own]))
         if steps and steps[0][1] * steps[0][2] > extent:
             predicate = tirx.all(predicate, values[-1] < extent)
+    if exists is not None:
+        predicate = tirx.all(predicate, exists(values))
     stmt: tirx.Stmt = s_tir.SBlockRealize(values, predicate, block)
     for var, extent, says in reversed(loops):
         stmt = tirx.For(var, 0, extent, tirx.ForKind.SERIAL, stmt, None, says)
