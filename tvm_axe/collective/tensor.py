@@ -16,6 +16,7 @@ from tvm_axe.collective.arena import Arena, round_up
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.layout.holding import Holding
+from tvm_axe.layout.shapes import dense_strides
 
 if TYPE_CHECKING:
     from tvm_axe.collective.mirror import Mirror
@@ -31,9 +32,20 @@ def slab_stride(shape: Sequence[int], dtype: str) -> int:
     """Return the distance between the slabs of neighbouring devices, in elements: whole pages.
 
     A program that takes an axis view of a mesh tensor sees, along dimension 0, this times the number of devices between
-    two neighbours on the axis (the product of the sizes of the mesh axes after it).
+    two neighbours on the axis (`peers_of`).
     """
     return round_up(math.prod(shape) * np.dtype(dtype).itemsize) // np.dtype(dtype).itemsize
+
+
+def peers_of(mesh: Mesh, view: str) -> tuple[int, int]:
+    """Return how many slabs the view along an axis, or of all, has side by side, and the devices from one to the next.
+
+    >>> peers_of(Mesh({"x": 2, "y": 3}), "x")
+    (2, 3)
+    """
+    if view == ALL:
+        return mesh.size, 1
+    return mesh[view], dense_strides(mesh.shape)[mesh.names.index(view)]
 
 
 def check_dtype(dtype: str) -> np.dtype:
@@ -240,17 +252,14 @@ def decode_view(
     device = mesh.device(coords)
     if view == SLAB:
         return np.ndarray(shape, numpy_type, buffer=arena.map, offset=offset + device * stride)
-    count, first, distance = mesh.size, 0, 1
-    if view != ALL:
-        count, first = mesh[view], mesh.group(device, view)[0]
-        distance = math.prod(mesh.shape[mesh.names.index(view) + 1 :])
+    count, distance = peers_of(mesh, view)
+    first = 0 if view == ALL else mesh.group(device, view)[0]
     if view in apart or (view == ALL and len(apart)):
         first, distance = device, 0
-    dense = numpy_type.itemsize * np.cumprod([1, *reversed(shape)])[-2::-1]
     return np.ndarray(
         (count, *shape),
         numpy_type,
         buffer=arena.map,
         offset=offset + first * stride,
-        strides=(distance * stride, *dense.tolist()),
+        strides=(distance * stride, *(numpy_type.itemsize * step for step in dense_strides(shape))),
     )

@@ -18,6 +18,7 @@ from tvm_axe.layout.axes import LINEAR_MEMORY, check_int, is_mesh_axis
 from tvm_axe.layout.iters import Iter, merge_replica, merge_shard
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.shapes import check_shape as check_shape
+from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.text import format_layout
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ def block_iters(
     """Return D and R of the block sharding of `shape` over `cuts`, with terms of a sum over `partial` in the lead."""
     local = block_shape(shape, mesh, cuts)
     shard = [Iter(mesh[axis], 1, axis) for axis in partial if mesh[axis] > 1]
-    for dim, extent in enumerate(local):
-        shard += (Iter(mesh[axis], 1, axis) for axis in cuts[dim] if mesh[axis] > 1)
-        shard.append(Iter(extent, math.prod(local[dim + 1 :]), LINEAR_MEMORY))
+    for cut, extent, stride in zip(cuts, local, dense_strides(local)):
+        shard += (Iter(mesh[axis], 1, axis) for axis in cut if mesh[axis] > 1)
+        shard.append(Iter(extent, stride, LINEAR_MEMORY))
     used = {*partial, *(axis for cut in cuts for axis in cut)}
     replica = tuple(Iter(size, 1, name) for name, size in mesh.axes.items() if size > 1 and name not in used)
     return tuple(shard), replica
