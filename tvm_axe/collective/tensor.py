@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm_axe.collective.arena import Arena, round_up
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Layout, Mesh
+from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.layout.holding import Holding
 from tvm_axe.layout.shapes import dense_strides
 
@@ -189,10 +190,8 @@ class MeshTensor:
         holding = self._held()
         if array.shape != holding.shape:
             raise InputError(f"scatter: the tensor is of shape {holding.shape}, not {array.shape}")
-        flat = np.ascontiguousarray(array, self._numpy_type).reshape(-1)
         for device in range(self._devices):
-            held, slab = holding.held(device), self.slab(device)
-            slab.reshape(-1)[held.addresses] = 0 if any(holding.term(device)) else flat[held.elements]
+            scatter(array, holding, device, self.slab(device))
 
     def gather(self) -> np.ndarray:
         """Return the whole array: each element from a device that holds it, of a sum the terms added up.
@@ -202,17 +201,7 @@ class MeshTensor:
         InputError
             If the tensor was made of slabs alone.
         """
-        holding = self._held()
-        flat = np.zeros(math.prod(holding.shape), self._numpy_type)
-        done: set[tuple[tuple[int, ...], int]] = set()
-        for device in range(self._devices):
-            held, term = holding.held(device), holding.term(device)
-            first = int(held.elements[0]) if len(held.elements) else -1
-            if (term, first) not in done:  # else a copy of what another has shown
-                done.add((term, first))
-                values = self.slab(device).reshape(-1)[held.addresses]
-                flat[held.elements] = flat[held.elements] + values if holding.terms else values
-        return flat.reshape(holding.shape)
+        return gather(self._held(), self.slab, self._numpy_type)
 
     def _held(self) -> Holding:
         if self.holding is None:

@@ -107,6 +107,7 @@ class Holding:
         cuts: Cuts,
         memory: Layout | None = None,
         partial: Collection[str] = (),
+        root: tuple[str, int] | None = None,
     ) -> Holding:
         """Return the holding in which mesh axes cut each dimension into blocks.
 
@@ -124,18 +125,23 @@ class Holding:
             Where a block's elements lie on its device; row-major where it is left out.
         partial : Collection[str]
             The mesh axes whose devices hold terms of a sum, as `Placement.partial`.
+        root : tuple[str, int], optional
+            A mesh axis, and the coordinate on it of the devices that alone hold the tensor.
         """
         shape = check_shape(shape)
         shard, copies = block_iters(shape, mesh, cuts, [axis for axis in mesh.names if axis in partial])
         on_mesh = {it.axis: it for it in shard if it.axis != LINEAR_MEMORY}
-        row_major = Layout([it for it in shard if it.axis == LINEAR_MEMORY])
-        lying, seps = (row_major if memory is None else memory).group(block_shape(shape, mesh, cuts))
+        row_major = Layout([it for it in shard if it.axis == LINEAR_MEMORY]), [*range(len(shape) + 1)]
+        lying, seps = row_major if memory is None else memory.group(block_shape(shape, mesh, cuts))
         dims = tuple(
             digits_of([*(on_mesh[axis] for axis in cut if axis in on_mesh), *lying.D[start:stop]])
             for cut, (start, stop) in zip(cuts, pairwise(seps))
         )
         terms = tuple(it for it in shard if it.axis in partial)
-        layout = Layout([*terms, *(digit.it for digits in dims for digit in digits)], copies, dict(lying.O))
+        offset = dict(lying.O)
+        if root is not None:
+            copies, offset[root[0]] = tuple(it for it in copies if it.axis != root[0]), root[1]
+        layout = Layout([*terms, *(digit.it for digits in dims for digit in digits)], copies, offset)
         return Holding(layout, shape, mesh, dims, terms)
 
     @cached_property
@@ -144,21 +150,29 @@ class Holding:
         return int(self.layout.bounds(LINEAR_MEMORY)[1]) + 1
 
     @cached_property
-    def slab(self) -> tuple[int, ...]:
-        """The shape of a device's memory: what each dimension has there, if that lies row-major; else one dimension."""
+    def local(self) -> tuple[int, ...]:
+        """The elements that a device holds of each dimension, padding included."""
+        return tuple(
+            math.prod(int(digit.it.extent) for digit in digits if digit.it.axis == LINEAR_MEMORY)
+            for digits in self.dims
+        )
+
+    @cached_property
+    def is_row_major(self) -> bool:
+        """Whether a device's memory is an array of the shape `local`, row-major."""
         stride = 1
         for digits in reversed(self.dims):
             for digit in reversed(digits):
                 if digit.it.axis == LINEAR_MEMORY and int(digit.it.extent) > 1:
                     if int(digit.it.stride) != stride:
-                        return (self.size,)
+                        return False
                     stride *= int(digit.it.extent)
-        if self.layout.O[LINEAR_MEMORY]:
-            return (self.size,)
-        return tuple(
-            math.prod(int(digit.it.extent) for digit in digits if digit.it.axis == LINEAR_MEMORY)
-            for digits in self.dims
-        )
+        return not self.layout.O[LINEAR_MEMORY]
+
+    @property
+    def slab(self) -> tuple[int, ...]:
+        """The shape of a device's memory: `local` if it lies row-major, else one dimension."""
+        return self.local if self.is_row_major else (self.size,)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:

@@ -19,10 +19,10 @@ from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.patterns import is_copy
 from tvm_axe.analysis.sharing import root_of
 from tvm_axe.errors import LayoutError, LowerError
-from tvm_axe.layout import Iter, Layout, Mesh, Placement, memory_size
+from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.holding import Holding
-from tvm_axe.layout.sharding import Cuts, block_shape
+from tvm_axe.layout.sharding import Cuts
 from tvm_axe.layout.symbolic import Number
 from tvm_axe.lower.pieces import Pieces, pieces_of, shared_pieces
 from tvm_axe.lower.program import Access, ScheduledProgram
@@ -55,7 +55,7 @@ class Sharding:
 
     def piece(self, dim: int) -> int:
         """The extent of `dim` on one device, padded."""
-        return block_shape(self.shape, self.mesh, self.cuts)[dim]
+        return self.holding.local[dim]
 
     def pieces(self, dim: int) -> Pieces:
         """The axes that share `dim`, each with the elements from one of its devices' to the next one's."""
@@ -64,8 +64,7 @@ class Sharding:
     @property
     def slab(self) -> tuple[int, ...]:
         """The shape of one device's share."""
-        block = block_shape(self.shape, self.mesh, self.cuts)
-        return tuple(extent for dim, extent in enumerate(block) if dim not in self.partial)
+        return tuple(extent for dim, extent in enumerate(self.holding.local) if dim not in self.partial)
 
     def nbytes(self, dtype: str) -> int:
         """Bytes of one device's share."""
@@ -73,33 +72,20 @@ class Sharding:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape of one device's share as it is stored: one-dimensional where `memory` says where elements lie."""
-        if self.foreign is not None:
-            return self.foreign.slab
-        return self.slab if self.memory is None else (memory_size(self.memory),)
+        """The shape of one device's share as it is stored: one-dimensional where that isn't row-major."""
+        return self.slab if self.holding.is_row_major else self.holding.slab
 
     @property
     def layout(self) -> Layout:
-        """The same as a `Layout` of the whole (padded) shape, the slab row-major."""
-        if self.foreign is not None:
-            return self.foreign.layout
-        layout = Layout.sharded(self.shape, self.mesh, dict(enumerate(self.cuts)))
-        if self.root is None:
-            return layout
-        axis, coordinate = self.root
-        return Layout(layout.D, [it for it in layout.R if it.axis != axis], {axis: coordinate})
+        """The same as a `Layout` of the whole (padded) shape."""
+        return self.holding.layout
 
-    @property
+    @cached_property
     def holding(self) -> Holding:
         """What each device holds, in digits."""
         if self.foreign is not None:
             return self.foreign
-        return Holding.in_blocks(self.shape, self.mesh, self.cuts, self.memory)
-
-    def region(self, device: int) -> tuple[slice, ...]:
-        """What `device` holds of each dimension, padding left out."""
-        spans = Placement(self.cuts).region(self.shape, self.mesh, device)
-        return tuple(slice(start, stop) for start, stop in spans)
+        return Holding.in_blocks(self.shape, self.mesh, self.cuts, self.memory, root=self.root)
 
     def held(self, access: Access, dim: int) -> int:
         """How many of the axes that share `dim`, from the major one on, index `dim` of `access` stays in its part of.
