@@ -175,6 +175,13 @@ class Holding:
         return self.local if self.is_row_major else (self.size,)
 
     @cached_property
+    def memory(self) -> Layout:
+        """Where the elements of the array `local` lie on their device."""
+        digits = [digit for digits in self.dims for digit in digits if digit.it.axis == LINEAR_MEMORY]
+        iters = [digit.it for digit in digits if int(digit.it.extent) > 1]
+        return Layout(iters, (), {LINEAR_MEMORY: self.layout.O[LINEAR_MEMORY]})
+
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """The mesh axes along which devices hold different elements, or some of them none."""
         return tuple(

@@ -140,7 +140,7 @@ def push_axis(access: Access, sharding: Sharding) -> str | None:
 
 def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
     touched = [shardings[access.buffer] for block in stage.blocks for access in block.accesses]
-    if any(each.foreign is not None or (stage.inserted and each.memory is not None) for each in touched):
+    if any(not each.in_pieces or (stage.inserted and each.memory is not None) for each in touched):
         return _exchange(stage, shardings)
     pulled: set[tirx.Buffer] = set()
     pushed: set[tirx.Buffer] = set()
@@ -191,7 +191,7 @@ def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) 
     block = stage.blocks[0]
     whole = len(stage.blocks) == 1 and not block.device and not block.peers and stage.overlap is None
     if not (whole and is_copy(block.realize.block) and covers(block.realize, block.loops)):
-        access = next(a for b in stage.blocks for a in b.accesses if shardings[a.buffer].foreign is not None)
+        access = next(a for b in stage.blocks for a in b.accesses if not shardings[a.buffer].in_pieces)
         block = next(b for b in stage.blocks if access in b.accesses)
         raise Unowned(
             f"block {block.name!r} touches {access.buffer.name!r}, which axe.layouts declares as "
