@@ -183,6 +183,27 @@ def test_a_halo_over_two_axes(right):
     assert [(stage.kind, stage.axis) for stage in exe.stages][:2] == [("mesh kernel", "x"), ("mesh kernel", "y")]
 
 
+@pytest.mark.parametrize("mesh", [TP2, TP3, Mesh({"dp": 2, "tp": 3})], ids=str)
+def test_another_dimension_is_cut(right, mesh):
+    """Sums over rows, which are shared: each device takes all rows of its columns."""
+
+    @T.prim_func(s_tir=True)
+    def sums(X: T.Buffer((7, 8), "float32"), Y: T.Buffer((8,), "float32")):
+        for j, i in T.grid(8, 7):
+            with T.sblock("sum"):
+                vj, vi = T.axis.remap("SR", [j, i])
+                with T.init():
+                    Y[vj] = T.float32(0)
+                Y[vj] = Y[vj] + X[vi, vj]
+
+    layouts = {"X": Layout.sharded((7, 8), mesh, {0: "tp"}), "Y": Layout.sharded((8,), mesh, {0: "tp"})}
+    sch = axe.Schedule(axe.with_layouts(sums, layouts), mesh=mesh)
+    sch.shard(sch.get_loops(sch.get_sblock("sum"))[0], "tp")
+    exe = right(sch, None, lambda X: X.sum(axis=0), X=whole(7, 8))
+    assert [(stage.kind, stage.axis) for stage in exe.stages] == [("all-to-all", "tp"), ("local", None)]
+    assert "recut X for sum" in exe.show()
+
+
 @pytest.mark.parametrize(
     ("value", "shared"), [("X[(vi + 1) % 8]", True), ("X[7 - vi]", True), ("X[vi] + X[T.min(vi + 1, 7)]", False)]
 )

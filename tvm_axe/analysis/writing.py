@@ -88,7 +88,7 @@ def first_unwritten(blocks: Sequence[NestedBlock], given: Sequence[tirx.Buffer])
 
 
 def _reached(nested: NestedBlock, buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> np.ndarray | None:
-    """A mask of the elements at these indices; None where that isn't seen."""
+    """Return a mask of the elements at these indices; None where that isn't seen."""
     shape = _shape(buffer)
     if prod(shape) > LIMIT or not all(isinstance(loop.extent, tirx.IntImm) for loop in nested.loops):
         return None

@@ -1,13 +1,15 @@
 """Insert redistributions: what a stage touches and its device doesn't own is moved, by copies between the stages.
 
 A program that `derive` refuses because a block reaches across the mesh becomes another ordinary program that it takes,
-and that computes the same. Five rewrites do it:
+and that computes the same. Six rewrites do it:
 
 ======== ================================ ======================================================================
 rewrite  of a block that                  leaves
 ======== ================================ ======================================================================
 halo     reads little of what others own  a copy of each device's piece and what it reads around it, in front of its
                                           nest (`tvm_axe.lower.halo`)
+recut    reads its piece of another       a copy in front of its nest of which the axis cuts that dimension
+         dimension than the axis cuts
 gather   reads what others own            a copy of the buffer in front of its nest, which all devices hold
 hold     writes what others own           a nest that works on a copy which all devices hold; behind it each
                                           device takes over its own share
@@ -42,8 +44,8 @@ from tvm_axe.layout.sharding import Cuts
 from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Entangled, Unowned, derive_steps
 from tvm_axe.lower.halo import Halo, halo_of
 from tvm_axe.lower.infer import Sharding, infer_shardings
-from tvm_axe.lower.pieces import pieces_of, renumbered, with_block
-from tvm_axe.lower.program import ScheduledProgram, parse_program
+from tvm_axe.lower.pieces import pieces_of, renumbered, shared_pieces, with_block
+from tvm_axe.lower.program import ScheduledProgram, ScheduledStage, parse_program
 from tvm_axe.lower.separating import separated
 
 __all__ = ["redistributed"]
@@ -71,12 +73,8 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
             last, sharding = found, shardings[found.buffer]
             remedy = found.remedy if sharding.memory is None else RELAY
             of = f"{found.buffer.name} for {found.block.name_hint}"
-            stage = next(s for s in program.stages if any(b.realize.block.same_as(found.block) for b in s.blocks))
-            halo = halo_of(program, stage.blocks, found.buffer, sharding) if remedy == GATHER else None
-            if halo is not None:
-                func = _with_halo(func, found, program, halo, sharding, f"halo {of}")
-            else:
-                func = _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
+            less = _less_than_all(func, found, program, sharding, of) if remedy == GATHER else None
+            func = less or _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
         except Entangled as together:
             func = _separated(func, together)
         else:
@@ -103,11 +101,47 @@ def _separated(func: tirx.PrimFunc, error: LowerError, nest: tirx.Stmt | None = 
     return _replaced(func, nest, parts, [])
 
 
-def _with_halo(
-    func: tirx.PrimFunc, found: Unowned, program: ScheduledProgram, halo: Halo, sharding: Sharding, why: str
-) -> tirx.PrimFunc:
-    """Have the nest read a copy of what each device reads."""
+def _less_than_all(
+    func: tirx.PrimFunc, found: Unowned, program: ScheduledProgram, sharding: Sharding, of: str
+) -> tirx.PrimFunc | None:
+    """Have the nest read a copy of what each device reads; None where that is all, or the nest writes it, too."""
     nest, _ = _nest_of(func, found)
+    stage = next(s for s in program.stages if any(b.realize.block.same_as(found.block) for b in s.blocks))
+    halo = halo_of(program, stage.blocks, found.buffer, sharding)
+    if halo is not None:
+        return _with_halo(func, nest, program, halo, sharding, f"halo {of}")
+    cuts = _recut(stage, found.buffer, sharding)
+    if cuts is None:
+        return None
+    copy = tirx.decl_buffer(sharding.shape, found.buffer.dtype, f"{found.buffer.name}_recut", layout=None)
+    before = _copy(found.buffer, copy, program.mesh, cuts, f"recut {of}")
+    return _replaced(func, nest, [before, substitute(nest, {found.buffer: copy})], [copy])
+
+
+def _recut(stage: ScheduledStage, buffer: tirx.Buffer, sharding: Sharding) -> Cuts | None:
+    """Cuts in which an axis shares another dimension, of which all that a stage reads is on its device; None if none.
+
+    Only of an axis that shares a dimension alone: engines do it in one step then, an all-to-all.
+    """
+    accesses = [access for block in stage.blocks for access in block.accesses if access.buffer.same_as(buffer)]
+    if any(access.is_write for access in accesses) or sharding.partial or sharding.root is not None:
+        return None
+    for dim, cut in enumerate(sharding.cuts):
+        if len(cut) != 1 or all(sharding.holds(access, dim) for access in accesses):
+            continue
+        for other, extent in enumerate(sharding.shape):
+            pieces = pieces_of(extent, cut, sharding.mesh)
+            own = all(shared_pieces(access.pieces.get(other, ()), pieces) for access in accesses)
+            if own and not sharding.cuts[other]:
+                cuts = list(sharding.cuts)
+                cuts[dim], cuts[other] = (), cut
+                return tuple(cuts)
+    return None
+
+
+def _with_halo(
+    func: tirx.PrimFunc, nest: tirx.Stmt, program: ScheduledProgram, halo: Halo, sharding: Sharding, why: str
+) -> tirx.PrimFunc:
     copy, cuts = halo.copy(program.mesh), list(sharding.cuts)
     cuts[halo.dim : halo.dim + 1] = [(halo.axis,), ()]
     before = _nest(
