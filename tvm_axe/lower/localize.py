@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import element
-from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.expressions import loads_in, substitute, uses
 from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.derive import EXCHANGE, Step, push_axis
@@ -310,11 +310,7 @@ class _Localizer:
         replacements = {it.whole.var: it.replacement for it in block_iterators}
         body = self.store(block, statement.body, replacements, peer)
         init = None if statement.init is None else self.store(block, statement.init, replacements, peer)
-        reads: list[ir.TensorRegion] = []
-        tvm_ffi.structural_walk(
-            [body.value, list(body.indices)],
-            (ir.TensorLoad, lambda load: reads.append(element(load.source, load.indices))),
-        )
+        reads = [element(load.source, load.indices) for load in loads_in([body.value, list(body.indices)])]
         if init is not None:  # a reduction's own running value is no read
             reads = [region for region in reads if not region.source.same_as(body.buffer)]
         # What the schedule says of the mesh is done with; kernels alike are then alike for tuning.
