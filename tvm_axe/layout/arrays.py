@@ -129,7 +129,7 @@ def scatter(array: NDArray[Any], holding: Holding, device: int, slab: NDArray[An
     device : int
         The device's number.
     slab : numpy.ndarray
-        Its memory, a contiguous array of ``holding.size`` elements in any shape.
+        The device's memory, a contiguous array of ``holding.size`` elements in any shape.
     """
     indices = holding.indices(device)
     if indices is not None and all(map(len, indices)):

@@ -56,8 +56,14 @@ def fit(
 
     Parameters
     ----------
-    layout, shape, mesh, sums
-        See `tvm_axe.layout.holding.Holding.of`.
+    layout : Layout
+        The layout, of iters on mesh axes and on linear memory.
+    shape : tuple[int, ...]
+        The tensor's shape, without padding and without terms of sums.
+    mesh : Mesh
+        The devices.
+    sums : bool
+        Whether there may be terms of a sum.
 
     Raises
     ------
