@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from small import product
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -106,18 +107,8 @@ def test_a_loop_of_one_iteration_that_is_shared(launched):
 # ---- Overlap -----------------------------------------------------------------------------------------------------
 
 
-@T.prim_func(s_tir=True)
-def matmul(A: T.Buffer((8, 4), "float32"), B: T.Buffer((4, 6), "float32"), C: T.Buffer((8, 6), "float32")):
-    for i, j, k in T.grid(8, 6, 4):
-        with T.sblock("mm"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
-
-
 def overlapped() -> axe.Schedule:
-    sch = axe.Schedule(matmul, mesh=X2)
+    sch = axe.Schedule(product(8, 6, 4), mesh=X2)
     partial, reduce = sch.shard(sch.get_loops("mm")[2], "x")
     scatter, _ = sch.split_collective(reduce)
     sch.overlap([partial, scatter], "x", chunks=2)
