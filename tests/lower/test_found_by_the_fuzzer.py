@@ -158,7 +158,7 @@ def test_a_reduction_over_the_chunks_is_refused():
 def test_a_single_chunk_of_which_devices_have_parts(launched):
     """The chunk is all of a device's slice, and those of another axis share it."""
     mesh = Mesh({"x": 2, "y": 2})
-    sch = axe.Schedule(matmul, mesh=mesh)
+    sch = axe.Schedule(product(8, 6, 4), mesh=mesh)
     partial, reduce = sch.shard(sch.get_loops("mm")[2], "x")
     scatter, _ = sch.split_collective(reduce)
     sch.overlap([partial, scatter], "x", chunks=1)
