@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from small import product
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -106,18 +107,8 @@ def test_a_loop_of_one_iteration_that_is_shared(launched):
 # ---- Overlap -----------------------------------------------------------------------------------------------------
 
 
-@T.prim_func(s_tir=True)
-def matmul(A: T.Buffer((8, 4), "float32"), B: T.Buffer((4, 6), "float32"), C: T.Buffer((8, 6), "float32")):
-    for i, j, k in T.grid(8, 6, 4):
-        with T.sblock("mm"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
-
-
 def overlapped() -> axe.Schedule:
-    sch = axe.Schedule(matmul, mesh=X2)
+    sch = axe.Schedule(product(8, 6, 4), mesh=X2)
     partial, reduce = sch.shard(sch.get_loops("mm")[2], "x")
     scatter, _ = sch.split_collective(reduce)
     sch.overlap([partial, scatter], "x", chunks=2)
@@ -162,6 +153,19 @@ def test_a_reduction_over_the_chunks_is_refused():
     sch.fuse_collective([scatter, sch.get_sblock("all_rf")])
     with pytest.raises(LowerError, match="block 'all_rf' reduces over the chunks"):
         axe.compile(sch, work_dir=None)
+
+
+def test_a_single_chunk_of_which_devices_have_parts(launched):
+    """The chunk is all of a device's slice, and those of another axis share it."""
+    mesh = Mesh({"x": 2, "y": 2})
+    sch = axe.Schedule(product(8, 6, 4), mesh=mesh)
+    partial, reduce = sch.shard(sch.get_loops("mm")[2], "x")
+    scatter, _ = sch.split_collective(reduce)
+    sch.overlap([partial, scatter], "x", chunks=1)
+    inner = next(loop for loop in sch.get_loops(scatter) if int(sch.get(loop).extent) == 4)
+    sch.shard(inner, "y")
+    A, B = numbers(8, 4), numbers(4, 6)
+    np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(mesh), A, B), A @ B)
 
 
 # ---- What upstream leaves to be read -----------------------------------------------------------------------------
@@ -209,6 +213,25 @@ def test_one_of_two_readers_that_is_inlined():
         assert "ScheduleError" in type(error).__name__  # upstream refuses it here
         return
     with pytest.raises(LowerError, match="block 'y' reads 'A', which nobody allocates"):
+        axe.compile(sch, work_dir=None)
+
+
+def test_a_reduction_under_a_mask_that_is_factored():
+    """Of 3 terms the second device has one, and rfactor makes room for two that nobody fills."""
+
+    @T.prim_func(s_tir=True)
+    def total(X: T.Buffer((3,), "float32"), Y: T.Buffer((1,), "float32")):
+        for i in range(3):
+            with T.sblock("total"):
+                v = T.axis.reduce(3, i)
+                with T.init():
+                    Y[0] = T.float32(0)
+                Y[0] = Y[0] + X[v]
+
+    sch = axe.Schedule(total, mesh=X2)
+    partial, _ = sch.shard(sch.get_loops("total")[0], "x")
+    sch.rfactor(sch.get_loops(partial)[1], 0)
+    with pytest.raises(LowerError, match=r"block 'total_rf' reads Y\.rf\.rf\[1, 1, 0\], which nothing has written"):
         axe.compile(sch, work_dir=None)
 
 

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from tvm import tirx
+from tvm.script import from_source
 from tvm.script import tirx as T
 
 import tvm_axe as axe
@@ -13,7 +14,7 @@ from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.inserting import redistributed
 
-TP3 = Mesh({"tp": 3})
+TP2, TP3 = Mesh({"tp": 2}), Mesh({"tp": 3})
 
 
 @pytest.fixture
@@ -39,19 +40,19 @@ def whole(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(-8, 8, shape).astype("float32")
 
 
+def source(text: str) -> tirx.PrimFunc:
+    """A function that `T.prim_func` takes from its text."""
+    return from_source(f"@T.prim_func(s_tir=True)\ndef func({text}", extra_vars={"T": T})
+
+
 def chain(write: str, shape: tuple[int, ...], rows: int = 8) -> tirx.PrimFunc:
-    """Y[write] = 2 X[vi, vj], a statement that `T.prim_func` takes from its text."""
-    text = f"""
-@T.prim_func(s_tir=True)
-def func(X: T.Buffer(({rows}, 4), "float32"), Y: T.Buffer({shape}, "float32")):
+    """Y[write] = 2 X[vi, vj]."""
+    return source(f"""X: T.Buffer(({rows}, 4), "float32"), Y: T.Buffer({shape}, "float32")):
     for i, j in T.grid({rows}, 4):
         with T.sblock("double"):
             vi, vj = T.axis.remap("SS", [i, j])
             Y[{write}] = X[vi, vj] * T.float32(2)
-"""
-    from tvm.script import from_source
-
-    return from_source(text, extra_vars={"T": T})
+""")
 
 
 @pytest.mark.parametrize("loop", [0, 1])
@@ -131,6 +132,98 @@ def test_reads_of_the_neighbours_rows(right):
     sch.cache_write(sch.get_sblock("blur"), 0, "global")
     sch.shard(sch.get_loops(sch.get_sblock("blur"))[0], "tp")
     right(sch, None, lambda X: X[:-2] + X[1:-1] + X[2:], X=whole(10))
+
+
+@pytest.mark.parametrize("mesh", [TP2, TP3, Mesh({"tp": 4}), Mesh({"tp": 8})], ids=str)
+@pytest.mark.parametrize(
+    ("value", "rows", "of", "width"),
+    [
+        ("X[vi] + X[vi + 1] + X[vi + 2]", 17, lambda X: X[:-2] + X[1:-1] + X[2:], 3),
+        ("X[T.max(vi - 1, 0)] + X[T.min(vi + 1, 18)]", 19, lambda X: X[[0, *range(18)]] + X[[*range(1, 19), 18]], 3),
+        ("X[vi] + T.if_then_else(vi < 17, X[vi + 2], T.float32(0))", 19,
+         lambda X: X + np.concatenate([X[2:], [0, 0]]), 3),
+        ("X[vi * 2] + X[vi * 2 + 2]", 9, lambda X: X[:-2:2] + X[2::2], 3),
+    ],
+    ids=["valid", "clamped", "on a condition", "strided"],
+)  # fmt: skip
+def test_a_halo_moves_borders_only(right, mesh, value, rows, of, width):
+    func = source(f"""X: T.Buffer((19,), "float32"), Y: T.Buffer(({rows},), "float32")):
+    for i in range({rows}):
+        with T.sblock("read"):
+            vi = T.axis.spatial({rows}, i)
+            Y[vi] = {value}
+""")
+    layouts = {"X": Layout.sharded((19,), mesh, {0: "tp"}), "Y": Layout.sharded((rows,), mesh, {0: "tp"})}
+    sch = axe.Schedule(axe.with_layouts(func, layouts), mesh=mesh)
+    sch.shard(sch.get_loops(sch.get_sblock("read"))[0], "tp")
+    exe = right(sch, None, of, X=whole(19))
+    assert [stage.kind for stage in exe.stages] == ["mesh kernel", "local"] and "halo X for read" in exe.show()
+    (slab,) = [func for name, func in exe.lowered.module.functions_items() if name.name_hint == "X_halo"]
+    piece = -(-rows // mesh["tp"])
+    stride = 2 if rows == 9 else 1
+    assert [int(extent) for extent in slab.params[1].shape] == [1, stride * (piece - 1) + width]
+
+
+def test_a_halo_over_two_axes(right):
+    """The corners come with the second."""
+    mesh = Mesh({"x": 2, "y": 3})
+
+    @T.prim_func(s_tir=True)
+    def blur(X: T.Buffer((10, 11), "float32"), Y: T.Buffer((8, 9), "float32")):
+        for i, j in T.grid(8, 9):
+            with T.sblock("blur"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = X[vi, vj] + X[vi + 2, vj + 2] * T.float32(2)
+
+    layouts = {name: Layout.sharded(shape, mesh, {0: "x", 1: "y"}) for name, shape in (("X", (10, 11)), ("Y", (8, 9)))}
+    sch = axe.Schedule(axe.with_layouts(blur, layouts), mesh=mesh)
+    i, j = sch.get_loops(sch.get_sblock("blur"))
+    sch.shard(i, "x")
+    sch.shard(j, "y")
+    exe = right(sch, None, lambda X: X[:-2, :-2] + 2 * X[2:, 2:], X=whole(10, 11))
+    assert [(stage.kind, stage.axis) for stage in exe.stages][:2] == [("mesh kernel", "x"), ("mesh kernel", "y")]
+
+
+@pytest.mark.parametrize("mesh", [TP2, TP3, Mesh({"dp": 2, "tp": 3})], ids=str)
+def test_another_dimension_is_cut(right, mesh):
+    """Sums over rows, which are shared: each device takes all rows of its columns."""
+
+    @T.prim_func(s_tir=True)
+    def sums(X: T.Buffer((7, 8), "float32"), Y: T.Buffer((8,), "float32")):
+        for j, i in T.grid(8, 7):
+            with T.sblock("sum"):
+                vj, vi = T.axis.remap("SR", [j, i])
+                with T.init():
+                    Y[vj] = T.float32(0)
+                Y[vj] = Y[vj] + X[vi, vj]
+
+    layouts = {"X": Layout.sharded((7, 8), mesh, {0: "tp"}), "Y": Layout.sharded((8,), mesh, {0: "tp"})}
+    sch = axe.Schedule(axe.with_layouts(sums, layouts), mesh=mesh)
+    sch.shard(sch.get_loops(sch.get_sblock("sum"))[0], "tp")
+    exe = right(sch, None, lambda X: X.sum(axis=0), X=whole(7, 8))
+    assert [(stage.kind, stage.axis) for stage in exe.stages] == [("all-to-all", "tp"), ("local", None)]
+    assert "recut X for sum" in exe.show()
+
+
+@pytest.mark.parametrize(
+    ("value", "shared"), [("X[(vi + 1) % 8]", True), ("X[7 - vi]", True), ("X[vi] + X[T.min(vi + 1, 7)]", False)]
+)
+def test_what_is_no_halo_is_gathered(right, value, shared):
+    """Rolled and reversed reads go all over the buffer; and a block that isn't shared reads all of it."""
+    func = source(f"""X: T.Buffer((8,), "float32"), Y: T.Buffer((8,), "float32")):
+    for i in range(8):
+        with T.sblock("read"):
+            vi = T.axis.spatial(8, i)
+            Y[vi] = {value}
+""")
+    layouts = {"X": Layout.sharded((8,), TP2, {0: "tp"})}
+    sch = axe.Schedule(axe.with_layouts(func, layouts), mesh=TP2)
+    if shared:
+        sch.shard(sch.get_loops(sch.get_sblock("read"))[0], "tp")
+    X = whole(8)
+    of = {"X[(vi + 1) % 8]": np.roll(X, -1), "X[7 - vi]": X[::-1]}.get(value, X + X[[*range(1, 8), 7]])
+    exe = right(sch, None, lambda X: of, X=X)
+    assert any(line.startswith("gather X for read") for line in exe.lowered.inserted)
 
 
 def test_two_gathered_dimensions(right):

@@ -1,13 +1,13 @@
-"""Variables in expressions and statements: which there are, and others in their place."""
+"""Variables and loads in expressions and statements: which there are, which are alike, and others in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 
-__all__ = ["substitute", "uses", "variables_of"]
+__all__ = ["alike", "loads_in", "substitute", "unconditional_loads", "uses", "variables_of"]
 
 
 def uses(expr: object, var: tirx.Var) -> bool:
@@ -31,3 +31,30 @@ def variables_of(expr: object) -> set[tirx.Var]:
 def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
     """Return `value` with variables replaced."""
     return tvm_ffi.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))
+
+
+def alike(some: Sequence[tirx.Expr], others: Sequence[tirx.Expr]) -> bool:
+    """Return whether indices are the same expressions, so that they are of one element of a buffer."""
+    return bool(tvm_ffi.structural_equal(list(some), list(others)))
+
+
+def loads_in(part: object) -> list[ir.TensorLoad]:
+    """Return every load in an expression or statement, those in indices of others too."""
+    found: list[ir.TensorLoad] = []
+    tvm_ffi.structural_walk(part, (ir.TensorLoad, found.append))
+    return found
+
+
+def unconditional_loads(part: tirx.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
+    """Return the loads that happen whatever the numbers are: none that a choice may leave out."""
+    chosen: list[tirx.Expr] = []
+
+    def on_choice(choice: tirx.Select | ir.Call) -> None:
+        if isinstance(choice, tirx.Select):
+            chosen.extend((choice.true_value, choice.false_value))
+        elif isinstance(choice.op, ir.Op) and choice.op.name == "prim.if_then_else":
+            chosen.extend(choice.args[1:])
+
+    tvm_ffi.structural_walk(part, [(tirx.Select, on_choice), (ir.Call, on_choice)])
+    conditional = loads_in(chosen)
+    return [load for load in loads_in(part) if not any(load.same_as(other) for other in conditional)]

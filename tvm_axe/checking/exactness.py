@@ -17,7 +17,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.expressions import loads_in, uses
 from tvm_axe.checking.comparing import is_float
 from tvm_axe.checking.inputs import Indices
 
@@ -221,9 +221,7 @@ def _times(block: s_tir.SBlock, store: tirx.BufferStore) -> int:
 
 
 def _loads(value: tirx.Expr, buffer: tirx.Buffer) -> bool:
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(value, (ir.TensorLoad, found.append))
-    return any(load.source.same_as(buffer) for load in found)
+    return any(load.source.same_as(buffer) for load in loads_in(value))
 
 
 def _is_call(value: tirx.Expr, name: str) -> bool:

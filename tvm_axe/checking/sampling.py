@@ -14,11 +14,10 @@ from itertools import pairwise
 from math import prod
 
 import numpy as np
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import NestedBlock, all_blocks, covers, element, nested_blocks, statements
-from tvm_axe.analysis.expressions import substitute, variables_of
+from tvm_axe.analysis.expressions import alike, loads_in, substitute, variables_of
 from tvm_axe.analysis.values import LIMIT, values
 from tvm_axe.checking.products import own_products
 from tvm_axe.errors import InputError
@@ -140,9 +139,9 @@ def _plain(nest: tirx.Stmt) -> NestedBlock | None:
     kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
     if not isinstance(block.body, tirx.BufferStore) or not isinstance(block.init, tirx.BufferStore | None):
         return None
-    own = [load for load in _loads(block.body) if load.source.same_as(block.body.buffer)]
-    alike = all(tvm_ffi.structural_equal(list(load.indices), list(block.body.indices)) for load in own)
-    return blocks[0] if alike and all(iv.iter_type in kinds for iv in block.iter_vars) else None
+    own = [load for load in loads_in(block.body) if load.source.same_as(block.body.buffer)]
+    in_place = all(alike(load.indices, block.body.indices) for load in own)
+    return blocks[0] if in_place and all(iv.iter_type in kinds for iv in block.iter_vars) else None
 
 
 def _restrict(nest: tirx.Stmt, nested: NestedBlock, wanted: _Wanted, rows: dict[tirx.Buffer, np.ndarray]) -> tirx.Stmt:
@@ -153,7 +152,7 @@ def _restrict(nest: tirx.Stmt, nested: NestedBlock, wanted: _Wanted, rows: dict[
     for index, places in zip(store.indices, wanted[store.buffer]):
         if index in spatial:
             taken[index] = np.intersect1d(taken[index], places)
-    for load in _loads(store):
+    for load in loads_in(store):
         if not load.source.same_as(store.buffer):
             extents = [_extent(n) for n in load.source.shape]
             _want(wanted, load.source, [_places(i, n, taken) for i, n in zip(load.indices, extents)])
@@ -177,7 +176,7 @@ def _rebuilt(
             rows[places] = taken[iv.var].astype("int32")
             replaced[iv.var] = tirx.BufferLoad(places, [var])
     body, init = _stored(block.body, replaced), None if block.init is None else _stored(block.init, replaced)
-    reads = [element(load.source, load.indices) for load in _loads(body)]
+    reads = [element(load.source, load.indices) for load in loads_in(body)]
     if init is not None:  # a reduction's own running value is no read
         reads = [region for region in reads if not region.source.same_as(body.buffer)]
     changed = s_tir.SBlock(iterators, reads, [element(body.buffer, body.indices)], block.name_hint, body, init)
@@ -206,12 +205,6 @@ def _want(wanted: _Wanted, buffer: tirx.Buffer, places: Sequence[np.ndarray]) ->
     """Want the elements at these places of each dimension, and what was wanted before."""
     before = wanted.get(buffer)
     wanted[buffer] = list(places) if before is None else [np.union1d(a, b) for a, b in zip(before, places)]
-
-
-def _loads(part: object) -> list[ir.TensorLoad]:
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(part, (ir.TensorLoad, found.append))
-    return found
 
 
 def _extent(extent: tirx.Expr) -> int:

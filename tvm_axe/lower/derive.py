@@ -28,6 +28,7 @@ from math import prod
 
 from tvm import DataType, tirx
 
+from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import covers
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import is_copy, is_sum, shift_of, summed
@@ -35,7 +36,7 @@ from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
-from tvm_axe.lower.exchange import exchange_bytes, exchange_view
+from tvm_axe.lower.exchange import Exchange
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.pieces import pieces_of
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
@@ -49,7 +50,7 @@ class Step:
 
     `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `bytes` what one device moves to or
     from its peers. `source`, `target` and `arguments` (what the engine is told beside: dimensions,
-    a shift, a root) are those of a plain collective.
+    a shift, a root) are those of a plain collective; `source` and `target` also of an `exchange`.
     """
 
     stage: ScheduledStage
@@ -61,6 +62,7 @@ class Step:
     source: tirx.Buffer | None = None
     target: tirx.Buffer | None = None
     arguments: tuple[int, ...] = ()
+    exchange: Exchange | None = None
 
     @property
     def name(self) -> str:
@@ -138,7 +140,7 @@ def push_axis(access: Access, sharding: Sharding) -> str | None:
 
 def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
     touched = [shardings[access.buffer] for block in stage.blocks for access in block.accesses]
-    if any(each.foreign is not None or (stage.inserted and each.memory is not None) for each in touched):
+    if any(not each.in_pieces or (stage.inserted and each.memory is not None) for each in touched):
         return _exchange(stage, shardings)
     pulled: set[tirx.Buffer] = set()
     pushed: set[tirx.Buffer] = set()
@@ -189,7 +191,7 @@ def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) 
     block = stage.blocks[0]
     whole = len(stage.blocks) == 1 and not block.device and not block.peers and stage.overlap is None
     if not (whole and is_copy(block.realize.block) and covers(block.realize, block.loops)):
-        access = next(a for b in stage.blocks for a in b.accesses if shardings[a.buffer].foreign is not None)
+        access = next(a for b in stage.blocks for a in b.accesses if not shardings[a.buffer].in_pieces)
         block = next(b for b in stage.blocks if access in b.accesses)
         raise Unowned(
             f"block {block.name!r} touches {access.buffer.name!r}, which axe.layouts declares as "
@@ -200,11 +202,10 @@ def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) 
             RELAY,
         )
     source, target = block.reads[0].buffer, block.writes[0].buffer
-    before, after = shardings[source].holding, shardings[target].holding
-    view = exchange_view(before, after)
-    pulled = frozenset() if view == SLAB else frozenset({source})
-    moved = exchange_bytes(before, after, str(source.dtype))
-    return Step(stage, EXCHANGE, None if view == SLAB else view, moved, pulled, frozenset(), source, target)
+    exchange = Exchange(shardings[source].holding, shardings[target].holding)
+    axis, pulled = (None, frozenset[tirx.Buffer]()) if exchange.view == SLAB else (exchange.view, frozenset({source}))
+    moved = exchange.bytes(str(source.dtype))
+    return Step(stage, EXCHANGE, axis, moved, pulled, frozenset(), source, target, exchange=exchange)
 
 
 def _check_one_phase(
@@ -312,7 +313,8 @@ def _crossings(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> Itera
         reads_peers = sharding.root is None and (
             bool(block.peer_dims(access, remote or "")) or _peer_index(block, access, sharding) is not None
         )
-        if remote is not None and not (is_copy(statement) or reads_peers):
+        halo = INSERTED in statement.annotations and remote in access.shared
+        if remote is not None and not (is_copy(statement) or reads_peers or halo):
             raise Unowned(
                 f"block {block.name!r} reads {access.buffer.name!r} across {remote!r}, where each device owns a share "
                 f"({sharding.layout}), outside a collective; gather it first, or shard the block's loops alike",

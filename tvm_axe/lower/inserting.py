@@ -1,11 +1,15 @@
 """Insert redistributions: what a stage touches and its device doesn't own is moved, by copies between the stages.
 
 A program that `derive` refuses because a block reaches across the mesh becomes another ordinary program that it takes,
-and that computes the same. Four rewrites do it:
+and that computes the same. Six rewrites do it:
 
 ======== ================================ ======================================================================
 rewrite  of a block that                  leaves
 ======== ================================ ======================================================================
+halo     reads little of what others own  a copy of each device's piece and what it reads around it, in front of its
+                                          nest (`tvm_axe.lower.halo`)
+recut    reads its piece of another       a copy in front of its nest of which the axis cuts that dimension
+         dimension than the axis cuts
 gather   reads what others own            a copy of the buffer in front of its nest, which all devices hold
 hold     writes what others own           a nest that works on a copy which all devices hold; behind it each
                                           device takes over its own share
@@ -15,7 +19,7 @@ relay    touches a parameter that is       all blocks on a copy that lies as the
          declared in no contiguous pieces  first of them and back behind the last
 ======== ================================ ======================================================================
 
-What is copied so is whole: an all-gather where a shift or a border would do. Who wants less schedules it
+What is copied but for a halo is whole: an all-gather where a shift would do. Who wants less schedules it
 (`tvm_axe.schedule.redistribute`, `reorder_collective`, `send`).
 """
 
@@ -33,14 +37,15 @@ from tvm_axe.analysis.annotations import BIND, INSERTED, OVERLAP, RING, layouts_
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import directions, reached
 from tvm_axe.analysis.elements import cover, one_to_one
-from tvm_axe.analysis.expressions import substitute
+from tvm_axe.analysis.expressions import alike, loads_in, substitute
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.sharding import Cuts
 from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Entangled, Unowned, derive_steps
+from tvm_axe.lower.halo import Halo, halo_of
 from tvm_axe.lower.infer import Sharding, infer_shardings
-from tvm_axe.lower.pieces import pieces_of, renumbered, with_block
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.pieces import pieces_of, renumbered, shared_pieces, with_block
+from tvm_axe.lower.program import ScheduledProgram, ScheduledStage, parse_program
 from tvm_axe.lower.separating import separated
 
 __all__ = ["redistributed"]
@@ -65,10 +70,11 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
         try:
             derive_steps(program, shardings)
         except Unowned as found:
-            last = found
-            remedy = found.remedy if shardings[found.buffer].memory is None else RELAY
-            why = f"{remedy} {found.buffer.name} for {found.block.name_hint}"
-            func = _REMEDIES[remedy](func, found, shardings[found.buffer], why)
+            last, sharding = found, shardings[found.buffer]
+            remedy = found.remedy if sharding.memory is None else RELAY
+            of = f"{found.buffer.name} for {found.block.name_hint}"
+            less = _less_than_all(func, found, program, sharding, of) if remedy == GATHER else None
+            func = less or _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
         except Entangled as together:
             func = _separated(func, together)
         else:
@@ -93,6 +99,61 @@ def _separated(func: tirx.PrimFunc, error: LowerError, nest: tirx.Stmt | None = 
     if nest is None or parts is None:
         raise error
     return _replaced(func, nest, parts, [])
+
+
+def _less_than_all(
+    func: tirx.PrimFunc, found: Unowned, program: ScheduledProgram, sharding: Sharding, of: str
+) -> tirx.PrimFunc | None:
+    """Have the nest read a copy of what each device reads; None where that is all, or the nest writes it, too."""
+    nest, _ = _nest_of(func, found)
+    stage = next(s for s in program.stages if any(b.realize.block.same_as(found.block) for b in s.blocks))
+    halo = halo_of(program, stage.blocks, found.buffer, sharding)
+    if halo is not None:
+        return _with_halo(func, nest, program, halo, sharding, f"halo {of}")
+    cuts = _recut(stage, found.buffer, sharding)
+    if cuts is None:
+        return None
+    copy = tirx.decl_buffer(sharding.shape, found.buffer.dtype, f"{found.buffer.name}_recut", layout=None)
+    before = _copy(found.buffer, copy, program.mesh, cuts, f"recut {of}")
+    return _replaced(func, nest, [before, substitute(nest, {found.buffer: copy})], [copy])
+
+
+def _recut(stage: ScheduledStage, buffer: tirx.Buffer, sharding: Sharding) -> Cuts | None:
+    """Cuts in which an axis shares another dimension, of which all that a stage reads is on its device; None if none.
+
+    Only of an axis that shares a dimension alone: engines do it in one step then, an all-to-all.
+    """
+    accesses = [access for block in stage.blocks for access in block.accesses if access.buffer.same_as(buffer)]
+    if any(access.is_write for access in accesses) or sharding.partial or sharding.root is not None:
+        return None
+    for dim, cut in enumerate(sharding.cuts):
+        if len(cut) != 1 or all(sharding.holds(access, dim) for access in accesses):
+            continue
+        for other, extent in enumerate(sharding.shape):
+            pieces = pieces_of(extent, cut, sharding.mesh)
+            own = all(shared_pieces(access.pieces.get(other, ()), pieces) for access in accesses)
+            if own and not sharding.cuts[other]:
+                cuts = list(sharding.cuts)
+                cuts[dim], cuts[other] = (), cut
+                return tuple(cuts)
+    return None
+
+
+def _with_halo(
+    func: tirx.PrimFunc, nest: tirx.Stmt, program: ScheduledProgram, halo: Halo, sharding: Sharding, why: str
+) -> tirx.PrimFunc:
+    copy, cuts = halo.copy(program.mesh), list(sharding.cuts)
+    cuts[halo.dim : halo.dim + 1] = [(halo.axis,), ()]
+    before = _nest(
+        str(copy.name),
+        [int(extent) for extent in copy.shape],
+        lambda v: (copy, list(v)),
+        lambda v: (halo.buffer, halo.source(v)),
+        why,
+        _shared(copy, program.mesh, cuts),
+        halo.exists,
+    )
+    return _replaced(func, nest, [before, halo.read_by(nest, program, copy)], [copy])
 
 
 def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
@@ -202,12 +263,18 @@ def _gathered(buffer: tirx.Buffer, sharding: Sharding, why: str) -> tuple[list[t
 def _copy(source: tirx.Buffer, target: tirx.Buffer, mesh: Mesh, cuts: Cuts, why: str) -> tirx.Stmt:
     """A nest that copies what two buffers have in common, its dimensions shared over `cuts`."""
     shape = [min(int(one), int(other)) for one, other in zip(source.shape, target.shape)]
-    pieces = [pieces_of(int(extent), cut, mesh) for extent, cut in zip(target.shape, cuts)]
-    shared = {dim: [(axis, mesh.axis_size(axis), step) for axis, step in own] for dim, own in enumerate(pieces)}
+    shared = _shared(target, mesh, cuts)
     return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), why, shared)
 
 
 _Element = tuple[tirx.Buffer, list[tirx.Expr]]
+_Shared = Mapping[int, Sequence[tuple[str, int, int]]]
+
+
+def _shared(buffer: tirx.Buffer, mesh: Mesh, cuts: Sequence[tuple[str, ...]]) -> _Shared:
+    """How the dimensions of a buffer are shared over `cuts`: each axis, its devices, their step."""
+    pieces = [pieces_of(int(extent), cut, mesh) for extent, cut in zip(buffer.shape, cuts)]
+    return {dim: [(axis, mesh.axis_size(axis), step) for axis, step in own] for dim, own in enumerate(pieces)}
 
 
 def _nest(
@@ -216,9 +283,10 @@ def _nest(
     target: Callable[[Sequence[tirx.Var]], _Element],
     source: Callable[[Sequence[tirx.Var]], _Element],
     why: str,
-    shared: Mapping[int, Sequence[tuple[str, int, int]]] | None = None,
+    shared: _Shared | None = None,
+    exists: Callable[[Sequence[tirx.Expr]], tirx.Expr] | None = None,
 ) -> tirx.Stmt:
-    """``target[..] = source[..]`` over a shape, whose dimensions are `shared`: an axis, its devices, their step."""
+    """``target[..] = source[..]`` over a shape, whose dimensions are `shared`, where the element `exists`."""
     iterators = [tirx.Var(f"v{dim}", "int32") for dim in range(len(shape))]
     (to, where), (of, which) = target(iterators), source(iterators)
     block = s_tir.SBlock(
@@ -242,6 +310,8 @@ def _nest(
         values.append(functools.reduce(operator.add, [*parts, own]))
         if steps and steps[0][1] * steps[0][2] > extent:
             predicate = tirx.all(predicate, values[-1] < extent)
+    if exists is not None:
+        predicate = tirx.all(predicate, exists(values))
     stmt: tirx.Stmt = s_tir.SBlockRealize(values, predicate, block)
     for var, extent, says in reversed(loops):
         stmt = tirx.For(var, 0, extent, tirx.ForKind.SERIAL, stmt, None, says)
@@ -308,14 +378,8 @@ def _is_written_whole(blocks: Sequence[NestedBlock], buffer: tirx.Buffer) -> boo
 
 def _in_place(store: tirx.BufferStore) -> bool:
     """Whether the block reads no other element of what it writes than the one that it writes."""
-    found: list[bool] = []
-
-    def on_load(load: ir.TensorLoad) -> None:
-        if load.source.same_as(store.buffer):
-            found.append(tvm_ffi.structural_equal(list(load.indices), list(store.indices)))
-
-    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, on_load))
-    return all(found)
+    own = [load for load in loads_in(store.value) if load.source.same_as(store.buffer)]
+    return all(alike(load.indices, store.indices) for load in own)
 
 
 def _running(value: tirx.Expr, buffer: tirx.Buffer, apart: tirx.Buffer, at: Sequence[tirx.Var]) -> tirx.Expr:

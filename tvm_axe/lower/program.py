@@ -22,10 +22,11 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.annotations import INSERTED
-from tvm_axe.analysis.blocks import ranges_of, statements, stays_in
-from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.blocks import NestedBlock, ranges_of, statements, stays_in
+from tvm_axe.analysis.expressions import alike, loads_in, substitute, unconditional_loads, uses
 from tvm_axe.analysis.patterns import REDUCE
 from tvm_axe.analysis.sharing import bound_axis, root_of
+from tvm_axe.analysis.writing import first_unwritten
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.pieces import Pieces, linear, own_pieces, renumbered
@@ -201,19 +202,25 @@ def _check_order(within: tirx.Stmt) -> None:
 
 
 def _check_written(program: ScheduledProgram) -> None:
-    """Check that what is read is there: a parameter, or what a block before has written, if only in part."""
-    known = set(program.parameters)
-    allocated = known | set(program.intermediates)
-    for block in program.blocks():
-        for access in block.reads:
-            if access.buffer not in known:
-                why = "nothing has written by then" if access.buffer in allocated else "nobody allocates"
-                raise LowerError(
-                    f"block {block.name!r} reads {access.buffer.name!r}, which {why}, as upstream's cache_write of a "
-                    "block that updates its buffer, or its reverse_compute_inline of one of several readers, "
-                    "leaves it; apply them to others"
-                )
-        known |= {access.buffer for access in block.writes}
+    """Check that what is read is there: an element of a parameter, or one that a block before has written."""
+    nested = [NestedBlock(block.realize, block.loops) for block in program.blocks()]
+    found = first_unwritten(nested, program.parameters)
+    if found is None:
+        return
+    block, buffer, part = found.reader.block, found.buffer, found.part
+    if not part:
+        known = any(buffer.same_as(each) for each in program.intermediates)
+        raise LowerError(
+            f"block {block.name_hint!r} reads {buffer.name!r}, which "
+            f"{'nothing has written by then' if known else 'nobody allocates'}, as upstream's cache_write of a block "
+            "that updates its buffer, or its reverse_compute_inline of one of several readers, leaves it; apply them "
+            "to others"
+        )
+    raise LowerError(
+        f"block {block.name_hint!r} reads {buffer.name}[{', '.join(map(str, part))}], which nothing has written by "
+        "then, as upstream's rfactor of a reduction under a mask leaves it; split in pieces that divide, or "
+        "leave rfactor out"
+    )
 
 
 def _overlap(nest: tirx.Stmt) -> Overlap | None:
@@ -295,7 +302,7 @@ def _check_domains(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> N
                 f"{loop.extent}; a loop of a mesh program runs over a number of iterations: keep blocks apart that "
                 "upstream moves into others' masked loops"
             )
-    if _loads(realize.predicate):
+    if loads_in(realize.predicate):
         raise LowerError(
             f"block {realize.block.name_hint!r} is masked by what it loads ({realize.predicate}), as upstream's "
             "inlining of a copy into a store at a loaded index leaves it; keep the copy"
@@ -318,36 +325,20 @@ def _check_indices(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> N
     block = realize.block
     domains = {iv.var: iv.dom for iv in block.iter_vars}
     bound = {iv.var: value for iv, value in zip(block.iter_vars, realize.iter_values)}
-    guarded: list[object] = []
-
-    def on_choice(choice: tirx.Select | ir.Call) -> None:
-        if isinstance(choice, tirx.Select):
-            guarded.extend((choice.true_value, choice.false_value))
-        elif isinstance(choice.op, ir.Op) and choice.op.name == "prim.if_then_else":
-            guarded.extend(choice.args[1:])
-
-    tvm_ffi.structural_walk(block.body.value, [(tirx.Select, on_choice), (ir.Call, on_choice)])
-    free = _loads(block.body)
-    for part in guarded:
-        within_part = _loads(part)
-        free = [load for load in free if not any(load.same_as(other) for other in within_part)]
-    touched = [(block.body.buffer, block.body.indices), *((load.source, load.indices) for load in free)]
+    touched = [
+        (block.body.buffer, block.body.indices),
+        *((load.source, load.indices) for load in unconditional_loads(block.body)),
+    ]
     for buffer, indices in touched:
         for index, extent in zip(indices, buffer.shape):
             domain = ir.Range(0, extent)
-            if _loads(index) or stays_in(index, domain, domains):
+            if loads_in(index) or stays_in(index, domain, domains):
                 continue
             if not stays_in(substitute(index, bound), domain, ranges_of(loops), realize.predicate):
                 raise LowerError(
                     f"block {block.name_hint!r}: index {index} of {buffer.name!r} is not seen to stay below the extent "
                     f"{extent}; what lies beyond is another row, or another device's"
                 )
-
-
-def _loads(part: object) -> list[ir.TensorLoad]:
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(part, (ir.TensorLoad, found.append))
-    return found
 
 
 def _bound_loops(
@@ -418,13 +409,8 @@ def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr]
     """Every load and store of the block; a sum's own running value is the store's, not a load."""
     store = block.body
     found: list[tuple[tirx.Buffer, Sequence[tirx.Expr], bool]] = [(store.buffer, store.indices, True)]
-
-    def on_load(load: ir.TensorLoad) -> None:
-        running = load.source.same_as(store.buffer) and tvm_ffi.structural_equal(
-            list(load.indices), list(store.indices)
-        )
+    for load in loads_in([store.value, list(store.indices)]):
+        running = load.source.same_as(store.buffer) and alike(load.indices, store.indices)
         if not (running and block.init is not None):
             found.append((load.source, load.indices, False))
-
-    tvm_ffi.structural_walk([store.value, list(store.indices)], (ir.TensorLoad, on_load))
     return found

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.expressions import loads_in, uses
 from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.machines.target import cores, vector_bits
 from tvm_axe.meta.spaces.contraction import is_plain_nest
@@ -102,9 +101,9 @@ def _reduces_columns(block: s_tir.SBlock) -> bool:
     for store in stores:
         if len(store.indices) != len(leading) or not all(a.same_as(b) for a, b in zip(store.indices, leading)):
             return False
-    loads: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(block.body, (ir.TensorLoad, loads.append))
-    reads = [load for load in loads if any(uses(index, term) for index in load.indices for term in terms)]
+    reads = [
+        load for load in loads_in(block.body) if any(uses(index, term) for index in load.indices for term in terms)
+    ]
     return bool(reads) and all(load.indices[-1].same_as(leading[-1]) for load in reads)
 
 

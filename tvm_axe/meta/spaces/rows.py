@@ -25,7 +25,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.expressions import loads_in, uses
 from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.machines.target import cores, vector_bits
 from tvm_axe.meta.spaces.contraction import is_plain_nest
@@ -267,10 +267,8 @@ def _is_reduction(block: s_tir.SBlock) -> bool:
         return False
     terms = [it for it in block.iter_vars if it.iter_type != tirx.IterVar.DataPar]
     last = next((it.var for it in reversed(terms) if int(it.dom.extent) > 1), terms[-1].var)
-    loads: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(block.body, (ir.TensorLoad, loads.append))
     # Vectors of terms are to be vectors in memory.
-    if any(uses(index, last) for load in loads for index in load.indices[:-1]):
+    if any(uses(index, last) for load in loads_in(block.body) for index in load.indices[:-1]):
         return False
     in_order = [it.var for it in block.iter_vars[: len(spatial)]]
     return all(a.same_as(b) and b.same_as(c) for store in stores for a, b, c in zip(store.indices, spatial, in_order))
