@@ -210,15 +210,15 @@ def test_what_compile_would_insert_is_inserted_and_counted(tmp_path, monkeypatch
     func = axe.with_layouts(double, {"X": Layout.sharded((rows, inner), mesh, {0: "tp"})})
     options = {"engine": "threads", "work_dir": tmp_path, "measure": 2, "repeat": 1, "chunks": (2,), "progress": False}
     result = axe.search(func, mesh, **options)
-    assert all(found.inserted == ("gather X for mm_rf: 48 bytes",) for found in result.schedules)
-    assert "  redistributed: gather X for mm_rf: 48 bytes" in result.table().splitlines()
+    assert all(found.inserted == ("recut X for mm_rf: 24 bytes",) for found in result.schedules)
+    assert "  redistributed: recut X for mm_rf: 24 bytes" in result.table().splitlines()
     assert not caplog.records, "the table says it; compiling what is measured doesn't, too"
     assert "axe.inserted" not in str(result.trace)
     with pytest.raises(axe.LowerError, match="'mm_rf' reads 'X' across 'tp'"):
         axe.compile(result.schedule, work_dir=None, redistribute="refuse")
     exe = axe.compile(result.schedule, work_dir=None)
     assert (exe.lowered.inserted, exe.notation) == (result.best.inserted, result.notation)
-    assert sum(stage.bytes for stage in exe.stages) == result.best.bytes > 48
+    assert sum(stage.bytes for stage in exe.stages) == result.best.bytes > 24
     assert 1e3 * estimate(exe.lowered) == pytest.approx(result.best.estimate_ms)
     monkeypatch.setattr(bench, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
     again = axe.search(func, mesh, **options)

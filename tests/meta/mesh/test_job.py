@@ -271,10 +271,13 @@ def test_a_layout_that_is_declared_makes_other_ways_cost_what_they_move():
     assert not any(low.notation.startswith(("MM-AG", "MM-C", "fuse(MM")) for low in found)
     moving = [low for low in found if low.inserted]
     of_x = TOKENS * INNER * 4 // 2  # bytes: a device has the half and gets the other
-    assert {low.inserted for low in moving} == {(f"gather X for mm: {of_x} bytes",)}
-    ways = {low.notation.removeprefix("AG-") for low in moving}
-    assert {"MM-AG-C", "MM-C-AG"} <= ways, "by rows and by columns of W, on all of X"
-    assert all(features_of_program(low)["bytes"] > of_x for low in moving), "and the result is gathered"
+    by_columns, by_rows = (f"gather X for mm: {of_x} bytes",), (f"recut X for mm: {of_x // 2} bytes",)
+    assert {low.inserted for low in moving} == {by_columns, by_rows}
+    assert {"AG-MM-AG-C", "AG-MM-C-AG"} <= {low.notation for low in moving if low.inserted == by_columns}
+    assert {"A2A-MM-AG-C", "A2A-MM-C-AG"} <= {low.notation for low in moving if low.inserted == by_rows}
+    for low in moving:
+        moved = of_x if low.inserted == by_columns else of_x // 2
+        assert features_of_program(low)["bytes"] > moved, "and the result is gathered"
     assert estimate(found[0]) < min(map(estimate, moving)), "what moves less comes first"
 
 
