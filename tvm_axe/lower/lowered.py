@@ -26,16 +26,16 @@ from tvm_axe.schedule import layouts_of
 class Stage:
     """One stage of a lowered function.
 
-    `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `bytes` is what one device moves to
-    or from its peers, and `memory` the bytes of its own that it touches; `kernel` is the name of its function in the
-    module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in turn, 1 where it
-    overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
+    `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `bytes` is what the busiest device
+    receives of its peers, and `memory` the bytes of its own that it touches; `kernel` is the name of its function in
+    the module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in turn, 1 where
+    it overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
     """
 
     name: str
     kind: str
     axis: str | None
-    bytes: int | float
+    bytes: int
     kernel: str | None
     memory: int
     chunks: int
@@ -84,8 +84,8 @@ class Lowered:
 
     @property
     def inserted(self) -> tuple[str, ...]:
-        """What a redistribution was inserted for, a line each with the bytes that a device moves for it."""
-        moved: dict[str, int | float] = {}
+        """What a redistribution was inserted for, a line each with the bytes that a device receives for it."""
+        moved: dict[str, int] = {}
         for stage in self.stages:
             if stage.inserted is not None:
                 moved[stage.inserted] = moved.get(stage.inserted, 0) + stage.bytes
