@@ -24,22 +24,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import DataType, tirx
+from tvm import tirx
 
 from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import covers
-from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.expressions import uses
 from tvm_axe.analysis.patterns import is_copy, is_sum, shift_of, summed
 from tvm_axe.collective import SLAB
-from tvm_axe.collective.plan import received
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
-from tvm_axe.lower.exchange import exchange_bytes, exchange_view
+from tvm_axe.lower.exchange import exchange_view
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.pieces import pieces_of
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
-from tvm_axe.lower.traffic import received_in_collective, received_in_kernel
+from tvm_axe.lower.traffic import received_in_collective, received_in_exchange, received_in_kernel
 
 LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"
 
@@ -48,15 +47,15 @@ LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"
 class Step:
     """One stage with what it is.
 
-    `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `bytes` what one device moves to or
-    from its peers. `source`, `target` and `arguments` (what the engine is told beside: dimensions,
+    `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `received` the bytes that each device
+    receives of its peers (`tvm_axe.lower.traffic`). `source`, `target` and `arguments` (what the engine is told beside: dimensions,
     a shift, a root) are those of a plain collective.
     """
 
     stage: ScheduledStage
     kind: str
     axis: str | None
-    bytes: int
+    received: tuple[int, ...]
     pulled: frozenset[tirx.Buffer]
     pushed: frozenset[tirx.Buffer]
     source: tirx.Buffer | None = None
@@ -152,7 +151,7 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
             crossings.append((block, access, axis))
     _check_one_phase(stage, pulled, pushed, shardings)
     if not axes:
-        return Step(stage, LOCAL, None, 0, frozenset(), frozenset())
+        return Step(stage, LOCAL, None, (0,) * program.mesh.size, frozenset(), frozenset())
     if len(axes) > 1:
         raise _apart_from(
             stage,
@@ -165,7 +164,7 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
     plain = _plain_collective(stage.blocks[0], axis, shardings) if whole else None
     if plain is None:
         _check_held_by_all(stage, pulled, shardings)
-        moved = _kernel_bytes(program, crossings, shardings)
+        moved = received_in_kernel(program, crossings, shardings)
         return Step(stage, MESH_KERNEL, axis, moved, frozenset(pulled), frozenset(pushed))
     kind, source, target, arguments = plain
     dtype = str(target.dtype)
@@ -195,7 +194,7 @@ def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) 
     before, after = shardings[source].holding, shardings[target].holding
     view = exchange_view(before, after)
     pulled = frozenset() if view == SLAB else frozenset({source})
-    moved = exchange_bytes(before, after, str(source.dtype))
+    moved = received_in_exchange(shardings[source], shardings[target], str(source.dtype))
     return Step(stage, EXCHANGE, None if view == SLAB else view, moved, pulled, frozenset(), source, target)
 
 
@@ -329,24 +328,6 @@ def _peer_index(block: Block, access: Access, sharding: Sharding) -> tirx.Expr |
     return None
 
 
-def _kernel_bytes(
-    program: ScheduledProgram,
-    crossings: Sequence[tuple[Block, Access, str]],
-    shardings: Mapping[tirx.Buffer, Sharding],
-) -> int:
-    """What the busiest device receives of what a kernel reads and writes of its peers."""
-    in_all = [0] * program.mesh.size
-    for block, access, axis in crossings:
-        found = (
-            pushed_elements(program, block, axis)
-            if access.is_write
-            else pulled_elements(program, block, access, shardings[access.buffer])
-        )
-        of_buffer = _itemsize(access.buffer)
-        in_all = [before + more * of_buffer for before, more in zip(in_all, found)]
-    return max(in_all)
-
-
 Plain = tuple[Collective, tirx.Buffer, tirx.Buffer, tuple[int, ...]]
 
 
@@ -417,7 +398,3 @@ def _whole_indices(block: Block) -> list[tirx.Expr]:
     load = summed(block.realize.block)
     assert load is not None
     return list(load.indices)
-
-
-def _itemsize(buffer: tirx.Buffer) -> int:
-    return DataType(buffer.dtype).itemsize

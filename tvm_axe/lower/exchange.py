@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 
-from tvm import DataType, ir, s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import element
@@ -23,15 +23,9 @@ from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.collective import ALL, SLAB, slab_stride
 from tvm_axe.layout import Iter
 from tvm_axe.layout.axes import LINEAR_MEMORY
-from tvm_axe.layout.holding import Holding, received, terms_between
+from tvm_axe.layout.holding import Holding, terms_between
 
-__all__ = ["exchange_bytes", "exchange_kernel", "exchange_view"]
-
-
-def exchange_bytes(source: Holding, target: Holding, dtype: str) -> int:
-    """Bytes that the busiest device receives."""
-    devices = range(source.mesh.size)
-    return max(received(source, target, device) for device in devices) * DataType(dtype).itemsize
+__all__ = ["exchange_kernel", "exchange_view"]
 
 
 def exchange_view(source: Holding, target: Holding) -> str:

@@ -26,8 +26,8 @@ from tvm_axe.schedule import layouts_of
 class Stage:
     """One stage of a lowered function.
 
-    `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `bytes` is what the busiest device
-    receives of its peers, and `memory` the bytes of its own that it touches; `kernel` is the name of its function in
+    `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `received` is what each device
+    receives of its peers, in bytes, and `memory` the bytes of its own that it touches; `kernel` is the name of its function in
     the module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in turn, 1 where
     it overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
     """
@@ -35,11 +35,16 @@ class Stage:
     name: str
     kind: str
     axis: str | None
-    bytes: int
+    received: tuple[int, ...]
     kernel: str | None
     memory: int
     chunks: int
     inserted: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What the busiest device receives of its peers."""
+        return max(self.received)
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Lowered:
         for stage in self.stages:
             if stage.inserted is not None:
                 moved[stage.inserted] = moved.get(stage.inserted, 0) + stage.bytes
-        return tuple(f"{why}: {bytes_:,.{0 if bytes_ == int(bytes_) else 1}f} bytes" for why, bytes_ in moved.items())
+        return tuple(f"{why}: {bytes_:,} bytes" for why, bytes_ in moved.items())
 
     def devices(self, stage: Stage) -> int:
         """How many devices a stage's communication is among: those along its axis, all of them, or one."""
@@ -135,7 +140,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
             step.name,
             str(step.kind),
             step.axis,
-            step.bytes,
+            step.received,
             kernel,
             memory,
             1 if step.stage.overlap is None else step.stage.overlap.chunks,
