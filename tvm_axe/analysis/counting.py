@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
 from tvm_axe.analysis.expressions import variables_of
@@ -60,8 +60,8 @@ def _in_group(conditions: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int]) 
         if len(known) == len(spans):
             return max(0, min(stop for _, stop in known) - max(start for start, _ in known))
     at = points(conditions, extents)
-    found = [None if at is None else values(condition, at) for condition in conditions]
-    if at is None or any(each is None for each in found):
+    found = [] if at is None else [each for condition in conditions if (each := values(condition, at)) is not None]
+    if len(found) < len(conditions):
         return None
     holds = np.broadcast_to(np.logical_and.reduce(found), tuple(extents.values()))
     return int(np.count_nonzero(holds))
@@ -76,7 +76,7 @@ def _span(condition: tirx.Expr, var: tirx.Var, extent: int) -> tuple[int, int] |
     else:
         return None
     parts = [Analyzer().simplify(part) for part in detect_linear_equation(below, [var])]
-    if len(parts) != 2 or not all(isinstance(part, ir.IntImm) for part in parts):
+    if len(parts) != 2 or not all(isinstance(part, tirx.IntImm) for part in parts):
         return None
     step, rest = map(int, parts)
     if step == 0:

@@ -42,7 +42,7 @@ class DemoRow:
     relative_error: float
     """Largest absolute difference from the float64 result, over the largest absolute value of that."""
     median_ms: float
-    bytes: int | float
+    bytes: int
     """What each device communicates in one run."""
 
 

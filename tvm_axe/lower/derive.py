@@ -48,8 +48,8 @@ class Step:
     """One stage with what it is.
 
     `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `received` the bytes that each device
-    receives of its peers (`tvm_axe.lower.traffic`). `source`, `target` and `arguments` (what the engine is told beside: dimensions,
-    a shift, a root) are those of a plain collective.
+    receives of its peers (`tvm_axe.lower.traffic`). `source`, `target` and `arguments` (what the engine is told beside:
+    dimensions, a shift, a root) are those of a plain collective.
     """
 
     stage: ScheduledStage
@@ -65,6 +65,11 @@ class Step:
     @property
     def name(self) -> str:
         return self.stage.name
+
+    @property
+    def bytes(self) -> int:
+        """What the busiest device receives of its peers."""
+        return max(self.received)
 
 
 def derive_steps(program: ScheduledProgram, shardings: Mapping[tirx.Buffer, Sharding]) -> list[Step]:

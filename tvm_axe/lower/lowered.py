@@ -27,9 +27,9 @@ class Stage:
     """One stage of a lowered function.
 
     `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `received` is what each device
-    receives of its peers, in bytes, and `memory` the bytes of its own that it touches; `kernel` is the name of its function in
-    the module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in turn, 1 where
-    it overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
+    receives of its peers, in bytes, and `memory` the bytes of its own that it touches; `kernel` is the name of its
+    function in the module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in
+    turn, 1 where it overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
     """
 
     name: str
