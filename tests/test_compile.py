@@ -13,7 +13,7 @@ import tvm_axe as axe
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.schedule import Schedule
 
-# ---- The schedules: each returns its stages that communicate, as `moved` takes them ----------------------------------------
+# ---- The schedules: each returns its stages that communicate, as `moved` takes them --------------------------------
 
 
 def replicated(sch: Schedule, dim: int) -> list[str]:

@@ -129,7 +129,7 @@ class ProgramFactory:
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor whose rows the devices of an axis share, and the bytes that the busiest receives in what they do with it.
+    """A tensor whose rows devices share, and the bytes that the busiest of them receives in what they do with it.
 
     >>> rows = Rows(10, 3, "float32", devices=4)
     >>> rows.reduce_scattered, rows.all_gathered, rows.fused, rows.all_reduced
