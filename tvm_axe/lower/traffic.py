@@ -66,8 +66,11 @@ def received_in_kernel(
     devices are taken to be with each of them alike.
     """
     found = [0] * program.mesh.size
+    of_block: dict[Block, list[_Run]] = {}
     for block, access, axis in crossings:
-        runs = [_Run(program, block, device) for device in range(program.mesh.size)]
+        if block not in of_block:
+            of_block[block] = [_Run(program, block, device) for device in range(program.mesh.size)]
+        runs = of_block[block]
         if access.is_write:
             done = [run.count() for run in runs]
             elements = [sum(done[peer] for peer in program.mesh.group(at, axis)) - done[at] for at in range(len(done))]
