@@ -1,6 +1,6 @@
 """Refuses a compiler that the package wasn't written against, before anything imports it.
 
-It stands apart from `_tvm.py`, which imports the compiler: a wrong one must be met by this message, not by whichever
+It stands apart from `_tvm`, which imports the compiler: a wrong one must be met by this message, not by whichever
 of its names has moved.
 """
 

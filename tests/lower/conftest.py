@@ -1,6 +1,8 @@
-"""The scheduled programs that the lowering tests take through the passes."""
+"""The scheduled programs that the lowering tests take through the passes; `small` lies beside it, found by name."""
 
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from tvm import tirx
@@ -11,6 +13,8 @@ from tvm_axe.lower.derive import Step, derive_steps
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.program import ScheduledProgram, parse_program
 from tvm_axe.schedule import Schedule
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

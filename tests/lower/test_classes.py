@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from small import FOLDS, numbers, product_and_folded, run
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -15,19 +16,6 @@ from tvm_axe.errors import AxeError, ScheduleError
 from tvm_axe.layout import Mesh
 
 NAMED = r"(block|stage|buffer|consumer|gather) '|'\w+'"
-
-
-def numbers(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-    """Numbers that are all different, whose products are exact."""
-    return np.arange(1, 1 + np.prod(shape, dtype=int), dtype=dtype).reshape(shape)
-
-
-def run(launched, exe: axe.Executable, **given: np.ndarray) -> dict[str, np.ndarray]:
-    """The outputs after a run of other data."""
-    workers = launched(exe.mesh)
-    exe.run(workers, *(np.full_like(given[name], 0 if given[name].dtype.kind == "i" else -7) for name in exe.inputs))
-    found = exe.run(workers, *(given[name] for name in exe.inputs))
-    return dict(zip(exe.outputs, found if isinstance(found, tuple) else (found,)))
 
 
 # ---- Exchanges and sends of buffers with a memory order ----------------------------------------------------------
@@ -128,44 +116,6 @@ def test_exchanges_and_memory_orders(launched, name, devices):
 # ---- Reductions in fused groups ----------------------------------------------------------------------------------
 
 M, N, K = 4, 6, 5
-FOLDS = {
-    "sum": (lambda a, b: a + b, "float32", 0.0),
-    "prod": (lambda a, b: a * b, "float32", 1.0),
-    "max": (T.max, "float32", -1e30),
-    "min": (T.min, "float32", 1e30),
-    "any": (T.Or, "bool", False),
-}
-
-
-def reduced(combine: str, kinds: str) -> tirx.PrimFunc:
-    """A product with what each of its rows (SR) or columns (RS) is reduced to added."""
-    fold, dtype, start = FOLDS[combine]
-    count, initial = (M if kinds == "SR" else N), tirx.const(start, dtype)
-
-    @T.prim_func(s_tir=True)
-    def func(A: T.Buffer((M, K), "float32"), B: T.Buffer((K, N), "float32"), Y: T.Buffer((M, N), "float32")):
-        C = T.sblock_alloc_buffer((M, N))
-        s = T.sblock_alloc_buffer((count,), dtype)
-        for i, j, k in T.grid(M, N, K):
-            with T.sblock("mm"):
-                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                with T.init():
-                    C[vi, vj] = T.float32(0)
-                C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
-        for i, j in T.grid(M, N):
-            with T.sblock("s"):
-                vi, vj = T.axis.remap(kinds, [i, j])
-                with T.init():
-                    s[vi if kinds == "SR" else vj] = initial
-                s[vi if kinds == "SR" else vj] = fold(
-                    s[vi if kinds == "SR" else vj], C[vi, vj] > T.float32(3) if combine == "any" else C[vi, vj]
-                )
-        for i, j in T.grid(M, N):
-            with T.sblock("y"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                Y[vi, vj] = C[vi, vj] + T.Cast("float32", s[vi if kinds == "SR" else vj])
-
-    return func
 
 
 @pytest.mark.parametrize("kinds", ["SR", "RS"])
@@ -180,7 +130,7 @@ def test_reductions_in_fused_groups(launched, combine, kinds):
     right = 0
     for dim, devices in ((0, 3), (1, 2)):
         for first, last in ((0, 2), (0, 4), (1, 3)):
-            sch = axe.Schedule(reduced(combine, kinds), mesh=Mesh({"x": devices}))
+            sch = axe.Schedule(product_and_folded(combine, kinds, M, N, K), mesh=Mesh({"x": devices}))
             _, reduce = sch.shard(sch.get_loops("mm")[2], "x")
             scatter, gather = sch.split_collective(reduce, dim=dim)
             try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small import product
 from tvm.script import tirx as T
 
 import tvm_axe as axe
@@ -114,14 +115,7 @@ def test_a_plan_of_what_is_in_no_blocks_is_one_exchange():
 # ---- Parameters --------------------------------------------------------------------------------------------------
 
 
-@T.prim_func(s_tir=True)
-def matmul(A: T.Buffer((12, 8), "float32"), B: T.Buffer((8, 12), "float32"), C: T.Buffer((12, 12), "float32")):
-    for i, j, k in T.grid(12, 12, 8):
-        with T.sblock("mm"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+matmul = product(12, 12, 8)
 
 
 @T.prim_func(s_tir=True)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from small import product
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -106,18 +107,8 @@ def test_a_loop_of_one_iteration_that_is_shared(launched):
 # ---- Overlap -----------------------------------------------------------------------------------------------------
 
 
-@T.prim_func(s_tir=True)
-def matmul(A: T.Buffer((8, 4), "float32"), B: T.Buffer((4, 6), "float32"), C: T.Buffer((8, 6), "float32")):
-    for i, j, k in T.grid(8, 6, 4):
-        with T.sblock("mm"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
-
-
 def overlapped() -> axe.Schedule:
-    sch = axe.Schedule(matmul, mesh=X2)
+    sch = axe.Schedule(product(8, 6, 4), mesh=X2)
     partial, reduce = sch.shard(sch.get_loops("mm")[2], "x")
     scatter, _ = sch.split_collective(reduce)
     sch.overlap([partial, scatter], "x", chunks=2)
@@ -162,6 +153,19 @@ def test_a_reduction_over_the_chunks_is_refused():
     sch.fuse_collective([scatter, sch.get_sblock("all_rf")])
     with pytest.raises(LowerError, match="block 'all_rf' reduces over the chunks"):
         axe.compile(sch, work_dir=None)
+
+
+def test_a_single_chunk_of_which_devices_have_parts(launched):
+    """The chunk is all of a device's slice, and those of another axis share it."""
+    mesh = Mesh({"x": 2, "y": 2})
+    sch = axe.Schedule(product(8, 6, 4), mesh=mesh)
+    partial, reduce = sch.shard(sch.get_loops("mm")[2], "x")
+    scatter, _ = sch.split_collective(reduce)
+    sch.overlap([partial, scatter], "x", chunks=1)
+    inner = next(loop for loop in sch.get_loops(scatter) if int(sch.get(loop).extent) == 4)
+    sch.shard(inner, "y")
+    A, B = numbers(8, 4), numbers(4, 6)
+    np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(mesh), A, B), A @ B)
 
 
 # ---- What upstream leaves to be read -----------------------------------------------------------------------------

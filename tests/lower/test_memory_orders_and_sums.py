@@ -6,25 +6,16 @@ import re
 
 import numpy as np
 import pytest
-from tvm import tirx
+from small import numbers, product, product_and_folded, run
 from tvm.script import tirx as T
 
 import tvm_axe as axe
-from tvm_axe.errors import LowerError, ScheduleError
+from tvm_axe.errors import LayoutError, LowerError, ScheduleError
 from tvm_axe.layout import Layout, Mesh
 
 M, N, K = 4, 6, 8
+matmul = product(M, N, K)
 COLUMNS_FIRST, PADDED = "S[(4, 6) : (1, 4)]", "S[(4, 6) : (8, 1)]"
-
-
-@T.prim_func(s_tir=True)
-def matmul(A: T.Buffer((M, K), "float32"), B: T.Buffer((K, N), "float32"), C: T.Buffer((M, N), "float32")):
-    for i, j, k in T.grid(M, N, K):
-        with T.sblock("mm"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
 
 
 @T.prim_func(s_tir=True)
@@ -33,19 +24,6 @@ def copied(X: T.Buffer((M, N), "float32"), C: T.Buffer((M, N), "float32")):
         with T.sblock("copy"):
             vi, vj = T.axis.remap("SS", [i, j])
             C[vi, vj] = X[vi, vj]
-
-
-def numbers(shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers that are all different, whose products are exact."""
-    return np.arange(1, 1 + np.prod(shape), dtype="float32").reshape(shape)
-
-
-def run(launched, exe: axe.Executable, **given: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The outputs after a run of other data."""
-    workers = launched(exe.mesh)
-    exe.run(workers, *(np.full_like(given[name], 0 if given[name].dtype == "int32" else -7) for name in exe.inputs))
-    found = exe.run(workers, *(given[name] for name in exe.inputs))
-    return found if isinstance(found, tuple) else (found,)
 
 
 # ---- Collectives of buffers with a memory order ------------------------------------------------------------------
@@ -85,7 +63,7 @@ def test_memory_orders(launched, name, how, devices):
             assert re.search(r"(block|stage) '", str(error)) and "'C" in str(error)
             ended.append("refused")
             continue
-        (found,) = run(launched, exe, A=A, B=B, C=np.zeros(30, "float32"))  # the gaps of padded rows are inputs
+        found = run(launched, exe, A=A, B=B, C=np.zeros(30, "float32"))["C"]  # the gaps of padded rows are inputs
         if how == "set_layout":
             found = axe.unpack(found, Layout.parse(order), (M, N))
         np.testing.assert_array_equal(found, A @ B)
@@ -93,49 +71,36 @@ def test_memory_orders(launched, name, how, devices):
     assert how != "row-major" or ended == ["right", "right"]
 
 
+def test_what_one_device_holds_is_read_from_it(launched):
+    """Of the intermediates that a check compares, the sum that device 1 alone holds."""
+    sch = axe.Schedule(matmul, mesh=Mesh({"x": 2}))
+    reduced(sch, root=1)
+    exe = axe.compile(sch, work_dir=None)
+    A, B = numbers((M, K)), numbers((K, N))
+    run(launched, exe, A=A, B=B)
+    np.testing.assert_array_equal(exe.held(launched(exe.mesh))["C_global"], A @ B)
+
+
+def test_a_memory_order_across_dimensions_is_refused():
+    """Where an element lies is asked dimension by dimension; set_layout takes any order."""
+    across = axe.with_layouts(matmul, {"C": "S[(3, 8) : (1, 3)] + R[2 : 1@x]"})
+    with pytest.raises(LayoutError, match=r"can not be grouped by \(4, 6\): .* falls inside 8 : 3"):
+        axe.compile(axe.Schedule(across, mesh=Mesh({"x": 2})), work_dir=None)
+
+
 # ---- Reductions in fused groups ----------------------------------------------------------------------------------
 
 
-def normalized(over: str, combine: str) -> tirx.PrimFunc:
-    """A product less the sum or largest of its rows or columns."""
-    kinds, rows = ("SR", M) if over == "columns" else ("RS", N)
-    fold = (lambda a, b: a + b) if combine == "sum" else T.max
-    start = tirx.const(0.0 if combine == "sum" else -1e30, "float32")
-
-    @T.prim_func(s_tir=True)
-    def func(A: T.Buffer((M, K), "float32"), B: T.Buffer((K, N), "float32"), Y: T.Buffer((M, N), "float32")):
-        C = T.sblock_alloc_buffer((M, N))
-        s = T.sblock_alloc_buffer((rows,))
-        for i, j, k in T.grid(M, N, K):
-            with T.sblock("mm"):
-                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                with T.init():
-                    C[vi, vj] = T.float32(0)
-                C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
-        for i, j in T.grid(M, N):
-            with T.sblock("s"):
-                vi, vj = T.axis.remap(kinds, [i, j])
-                with T.init():
-                    s[vi if kinds == "SR" else vj] = start
-                s[vi if kinds == "SR" else vj] = fold(s[vi if kinds == "SR" else vj], C[vi, vj])
-        for i, j in T.grid(M, N):
-            with T.sblock("y"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                Y[vi, vj] = C[vi, vj] - s[vi if kinds == "SR" else vj]
-
-    return func
-
-
 @pytest.mark.parametrize("combine", ["sum", "max"])
-@pytest.mark.parametrize("over", ["columns", "rows"])
-def test_fused_reductions(launched, over, combine):
+@pytest.mark.parametrize("kinds", ["SR", "RS"])
+def test_fused_reductions(launched, kinds, combine):
     """Behind a slice of rows or columns: a reader isn't moved into the loop of a sum that isn't done."""
     A, B = numbers((M, K)), numbers((K, N))
-    product, axis = A @ B, 1 if over == "columns" else 0
-    expected = product - getattr(np, combine)(product, axis=axis, keepdims=True)
+    whole, axis = A @ B, 1 if kinds == "SR" else 0
+    expected = whole + getattr(np, combine)(whole, axis=axis, keepdims=True)
     ended = []
     for dim in (0, 1):
-        sch = axe.Schedule(normalized(over, combine), mesh=Mesh({"x": 2}))
+        sch = axe.Schedule(product_and_folded(combine, kinds, M, N, K), mesh=Mesh({"x": 2}))
         try:
             _, reduce = sch.shard(sch.get_loops("mm")[2], "x")
             scatter, gather = sch.split_collective(reduce, dim=dim)
@@ -146,14 +111,13 @@ def test_fused_reductions(launched, over, combine):
         except (LowerError, ScheduleError) as error:
             ended.append(f"{error}")
             continue
-        np.testing.assert_array_equal(run(launched, exe, A=A, B=B)[0], expected)
+        np.testing.assert_array_equal(run(launched, exe, A=A, B=B)["Y"], expected)
         ended.append("right")
     assert all(text == "right" or "block" in text for text in ended)
 
 
-@pytest.mark.parametrize("over", ["rows"])
-def test_readers_of_unfinished_sums(over):
-    sch = axe.Schedule(normalized(over, "sum"), mesh=Mesh({"x": 2}))
+def test_readers_of_unfinished_sums():
+    sch = axe.Schedule(product_and_folded("sum", "RS", M, N, K), mesh=Mesh({"x": 2}))
     _, reduce = sch.shard(sch.get_loops("mm")[2], "x")
     scatter, gather = sch.split_collective(reduce, dim=1)
     moved = sch.reorder_collective(gather, [sch.get_sblock("s"), sch.get_sblock("y")])
@@ -195,7 +159,7 @@ def test_cache_write_and_splits_that_do_not_divide(launched, how, devices):
         assert "iterator" in str(error)
         return
     X = numbers((M, N))
-    np.testing.assert_array_equal(run(launched, exe, X=X)[0], X)
+    np.testing.assert_array_equal(run(launched, exe, X=X)["C"], X)
 
 
 def test_iterators_beyond_their_domains():
@@ -238,7 +202,7 @@ def test_roots(launched, dim, devices, root):
     sch = axe.Schedule(matmul, mesh=Mesh({"x": devices}))
     _, reduce = sch.shard(sch.get_loops("mm")[2], "x")
     sch.split_collective(reduce, dim=dim, root=root)
-    (found,) = run(launched, axe.compile(sch, work_dir=None), A=A, B=B)
+    found = run(launched, axe.compile(sch, work_dir=None), A=A, B=B)["C"]
     np.testing.assert_array_equal(found, A @ B)
 
 
@@ -259,7 +223,7 @@ def test_chunks_of_64_bytes(launched, chunks):
     partial, reduce = sch.shard(sch.get_loops("mm")[3], "x")
     sch.overlap([partial, *sch.split_collective(reduce)], "x", chunks)
     X, W = numbers((8, 4, 8)), numbers((8, 8))
-    np.testing.assert_array_equal(run(launched, axe.compile(sch, work_dir=None), X=X, W=W)[0], X @ W)
+    np.testing.assert_array_equal(run(launched, axe.compile(sch, work_dir=None), X=X, W=W)["Y"], X @ W)
 
 
 @pytest.mark.parametrize("loop", [None, 0, 1])
@@ -298,4 +262,4 @@ def test_indices_that_are_loaded(launched, kind, devices, loop):
     except LowerError as error:
         assert (kind, loop) == ("scatter", 0) and "block 'put'" in str(error) and "'Y'" in str(error)
         return
-    np.testing.assert_array_equal(run(launched, exe, **given)[0], expected)
+    np.testing.assert_array_equal(run(launched, exe, **given)["Y"], expected)

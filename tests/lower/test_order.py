@@ -224,3 +224,39 @@ def test_nobody_pulls_what_is_not_there_yet(programs, passes, tp, chunks, fuse):
         if work.arrives:
             arrivals.append(at)
     assert checked
+
+
+def test_devices_along_another_axis_pull_every_slice(passes):
+    """Slices go around x and the sum is over y, so that a device's own slice is wanted by its peers, too."""
+
+    @T.prim_func(s_tir=True)
+    def sums(X: T.Buffer((2, 4), "float32"), Y: T.Buffer((2, 4), "float32"), Z: T.Buffer((4,), "float32")):
+        for i, j, k in T.grid(2, 4, 2):
+            with T.sblock("s0"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    Y[vi, vj] = T.float32(0)
+                Y[vi, vj] = Y[vi, vj] + X[vk, vi]
+        for i, j in T.grid(2, 4):
+            with T.sblock("s1"):
+                vi, vj = T.axis.remap("RS", [i, j])
+                with T.init():
+                    Z[vj] = T.float32(0)
+                Z[vj] = Z[vj] + Y[vi, vj]
+
+    sch = Schedule(sums, mesh=Mesh({"x": 2, "y": 2}))
+    partial, reduce = sch.shard(sch.get_loops("s0")[2], "x")
+    scatter, gather = sch.split_collective(reduce, dim=1)
+    sch.overlap([partial, scatter, gather, sch.get_sblock("s1")], "x", 2)
+    sch.shard(sch.get_loops("s1")[2], "y")
+    sch.cache_write(scatter, 0, "global")  # what is behind it overlaps for itself
+    _, shardings, steps = passes(sch)
+    steps = regions(steps)[-1]
+    order = pipeline(steps, shardings)
+    terms = [work for work in order if steps[work.stage].name == "s1_rf"]
+    assert [(work.step, work.chunk, work.arrives) for work in terms] == [
+        (1, 0, False),
+        (0, 0, True),
+        (1, 1, False),
+        (0, 1, True),
+    ]

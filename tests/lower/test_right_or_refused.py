@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from small import numbers, run
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -76,21 +77,6 @@ def stored(case: Case, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     return Y
 
 
-def numbers(shape: tuple[int, ...], start: float) -> np.ndarray:
-    """Numbers that are all different, and exact."""
-    return np.arange(start, start + np.prod(shape), dtype="float32").reshape(shape)
-
-
-def run(launched, exe: axe.Executable, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The outputs after a run of other data, which is what a slab that nobody stores to would have."""
-    workers, outputs = launched(exe.mesh), ()
-    for poison in (True, False):
-        arrays = [np.full_like(given[name], -7) if poison else given[name] for name in exe.inputs]
-        found = exe.run(workers, *arrays)
-        outputs = found if isinstance(found, tuple) else (found,)
-    return dict(zip(exe.outputs, outputs))
-
-
 @pytest.mark.parametrize("name", STORES)
 def test_stores(launched, name):
     """Into a parameter that every device holds or has declared pieces of; each dimension is declared once."""
@@ -129,5 +115,5 @@ def is_right(launched, sch: axe.Schedule, case: Case) -> bool:
         assert re.search(r"block '(put|Y_global)'.*'Y(_global)?'", str(error)), str(error)
         return False
     assert exe.inputs == (("X",) if (expected < 1000).all() else ("X", "Y"))
-    np.testing.assert_array_equal(run(launched, exe, given)["Y"], expected, err_msg=sch.mod.script())
+    np.testing.assert_array_equal(run(launched, exe, **given)["Y"], expected, err_msg=sch.mod.script())
     return True

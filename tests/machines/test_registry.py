@@ -160,7 +160,8 @@ _ASKED = re.compile(
 _MAY_ASK = {
     "machines/registry.py": "it finds the back end",
     "machines/target.py": "it makes targets of names",
-    "_tvm.py": "upstream's names of devices and of source formats",
+    "_tvm/building.py": "upstream's names of source formats",
+    "_tvm/relax.py": "upstream's names of devices",
     "cli/kernels.py": "what --target takes",
     "meta/spaces/mutator.py": "kinds of MetaSchedule's instructions",
     "meta/mesh/strategy.py": "kinds of MetaSchedule's instructions",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import tvm
 from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import Schedule
@@ -24,6 +25,18 @@ def schedule(programs) -> Callable[..., Schedule]:
 def all_reduce() -> Callable[[Schedule], tuple]:
     """Shard the matmul's reduction: (partial, reduce)."""
     return lambda sch: sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")
+
+
+@pytest.fixture
+def gathered() -> Callable[..., tuple[Schedule, SBlockRV]]:
+    """The schedule of a program up to the gather behind its matmul, and the gather."""
+
+    def make(program: tirx.PrimFunc, dim: int = 0, matmul: str = "mm") -> tuple[Schedule, SBlockRV]:
+        sch = Schedule(program, mesh=Mesh({"tp": 2}))
+        _, reduce = sch.shard(sch.get_loops(sch.get_sblock(matmul))[-1], "tp")
+        return sch, sch.split_collective(reduce, dim)[1]
+
+    return make
 
 
 @pytest.fixture

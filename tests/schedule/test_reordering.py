@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 from tvm import tirx
-from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
@@ -191,29 +190,22 @@ def consumer(statement: Callable) -> tirx.PrimFunc:
     return program
 
 
-def gathered(program: tirx.PrimFunc, matmul: str = "mm", dim: int = 0) -> tuple[Schedule, SBlockRV]:
-    """The schedule of `program` up to the gather behind its matmul, and the gather."""
-    sch = Schedule(program, mesh=Mesh({"tp": 2}))
-    _, reduce = sch.shard(sch.get_loops(sch.get_sblock(matmul))[-1], "tp")
-    return sch, sch.split_collective(reduce, dim)[1]
-
-
-def test_rows(schedule, is_now):
+def test_rows(gathered, schedule, is_now):
     sch, gather = gathered(schedule(4, 2, 8).mod)
     (moved,) = sch.reorder_collective(gather, [sch.get_sblock("epi")])
     is_now(sch, behind_rows_even)
     assert sch.get(moved).name_hint == "out_global"
 
 
-def test_columns_that_do_not_divide(schedule, is_now):
+def test_columns_that_do_not_divide(gathered, schedule, is_now):
     sch, gather = gathered(schedule(5, 3, 8).mod, dim=1)
     sch.reorder_collective(gather, [sch.get_sblock("epi")])
     is_now(sch, behind_columns_uneven)
 
 
-def test_chain_with_two_live_outs(is_now):
+def test_chain_with_two_live_outs(gathered, is_now):
     """A result that a later consumer reads is gathered all the same, and the consumer reads the slices."""
-    sch, gather = gathered(two_results, "sum")
+    sch, gather = gathered(two_results, matmul="sum")
     gathers = sch.reorder_collective(gather, [sch.get_sblock("double"), sch.get_sblock("add")])
     is_now(sch, two_results_reordered)
     assert [sch.get(block).name_hint for block in gathers] == ["D_global", "first_global"]
@@ -239,19 +231,19 @@ def chain(A: T.Buffer((4, 8), "float32"), out: T.Buffer((4,), "float32")):
             out[vi] = D[vi] + T.float32(1)
 
 
-def test_one_consumer_at_a_time():
+def test_one_consumer_at_a_time(gathered):
     """The gather that one reorder leaves is a gather for the next; together they come to the same as one step."""
-    sch, gather = gathered(chain, "sum")
+    sch, gather = gathered(chain, matmul="sum")
     (gather,) = sch.reorder_collective(gather, [sch.get_sblock("double")])
     assert sch.get(gather).name_hint == "D_global"
     (gather,) = sch.reorder_collective(gather, [sch.get_sblock("add")])
     assert sch.get(gather).name_hint == "out_global"
-    at_once, gather = gathered(chain, "sum")
+    at_once, gather = gathered(chain, matmul="sum")
     at_once.reorder_collective(gather, [at_once.get_sblock("double"), at_once.get_sblock("add")])
     assert [len(s.get_child_blocks(s.get_sblock("root"))) for s in (sch, at_once)] == [5, 5]
 
 
-def test_transposed_consumer_computes_columns():
+def test_transposed_consumer_computes_columns(gathered):
     """Rows of C are columns of X: still one's own slice, of another dimension."""
     sch, gather = gathered(consumer(lambda C, X, vi, vj: C[vj, vi]))
     (moved,) = sch.reorder_collective(gather, [sch.get_sblock("use")])
@@ -272,18 +264,18 @@ def test_not_a_gather(schedule, all_reduce, refused):
         refused(sch, sch.reorder_collective, block, [sch.get_sblock("epi")], words=words)
 
 
-def test_no_consumers(schedule, refused):
+def test_no_consumers(gathered, schedule, refused):
     sch, gather = gathered(schedule().mod)
     refused(sch, sch.reorder_collective, gather, [], words=("gather 'C_global'", "no consumers named"))
 
 
-def test_reader_left_out(refused):
-    sch, gather = gathered(two_results, "sum")
+def test_reader_left_out(gathered, refused):
+    sch, gather = gathered(two_results, matmul="sum")
     words = ("gather 'C_global'", "'add' reads what it gathers", "(double)", "name it too")
     refused(sch, sch.reorder_collective, gather, [sch.get_sblock("double")], words=words)
 
 
-def test_consumer_that_reads_nothing_gathered(schedule, refused):
+def test_consumer_that_reads_nothing_gathered(gathered, schedule, refused):
     sch, gather = gathered(schedule().mod)
     blocks = [sch.get_sblock("epi"), sch.get_sblock("mm_rf")]
     refused(
@@ -299,20 +291,20 @@ NOT_POINTWISE = {
 
 
 @pytest.mark.parametrize("name", NOT_POINTWISE)
-def test_consumer_that_is_not_pointwise(refused, name):
+def test_consumer_that_is_not_pointwise(gathered, refused, name):
     sch, gather = gathered(consumer(NOT_POINTWISE[name]))
     words = ("consumer 'use' is not pointwise in dimension 0 of 'C'", "reads C[", "its own slice over 'tp' only")
     refused(sch, sch.reorder_collective, gather, [sch.get_sblock("use")], words=words)
 
 
-def test_consumer_that_is_pointwise_in_the_other_dimension():
+def test_consumer_that_is_pointwise_in_the_other_dimension(gathered):
     """Shifted rows are as good as any when the columns are gathered."""
     sch, gather = gathered(consumer(NOT_POINTWISE["shifted"]), dim=1)
     (moved,) = sch.reorder_collective(gather, [sch.get_sblock("use")])
     assert sch.get(moved).name_hint == "X_global"
 
 
-def test_consumer_that_updates_in_place(refused):
+def test_consumer_that_updates_in_place(gathered, refused):
     sch, gather = gathered(consumer(lambda C, X, vi, vj: X[vi, vj] + C[vi, vj]))
     words = ("consumer 'use' updates 'X' in place", "a buffer of its own")
     refused(sch, sch.reorder_collective, gather, [sch.get_sblock("use")], words=words)
@@ -334,21 +326,21 @@ def test_gather_over_one_axis_of_two(schedule):
     assert bound == {"epi": {"dp", "tp"}, "out_global": {"dp"}}
 
 
-def test_consumer_of_slices_that_is_not_pointwise(refused):
+def test_consumer_of_slices_that_is_not_pointwise(gathered, refused):
     """`flip` reads nothing of C, but `D` backwards."""
-    sch, gather = gathered(two_results, "sum")
+    sch, gather = gathered(two_results, matmul="sum")
     blocks = [sch.get_sblock(name) for name in ("double", "add", "flip")]
     refused(sch, sch.reorder_collective, gather, blocks, words=("consumer 'flip' is not pointwise", "of 'D'"))
 
 
-def test_gather_that_is_gone(schedule, refused):
+def test_gather_that_is_gone(gathered, schedule, refused):
     sch, gather = gathered(schedule().mod)
     epi = sch.get_sblock("epi")
     sch.reorder_collective(gather, [epi])
     refused(sch, sch.reorder_collective, gather, [epi], words=("reorder_collective: the block given is not of this",))
 
 
-def test_blocks_of_one_name_are_told_apart():
+def test_blocks_of_one_name_are_told_apart(gathered):
     """Both consumers are called `use`; leaving one out is noticed."""
 
     @T.prim_func(s_tir=True)
@@ -369,7 +361,7 @@ def test_blocks_of_one_name_are_told_apart():
                 vi = T.axis.spatial(4, i)
                 Y[vi] = C[vi] * T.float32(3)
 
-    sch, gather = gathered(program, "sum")
+    sch, gather = gathered(program, matmul="sum")
     readers = sch.get_consumers(gather)
     assert len(readers) == 2
     with pytest.raises(ValueError, match="'use' reads what it gathers and is not among"):

@@ -6,13 +6,6 @@ from tvm_axe.layout import Mesh
 from tvm_axe.schedule import Schedule
 
 
-def gathered(program, dim):
-    """The schedule of `program` up to the gather behind its matmul, and the gather."""
-    sch = Schedule(program, mesh=Mesh({"tp": 2}))
-    _, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[-1], "tp")
-    return sch, sch.split_collective(reduce, dim)[1]
-
-
 @T.prim_func(s_tir=True)
 def row_sums(A: T.Buffer((4, 8), "float32"), W: T.Buffer((8, 6), "float32"), total: T.Buffer((4,), "float32")):
     C = T.sblock_alloc_buffer((4, 6))
@@ -86,7 +79,7 @@ def norm_behind_columns(
             out[v0, v1] = out_global[v0, v1]
 
 
-def test_norm_over_what_is_gathered(programs, is_now):
+def test_norm_over_what_is_gathered(gathered, programs, is_now):
     """Each device sums its slice, masked where that is uneven, and a small all-reduce sums the rest."""
     sch, gather = gathered(programs.norm(4, 5, 8).func, 1)
     gathers = sch.reorder_collective(gather, [sch.get_sblock("squares"), sch.get_sblock("scale")])
@@ -94,14 +87,14 @@ def test_norm_over_what_is_gathered(programs, is_now):
     assert [sch.get(block).name_hint for block in gathers] == ["out_global"]
 
 
-def test_sum_of_slices_leaves_nothing_to_gather():
+def test_sum_of_slices_leaves_nothing_to_gather(gathered):
     sch, gather = gathered(row_sums, 1)
     assert sch.reorder_collective(gather, [sch.get_sblock("total")]) == []
     names = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
     assert names == ["mm_rf", "mm", "total_rf", "total"]
 
 
-def test_reader_of_a_sum_only(refused):
+def test_reader_of_a_sum_only(gathered, refused):
     """What the norm's all-reduce leaves is whole, and nobody's slice."""
 
     @T.prim_func(s_tir=True)
@@ -152,7 +145,7 @@ def test_sum_that_is_masked_already(programs, refused):
     refused(sch, sch.reorder_collective, gather, blocks, words=words)
 
 
-def test_consumer_that_reduces_over_another_dimension():
+def test_consumer_that_reduces_over_another_dimension(gathered):
     sch, gather = gathered(row_sums, 0)
     (moved,) = sch.reorder_collective(gather, [sch.get_sblock("total")])
     assert sch.get(moved).name_hint == "total_global"

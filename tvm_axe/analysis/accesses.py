@@ -10,6 +10,7 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.digits import Index, index_of
+from tvm_axe.analysis.expressions import alike
 
 __all__ = ["Access", "LeafBlock", "NotAnalysed", "leaf_blocks"]
 
@@ -158,4 +159,4 @@ def _combined(block: s_tir.SBlock) -> tuple[str | None, tirx.Expr | None]:
 
 
 def _same_element(store: tirx.BufferStore, buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> bool:
-    return store.buffer.same_as(buffer) and tvm_ffi.structural_equal(list(store.indices), list(indices))
+    return store.buffer.same_as(buffer) and alike(store.indices, indices)

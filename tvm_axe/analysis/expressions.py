@@ -1,13 +1,13 @@
-"""Variables and loads in expressions and statements: which there are, and others in their place."""
+"""Variables and loads in expressions and statements: which there are, which are alike, and others in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tvm_ffi
 from tvm import ir, tirx
 
-__all__ = ["loads_in", "substitute", "unconditional_loads", "uses", "variables_of"]
+__all__ = ["alike", "loads_in", "substitute", "unconditional_loads", "uses", "variables_of"]
 
 
 def uses(expr: object, var: tirx.Var) -> bool:
@@ -31,6 +31,11 @@ def variables_of(expr: object) -> set[tirx.Var]:
 def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
     """Return `value` with variables replaced."""
     return tvm_ffi.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))
+
+
+def alike(some: Sequence[tirx.Expr], others: Sequence[tirx.Expr]) -> bool:
+    """Return whether indices are the same expressions, so that they are of one element of a buffer."""
+    return bool(tvm_ffi.structural_equal(list(some), list(others)))
 
 
 def loads_in(part: object) -> list[ir.TensorLoad]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe.analysis.accesses import LeafBlock
+from tvm_axe.analysis.expressions import loads_in
 
 __all__ = ["partial_buffers"]
 
@@ -78,9 +78,7 @@ def _bare(expr: tirx.Expr) -> tirx.Expr:
 
 def _degree(expr: tirx.Expr, partial: Sequence[tirx.Buffer]) -> int | None:
     """Return 0 if `expr` reads nothing partial, 1 if it is linear with no constant term, None if neither."""
-    loads: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(expr, (ir.TensorLoad, loads.append))
-    if not any(_among(load.source, partial) for load in loads):
+    if not any(_among(load.source, partial) for load in loads_in(expr)):
         return 0
     if isinstance(expr, ir.TensorLoad):
         inside = [_degree(index, partial) for index in expr.indices]

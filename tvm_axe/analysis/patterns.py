@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_axe.analysis.expressions import loads_in, substitute
+from tvm_axe.analysis.expressions import alike, loads_in, substitute
 
 __all__ = [
     "REDUCE",
@@ -57,7 +57,7 @@ def pattern_of(block: s_tir.SBlock) -> Pattern:
     if not isinstance(store, tirx.BufferStore) or any(iv.iter_type != SPATIAL for iv in block.iter_vars):
         return Pattern.OPAQUE
     load = store.value
-    if isinstance(load, ir.TensorLoad) and tvm_ffi.structural_equal(list(store.indices), list(load.indices)):
+    if isinstance(load, ir.TensorLoad) and alike(store.indices, load.indices):
         return Pattern.COPY
     return Pattern.POINTWISE
 
@@ -91,7 +91,7 @@ def factors_of(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad] | Non
     if len(products) != 1 or not own:
         return None
     loads = _uncast(products[0].a), _uncast(products[0].b)
-    same = tvm_ffi.structural_equal(list(own[0].indices), list(store.indices))
+    same = alike(own[0].indices, store.indices)
     others = all(isinstance(load, ir.TensorLoad) and not load.source.same_as(store.buffer) for load in loads)
     return loads if same and others else None
 

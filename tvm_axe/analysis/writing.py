@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import tvm_ffi
 from tvm import tirx
 
 from tvm_axe.analysis.blocks import NestedBlock
 from tvm_axe.analysis.elements import elements
-from tvm_axe.analysis.expressions import loads_in, substitute, unconditional_loads
+from tvm_axe.analysis.expressions import alike, loads_in, substitute, unconditional_loads
 from tvm_axe.analysis.patterns import is_copy
 from tvm_axe.analysis.values import LIMIT
 
@@ -62,7 +61,7 @@ def first_unwritten(blocks: Sequence[NestedBlock], given: Sequence[tirx.Buffer])
         certain = unconditional_loads(store)
         for load in loads_in(store):
             buffer = load.source
-            if block.init is not None and buffer.same_as(store.buffer) and _alike(load.indices, store.indices):
+            if block.init is not None and buffer.same_as(store.buffer) and alike(load.indices, store.indices):
                 continue  # the sum's own running value
             if buffer not in written:
                 return Unwritten(nested, buffer)
@@ -88,7 +87,7 @@ def first_unwritten(blocks: Sequence[NestedBlock], given: Sequence[tirx.Buffer])
 
 
 def _reached(nested: NestedBlock, buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> np.ndarray | None:
-    """A mask of the elements at these indices; None where that isn't seen."""
+    """Return a mask of the elements at these indices; None where that isn't seen."""
     shape = _shape(buffer)
     if prod(shape) > LIMIT or not all(isinstance(loop.extent, tirx.IntImm) for loop in nested.loops):
         return None
@@ -103,7 +102,3 @@ def _or_all(mask: np.ndarray) -> np.ndarray | None:
 
 def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
-
-
-def _alike(some: Sequence[tirx.Expr], others: Sequence[tirx.Expr]) -> bool:
-    return bool(tvm_ffi.structural_equal(list(some), list(others)))

@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.analysis.parameters import Param, parameters
 from tvm_axe.checking.comparing import is_float
 from tvm_axe.tile.kernels.check import poison
@@ -52,9 +53,7 @@ def indices_of(func: tirx.PrimFunc) -> Indices:
 
     def on_access(buffer: tirx.Buffer, indices: list[tirx.Expr]) -> None:
         for extent, index in zip(buffer.shape, indices):
-            loads: list[ir.TensorLoad] = []
-            tvm_ffi.structural_walk(index, (ir.TensorLoad, loads.append))
-            for load in _outermost(loads):
+            for load in _outermost(loads_in(index)):
                 names = [name for name in integers if load.source.same_as(params[name])]
                 largest = _largest(index, load, int(extent), analyzer)
                 if names:
@@ -80,9 +79,7 @@ def indices_of(func: tirx.PrimFunc) -> Indices:
 
 def _outermost(loads: list[ir.TensorLoad]) -> list[ir.TensorLoad]:
     """Those that aren't in an index of another of them."""
-    inner: list[ir.TensorLoad] = []
-    for load in loads:
-        tvm_ffi.structural_walk(list(load.indices), (ir.TensorLoad, inner.append))
+    inner = [other for load in loads for other in loads_in(list(load.indices))]
     return [load for load in loads if not any(load.same_as(other) for other in inner)]
 
 

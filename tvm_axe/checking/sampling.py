@@ -14,11 +14,10 @@ from itertools import pairwise
 from math import prod
 
 import numpy as np
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import NestedBlock, all_blocks, covers, element, nested_blocks, statements
-from tvm_axe.analysis.expressions import loads_in, substitute, variables_of
+from tvm_axe.analysis.expressions import alike, loads_in, substitute, variables_of
 from tvm_axe.analysis.values import LIMIT, values
 from tvm_axe.checking.products import own_products
 from tvm_axe.errors import InputError
@@ -141,8 +140,8 @@ def _plain(nest: tirx.Stmt) -> NestedBlock | None:
     if not isinstance(block.body, tirx.BufferStore) or not isinstance(block.init, tirx.BufferStore | None):
         return None
     own = [load for load in loads_in(block.body) if load.source.same_as(block.body.buffer)]
-    alike = all(tvm_ffi.structural_equal(list(load.indices), list(block.body.indices)) for load in own)
-    return blocks[0] if alike and all(iv.iter_type in kinds for iv in block.iter_vars) else None
+    in_place = all(alike(load.indices, block.body.indices) for load in own)
+    return blocks[0] if in_place and all(iv.iter_type in kinds for iv in block.iter_vars) else None
 
 
 def _restrict(nest: tirx.Stmt, nested: NestedBlock, wanted: _Wanted, rows: dict[tirx.Buffer, np.ndarray]) -> tirx.Stmt:

@@ -27,6 +27,7 @@ from tvm.tirx import Buffer, Expr, PrimFunc, Var
 
 from tvm_axe.collective.plan import Corner, Move
 from tvm_axe.collective.tensor import check_dtype
+from tvm_axe.layout.shapes import dense_strides
 
 LINE = 64  # bytes; of a cache line and of a vector
 STREAM = 16 << 20  # bytes; a call that reads and writes as many or more in all streams its stores
@@ -91,7 +92,7 @@ class _Slabs:
 
 
 def _argument(name: str, shape: Sequence[int], is_view: bool, dtype: str) -> Buffer:
-    strides: list[Expr] = [T.int64(step) for step in _steps(shape)]
+    strides: list[Expr] = [T.int64(step) for step in dense_strides(shape)]
     if is_view:
         strides[0] = T.int64()
     extents = [T.int64(extent) for extent in shape]
@@ -114,7 +115,7 @@ def _move(move: Move, sources: _Slabs, targets: _Slabs, dtype: str, nbytes: int,
     with ExitStack() as nest:
         indices = [nest.enter_context(T.serial(T.int64(extent))) for extent in move.box[:outer]]
         read, write = (_position(corner, indices) for corner in (move.source, move.target))
-        start, steps = _start(move.target), _steps(move.target.shape)[:outer]
+        start, steps = _start(move.target), dense_strides(move.target.shape)[:outer]
         stream = stream and all(step % lanes == 0 for step in steps)  # else runs start anywhere in a line
         head = min(-start % lanes, run) if stream else 0
         tail = (run - head) % lanes
@@ -142,18 +143,13 @@ def _outer(move: Move) -> int:
     return 0
 
 
-def _steps(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a dense array, in elements."""
-    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-
-
 def _start(corner: Corner) -> int:
-    return sum(map(mul, corner.at, _steps(corner.shape)))
+    return sum(map(mul, corner.at, dense_strides(corner.shape)))
 
 
 def _position(corner: Corner, indices: Sequence[Var]) -> Expr:
     """Return the element of a slab where the run at `indices` of the outer dimensions starts."""
-    return functools.reduce(add, map(mul, indices, _steps(corner.shape)), T.int64(_start(corner)))
+    return functools.reduce(add, map(mul, indices, dense_strides(corner.shape)), T.int64(_start(corner)))
 
 
 def _vector(index: Expr, width: int) -> Expr:

@@ -13,6 +13,7 @@ from tvm import ir, s_tir, tirx
 
 from tvm_axe.collective.kernels import LINE, STREAM, STREAM_LINE
 from tvm_axe.collective.tensor import check_dtype
+from tvm_axe.layout.shapes import dense_strides
 
 
 def stream_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -91,7 +92,7 @@ def _is_row(indices: list[tirx.Expr], var: tirx.Var) -> bool:
 def _is_large_and_aligned(buffer: tirx.Buffer, lanes: int) -> bool:
     """Whether a buffer is worth streaming to, and its rows begin where lines do; mesh tensors begin where pages do."""
     shape = [int(extent) for extent in buffer.shape]
-    strides = [int(step) for step in buffer.strides] or [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    strides = [int(step) for step in buffer.strides] or list(dense_strides(shape))
     nbytes = math.prod(shape) * check_dtype(str(buffer.dtype)).itemsize
     return nbytes >= STREAM and strides[-1] == 1 and all(step % lanes == 0 for step in strides[:-1])
 

@@ -15,7 +15,9 @@ import tvm_ffi
 from tvm_axe.collective.arena import Arena, round_up
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Layout, Mesh
+from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.layout.holding import Holding
+from tvm_axe.layout.shapes import dense_strides
 
 if TYPE_CHECKING:
     from tvm_axe.collective.mirror import Mirror
@@ -31,9 +33,20 @@ def slab_stride(shape: Sequence[int], dtype: str) -> int:
     """Return the distance between the slabs of neighbouring devices, in elements: whole pages.
 
     A program that takes an axis view of a mesh tensor sees, along dimension 0, this times the number of devices between
-    two neighbours on the axis (the product of the sizes of the mesh axes after it).
+    two neighbours on the axis (`peers_of`).
     """
     return round_up(math.prod(shape) * np.dtype(dtype).itemsize) // np.dtype(dtype).itemsize
+
+
+def peers_of(mesh: Mesh, view: str) -> tuple[int, int]:
+    """Return how many slabs the view along an axis, or of all, has side by side, and the devices from one to the next.
+
+    >>> peers_of(Mesh({"x": 2, "y": 3}), "x")
+    (2, 3)
+    """
+    if view == ALL:
+        return mesh.size, 1
+    return mesh[view], dense_strides(mesh.shape)[mesh.names.index(view)]
 
 
 def check_dtype(dtype: str) -> np.dtype:
@@ -177,10 +190,8 @@ class MeshTensor:
         holding = self._held()
         if array.shape != holding.shape:
             raise InputError(f"scatter: the tensor is of shape {holding.shape}, not {array.shape}")
-        flat = np.ascontiguousarray(array, self._numpy_type).reshape(-1)
         for device in range(self._devices):
-            held, slab = holding.held(device), self.slab(device)
-            slab.reshape(-1)[held.addresses] = 0 if any(holding.term(device)) else flat[held.elements]
+            scatter(array, holding, device, self.slab(device))
 
     def gather(self) -> np.ndarray:
         """Return the whole array: each element from a device that holds it, of a sum the terms added up.
@@ -190,17 +201,7 @@ class MeshTensor:
         InputError
             If the tensor was made of slabs alone.
         """
-        holding = self._held()
-        flat = np.zeros(math.prod(holding.shape), self._numpy_type)
-        done: set[tuple[tuple[int, ...], int]] = set()
-        for device in range(self._devices):
-            held, term = holding.held(device), holding.term(device)
-            first = int(held.elements[0]) if len(held.elements) else -1
-            if (term, first) not in done:  # else a copy of what another has shown
-                done.add((term, first))
-                values = self.slab(device).reshape(-1)[held.addresses]
-                flat[held.elements] = flat[held.elements] + values if holding.terms else values
-        return flat.reshape(holding.shape)
+        return gather(self._held(), self.slab, self._numpy_type)
 
     def _held(self) -> Holding:
         if self.holding is None:
@@ -240,17 +241,14 @@ def decode_view(
     device = mesh.device(coords)
     if view == SLAB:
         return np.ndarray(shape, numpy_type, buffer=arena.map, offset=offset + device * stride)
-    count, first, distance = mesh.size, 0, 1
-    if view != ALL:
-        count, first = mesh[view], mesh.group(device, view)[0]
-        distance = math.prod(mesh.shape[mesh.names.index(view) + 1 :])
+    count, distance = peers_of(mesh, view)
+    first = 0 if view == ALL else mesh.group(device, view)[0]
     if view in apart or (view == ALL and len(apart)):
         first, distance = device, 0
-    dense = numpy_type.itemsize * np.cumprod([1, *reversed(shape)])[-2::-1]
     return np.ndarray(
         (count, *shape),
         numpy_type,
         buffer=arena.map,
         offset=offset + first * stride,
-        strides=(distance * stride, *dense.tolist()),
+        strides=(distance * stride, *(numpy_type.itemsize * step for step in dense_strides(shape))),
     )

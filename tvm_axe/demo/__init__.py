@@ -43,7 +43,7 @@ class DemoRow:
     """Largest absolute difference from the float64 result, over the largest absolute value of that."""
     median_ms: float
     bytes: int
-    """What each device communicates in one run."""
+    """What the busiest device of each stage receives in one run."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers
+from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.base import Arrays, Executable, Input
-from tvm_axe.layout import Mesh, pack, unpack
+from tvm_axe.layout import Mesh
+from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer
 from tvm_axe.machines.builder import PROGRAM_BUILDER
@@ -173,50 +175,22 @@ class _Loaded:
         self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
         self.tensors: dict[str, MeshTensor] = {}
         for buffer in lowered.buffers.values():
-            # What devices only read and all hold whole is stored once.
-            shared = buffer.is_input and not buffer.is_output and not buffer.sharding.axes
-            foreign = buffer.sharding.foreign
-            self.tensors[buffer.name] = (
-                workers.mesh_tensor(buffer.sharding.stored, buffer.dtype, shared)
-                if foreign is None
-                else workers.mesh_tensor(buffer.shape, buffer.dtype, layout=foreign.layout)
-            )
+            # What devices only read and all hold alike is stored once.
+            shared = buffer.is_input and not buffer.is_output and not buffer.sharding.holding.axes
+            self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.stored, buffer.dtype, shared)
         views = [(self.tensors[name], view) for name, view in lowered.arguments]
         self.arguments: list[Argument] = [*views, *(Coord(axis) for axis in lowered.coordinates)]
         weakref.finalize(self, _discard, weakref.ref(workers), [self.program, *self.tensors.values()])
 
     def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:
         """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays as it is."""
-        tensor, memory = self.tensors[buffer.name], buffer.sharding.memory
-        if tensor.holding is not None:
-            tensor.scatter(array)
-            return
+        tensor = self.tensors[buffer.name]
         for device in range(1 if tensor.shared else self.mesh.size):
-            share = array[buffer.sharding.region(device)]
-            share = share.squeeze(tuple(buffer.sharding.partial))
-            stored = tensor.slab(device)
-            slab = stored if memory is None else unpack(stored, memory, buffer.sharding.slab)
-            slab[_corner(share.shape)] = share
-            if memory is not None:
-                stored[...] = pack(slab, memory)
+            scatter(array, buffer.sharding.holding, device, tensor.slab(device))
 
     def gather(self, buffer: MeshBuffer) -> np.ndarray:
         """The whole array out of the devices' slabs."""
-        tensor, sharding = self.tensors[buffer.name], buffer.sharding
-        if tensor.holding is not None:
-            return tensor.gather()
-        whole = np.empty(buffer.shape, tensor.slab(0).dtype)
-        for device in range(self.mesh.size if sharding.axes else 1):
-            region = buffer.sharding.region(device)
-            stored = tensor.slab(device)
-            slab = stored if sharding.memory is None else unpack(stored, sharding.memory, sharding.slab)
-            whole[region] = slab[_corner(whole[region].shape)]
-        return whole
-
-
-def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """The part of a padded slab that the device's share fills."""
-    return tuple(slice(extent) for extent in shape)
+        return gather(buffer.sharding.holding, self.tensors[buffer.name].slab, check_dtype(buffer.dtype))
 
 
 def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | LoadedProgram]) -> None:

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.target import Target
 
 from tvm_axe.collective import ALL, SLAB, Argument, Coord, LoadedProgram, MeshTensor, Workers
@@ -14,7 +14,8 @@ from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Link, plan_redistribution
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.holding import Holding
-from tvm_axe.lower.exchange import exchange_kernel, exchange_view
+from tvm_axe.lower.exchange import Exchange
+from tvm_axe.lower.views import view_shape
 from tvm_axe.machines.target import resolve_target
 
 if TYPE_CHECKING:
@@ -105,49 +106,51 @@ def _planned(tensor: MeshTensor, layout: Layout, link: Link | None) -> Plan:
     return plan_redistribution(tensor.layout, layout, tensor.workers.mesh, tensor.dtype, tensor.whole, link)
 
 
-_programs: weakref.WeakKeyDictionary[Workers, dict[tuple[Holding, Holding, str], LoadedProgram]] = (
-    weakref.WeakKeyDictionary()
-)
+_Key = tuple[Holding, Holding, str]
+_programs: weakref.WeakKeyDictionary[Workers, dict[_Key, tuple[str, LoadedProgram]]] = weakref.WeakKeyDictionary()
+"""The exchanges that workers have loaded, each with the view of the source that it takes."""
 
 
 def _exchange(workers: Workers, source: MeshTensor, target: MeshTensor) -> None:
     """Run the kernel that takes what `target` is to hold out of the slabs of `source`."""
     assert source.holding is not None and target.holding is not None  # redistribute has asked for their layouts
-    view = exchange_view(source.holding, target.holding)
-    for axis in workers.mesh.names if view == ALL else () if view == SLAB else (view,):
-        if workers.spans_hosts(axis):
-            raise LowerError(
-                f"redistribute: from {source.layout} to {target.layout} a kernel indexes the slabs of its peers over "
-                f"{axis}, and here these are on several machines; go over a layout in contiguous blocks"
-            )
     loaded = _programs.setdefault(workers, {})
     key = (source.holding, target.holding, source.dtype)
     if key not in loaded:
+        exchange = Exchange(source.holding, target.holding)
+        for axis in _axes_of(exchange.view, workers):
+            if workers.spans_hosts(axis):
+                raise LowerError(
+                    f"redistribute: from {source.layout} to {target.layout} a kernel indexes the slabs of its peers "
+                    f"over {axis}, and here these are on several machines; go over a layout in contiguous blocks"
+                )
         while len(loaded) >= _ROOM:
-            workers.free(loaded.pop(next(iter(loaded))))
-        loaded[key] = workers.load(_module(source, target, view), Target(resolve_target("llvm")))
+            workers.free(loaded.pop(next(iter(loaded)))[1])
+        module = _module(source, target, exchange)
+        loaded[key] = (exchange.view, workers.load(module, Target(resolve_target("llvm"))))
+    view, program = loaded[key]
     coordinates = [Coord(axis) for axis in workers.mesh.names]
     arguments: list[Argument] = [(source, view), (target, SLAB), *coordinates]
-    workers.call(loaded[key], arguments)
+    workers.call(program, arguments)
 
 
-def _module(source: MeshTensor, target: MeshTensor, view: str) -> tvm.IRModule:
+def _axes_of(view: str, workers: Workers) -> tuple[str, ...]:
+    """The mesh axes along which a view sees other devices' slabs."""
+    return workers.mesh.names if view == ALL else () if view == SLAB else (view,)
+
+
+def _module(source: MeshTensor, target: MeshTensor, exchange: Exchange) -> tvm.IRModule:
     """A module whose ``main`` takes the source's view, the target's slab and the device's coordinates."""
-    assert source.holding is not None and target.holding is not None
     mesh = source.workers.mesh
-    coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
-    slabs, names = (source.shape, target.shape), ("source", "target")
-    kernel = exchange_kernel(source.holding, target.holding, source.dtype, slabs, names, coordinates)
+    names = ("source", "target")
+    kernel = exchange.kernel(source.dtype, (source.shape, target.shape), names)
     builder = relax.BlockBuilder()
-    peers = [] if view == SLAB else [mesh.size if view == ALL else mesh[view]]
-    tensors = [
-        relax.Var(name, relax.TensorType([*extents], source.dtype))
-        for name, extents in zip(names, ([*peers, *source.shape], target.shape))
-    ]
+    shapes = (view_shape(mesh, exchange.view, source.shape), target.shape)
+    tensors = [relax.Var(name, relax.TensorType([*shape], source.dtype)) for name, shape in zip(names, shapes)]
     scalars = {axis: relax.Var(axis, tvm.ir.PrimType("int32")) for axis in mesh.names}
     asked = [scalars[str(param.name)] for param in kernel.params[2:]]
     with builder.function("main", [*tensors, *scalars.values()], pure=False):
-        exchange = builder.add_func(kernel.with_attr("global_symbol", "exchange"), "exchange")
-        builder.emit(relax.Call(exchange, [*tensors, *asked]))
+        callee = builder.add_func(kernel.with_attr("global_symbol", "exchange"), "exchange")
+        builder.emit(relax.Call(callee, [*tensors, *asked]))
         builder.emit_func_output(relax.Tuple([]))
     return builder.finalize()

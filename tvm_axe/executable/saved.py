@@ -213,7 +213,7 @@ def _from_lowered(lowered: Lowered) -> dict[str, Any]:
                 "partial": sorted(buffer.sharding.partial),
                 "memory": None if buffer.sharding.memory is None else str(buffer.sharding.memory),
                 "root": buffer.sharding.root,
-                "foreign": None if buffer.sharding.foreign is None else str(buffer.layout),
+                "foreign": None if buffer.sharding.in_pieces else str(buffer.layout),
             }
             for buffer in lowered.buffers.values()
         ],
@@ -238,8 +238,11 @@ def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
         root = None if each["root"] is None else (str(each["root"][0]), int(each["root"][1]))
         cuts = tuple(tuple(map(str, cut)) for cut in each["cuts"])
         shape, text = tuple(each["shape"]), each["foreign"]
-        foreign = None if text is None else Holding.of(Layout.parse(text), shape, mesh, sums=False)
-        sharding = Sharding(shape, cuts, frozenset(each["partial"]), mesh, memory, root, foreign)
+        sharding = (
+            Sharding.blocks(shape, mesh, cuts, frozenset(each["partial"]), memory, root)
+            if text is None
+            else Sharding.other(Holding.of(Layout.parse(text), shape, mesh, sums=False))
+        )
         buffers[each["name"]] = MeshBuffer(each["name"], each["dtype"], sharding, each["is_input"], each["is_output"])
     return Lowered(
         name=str(data["name"]),

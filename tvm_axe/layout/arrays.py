@@ -1,4 +1,4 @@
-"""Whole arrays into a layout's memory and out of it.
+"""Whole arrays into a layout's memory and out of it: into one memory, or into the slabs of the devices of a mesh.
 
 >>> import numpy as np
 >>> from tvm_axe.layout import Layout
@@ -12,7 +12,7 @@ array([0, 3, 1, 4, 2, 5])
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.layout.holding import Holding
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.swizzle import ComposeLayout
 
@@ -112,3 +113,71 @@ def _addresses(layout: MemoryLayout, shape: tuple[int, ...]) -> NDArray[np.int64
     if isinstance(layout, ComposeLayout):
         addresses = np.asarray(layout.address(addresses))  # type: ignore[arg-type]
     return addresses.reshape(shape)
+
+
+def scatter(array: NDArray[Any], holding: Holding, device: int, slab: NDArray[Any]) -> None:
+    """Put what a device holds of a whole array into its slab; of a sum, the first term is the array, the others zero.
+
+    What of the slab holds nothing, the padding of an uneven dimension or of a memory order, stays as it is.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        The whole array, of ``holding.shape``.
+    holding : Holding
+        What the devices hold.
+    device : int
+        The device's number.
+    slab : numpy.ndarray
+        The device's memory, a contiguous array of ``holding.size`` elements in any shape.
+    """
+    indices = holding.indices(device)
+    if indices is not None and all(map(len, indices)):
+        elements, places = _share(holding, indices)
+        slab.reshape(holding.slab)[places] = 0 if any(holding.term(device)) else array[elements]
+
+
+def gather(holding: Holding, slab: Callable[[int], NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the whole array: each element from the first device that holds it, of a sum the terms added up.
+
+    Parameters
+    ----------
+    holding : Holding
+        What the devices hold.
+    slab : Callable[[int], numpy.ndarray]
+        The memory of a device, as in `scatter`; asked for where it is needed only.
+    dtype : numpy.dtype
+        The type of its elements.
+    """
+    whole = np.zeros(holding.shape, dtype)
+    seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for device in range(holding.mesh.size):
+        indices, term = holding.indices(device), holding.term(device)
+        if indices is None or not all(map(len, indices)):
+            continue
+        first = tuple(int(at[0]) for at in indices)
+        if (term, first) in seen:  # a copy of what another has shown
+            continue
+        seen.add((term, first))
+        elements, places = _share(holding, indices)
+        values = slab(device).reshape(holding.slab)[places]
+        whole[elements] = whole[elements] + values if holding.terms else values
+    return whole
+
+
+_Index = tuple[slice, ...] | tuple[NDArray[np.int64], ...]
+
+
+def _share(holding: Holding, indices: Sequence[NDArray[np.int64]]) -> tuple[_Index, _Index]:
+    """Return where in a whole array the elements at all combinations of indices are, and where in the device's slab.
+
+    Both as slices where they can be, which is many times as fast.
+    """
+    grid = np.ix_(*indices)
+    spans = tuple(slice(int(at[0]), int(at[-1]) + 1) for at in indices)  # indices ascend
+    is_block = all(span.stop - span.start == len(at) for span, at in zip(spans, indices))
+    elements: _Index = spans if is_block else grid
+    if holding.is_row_major:  # padding comes last
+        return elements, tuple(slice(len(at)) for at in indices)
+    counts = tuple(map(len, indices))
+    return elements, (np.broadcast_to(np.asarray(holding.address(grid), np.int64), counts),)

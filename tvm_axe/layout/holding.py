@@ -19,26 +19,25 @@ Source: Axe (arXiv:2601.19092), sections 2.2 and 3.2; the digits are those of it
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_axe.errors import LayoutError
-from tvm_axe.layout.axes import LINEAR_MEMORY, is_mesh_axis
+from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.layout.fitting import Digit, Digits, digits_of, fit
 from tvm_axe.layout.iters import Iter
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
-from tvm_axe.layout.placement import is_symbolic
 from tvm_axe.layout.shapes import check_shape
-from tvm_axe.layout.sharding import check_mesh
+from tvm_axe.layout.sharding import Cuts, block_iters, block_shape
 from tvm_axe.layout.symbolic import Number
 
-__all__ = ["Digit", "Held", "Holding", "Terms", "received", "terms_between"]
+__all__ = ["Held", "Holding", "Terms", "received", "terms_between"]
 
 
 class Held(NamedTuple):
@@ -46,13 +45,6 @@ class Held(NamedTuple):
 
     elements: NDArray[np.int64]
     addresses: NDArray[np.int64]
-
-
-class Digit(NamedTuple):
-    """One iter of a dimension: its index is ``sum(digit * radix)`` over the dimension's iters."""
-
-    it: Iter
-    radix: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +61,7 @@ class Holding:
         The tensor's shape, without padding and without terms of sums.
     mesh : Mesh
         The devices.
-    dims : tuple[tuple[Digit, ...], ...]
+    dims : tuple[Digits, ...]
         The digits of each dimension, the major one first.
     terms : tuple[Iter, ...]
         The leading iters, which number the terms of a sum.
@@ -78,7 +70,7 @@ class Holding:
     layout: Layout
     shape: tuple[int, ...]
     mesh: Mesh
-    dims: tuple[tuple[Digit, ...], ...]
+    dims: tuple[Digits, ...]
     terms: tuple[Iter, ...]
 
     @staticmethod
@@ -106,38 +98,16 @@ class Holding:
             exactly one way.
         """
         shape = check_shape(shape)
-        if is_symbolic(layout):
-            raise LayoutError(f"layout {layout} must be of ints alone to be read on a mesh")
-        check_mesh(layout, mesh)
-        _check_axes(layout, mesh)
-        found: list[Holding] = []
-        for terms in _leading(layout) if sums else [0]:
-            rest = layout.D[terms:]
-            groups = [_grouped(rest, extents) for extents in _paddings(rest, shape, mesh)]
-            fitting = [dims for dims in groups if dims is not None and all(map(_is_least, dims, shape))]
-            fitting.sort(key=lambda dims: not all(map(_nests, dims, shape)))  # which is stable
-            found += [Holding(layout, shape, mesh, dims, layout.D[:terms]) for dims in fitting[:1]]
-        nesting = [each for each in found if all(map(_nests, each.dims, shape))]
-        found = nesting or found
-        if not found:
-            raise LayoutError(
-                f"layout {layout} doesn't fit shape {shape} on mesh {mesh}: its extents multiply to {layout.size()}, "
-                "and must give each dimension its extent, or that rounded up to whole blocks"
-            )
-        if len(found) > 1:
-            raise LayoutError(
-                f"layout {layout} may hold a sum of shape {shape}, or cut its dimension of extent 1; leave out the "
-                "dimensions of extent 1"
-            )
-        return found[0]
+        return Holding(layout, shape, mesh, *fit(layout, shape, mesh, sums))
 
     @staticmethod
     def in_blocks(
         shape: Sequence[int],
         mesh: Mesh,
-        cuts: Sequence[Sequence[str]],
+        cuts: Cuts,
         memory: Layout | None = None,
         partial: Collection[str] = (),
+        root: tuple[str, int] | None = None,
     ) -> Holding:
         """Return the holding in which mesh axes cut each dimension into blocks.
 
@@ -149,30 +119,30 @@ class Holding:
             The tensor's shape.
         mesh : Mesh
             The devices.
-        cuts : Sequence[Sequence[str]]
+        cuts : tuple[tuple[str, ...], ...]
             The mesh axes that cut each dimension, the major one first, as `Placement.cuts`.
         memory : Layout, optional
             Where a block's elements lie on its device; row-major where it is left out.
         partial : Collection[str]
             The mesh axes whose devices hold terms of a sum, as `Placement.partial`.
+        root : tuple[str, int], optional
+            A mesh axis, and the coordinate on it of the devices that alone hold the tensor.
         """
         shape = check_shape(shape)
-        axes = [[axis for axis in cut if mesh[axis] > 1] for cut in cuts]
-        local = [-(-extent // math.prod(mesh[axis] for axis in cut)) for extent, cut in zip(shape, axes)]
-        strides = [math.prod(local[dim + 1 :]) for dim in range(len(local))]
-        row_major = Layout([Iter(n, stride, LINEAR_MEMORY) for n, stride in zip(local, strides)])
-        lying, seps = (row_major if memory is None else memory).group(local)
-        dims = []
-        for cut, (start, stop) in zip(axes, pairwise(seps)):
-            iters = [*(Iter(mesh[axis], 1, axis) for axis in cut), *lying.D[start:stop]]
-            dims.append(
-                tuple(Digit(it, math.prod(int(i.extent) for i in iters[at + 1 :])) for at, it in enumerate(iters))
-            )
-        used = [*(axis for cut in axes for axis in cut), *partial]
-        copies = [Iter(size, 1, axis) for axis, size in mesh.axes.items() if size > 1 and axis not in used]
-        terms = tuple(Iter(size, 1, axis) for axis, size in mesh.axes.items() if size > 1 and axis in partial)
-        layout = Layout([*terms, *(digit.it for digits in dims for digit in digits)], copies, dict(lying.O))
-        return Holding(layout, shape, mesh, tuple(dims), terms)
+        shard, copies = block_iters(shape, mesh, cuts, [axis for axis in mesh.names if axis in partial])
+        on_mesh = {it.axis: it for it in shard if it.axis != LINEAR_MEMORY}
+        row_major = Layout([it for it in shard if it.axis == LINEAR_MEMORY]), [*range(len(shape) + 1)]
+        lying, seps = row_major if memory is None else memory.group(block_shape(shape, mesh, cuts))
+        dims = tuple(
+            digits_of([*(on_mesh[axis] for axis in cut if axis in on_mesh), *lying.D[start:stop]])
+            for cut, (start, stop) in zip(cuts, pairwise(seps))
+        )
+        terms = tuple(it for it in shard if it.axis in partial)
+        offset = dict(lying.O)
+        if root is not None:
+            copies, offset[root[0]] = tuple(it for it in copies if it.axis != root[0]), root[1]
+        layout = Layout([*terms, *(digit.it for digits in dims for digit in digits)], copies, offset)
+        return Holding(layout, shape, mesh, dims, terms)
 
     @cached_property
     def size(self) -> int:
@@ -180,21 +150,36 @@ class Holding:
         return int(self.layout.bounds(LINEAR_MEMORY)[1]) + 1
 
     @cached_property
-    def slab(self) -> tuple[int, ...]:
-        """The shape of a device's memory: what each dimension has there, if that lies row-major; else one dimension."""
+    def local(self) -> tuple[int, ...]:
+        """The elements that a device holds of each dimension, padding included."""
+        return tuple(
+            math.prod(int(digit.it.extent) for digit in digits if digit.it.axis == LINEAR_MEMORY)
+            for digits in self.dims
+        )
+
+    @cached_property
+    def is_row_major(self) -> bool:
+        """Whether a device's memory is an array of the shape `local`, row-major."""
         stride = 1
         for digits in reversed(self.dims):
             for digit in reversed(digits):
                 if digit.it.axis == LINEAR_MEMORY and int(digit.it.extent) > 1:
                     if int(digit.it.stride) != stride:
-                        return (self.size,)
+                        return False
                     stride *= int(digit.it.extent)
-        if self.layout.O[LINEAR_MEMORY]:
-            return (self.size,)
-        return tuple(
-            math.prod(int(digit.it.extent) for digit in digits if digit.it.axis == LINEAR_MEMORY)
-            for digits in self.dims
-        )
+        return not self.layout.O[LINEAR_MEMORY]
+
+    @property
+    def slab(self) -> tuple[int, ...]:
+        """The shape of a device's memory: `local` if it lies row-major, else one dimension."""
+        return self.local if self.is_row_major else (self.size,)
+
+    @cached_property
+    def memory(self) -> Layout:
+        """Where the elements of the array `local` lie on their device."""
+        digits = [digit for digits in self.dims for digit in digits if digit.it.axis == LINEAR_MEMORY]
+        iters = [digit.it for digit in digits if int(digit.it.extent) > 1]
+        return Layout(iters, (), {LINEAR_MEMORY: self.layout.O[LINEAR_MEMORY]})
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -214,13 +199,13 @@ class Holding:
 
     def conditions(self, coords: Mapping[str, Any]) -> list[tuple[Any, Any]]:
         """Return pairs: the device at `coords` holds elements if those of each are equal. None if all devices do."""
-        found = []
-        for axis, size in self.mesh.axes.items():
-            runs = self._runs[axis]
-            if math.prod(int(run.it.extent) for run in runs) != size:  # distinct points: no more than there are devices
-                numbers = {run.it: run.number(coords[axis]) for run in runs}
-                found.append((self._coordinate(axis, numbers), coords[axis]))
-        return found
+        own = self.digits(coords)
+        return [
+            (self._coordinate(axis, own), coords[axis])
+            for axis, size in self.mesh.axes.items()
+            if math.prod(int(run.it.extent) for run in self._runs[axis])
+            != size  # distinct points: no more than devices
+        ]
 
     def device(self, index: Sequence[Any], reader: Mapping[str, Any], term: Mapping[Iter, Any]) -> dict[str, Any]:
         """Return the coordinates of the device that holds the element at `index`, of several the one like `reader`.
@@ -323,95 +308,7 @@ def _runs_of(iters: Sequence[Iter], offset: Number) -> tuple[_Run, ...]:
     return tuple(_Run(it, first, abs(int(it.stride)), int(it.stride) < 0) for it in iters)
 
 
-def _check_axes(layout: Layout, mesh: Mesh) -> None:
-    """Check that devices and addresses are there, and that a device holds an element once and by itself."""
-    for it in (*layout.D, *layout.R):
-        if it.axis != LINEAR_MEMORY and not is_mesh_axis(it.axis):
-            raise LayoutError(f"layout {layout}: {it} is on axis {it.axis!r}; on a mesh only its axes and memory hold")
-    if any(it.axis == LINEAR_MEMORY for it in layout.R):
-        raise LayoutError(f"layout {layout} has replicas in linear memory, and a device holds an element once")
-    for axis, size in (*mesh.axes.items(), (LINEAR_MEMORY, None)):
-        lowest, highest = layout.bounds(axis)
-        if int(lowest) < 0 or (size is not None and int(highest) >= size):
-            raise LayoutError(
-                f"layout {layout} reaches from {lowest} to {highest} on {axis!r}, which starts at 0"
-                + ("" if size is None else f" and has {size} devices")
-            )
-    in_memory = [it for it in layout.D if it.axis == LINEAR_MEMORY]
-    if in_memory and not Layout(in_memory).is_injective():
-        raise LayoutError(f"layout {layout} puts two elements at one address")
-    for axis in mesh.names:
-        below = 1
-        iters = [it for it in (*layout.D, *layout.R) if it.axis == axis and int(it.extent) > 1]
-        for it in sorted(iters, key=lambda it: abs(int(it.stride))):
-            if abs(int(it.stride)) % below:
-                raise LayoutError(
-                    f"layout {layout}: on {axis!r}, {it} steps into the {below} devices of those below it"
-                )
-            below = abs(int(it.stride)) * int(it.extent)
-
-
-def _leading(layout: Layout) -> Iterator[int]:
-    """Return the numbers of leading iters that may be terms of a sum."""
-    yield 0
-    for count, it in enumerate(layout.D, 1):
-        if not is_mesh_axis(it.axis):
-            return
-        yield count
-
-
-def _paddings(iters: Sequence[Iter], shape: Sequence[int], mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    """Return the padded shapes that the iters may be of: first the shape; then as they stand; then in whole blocks."""
-    total = math.prod(int(it.extent) for it in iters)
-    if total == math.prod(shape):
-        yield tuple(shape)
-    standing, left = [], iter(iters)
-    for extent in shape:
-        have = 1
-        while have < extent and (it := next(left, None)) is not None:
-            have *= int(it.extent)
-        standing.append(have)
-    if math.prod(standing) == total:
-        yield tuple(standing)
-    sizes = {1}
-    for size in mesh.shape:
-        sizes |= {size * other for other in sizes}
-    options = [sorted({size * -(-extent // size) for size in sizes}) for extent in shape]
-    yield from (extents for extents in product(*options) if math.prod(extents) == total)
-
-
-def _grouped(iters: Sequence[Iter], extents: Sequence[int]) -> tuple[tuple[Digit, ...], ...] | None:
-    """Return the digits of each dimension, or None where a boundary falls inside an iter."""
-    try:
-        layout, seps = Layout(iters).group(extents)
-    except LayoutError:
-        return None
-    dims = []
-    for start, stop in pairwise(seps):
-        radix, digits = 1, []
-        for it in reversed(layout.D[start:stop]):
-            digits.append(Digit(it, radix))
-            radix *= int(it.extent)
-        dims.append(tuple(digits[::-1]))
-    return tuple(dims)
-
-
-def _is_least(digits: Sequence[Digit], extent: int) -> bool:
-    """Return whether a dimension is padded no more than whole blocks ask for."""
-    padded = math.prod(int(digit.it.extent) for digit in digits)
-    if padded == extent:
-        return True
-    in_memory = [int(digit.it.extent) for digit in digits if digit.it.axis == LINEAR_MEMORY] or [1]
-    return padded > extent and any(padded // n * (n - 1) < extent for n in in_memory)
-
-
-def _nests(digits: Sequence[Digit], extent: int) -> bool:
-    """Return whether blocks of a dimension's axes nest: two may cut it only where it isn't padded."""
-    padded = math.prod(int(digit.it.extent) for digit in digits)
-    return padded == extent or sum(digit.it.axis != LINEAR_MEMORY for digit in digits) < 2
-
-
-def _number(digit: Digit, digits: Sequence[Digit], index: Any) -> Any:
+def _number(digit: Digit, digits: Digits, index: Any) -> Any:
     """Return a digit of an index; the major one of a dimension needs no remainder."""
     above = index // digit.radix if digit.radix > 1 else index
     return above if digit is digits[0] else above % int(digit.it.extent)

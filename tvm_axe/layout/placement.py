@@ -30,12 +30,11 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 from tvm_axe.errors import LayoutError
-from tvm_axe.layout.axes import LINEAR_MEMORY, is_mesh_axis
-from tvm_axe.layout.iters import Iter
+from tvm_axe.layout.axes import is_mesh_axis
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.shapes import check_shape
-from tvm_axe.layout.sharding import broken_rule
+from tvm_axe.layout.sharding import block_iters, block_numbers, block_region, block_shape, broken_rule
 from tvm_axe.layout.symbolic import Number
 
 
@@ -83,23 +82,15 @@ class Placement:
 
     def local_shape(self, shape: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
         """Return the shape of what a device holds, padding included: ceil(extent / blocks) in each dimension."""
-        return tuple(-(-extent // _blocks(cut, mesh)) for extent, cut in zip(shape, self.cuts))
+        return block_shape(shape, mesh, self.cuts)
 
     def blocks(self, mesh: Mesh, device: int) -> tuple[int, ...]:
         """Return the number of the block that `device` holds in each dimension."""
-        coords = mesh.coords(device)
-        numbers = []
-        for cut in self.cuts:
-            number = 0
-            for axis in cut:
-                number = number * mesh[axis] + coords[axis]
-            numbers.append(number)
-        return tuple(numbers)
+        return block_numbers(mesh, self.cuts, device)
 
     def region(self, shape: Sequence[int], mesh: Mesh, device: int) -> tuple[tuple[int, int], ...]:
         """Return the elements that `device` holds of each dimension, from the first to before the last, unpadded."""
-        pairs = zip(shape, self.blocks(mesh, device), self.local_shape(shape, mesh))
-        return tuple((min(extent, block * size), min(extent, (block + 1) * size)) for extent, block, size in pairs)
+        return tuple((part.start, part.stop) for part in block_region(shape, mesh, self.cuts, device))
 
     def layout(self, shape: Sequence[int], mesh: Mesh) -> Layout:
         """Return the layout in which every device holds its block row-major, the terms of sums in leading dimensions.
@@ -125,15 +116,7 @@ class Placement:
 
     def _layout(self, shape: Sequence[int], mesh: Mesh, partial: Sequence[str]) -> Layout:
         """Like `layout`, unchecked, with the terms of sums in the order of `partial`."""
-        local = self.local_shape(shape, mesh)
-        shard = [Iter(mesh[axis], 1, axis) for axis in partial]
-        for dim, cut in enumerate(self.cuts):
-            shard += (Iter(mesh[axis], 1, axis) for axis in cut)
-            shard.append(Iter(local[dim], math.prod(local[dim + 1 :]), LINEAR_MEMORY))
-        replica = [Iter(size, 1, axis) for axis, size in mesh.axes.items() if axis not in self.axes]
-        return Layout(
-            [it for it in shard if it.extent > 1 or it.axis == LINEAR_MEMORY], [r for r in replica if r.extent > 1]
-        )
+        return Layout(*block_iters(shape, mesh, self.cuts, partial))
 
     @staticmethod
     def of(layout: Layout, shape: Sequence[int], mesh: Mesh) -> Placement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tvm_axe.errors import LayoutError
@@ -22,6 +23,15 @@ def check_extents(shape: Sequence[Number], what: str = "shape") -> tuple[Number,
 def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """Return `shape` as a tuple of positive ints, or raise LayoutError."""
     return tuple(check_int(f"shape[{dim}]", extent, least=1) for dim, extent in enumerate(check_extents(shape)))
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the elements from one index of each dimension to the next one in a row-major array of `shape`.
+
+    >>> dense_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def check_same_rank(**shapes: tuple[Number, ...]) -> None:

@@ -18,6 +18,7 @@ from tvm_axe.layout.axes import LINEAR_MEMORY, check_int, is_mesh_axis
 from tvm_axe.layout.iters import Iter, merge_replica, merge_shard
 from tvm_axe.layout.mesh import Mesh
 from tvm_axe.layout.shapes import check_shape as check_shape
+from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.text import format_layout
 
 if TYPE_CHECKING:
@@ -35,17 +36,22 @@ def block_shape(shape: Sequence[int], mesh: Mesh, cuts: Cuts) -> tuple[int, ...]
     return tuple(-(-extent // math.prod(mesh[axis] for axis in cut)) for extent, cut in zip(shape, cuts))
 
 
-def block_region(shape: Sequence[int], mesh: Mesh, cuts: Cuts, device: int) -> tuple[slice, ...]:
-    """Return the part of a tensor of `shape` that `device` holds: one slice a dimension, empty for padding alone."""
+def block_numbers(mesh: Mesh, cuts: Cuts, device: int) -> tuple[int, ...]:
+    """Return the number of the block that `device` holds in each dimension."""
     coords = mesh.coords(device)
-    region = []
-    for extent, block, cut in zip(shape, block_shape(shape, mesh, cuts), cuts):
+    numbers = []
+    for cut in cuts:
         number = 0
         for axis in cut:
             number = number * mesh[axis] + coords[axis]
-        start = min(extent, number * block)
-        region.append(slice(start, min(extent, start + block)))
-    return tuple(region)
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def block_region(shape: Sequence[int], mesh: Mesh, cuts: Cuts, device: int) -> tuple[slice, ...]:
+    """Return the part of a tensor of `shape` that `device` holds: one slice a dimension, empty for padding alone."""
+    starts = zip(shape, block_shape(shape, mesh, cuts), block_numbers(mesh, cuts, device))
+    return tuple(slice(min(extent, number * size), min(extent, (number + 1) * size)) for extent, size, number in starts)
 
 
 def checked_cuts(shape: Sequence[int], mesh: Mesh, dims: Mapping[int, str | tuple[str, ...]]) -> Cuts:
@@ -73,15 +79,17 @@ def checked_cuts(shape: Sequence[int], mesh: Mesh, dims: Mapping[int, str | tupl
     return tuple(cuts)
 
 
-def block_iters(shape: Sequence[int], mesh: Mesh, cuts: Cuts) -> tuple[tuple[Iter, ...], tuple[Iter, ...]]:
-    """Return D and R of the block sharding of `shape` over `cuts`."""
+def block_iters(
+    shape: Sequence[int], mesh: Mesh, cuts: Cuts, partial: Sequence[str] = ()
+) -> tuple[tuple[Iter, ...], tuple[Iter, ...]]:
+    """Return D and R of the block sharding of `shape` over `cuts`, with terms of a sum over `partial` in the lead."""
     local = block_shape(shape, mesh, cuts)
-    shard: list[Iter] = []
-    for dim, extent in enumerate(local):
-        shard += (Iter(mesh[axis], 1, axis) for axis in cuts[dim] if mesh[axis] > 1)
-        shard.append(Iter(extent, math.prod(local[dim + 1 :]), LINEAR_MEMORY))
-    cutting = {axis for cut in cuts for axis in cut}
-    replica = tuple(Iter(size, 1, name) for name, size in mesh.axes.items() if size > 1 and name not in cutting)
+    shard = [Iter(mesh[axis], 1, axis) for axis in partial if mesh[axis] > 1]
+    for cut, extent, stride in zip(cuts, local, dense_strides(local)):
+        shard += (Iter(mesh[axis], 1, axis) for axis in cut if mesh[axis] > 1)
+        shard.append(Iter(extent, stride, LINEAR_MEMORY))
+    used = {*partial, *(axis for cut in cuts for axis in cut)}
+    replica = tuple(Iter(size, 1, name) for name, size in mesh.axes.items() if size > 1 and name not in used)
     return tuple(shard), replica
 
 

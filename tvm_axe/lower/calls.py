@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import tvm
 import tvm_ffi
@@ -21,6 +20,7 @@ from tvm_axe.analysis.expressions import substitute
 from tvm_axe.collective import ALL
 from tvm_axe.collective.plan import plan
 from tvm_axe.layout import Mesh
+from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.lower.localize import OWN
 from tvm_axe.lower.window import Window
 
@@ -42,7 +42,7 @@ class Box:
         return max(start, begin) < min(stop, end)
 
     def _range(self) -> tuple[int, int]:
-        steps = [prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        steps = dense_strides(self.shape)
         last = sum((at - 1) * step for at, step in zip(self.stop, steps))
         return sum(at * step for at, step in zip(self.start, steps)), last + 1
 

@@ -34,11 +34,11 @@ from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
-from tvm_axe.lower.exchange import exchange_view
+from tvm_axe.lower.exchange import Exchange
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.pieces import pieces_of
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
-from tvm_axe.lower.traffic import received_in_collective, received_in_exchange, received_in_kernel
+from tvm_axe.lower.traffic import received_in_collective, received_in_kernel
 
 LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"
 
@@ -49,7 +49,8 @@ class Step:
 
     `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `received` the bytes that each device
     receives of its peers (`tvm_axe.lower.traffic`). `source`, `target` and `arguments` (what the engine is told beside:
-    dimensions, a shift, a root) are those of a plain collective.
+    dimensions, a shift, a root) are those of a plain collective; `source` and `target`
+    also of an `exchange`.
     """
 
     stage: ScheduledStage
@@ -61,6 +62,7 @@ class Step:
     source: tirx.Buffer | None = None
     target: tirx.Buffer | None = None
     arguments: tuple[int, ...] = ()
+    exchange: Exchange | None = None
 
     @property
     def name(self) -> str:
@@ -143,7 +145,7 @@ def push_axis(access: Access, sharding: Sharding) -> str | None:
 
 def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
     touched = [shardings[access.buffer] for block in stage.blocks for access in block.accesses]
-    if any(each.foreign is not None or (stage.inserted and each.memory is not None) for each in touched):
+    if any(not each.in_pieces or (stage.inserted and each.memory is not None) for each in touched):
         return _exchange(stage, shardings)
     pulled: set[tirx.Buffer] = set()
     pushed: set[tirx.Buffer] = set()
@@ -185,7 +187,7 @@ def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) 
     block = stage.blocks[0]
     whole = len(stage.blocks) == 1 and not block.device and not block.peers and stage.overlap is None
     if not (whole and is_copy(block.realize.block) and covers(block.realize, block.loops)):
-        access = next(a for b in stage.blocks for a in b.accesses if shardings[a.buffer].foreign is not None)
+        access = next(a for b in stage.blocks for a in b.accesses if not shardings[a.buffer].in_pieces)
         block = next(b for b in stage.blocks if access in b.accesses)
         raise Unowned(
             f"block {block.name!r} touches {access.buffer.name!r}, which axe.layouts declares as "
@@ -196,11 +198,10 @@ def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) 
             RELAY,
         )
     source, target = block.reads[0].buffer, block.writes[0].buffer
-    before, after = shardings[source].holding, shardings[target].holding
-    view = exchange_view(before, after)
-    pulled = frozenset() if view == SLAB else frozenset({source})
-    moved = received_in_exchange(shardings[source], shardings[target], str(source.dtype))
-    return Step(stage, EXCHANGE, None if view == SLAB else view, moved, pulled, frozenset(), source, target)
+    exchange = Exchange(shardings[source].holding, shardings[target].holding)
+    axis, pulled = (None, frozenset[tirx.Buffer]()) if exchange.view == SLAB else (exchange.view, frozenset({source}))
+    moved = exchange.received(str(source.dtype))
+    return Step(stage, EXCHANGE, axis, moved, pulled, frozenset(), source, target, exchange=exchange)
 
 
 def _check_one_phase(

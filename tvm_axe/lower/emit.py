@@ -24,6 +24,7 @@ from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.localize import CHUNK, OWN, STEP, Kernel, localize
 from tvm_axe.lower.order import barriers_before, pipeline, regions
 from tvm_axe.lower.program import ScheduledProgram
+from tvm_axe.lower.views import view_shape
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,7 @@ class _Emitter:
         self._call(Call(f"axe.{Collective(step.kind).operation}", stage, (*tensors, *step.arguments, axis)))
 
     def _tensor(self, buffer: tirx.Buffer, view: str) -> Tensor:
-        stored = self.shardings[buffer].stored
-        mesh = self.program.mesh
-        shape = stored if view == OWN else (mesh.size if view == ALL else mesh.axis_size(view), *stored)
+        shape = view_shape(self.program.mesh, view, self.shardings[buffer].stored)
         return Tensor(self.program.names[buffer], view, shape)
 
     def _call(self, call: Call) -> None:

@@ -6,75 +6,53 @@ kernel does it, which indexes its peers' slabs and writes its own. Where the dev
 its own slab: what is written in no other way than it is read crosses nothing.
 
 It is the last resort of a redistribution: where the layouts are blocks, collectives move as little, and more cheaply
-(`tvm_axe.layout.redistribute`).
+(`tvm_axe.layout.plan_redistribution`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from itertools import product
-from math import prod
 
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import element
 from tvm_axe.analysis.expressions import substitute, uses
-from tvm_axe.collective import ALL, SLAB, slab_stride
+from tvm_axe.collective import ALL, SLAB
 from tvm_axe.layout import Iter
 from tvm_axe.layout.axes import LINEAR_MEMORY
-from tvm_axe.layout.holding import Holding, terms_between
+from tvm_axe.layout.dtypes import dtype_bytes
+from tvm_axe.layout.holding import Holding, received, terms_between
+from tvm_axe.layout.shapes import dense_strides
+from tvm_axe.lower.views import view_buffer
 
-__all__ = ["exchange_kernel", "exchange_view"]
-
-
-def exchange_view(source: Holding, target: Holding) -> str:
-    """The view of the source that a device needs: its own slab, the slabs along one mesh axis, or all devices'."""
-    return _Exchange(source, target).view
+__all__ = ["Exchange"]
 
 
-def exchange_kernel(
-    source: Holding,
-    target: Holding,
-    dtype: str,
-    slabs: tuple[Sequence[int], Sequence[int]],
-    names: tuple[str, str],
-    coordinates: Mapping[str, tirx.Var],
-) -> tirx.PrimFunc:
-    """The function that each device runs.
+class Exchange:
+    """What each device runs to hold a tensor as one holding says out of slabs that lie as another says.
+
+    Of the kernel, a loop runs over each digit of the target that lies in memory; the others are the device's
+    coordinates. Those that are blocks of the same coordinates in the source as in the target cancel, for the analyzer
+    knows their bounds.
 
     Parameters
     ----------
     source, target : Holding
-        How the same tensor lies before and after. The terms of a sum are added up, stay,
-        or are made of the values (`terms_between`).
-    dtype : str
-        The type of its elements.
-    slabs : tuple of two shapes
-        The shapes of a slab of the source and of one of the target: the layout's addresses, row-major.
-    names : tuple of two str
-        What the two are called.
-    coordinates : Mapping[str, Var]
-        The device's coordinate on each mesh axis.
+        How the same tensor lies before and after. The terms of a sum are added up, stay, or are made of the values
+        (`terms_between`).
 
-    Returns
-    -------
-    func : PrimFunc
-        Of the source in `exchange_view`, the target's slab, and the coordinates that it asks for.
-    """
-    return _Exchange(source, target, coordinates).kernel(dtype, slabs, names)
-
-
-class _Exchange:
-    """Writes the kernel.
-
-    A loop runs over each digit of the target that lies in memory; the others are the device's coordinates. Those that
-    are blocks of the same coordinates in the source as in the target cancel, for the analyzer knows their bounds.
+    Attributes
+    ----------
+    view : str
+        The view of the source that a device needs: its own slab, the slabs along one mesh axis, or all devices'.
     """
 
-    def __init__(self, source: Holding, target: Holding, coordinates: Mapping[str, tirx.Var] | None = None) -> None:
+    def __init__(self, source: Holding, target: Holding) -> None:
         self.source, self.target, mesh = source, target, source.mesh
-        self.coordinates = coordinates or {axis: tirx.Var(axis, "int32") for axis in mesh.names}
+        self.coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
         self.analyzer = Analyzer()
         for axis, var in self.coordinates.items():
             self.analyzer.bind(var, ir.Range(0, mesh[axis]))
@@ -107,23 +85,33 @@ class _Exchange:
         ]
         self.view = SLAB if not self.axes else self.axes[0] if len(self.axes) == 1 else ALL
 
-    def _loop(self, extent: int) -> tirx.Var:
-        """An iterator over a digit of the target; the digit of one number needs none."""
-        var = tirx.Var(f"v{len(self.loops)}", "int32")
-        domain = ir.Range(0, extent)
-        self.analyzer.bind(var, domain)
-        self.loops.append((tirx.IterVar(domain, var, tirx.IterVar.DataPar), tirx.Var(f"i{len(self.loops)}", "int32")))
-        return var
-
-    def _device(self, term: Mapping[Iter, object]) -> dict[str, tirx.Expr]:
-        found = self.source.device(self.index, self.coordinates, term)
-        return {axis: self.analyzer.simplify(tirx.const(0, "int32") + at) for axis, at in found.items()}
+    def received(self, dtype: str) -> tuple[int, ...]:
+        """Bytes that each device receives."""
+        devices = range(self.source.mesh.size)
+        return tuple(dtype_bytes(dtype, received(self.source, self.target, device)) for device in devices)
 
     def kernel(self, dtype: str, slabs: tuple[Sequence[int], Sequence[int]], names: tuple[str, str]) -> tirx.PrimFunc:
-        source, target = (
-            self._viewed(slabs[0], dtype, names[0]),
-            tirx.decl_buffer(slabs[1], dtype, names[1], layout=None),
-        )
+        """The function that each device runs.
+
+        Parameters
+        ----------
+        dtype : str
+            The type of the tensor's elements.
+        slabs : tuple of two shapes
+            The shapes of a slab of the source and of one of the target: the layout's addresses, row-major.
+        names : tuple of two str
+            What the two are called.
+
+        Returns
+        -------
+        func : PrimFunc
+            Of the source in the `view`, the target's slab, and the device's coordinates that it asks for, called as
+            their mesh axes are.
+        """
+        mesh = self.source.mesh
+        viewed = names[0] if self.view == SLAB else f"{names[0]}_peers"
+        source = view_buffer(mesh, self.view, slabs[0], dtype, viewed)
+        target = view_buffer(mesh, SLAB, slabs[1], dtype, names[1])
         place = self._place(self.source.address(self.index), slabs[0])
         loads = [tirx.BufferLoad(source, [*self._slab(device), *place]) for device in self.devices]
         value: tirx.Expr = loads[0]
@@ -149,21 +137,22 @@ class _Exchange:
         func = tirx.PrimFunc([source, target, *asked], root).with_attrs({"s_tir": True, "tirx.noalias": True})
         return s_tir.renew_defs(func)
 
+    def _loop(self, extent: int) -> tirx.Var:
+        """An iterator over a digit of the target; the digit of one number needs none."""
+        var = tirx.Var(f"v{len(self.loops)}", "int32")
+        domain = ir.Range(0, extent)
+        self.analyzer.bind(var, domain)
+        self.loops.append((tirx.IterVar(domain, var, tirx.IterVar.DataPar), tirx.Var(f"i{len(self.loops)}", "int32")))
+        return var
+
+    def _device(self, term: Mapping[Iter, object]) -> dict[str, tirx.Expr]:
+        found = self.source.device(self.index, self.coordinates, term)
+        return {axis: self.analyzer.simplify(tirx.const(0, "int32") + at) for axis, at in found.items()}
+
     def _mask(self, loops: Mapping[tirx.Var, tirx.Var]) -> tirx.Expr:
         """Whether the device holds the element: it isn't padding, and the device holds any."""
-        whole: tirx.Expr = tirx.IntImm("bool", 1)
-        for condition in self.conditions:
-            whole = tirx.all(whole, condition)
+        whole = functools.reduce(tirx.all, self.conditions, tirx.IntImm("bool", 1))
         return substitute(self.analyzer.simplify(whole), dict(loops))
-
-    def _viewed(self, slab: Sequence[int], dtype: str, name: str) -> tirx.Buffer:
-        if self.view == SLAB:
-            return tirx.decl_buffer(slab, dtype, name, layout=None)
-        mesh = self.source.mesh
-        devices = mesh.size if self.view == ALL else mesh[self.view]
-        beyond = 1 if self.view == ALL else prod(mesh.shape[mesh.names.index(self.view) + 1 :])
-        strides = [beyond * slab_stride(slab, dtype), *(prod(slab[dim + 1 :]) for dim in range(len(slab)))]
-        return tirx.decl_buffer([devices, *slab], dtype, f"{name}_peers", strides=strides, layout=None)
 
     def _slab(self, device: Mapping[str, tirx.Expr]) -> list[tirx.Expr]:
         """The index of a device's slab in the view."""
@@ -178,8 +167,7 @@ class _Exchange:
         """An address as an index of the slab."""
         at = tirx.const(0, "int32") + address
         indices = []
-        for dim, extent in enumerate(slab):
-            stride = prod(slab[dim + 1 :])
+        for dim, (extent, stride) in enumerate(zip(slab, dense_strides(slab))):
             index = at // stride if stride > 1 else at
             indices.append(self.analyzer.simplify(index if dim == 0 else index % extent))
         return indices

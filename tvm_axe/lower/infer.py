@@ -19,10 +19,10 @@ from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.patterns import is_copy
 from tvm_axe.analysis.sharing import root_of
 from tvm_axe.errors import LayoutError, LowerError
-from tvm_axe.layout import Iter, Layout, Mesh, Placement, memory_size
+from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.holding import Holding
-from tvm_axe.layout.sharding import Cuts, block_shape
+from tvm_axe.layout.sharding import Cuts
 from tvm_axe.layout.symbolic import Number
 from tvm_axe.lower.pieces import Pieces, pieces_of, shared_pieces
 from tvm_axe.lower.program import Access, ScheduledProgram
@@ -30,23 +30,54 @@ from tvm_axe.lower.program import Access, ScheduledProgram
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one buffer lies on the mesh: a placement of its shape, in blocks of `piece` elements a dimension.
+    """How stages index a buffer that lies on the mesh as `holding` says.
+
+    Their indices stay on a device where they stay in its piece of each dimension, which is contiguous. A holding in
+    other pieces (`in_pieces` is False) can't be indexed so: only exchanges touch it.
 
     A dimension in `partial` counts the devices themselves: the buffer holds one term of a sum on each, and its slab
     has no such dimension.
     """
 
-    shape: tuple[int, ...]
+    holding: Holding
     cuts: Cuts
     """Of each dimension the mesh axes that share it, the major one first (`tvm_axe.layout.Placement.cuts`)."""
-    partial: frozenset[int]
-    mesh: Mesh
-    memory: Layout | None = None
-    """Of the slab, where it isn't row-major."""
+    partial: frozenset[int] = frozenset()
     root: tuple[str, int] | None = None
     """The mesh axis and the coordinate on it of the one device that holds the buffer."""
-    foreign: Holding | None = None
-    """Of a parameter that is declared in another way than contiguous pieces; only exchanges touch it."""
+    in_pieces: bool = True
+
+    @staticmethod
+    def blocks(
+        shape: tuple[int, ...],
+        mesh: Mesh,
+        cuts: Cuts,
+        partial: frozenset[int] = frozenset(),
+        memory: Layout | None = None,
+        root: tuple[str, int] | None = None,
+    ) -> Sharding:
+        """That of pieces that are shared over `cuts`; see `Holding.in_blocks` for `memory` and `root`."""
+        return Sharding(Holding.in_blocks(shape, mesh, cuts, memory, root=root), cuts, partial, root)
+
+    @staticmethod
+    def other(holding: Holding) -> Sharding:
+        """That of a holding that isn't in contiguous pieces."""
+        return Sharding(holding, ((),) * len(holding.shape), in_pieces=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole buffer."""
+        return self.holding.shape
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices."""
+        return self.holding.mesh
+
+    @property
+    def memory(self) -> Layout | None:
+        """Where the elements of a slab lie, where that isn't row-major."""
+        return None if self.holding.is_row_major else self.holding.memory
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -55,7 +86,7 @@ class Sharding:
 
     def piece(self, dim: int) -> int:
         """The extent of `dim` on one device, padded."""
-        return block_shape(self.shape, self.mesh, self.cuts)[dim]
+        return self.holding.local[dim]
 
     def pieces(self, dim: int) -> Pieces:
         """The axes that share `dim`, each with the elements from one of its devices' to the next one's."""
@@ -64,8 +95,7 @@ class Sharding:
     @property
     def slab(self) -> tuple[int, ...]:
         """The shape of one device's share."""
-        block = block_shape(self.shape, self.mesh, self.cuts)
-        return tuple(extent for dim, extent in enumerate(block) if dim not in self.partial)
+        return tuple(extent for dim, extent in enumerate(self.holding.local) if dim not in self.partial)
 
     def nbytes(self, dtype: str) -> int:
         """Bytes of one device's share."""
@@ -73,33 +103,13 @@ class Sharding:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape of one device's share as it is stored: one-dimensional where `memory` says where elements lie."""
-        if self.foreign is not None:
-            return self.foreign.slab
-        return self.slab if self.memory is None else (memory_size(self.memory),)
+        """The shape of one device's share as it is stored: one-dimensional where that isn't row-major."""
+        return self.slab if self.holding.is_row_major else self.holding.slab
 
     @property
     def layout(self) -> Layout:
-        """The same as a `Layout` of the whole (padded) shape, the slab row-major."""
-        if self.foreign is not None:
-            return self.foreign.layout
-        layout = Layout.sharded(self.shape, self.mesh, dict(enumerate(self.cuts)))
-        if self.root is None:
-            return layout
-        axis, coordinate = self.root
-        return Layout(layout.D, [it for it in layout.R if it.axis != axis], {axis: coordinate})
-
-    @property
-    def holding(self) -> Holding:
-        """What each device holds, in digits."""
-        if self.foreign is not None:
-            return self.foreign
-        return Holding.in_blocks(self.shape, self.mesh, self.cuts, self.memory)
-
-    def region(self, device: int) -> tuple[slice, ...]:
-        """What `device` holds of each dimension, padding left out."""
-        spans = Placement(self.cuts).region(self.shape, self.mesh, device)
-        return tuple(slice(start, stop) for start, stop in spans)
+        """The same as a `Layout` of the whole (padded) shape."""
+        return self.holding.layout
 
     def held(self, access: Access, dim: int) -> int:
         """How many of the axes that share `dim`, from the major one on, index `dim` of `access` stays in its part of.
@@ -133,18 +143,16 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
     roots: dict[tirx.Buffer, tuple[str, int]] = {}
     computed: set[tirx.Buffer] = set()  # what others than copies write
     computing: dict[tirx.Buffer, list[Access]] = {buffer: [] for buffer in program.buffers()}  # reads of others
-    foreign = {param: held for param in program.parameters if (held := _foreign(param, declared, program.mesh))}
-    laid_out = {
-        param
+    said = {
+        param: _declared(declared[param.name], _shape(param), program.mesh)
         for param in program.parameters
         if param.name in declared
-        and param not in foreign
-        and _declared(declared[param.name], _shape(param), program.mesh)[1]
     }
     for block in program.blocks():
         touched = {access.buffer for access in block.accesses}
         inserted = INSERTED in block.realize.block.annotations
-        if any(buffer in foreign or (inserted and buffer in laid_out) for buffer in touched):
+        parameters = [said[buffer] for buffer in touched if buffer in said]
+        if any(not own.in_pieces or (inserted and own.memory is not None) for own in parameters):
             continue  # an exchange says nothing of how the other side is to lie
         for access in block.accesses:
             accesses[access.buffer].append(access)
@@ -168,12 +176,12 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
         shape = _shape(buffer)
         is_parameter = any(buffer.same_as(param) for param in program.parameters)
         writes = [access for access in accesses[buffer] if access.is_write]
-        memory = None
-        if buffer in foreign:
-            found[buffer] = Sharding(shape, ((),) * len(shape), frozenset(), program.mesh, foreign=foreign[buffer])
+        own = said.get(buffer)
+        if own is not None and not own.in_pieces:
+            found[buffer] = own
             continue
-        if is_parameter and buffer.name in declared:
-            cuts, memory = _declared(declared[buffer.name], shape, program.mesh)
+        if own is not None:
+            cuts = own.cuts
         elif is_parameter and writes:
             cuts = ((),) * len(shape)
         else:
@@ -183,46 +191,37 @@ def infer_shardings(program: ScheduledProgram, declared: Mapping[str, Layout]) -
                 free = [() if set(cut) & set(terms.values()) else cut for cut in cuts]
                 cuts = tuple((terms[dim],) if dim in terms else cut for dim, cut in enumerate(free))
             if writes and buffer not in computed:
-                written = Sharding(shape, cuts, frozenset(), program.mesh)
+                written = Sharding.blocks(shape, program.mesh, cuts)
                 cuts = tuple(
                     cut if all(written.holds(read, dim) for read in computing[buffer]) else ()
                     for dim, cut in enumerate(cuts)
                 )
         counted_dims = frozenset(dim for dim in partial[buffer] if cuts[dim] and not (is_parameter and writes))
-        found[buffer] = Sharding(shape, cuts, counted_dims, program.mesh, memory, roots.get(buffer))
+        memory = None if own is None else own.memory
+        found[buffer] = Sharding.blocks(shape, program.mesh, cuts, counted_dims, memory, roots.get(buffer))
     return found
-
-
-def _foreign(param: tirx.Buffer, declared: Mapping[str, Layout], mesh: Mesh) -> Holding | None:
-    """What each device holds of a parameter that isn't declared in contiguous pieces; None of any other."""
-    if param.name not in declared:
-        return None
-    try:
-        _declared(declared[param.name], _shape(param), mesh)
-    except LayoutError:
-        return Holding.of(declared[param.name], _shape(param), mesh, sums=False)
-    return None
 
 
 def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
 
 
-def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Cuts, Layout | None]:
-    """The sharding that `layout` says, and where a slab's elements lie if not row-major."""
+def _declared(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
+    """The sharding that `layout` says."""
     rows: list[Iter] = []
     size: Number = 1
     for it in reversed(layout.D):
         on_memory = it.axis == LINEAR_MEMORY
         rows.append(Iter(it.extent, size, it.axis) if on_memory else it)
         size *= it.extent if on_memory else 1
-    offset = layout.O[LINEAR_MEMORY]
     others = {axis: at for axis, at in layout.O.items() if axis != LINEAR_MEMORY}
     row_major = Layout(rows[::-1], layout.R, others)
-    if row_major.equivalent(layout):
-        return layout.cuts(shape, mesh), None
-    memory = Layout([it for it in layout.D if it.axis == LINEAR_MEMORY], (), {LINEAR_MEMORY: offset})
-    return row_major.cuts(shape, mesh), memory
+    try:
+        cuts = row_major.cuts(shape, mesh)
+    except LayoutError:
+        return Sharding.other(Holding.of(layout, shape, mesh, sums=False))
+    memory = Layout([it for it in layout.D if it.axis == LINEAR_MEMORY], (), {LINEAR_MEMORY: layout.O[LINEAR_MEMORY]})
+    return Sharding.blocks(shape, mesh, cuts, memory=None if row_major.equivalent(layout) else memory)
 
 
 def _agreed(accesses: list[Access], shape: tuple[int, ...], mesh: Mesh) -> Cuts:

@@ -37,7 +37,7 @@ from tvm_axe.analysis.annotations import BIND, INSERTED, OVERLAP, RING, layouts_
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import directions, reached
 from tvm_axe.analysis.elements import cover, one_to_one
-from tvm_axe.analysis.expressions import substitute
+from tvm_axe.analysis.expressions import alike, loads_in, substitute
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.sharding import Cuts
@@ -378,14 +378,8 @@ def _is_written_whole(blocks: Sequence[NestedBlock], buffer: tirx.Buffer) -> boo
 
 def _in_place(store: tirx.BufferStore) -> bool:
     """Whether the block reads no other element of what it writes than the one that it writes."""
-    found: list[bool] = []
-
-    def on_load(load: ir.TensorLoad) -> None:
-        if load.source.same_as(store.buffer):
-            found.append(tvm_ffi.structural_equal(list(load.indices), list(store.indices)))
-
-    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, on_load))
-    return all(found)
+    own = [load for load in loads_in(store.value) if load.source.same_as(store.buffer)]
+    return all(alike(load.indices, store.indices) for load in own)
 
 
 def _running(value: tirx.Expr, buffer: tirx.Buffer, apart: tirx.Buffer, at: Sequence[tirx.Var]) -> tirx.Expr:

@@ -16,14 +16,14 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import element
-from tvm_axe.analysis.expressions import substitute, uses
-from tvm_axe.collective import SLAB, slab_stride
+from tvm_axe.analysis.expressions import loads_in, substitute, uses
+from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
 from tvm_axe.lower.derive import EXCHANGE, Step, push_axis
-from tvm_axe.lower.exchange import exchange_kernel
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.pieces import linear, own_pieces, shared_pieces, within
 from tvm_axe.lower.program import Block, LocalIterator, ScheduledProgram
+from tvm_axe.lower.views import view_buffer
 from tvm_axe.lower.window import Window, calling
 from tvm_axe.schedule import BIND, TILE, set_layout
 
@@ -91,26 +91,11 @@ def localize(
 
 def _exchange(program: ScheduledProgram, step: Step, shardings: Mapping[tirx.Buffer, Sharding]) -> Kernel:
     source, target = step.source, step.target
-    assert source is not None and target is not None
-    func = exchange_kernel(
-        shardings[source].holding,
-        shardings[target].holding,
-        str(source.dtype),
-        (shardings[source].stored, shardings[target].stored),
-        (program.names[source], program.names[target]),
-        program.coordinates,
-    )
+    assert source is not None and target is not None and step.exchange is not None
+    slabs = (shardings[source].stored, shardings[target].stored)
+    func = step.exchange.kernel(str(source.dtype), slabs, (program.names[source], program.names[target]))
     asked = tuple(str(param.name) for param in func.params[2:])
     return Kernel(func, ((source, step.axis or OWN), (target, OWN)), asked)
-
-
-def flat_stride(sharding: Sharding, dtype: str, axis: str) -> int:
-    """Elements from one device's slab to the next one's along `axis`."""
-    names = sharding.mesh.names
-    beyond = 1
-    for name in names[names.index(axis) + 1 :]:
-        beyond *= sharding.mesh.axis_size(name)
-    return beyond * slab_stride(sharding.slab, dtype)
 
 
 class _Localizer:
@@ -232,6 +217,9 @@ class _Localizer:
                     f"block {block.name!r} reduces over the chunks of {loop_var.name!r}, each of which would start "
                     "anew; leave it out of the stages that overlap"
                 )
+            if coefficient >= int(local.dom.extent):  # a single chunk, of which devices of another axis have parts
+                value = base
+                continue
             inner = tirx.IterVar(ir.Range(0, coefficient), tirx.Var(local.var.name, local.var.ty), local.iter_type)
             replacement = substitute(replacement, {local.var: var * coefficient + inner.var})
             local, value = inner, base
@@ -249,17 +237,8 @@ class _Localizer:
 
     def declared(self, buffer: tirx.Buffer, view: str, rows: int | None = None) -> tirx.Buffer:
         """A new one of these, of so many rows of the slab if not of all."""
-        sharding = self.shardings[buffer]
-        shape, name, strides = list(sharding.slab), self.program.names[buffer], None
-        if rows is not None:
-            shape[0] = rows
-        if view != OWN:
-            inner = [1]
-            for extent in reversed(shape[1:]):
-                inner.insert(0, inner[0] * extent)
-            strides = [flat_stride(sharding, buffer.dtype, view), *inner[: len(shape)]]
-            shape, name = [self.program.mesh.axis_size(view), *shape], f"{name}_{view}"
-        return tirx.decl_buffer(shape, buffer.dtype, name, strides=strides, layout=None)
+        name = self.program.names[buffer] + ("" if view == OWN else f"_{view}")
+        return view_buffer(self.program.mesh, view, self.shardings[buffer].slab, buffer.dtype, name, rows)
 
     def statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.For):
@@ -334,11 +313,7 @@ class _Localizer:
         replacements = {it.whole.var: it.replacement for it in block_iterators}
         body = self.store(block, statement.body, replacements, peer)
         init = None if statement.init is None else self.store(block, statement.init, replacements, peer)
-        reads: list[ir.TensorRegion] = []
-        tvm_ffi.structural_walk(
-            [body.value, list(body.indices)],
-            (ir.TensorLoad, lambda load: reads.append(element(load.source, load.indices))),
-        )
+        reads = [element(load.source, load.indices) for load in loads_in([body.value, list(body.indices)])]
         if init is not None:  # a reduction's own running value is no read
             reads = [region for region in reads if not region.source.same_as(body.buffer)]
         # What the schedule says of the mesh is done with; kernels alike are then alike for tuning.

@@ -77,13 +77,38 @@ def pipeline(steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -
                     behind = None
                     if turn == 0 and wants[stage]:
                         behind = arrivals - max(done[earlier, chunk] for earlier in wants[stage])
-                    # Nobody else wants the slice that a device makes for itself, the last of its turns.
-                    last = sizes[stage] - 1 - starts[stage] if sizes[stage] > 1 else 0
-                    arrives = stage in announced and turn == last
+                    arrives = stage in announced and turn == _last_turn(stage, steps, touched, wants, starts[stage])
                     arrivals += arrives
                     done |= {(stage, chunk): arrivals} if arrives else {}
                     order.append(Work(stage, (starts[stage] + turn) % sizes[stage], chunk, behind, arrives))
     return order
+
+
+def _last_turn(
+    stage: int,
+    steps: Sequence[Step],
+    touched: Sequence[Mapping[str, set[tirx.Buffer]]],
+    wants: Sequence[Sequence[int]],
+    start: int,
+) -> int:
+    """After which of its turns around the ring a stage has made all that others want of a chunk.
+
+    Where each device pulls its own slice from those along the ring, nobody else wants the slice that a device makes for
+    itself, the last of its turns. Devices along another axis want all slices.
+    """
+    overlap = steps[stage].stage.overlap
+    if overlap is None or overlap.ring is None:
+        return 0
+    own_slices = all(
+        steps[later].axis == overlap.axis
+        and (other := steps[later].stage.overlap) is not None
+        and other.ring is None
+        and not (touched[later]["push"] & touched[stage]["write"] or touched[later]["pull"] & touched[stage]["push"])
+        and not touched[later]["read"] & touched[stage]["push"]
+        for later, wanted in enumerate(wants)
+        if stage in wanted
+    )
+    return int(overlap.ring.extent) - 1 - (start if own_slices else 0)
 
 
 def _go_together(

@@ -23,7 +23,7 @@ from tvm.sym import Analyzer
 
 from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import NestedBlock, ranges_of, statements, stays_in
-from tvm_axe.analysis.expressions import loads_in, substitute, unconditional_loads, uses
+from tvm_axe.analysis.expressions import alike, loads_in, substitute, unconditional_loads, uses
 from tvm_axe.analysis.patterns import REDUCE
 from tvm_axe.analysis.sharing import bound_axis, root_of
 from tvm_axe.analysis.writing import first_unwritten
@@ -409,13 +409,8 @@ def _touched(block: s_tir.SBlock) -> list[tuple[tirx.Buffer, Sequence[tirx.Expr]
     """Every load and store of the block; a sum's own running value is the store's, not a load."""
     store = block.body
     found: list[tuple[tirx.Buffer, Sequence[tirx.Expr], bool]] = [(store.buffer, store.indices, True)]
-
-    def on_load(load: ir.TensorLoad) -> None:
-        running = load.source.same_as(store.buffer) and tvm_ffi.structural_equal(
-            list(load.indices), list(store.indices)
-        )
+    for load in loads_in([store.value, list(store.indices)]):
+        running = load.source.same_as(store.buffer) and alike(load.indices, store.indices)
         if not (running and block.init is not None):
             found.append((load.source, load.indices, False))
-
-    tvm_ffi.structural_walk([store.value, list(store.indices)], (ir.TensorLoad, on_load))
     return found

@@ -19,11 +19,11 @@ from tvm_axe.analysis.expressions import substitute
 from tvm_axe.collective import plan
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.layout.holding import received
+from tvm_axe.layout.sharding import block_region
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.program import Access, Block, ScheduledProgram
 
-__all__ = ["received_in_collective", "received_in_exchange", "received_in_kernel"]
+__all__ = ["received_in_collective", "received_in_kernel"]
 
 
 def received_in_collective(
@@ -44,15 +44,14 @@ def received_in_collective(
 
 def _unpadded(sharding: Sharding, group: Iterable[int]) -> tuple[int, ...]:
     """The shape of a slab of a group of devices, less what is padding on all of them."""
-    regions = [sharding.region(device) for device in group]
+    regions = [_region(sharding, device) for device in group]
     dims = [dim for dim in range(len(sharding.shape)) if dim not in sharding.partial]
     return tuple(max(region[dim].stop - region[dim].start for region in regions) for dim in dims)
 
 
-def received_in_exchange(source: Sharding, target: Sharding, dtype: str) -> tuple[int, ...]:
-    """Return the bytes that each device receives where a tensor comes to lie as `target` says."""
-    before, after = source.holding, target.holding
-    return tuple(dtype_bytes(dtype, received(before, after, device)) for device in range(source.mesh.size))
+def _region(sharding: Sharding, device: int) -> tuple[slice, ...]:
+    """What a device holds of each dimension, padding left out."""
+    return block_region(sharding.shape, sharding.mesh, sharding.cuts, device)
 
 
 def received_in_kernel(
@@ -124,7 +123,7 @@ class _Run:
     def pulled(self, access: Access, sharding: Sharding) -> int:
         """How many read, by `access`, an element that another device has."""
         dims = [dim for dim in range(len(sharding.cuts)) if not sharding.holds(access, dim)]
-        region, inside = sharding.region(self.device), list[tirx.Expr]()
+        region, inside = _region(sharding, self.device), list[tirx.Expr]()
         for dim in dims:
             index = self._here(access.indices[dim])
             inside += [index >= region[dim].start, index < region[dim].stop]

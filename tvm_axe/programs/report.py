@@ -38,7 +38,7 @@ class ProgramRow:
     relative_error: float | None
     """The largest difference from float64 over the largest value of that, of the worst output; None for NaN."""
     bytes: int
-    """What each device communicates in one run, as the compiler derived it."""
+    """What the busiest device of each stage receives in one run, as the compiler derived it."""
     bytes_expected: int
     """The same in closed form."""
     median_ms: float

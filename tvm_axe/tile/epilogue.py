@@ -14,6 +14,7 @@ from math import prod
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
+from tvm_axe.analysis.expressions import alike, loads_in
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
 from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel
@@ -52,13 +53,10 @@ class Epilogue:
             It isn't pointwise in `product`.
         """
         name, store = block.name_hint, block.body
-        loads: list[ir.TensorLoad] = []
-        tvm_ffi.structural_walk([store.value], (ir.TensorLoad, loads.append))
+        loads = loads_in([store.value])
         indices = list(store.indices)
         variables = [iterator.var for iterator in block.iter_vars]
-        same = all(
-            tvm_ffi.structural_equal(list(load.indices), indices) for load in loads if load.source.same_as(product)
-        )
+        same = all(alike(load.indices, indices) for load in loads if load.source.same_as(product))
         places = [n for index in indices for n, var in enumerate(variables) if var.same_as(index)]
         domains = [block.iter_vars[n].dom for n in places]
         whole = [int(d.min) == 0 and int(d.extent) == int(e) for d, e in zip(domains, store.buffer.shape)]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import sym, tirx
 
+from tvm_axe.analysis.expressions import alike
 from tvm_axe.errors import TileError
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import (
@@ -127,7 +127,7 @@ def _elements(touched: list[Access]) -> list[np.ndarray]:
 
 
 def _same(a: Access, b: Access) -> bool:
-    return tvm_ffi.structural_equal(list(a.indices), list(b.indices))
+    return alike(a.indices, b.indices)
 
 
 def _point(parallel: Parallel, number: int) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tvm_ffi
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
+from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.schedule import query
 
@@ -47,7 +47,7 @@ def _follows(sch: s_tir.Schedule, reader: SBlockRV, last: SBlockRV) -> bool:
         return False
     # `reverse_compute_at` wants all of a block's producers in the nest.
     return len(sch.get_producers(reader)) == 1 and all(
-        tvm_ffi.structural_equal(list(load.indices), list(stmt.body.indices)) for load in loads_of(stmt, buffer)
+        alike(load.indices, stmt.body.indices) for load in loads_of(stmt, buffer)
     )
 
 

@@ -21,7 +21,7 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import uses
+from tvm_axe.analysis.expressions import alike, uses
 from tvm_axe.analysis.patterns import is_move, is_pointwise
 from tvm_axe.records.packing import layout_free
 
@@ -247,7 +247,7 @@ def factors_of(block: s_tir.SBlock) -> tuple[Factor, Factor] | None:
     products = [t for t in terms if isinstance(t, tirx.Mul)]
     if str(store.buffer.dtype) not in ("float32", "float64") or not (own and products):
         return None
-    if not tvm_ffi.structural_equal(list(own[0].indices), list(store.indices)):
+    if not alike(own[0].indices, store.indices):
         return None
     found = [_factor(term) for term in (products[0].a, products[0].b)]
     return (found[0], found[1]) if found[0] is not None and found[1] is not None else None

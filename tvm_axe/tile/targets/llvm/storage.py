@@ -13,6 +13,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Iter, Layout, memory_size
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.dtypes import dtype_bits
+from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.symbolic import Symbolic
 from tvm_axe.tile.regions import Tile
 
@@ -87,8 +88,7 @@ class Storage:
 def in_rows(tile: Tile, dtype: str, multiple: int = 1) -> Storage:
     """Row-major, the rows filled up to a multiple of so many elements."""
     shape = (*tile.shape[:-1], _round_up(tile.shape[-1], multiple))
-    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    return Storage(tile, dtype, shape, Layout(Iter(e, s, LINEAR_MEMORY) for e, s in zip(shape, strides)))
+    return Storage(tile, dtype, shape, Layout(Iter(e, s, LINEAR_MEMORY) for e, s in zip(shape, dense_strides(shape))))
 
 
 def in_panels(tile: Tile, dtype: str, dimension: int, width: int) -> Storage:
@@ -96,8 +96,7 @@ def in_panels(tile: Tile, dtype: str, dimension: int, width: int) -> Storage:
     lead, along = tile.shape[:-2], tile.shape[_other(tile.shape, dimension)]
     panels = -(-tile.shape[dimension] // width)
     shape = (*lead, panels, along, width)
-    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    *outer, between, step, _ = (Iter(e, s, LINEAR_MEMORY) for e, s in zip(shape, strides))
+    *outer, between, step, _ = (Iter(e, s, LINEAR_MEMORY) for e, s in zip(shape, dense_strides(shape)))
     across = [between, Iter(width, 1, LINEAR_MEMORY)]
     inner = [*across, step] if dimension == len(tile.shape) - 2 else [step, *across]
     return Storage(tile, dtype, shape, Layout([*outer, *inner]), (dimension, width))

@@ -1,0 +1,83 @@
+"""The one place that touches upstream's private or unstable API.
+
+Written against apache-tvm 0.27.0.post1. Everything else in the package uses upstream's public names only, so that a
+new release is met here and nowhere else. There is a module for each part of upstream; what they give is asked for here.
+"""
+
+from tvm_axe._tvm.arrays import as_array, as_tensor
+from tvm_axe._tvm.building import build_cuda, load_llvm, nvrtc_cubin, nvrtc_version, register_pipeline, save_llvm
+from tvm_axe._tvm.disco import DISCO_EXECUTE, DiscoSession, disco_rank, disco_serve, register_functions, use_threads
+from tvm_axe._tvm.errors import (
+    UPSTREAM_ERRORS,
+    is_own_fault,
+    is_unsaid,
+    raise_own_fault,
+    schedule_error_reason,
+    why_refused,
+)
+from tvm_axe._tvm.meta_schedule import flops, record_json, structural_equal, tune_context, workload_hash
+from tvm_axe._tvm.relax import relax_lowering, split_preproc
+from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
+from tvm_axe._tvm.tensorir import block_realize, plain, put_back, statement, tensor_argument, widened
+from tvm_axe._tvm.tile import (
+    builder,
+    device_call,
+    dispatch_predicate,
+    fast_exp2,
+    function_frame,
+    memory_layout,
+    register_dispatch,
+    swizzle_of,
+    swizzled_layout,
+    warpgroup_layout,
+)
+
+__all__ = [
+    "DISCO_EXECUTE",
+    "UPSTREAM_ERRORS",
+    "DiscoSession",
+    "as_array",
+    "as_tensor",
+    "block_realize",
+    "build_cuda",
+    "builder",
+    "cpu_features",
+    "device_call",
+    "disco_rank",
+    "disco_serve",
+    "dispatch_predicate",
+    "fast_exp2",
+    "flops",
+    "function_frame",
+    "host_triple",
+    "is_own_fault",
+    "is_unsaid",
+    "is_valid_cpu",
+    "load_llvm",
+    "memory_layout",
+    "nvrtc_cubin",
+    "nvrtc_version",
+    "plain",
+    "put_back",
+    "raise_own_fault",
+    "record_json",
+    "register_dispatch",
+    "register_functions",
+    "register_pipeline",
+    "relax_lowering",
+    "save_llvm",
+    "schedule_error_reason",
+    "split_preproc",
+    "statement",
+    "structural_equal",
+    "swizzle_of",
+    "swizzled_layout",
+    "system_cpu",
+    "tensor_argument",
+    "tune_context",
+    "use_threads",
+    "warpgroup_layout",
+    "why_refused",
+    "widened",
+    "workload_hash",
+]

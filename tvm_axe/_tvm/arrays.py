@@ -1,0 +1,81 @@
+"""Arrays of numpy and tensors of the runtime over one memory, whatever their type and strides."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
+import numpy as np
+import tvm_ffi
+
+
+class _Import:
+    """An array as a DLPack producer, for `tvm_ffi.from_dlpack`; numpy itself can't export the small float types."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU
+
+    def __dlpack__(self, **options: Any) -> Any:
+        array = self._array.view(f"u{self._array.itemsize}")
+        # numpy calls a single slab dense whatever its distance to the next, and before 2.3 exports no strides then; of
+        # two slabs it does, and nothing is read to export them.
+        alone = array.ndim > 1 and array.shape[0] == 1
+        if alone:
+            array = np.lib.stride_tricks.as_strided(array, (2, *array.shape[1:]), self._array.strides)
+        capsule = array.__dlpack__()
+        tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+        if alone:
+            tensor.shape[0] = 1
+        dtype = tvm_ffi.dtype(self._array.dtype.name)
+        tensor.code, tensor.bits = int(dtype.type_code), dtype.bits
+        return capsule
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def as_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
+    """A tensor over the array's memory, strides and all; upstream's `from_dlpack` takes dense arrays only."""
+    return tvm_ffi.from_dlpack(_Import(array))
+
+
+class _Export:
+    """A tensor's memory for numpy; keeps the tensor."""
+
+    def __init__(self, tensor: tvm_ffi.Tensor, itemsize: int) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple([stride * itemsize for stride in tensor.strides]),
+            "typestr": f"|V{itemsize}",
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+_numpy_type = functools.cache(np.dtype)
+
+
+def as_array(tensor: tvm_ffi.Tensor) -> np.ndarray:
+    """An array over a CPU tensor's memory, whatever its type; upstream's `numpy()` copies."""
+    dtype = _numpy_type(str(tensor.dtype))
+    return np.asarray(_Export(tensor, dtype.itemsize)).view(dtype)

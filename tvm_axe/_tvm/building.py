@@ -1,0 +1,125 @@
+"""Building: pipelines with more passes, CUDA modules of our own cubins, nvrtc, LLVM bitcode."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, runtime, tirx
+from tvm.ir import IRModule
+from tvm.support import nvcc as _nvcc
+from tvm.target import Target
+from tvm.tirx import TensorMapType
+from tvm.tirx.build import codegen_build, split_host_device_mods
+
+_CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is
+_OVERLAP = "tirx.use_programtic_dependent_launch"  # the runtime's spelling
+
+
+def register_pipeline(name: str, base: str, host_pass: ir.transform.Pass) -> None:
+    """Make a pipeline for ``tvm.compile(..., tir_pipeline=name)``: upstream's `base`, with one pass more.
+
+    Host functions pass through it when intrinsics have become LLVM's; those that it brings in are lowered after it.
+    """
+
+    def pipeline() -> tuple[Any, Any, Any]:
+        lower, finish_host, finish_device = tirx.get_tir_pipeline(base)
+        last = [host_pass, tirx.transform.LowerIntrin()]
+        return lower, lambda: ir.transform.Sequential([finish_host(), *last]), finish_device
+
+    tirx.register_tir_pipeline(name, pipeline)
+
+
+def build_cuda(
+    mod: IRModule, target: Target, to_cubin: Callable[[str], bytes], overlap: bool = False, pipeline: str = "tirx"
+) -> tuple[runtime.Module, str]:
+    """Build a module of CUDA functions by one of upstream's pipelines; returns what can be run, and the CUDA source.
+
+    The steps are those of `tvm.tirx.build`, but for the device's module, which is made of what `to_cubin` compiles. On
+    a machine without a CUDA driver the result's functions can't be called. With `overlap` a kernel is launched while
+    the one before it still runs; each must wait for that one (``griddepcontrol.wait``) before it touches global memory.
+    """
+    lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
+    host_target = Target("llvm") if target.host is None else target.host
+    host, devices = split_host_device_mods(lower(tirx.transform.BindTarget(target.with_host(host_target))(mod)))
+    ((device_target, device),) = devices.items()
+    device = finish_device()(device)
+    # Where there is a driver, this compiles the source too, by nvrtc; upstream has no other way to it.
+    generated = codegen_build(device, device_target)
+    source = str(generated.inspect_source())
+    cubin = to_cubin(source)
+    create = tvm_ffi.get_global_func(_CREATE_CUDA, allow_missing=True)
+    if create is not None:
+        tags = [_OVERLAP] if overlap else []
+        infos = [_function_info(func, tags) for func in device.functions.values()]
+        generated = create(cubin, "cubin", {info.name: info for info in infos}, {"cuda": source})
+    built = codegen_build(finish_host()(host), host_target)
+    built.import_module(generated)
+    return built, source
+
+
+def _function_info(func: tirx.PrimFunc, tags: Sequence[str]) -> Any:
+    """What the runtime has to know of a kernel to launch it, with launch parameters beside those of the compiler.
+
+    Upstream makes it in its code generator, and has no constructor of it in Python.
+    """
+    nodes: list[dict[str, Any]] = []
+
+    def add(type: str, data: Any) -> int:
+        nodes.append({"type": type, "data": data})
+        return len(nodes) - 1
+
+    def array(type: str, items: Sequence[Any]) -> int:
+        return add("ffi.Array", [add(type, item) for item in items])
+
+    kinds = [param.ty for param in func.params]
+    pointers = [isinstance(kind, ir.PointerType) for kind in kinds]
+    types = ["handle" if pointer else str(kind) for kind, pointer in zip(kinds, pointers)]
+    maps = [pointer and isinstance(kind.element_type, TensorMapType) for kind, pointer in zip(kinds, pointers)]
+    launch = [*tags, *(str(tag) for tag in func.attrs["tirx.kernel_launch_params"])]
+    data = {
+        "name": add("ffi.String", str(func.attrs["global_symbol"])),
+        "arg_types": array("DataType", types),
+        "launch_param_tags": array("ffi.String", launch),
+        "arg_extra_tags": array("int", [int(is_map) for is_map in maps]),
+    }
+    root = add("runtime.FunctionInfo", data)
+    return ir.load_json(json.dumps({"root_index": root, "nodes": nodes, "metadata": {}}))
+
+
+def nvrtc_version() -> str | None:
+    """The version of nvrtc, or None where its library or its bindings aren't installed."""
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError):  # the bindings raise the latter where the library is missing
+        return None
+    return f"{major}.{minor}"
+
+
+def nvrtc_cubin(source: str, arch: str) -> bytes:
+    """CUDA source compiled by nvrtc, with upstream's flags."""
+    return bytes(_nvcc.compile_cuda(source, target_format="cubin", arch=arch, compiler="nvrtc"))
+
+
+def save_llvm(module: runtime.Module) -> bytes:
+    """A host module as LLVM bitcode, already optimised."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "module.bc")
+        module.write_to_file(path, "bc")
+        with open(path, "rb") as file:
+            return file.read()
+
+
+def load_llvm(bitcode: bytes) -> runtime.Module:
+    """What `save_llvm` saved, to be run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "module.bc")
+        with open(path, "wb") as file:
+            file.write(bitcode)
+        return tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")(path, "ll")
