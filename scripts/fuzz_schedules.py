@@ -8,12 +8,12 @@
     mpiexec -n 4 python scripts/fuzz_schedules.py --engine mpi --count 200
 
 A case is drawn from its seed: a program (`fuzz_programs`, `fuzz_stages`), a mesh, declared layouts and a schedule
-(`fuzz_scheduling`, `fuzz_actions`). It ends right; refused by lowering, with a reason; wrong under stock TVM, which is
-upstream's; or as a bug: wrong with annotations ignored, wrong on the mesh, an error that isn't the package's
-(`fuzz_judging`). What primitives refuse while a schedule is drawn is counted by itself. Of each kind of bug some cases
-are made as small as they can be, and printed. The exit status is 0 if there is no bug. Judging is done in processes of
-its own, so that one that dies is the bug of the seed that it was at; on the ranks of an MPI job rank 0 judges, on
-meshes of as many devices.
+(`fuzz_scheduling`, `fuzz_actions`); a fifth begin where a primitive's rule decides (`fuzz_situations`). It ends right;
+refused by lowering, with a reason; wrong under stock TVM, which is upstream's; or as a bug: wrong with annotations
+ignored, wrong on the mesh, an error that isn't the package's (`fuzz_judging`). What primitives refuse while a schedule
+is drawn is counted by itself. Of each kind of bug some cases are made as small as they can be, and printed. The exit
+status is 0 if there is no bug. Judging is done in processes of its own, so that one that dies is the bug of the seed
+that it was at; on the ranks of an MPI job rank 0 judges, on meshes of as many devices.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any
 from fuzz_actions import OURS, Action, apply, labelled
 from fuzz_programs import Program, Stage, read_by
 from fuzz_proposing import Proposer, memory_order
+from fuzz_situations import SITUATIONS
 from fuzz_stages import draw_pipeline, draw_program
 from tvm.tirx import PrimFunc
 
@@ -103,6 +104,11 @@ class _Making:
         self.accepted: list[Action] = []
         self.refused: list[Refusal] = []
         self.stopped = False
+
+    @property
+    def program(self) -> Program:
+        """What is scheduled."""
+        return self.case.program
 
     def attempt(self, primitive: str, *arguments: Any) -> bool:
         """Do an action, if the schedule accepts it; none behind one that raised what isn't the package's."""
@@ -219,23 +225,28 @@ def draw_case(seed: int, devices: int | None = None) -> tuple[Case, axe.Schedule
     rng = random.Random(seed)
     axes = rng.choice([axes for axes in MESHES if devices in (None, math.prod(axes.values()))])
     mesh = Mesh(axes)
-    is_pipeline = random.Random(f"pipeline {seed}").random() < 0.06
-    program = (draw_pipeline if is_pipeline else draw_program)(rng, list(axes.values()))
+    kind = random.Random(f"pipeline {seed}").random()
+    is_pipeline, situation = kind < 0.06, rng.choice(SITUATIONS) if kind > 0.8 else None
+    draw = draw_pipeline if is_pipeline else draw_program if situation is None else situation.program
+    program = draw(rng, list(axes.values()))
     wanted = {}
     for name in rng.sample([name for name, _ in program.extents], min(len(axes), len(program.extents))):
         wanted[name] = rng.choice(mesh.names)
-    layouts = {} if is_pipeline else draw_layouts(rng, program, mesh, wanted)
+    layouts = {} if is_pipeline or situation is not None else draw_layouts(rng, program, mesh, wanted)
+    if situation is not None:
+        layouts = situation.layouts(rng, program, mesh)
     case = Case(program, tuple(axes.items()), tuple(layouts.items()), ())
     making = _Making(rng, case, wanted)
-    if is_pipeline:
+    if situation is not None:
+        situation.follow(making)
+    elif is_pipeline:
         making.pipe()
     elif rng.random() < 0.6:
         making.sum_and_split()
-    if rng.random() < 0.35:
+    begun = is_pipeline or situation is not None
+    if rng.random() < (0.1 if situation is not None else 0.35):
         making.share_alike()
-    for _ in range(
-        rng.choices((0, 2, 4, 8, 16, 24), weights=(4, 1, 0, 0, 0, 0) if is_pipeline else (4, 3, 3, 3, 2, 1))[0]
-    ):
+    for _ in range(rng.choices((0, 2, 4, 8, 16, 24), weights=(4, 1, 0, 0, 0, 0) if begun else (4, 3, 3, 3, 2, 1))[0]):
         making.propose()
     if rng.random() < 0.7:
         for _ in range(5):

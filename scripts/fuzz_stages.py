@@ -372,10 +372,24 @@ KINDS: dict[Callable[[Drawing], None], int] = {
 }
 
 
-def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
-    """A program of 1 to 5 stages (some kinds are two), its extents often multiples of these numbers of devices."""
+def drawn(rng: random.Random, devices: Sequence[int], stages: Callable[[Drawing], None]) -> Program:
+    """A program of stages that are drawn until values fit its types, its extents often multiples of these numbers."""
     while True:
         drawing = Drawing(rng, devices)
+        try:
+            stages(drawing)
+            program = _finished(drawing)
+            fitting_inputs(program, 0)
+            fitting_inputs(program, 1)  # the judge runs it twice
+        except Malformed:
+            continue
+        return program
+
+
+def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
+    """A program of 1 to 5 stages (some kinds are two), its extents often multiples of these numbers of devices."""
+
+    def stages(drawing: Drawing) -> None:
         count = rng.choices((1, 2, 3, 4, 5), weights=(3, 4, 4, 2, 1))[0]
         if rng.random() < 0.35:  # what collectives are split, reordered and fused with
             rng.choice((contraction, contraction, reduction))(drawing)
@@ -385,37 +399,27 @@ def draw_program(rng: random.Random, devices: Sequence[int]) -> Program:
                 rng.choice((*readers, rng.choice(rare)))(drawing)
         while len(drawing.stages) < count:
             rng.choices(list(KINDS), weights=list(KINDS.values()))[0](drawing)
-        program = _finished(drawing)
-        try:
-            fitting_inputs(program, 0)
-            fitting_inputs(program, 1)  # the judge runs it twice
-        except Malformed:
-            continue
-        return program
+
+    return drawn(rng, devices, stages)
 
 
 def draw_pipeline(rng: random.Random, devices: Sequence[int]) -> Program:
     """A program whose stages work on the micro-batches of a pipeline, a device's each, and send them on."""
-    while True:
-        drawing = Drawing(rng, devices)
-        stages = next(iter(drawing.extents))
-        drawing.extents[stages] = rng.choice(devices)
-        held = drawing.tensor("X", (stages, *drawing.shape(0, 2)))
+
+    def stages(drawing: Drawing) -> None:
+        count = next(iter(drawing.extents))
+        drawing.extents[count] = rng.choice(devices)
+        held = drawing.tensor("X", (count, *drawing.shape(0, 2)))
         names, before = iterators(len(held.shape)), rng.randint(1, 2)
         for at in range(before + 1 + rng.randint(0, 2)):
             y = drawing.result(held.shape, held.dtype)
-            moved = [f"(v0 + {rng.choice((1, f'{stages} - 1'))}) % {stages}", *names[1:]]
+            moved = [f"(v0 + {rng.choice((1, f'{count} - 1'))}) % {count}", *names[1:]]
             value = drawing.load(held, moved if at == before else names, y.dtype)
             value = value if at == before else drawing.mixed(value, held.shape, y.dtype)
             drawing.stage(held.shape, "S" * len(names), y, names, value)
             held = y
-        program = _finished(drawing)
-        try:
-            fitting_inputs(program, 0)
-            fitting_inputs(program, 1)
-        except Malformed:
-            continue
-        return program
+
+    return drawn(rng, devices, stages)
 
 
 def _finished(drawing: Drawing) -> Program:

@@ -67,6 +67,7 @@ def compile(
         On a mesh, what becomes of a stage that touches, outside a collective, what its device doesn't own: copies
         between the stages that move it there (`tvm_axe.lower.inserting`), which a line of the log ``tvm_axe`` says with
         their bytes, and ``exe.show()`` lists; or an error that names the stage, for who schedules every byte by hand.
+        Into a `Lowered` nothing is inserted any more; ``"refuse"`` refuses one into which copies were.
 
     Returns
     -------
@@ -78,7 +79,8 @@ def compile(
     ------
     LowerError
         If `program` cannot be lowered: see `tvm_axe.lower.lower` and, for a Relax model, `tvm_axe.relax.merge`; if its
-        loops are bound to mesh axes and there is no mesh; or if a tile kernel that was chosen can't be compiled.
+        loops are bound to mesh axes and there is no mesh; if a tile kernel that was chosen can't be compiled; or if
+        `redistribute` is ``"refuse"`` and `program` a `Lowered` with copies.
     LayoutError
         If a declared layout doesn't fit.
     InputError
@@ -118,6 +120,11 @@ def _compiled(
         return _on_one_device(_function(program), resolve_target(target), work_dir)
     resolved = resolve_target(target, threads=cores_per_device(mesh))
     if isinstance(program, Lowered):
+        if program.inserted and not redistribute:
+            raise LowerError(
+                f"compile: copies were inserted into {program.name}, {'; '.join(program.inserted)}; compile it without "
+                'redistribute="refuse", or lower a schedule that needs none'
+            )
         return _on_mesh(Work.from_lowered(program, resolved, work_dir))
     return _on_mesh(replace(Work.of(_function(program, mesh), resolved, mesh, work_dir), redistribute=redistribute))
 
@@ -125,7 +132,7 @@ def _compiled(
 def _on_mesh(work: Work) -> Executable:
     work = run(work, (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
     assert work.lowered is not None and work.scheduled is not None
-    if work.lowered.inserted:
+    if work.redistribute and work.lowered.inserted:  # of a `Lowered`, who inserted it has it
         _LOG.warning("%s: redistributed, %s", work.lowered.name, "; ".join(work.lowered.inserted))
     return MeshExecutable(work.lowered, work.scheduled, work.module, work.target, work.tuned)
 

@@ -1,8 +1,8 @@
 """The passes that a program takes on its way from a function over whole tensors to what runs: the list, in order.
 
 Everybody who compiles takes passes from here: `tvm_axe.compile` all of them, the Relax pipeline ``"axe"`` those that
-leave a module, the tuner's measurer those behind the records. A model for one device has two of its own between them
-(`tvm_axe.relax.alone`).
+leave a module, the tuner's measurer those behind the records, the search over a program's schedules the first two
+(`lowered_for`). A model for one device has two of its own between them (`tvm_axe.relax.alone`).
 
 >>> for each in PASSES:
 ...     print(each)
@@ -43,7 +43,19 @@ from tvm_axe.lower.tiles import overlaps, with_tile_kernels
 from tvm_axe.machines import backend_of
 from tvm_axe.records import apply_best
 
-__all__ = ["APPLY_RECORDS", "BUILD", "LOWER", "PASSES", "REDISTRIBUTE", "TILE_KERNELS", "Pass", "Work", "build", "run"]
+__all__ = [
+    "APPLY_RECORDS",
+    "BUILD",
+    "LOWER",
+    "PASSES",
+    "REDISTRIBUTE",
+    "TILE_KERNELS",
+    "Pass",
+    "Work",
+    "build",
+    "lowered_for",
+    "run",
+]
 
 
 @dataclass(frozen=True)
@@ -171,6 +183,34 @@ BUILD = Pass("build", "functions become machine code", _build)
 
 PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS, BUILD)
 """The way of a function. On a mesh each worker does the last step for itself, told the builder by name."""
+
+
+def lowered_for(func: tirx.PrimFunc, mesh: Mesh) -> tuple[tirx.PrimFunc, Lowered]:
+    """Lower a function as `tvm_axe.compile` does unless told otherwise: with copies where a device needs them.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        A function over whole tensors, scheduled for `mesh` or not.
+    mesh : Mesh
+        The devices.
+
+    Returns
+    -------
+    function : PrimFunc
+        The function with what was inserted.
+    lowered : Lowered
+        What each device runs, which is the same for every target.
+
+    Raises
+    ------
+    LowerError, LayoutError
+        See `tvm_axe.lower.inserting.redistributed` and `tvm_axe.lower.lower`.
+    """
+    work = REDISTRIBUTE(replace(Work.of(func, Target("llvm"), mesh), redistribute=True))
+    lowered = LOWER(work).lowered
+    assert lowered is not None
+    return work.module["main"], lowered
 
 
 def build(mod: IRModule, target: Target) -> Module:

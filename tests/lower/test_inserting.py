@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 import tvm_axe as axe
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower import lower
 from tvm_axe.lower.inserting import redistributed
 
 TP2, TP3 = Mesh({"tp": 2}), Mesh({"tp": 3})
@@ -249,6 +250,36 @@ def test_two_gathered_dimensions(right):
     assert sum(stage.kind == "all-gather" for stage in exe.stages) >= 4
 
 
+@pytest.mark.parametrize("root", [0, 1])
+@pytest.mark.parametrize("rows", [6, 5])
+def test_what_lies_in_pieces_on_one_device_of_another_axis(right, root, rows):
+    """It goes to the others of that axis in its pieces, before these are gathered."""
+    mesh = Mesh({"dp": 2, "tp": 2})
+
+    @T.prim_func(s_tir=True)
+    def total(A: T.Buffer((2, rows, 4), "float32"), out: T.Buffer((rows, 4), "float32")):
+        s = T.sblock_alloc_buffer((rows, 4), "float32")
+        for i, j, k in T.grid(rows, 4, 2):
+            with T.sblock("sum"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    s[vi, vj] = T.float32(0)
+                s[vi, vj] = s[vi, vj] + A[vk, vi, vj]
+        for i, j in T.grid(rows, 4):
+            with T.sblock("flip"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = s[rows - 1 - vi, vj]
+
+    sch = axe.Schedule(axe.with_layouts(total, {"A": Layout.sharded((2, rows, 4), mesh, {0: "dp"})}), mesh=mesh)
+    block = sch.get_sblock("sum")
+    sch.all_reduce(sch.get_loops(block)[2], "dp")
+    sch.split_collective(block, root=root)
+    block = sch.get_sblock("sum")
+    sch.shard(sch.get_loops(block)[0], "tp")
+    exe = right(sch, None, lambda A: A.sum(0)[::-1], A=whole(2, rows, 4))
+    assert [stage.kind for stage in exe.stages if stage.inserted] == ["broadcast", "all-gather"]
+
+
 def test_a_saved_executable_says_it_too(launched, tmp_path):
     sch = axe.Schedule(chain("7 - vi, vj", (8, 4)), mesh=TP3)
     sch.shard(sch.get_loops(sch.get_sblock("double"))[0], "tp")
@@ -257,6 +288,22 @@ def test_a_saved_executable_says_it_too(launched, tmp_path):
     loaded = axe.Executable.load(tmp_path / "exe")
     assert loaded.lowered.inserted == exe.lowered.inserted != ()
     np.testing.assert_array_equal(loaded.run(launched(TP3), whole(8, 4)), 2 * whole(8, 4)[::-1])
+
+
+def test_what_is_lowered_already_is_refused_with_its_copies(caplog):
+    """And said by nobody a second time: who lowered it has them."""
+    sch = axe.Schedule(chain("7 - vi, vj", (8, 4)), mesh=TP3)
+    sch.shard(sch.get_loops(sch.get_sblock("double"))[0], "tp")
+    lowered = axe.compile(sch, work_dir=None).lowered
+    assert [record.getMessage() for record in caplog.records] == [f"func: redistributed, {'; '.join(lowered.inserted)}"]
+    assert axe.compile(lowered, work_dir=None).lowered is lowered
+    assert len(caplog.records) == 1
+    with pytest.raises(
+        LowerError, match=r"copies were inserted into func, .*Y for double: 0 bytes; compile it without"
+    ):
+        axe.compile(lowered, work_dir=None, redistribute="refuse")
+    plain = lower(axe.Schedule(chain("vi, vj", (8, 4)), mesh=TP3).mod["main"], TP3)
+    assert axe.compile(plain, work_dir=None, redistribute="refuse").lowered is plain
 
 
 def test_what_needs_nothing_is_as_it_was():

@@ -242,14 +242,14 @@ def _gathered(buffer: tirx.Buffer, sharding: Sharding, why: str) -> tuple[list[t
     """Copies of a buffer, each over one axis less than the one before; the last is held by all.
 
     Where several axes share a dimension, the copies are padded to whole pieces, so that those of the minor axis make up
-    one of the major axis.
+    one of the major axis. What lies on one device of an axis goes to the others first, in the pieces of the other axes.
     """
     copies, nests, source, cuts = list[tirx.Buffer](), list[tirx.Stmt](), buffer, list(sharding.cuts)
     shape = [
         sharding.piece(dim) * prod(map(sharding.mesh.axis_size, cut)) if len(cut) > 1 else extent
         for dim, (extent, cut) in enumerate(zip(sharding.shape, cuts))
     ]
-    fewer = [] if shape == list(sharding.shape) else [tuple(cuts)]
+    fewer = [] if shape == list(sharding.shape) and sharding.root is None else [tuple(cuts)]
     for dim in [dim for dim, cut in enumerate(cuts) for _ in cut]:
         cuts[dim] = cuts[dim][:-1]
         fewer.append(tuple(cuts))

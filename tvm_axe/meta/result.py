@@ -30,7 +30,7 @@ class Found:
     sch : Schedule
         The schedule; ``sch.trace`` replays on a stock schedule of the function.
     bytes : int
-        What the busiest device of each stage receives of its peers, over all stages.
+        What the busiest device of each stage receives of its peers, over all stages, those of inserted copies too.
     estimate_ms : float
         What the link model expects, arithmetic left out.
     median_ms : float or None
@@ -38,6 +38,8 @@ class Found:
         (`tvm_axe.meta.search.policy`).
     why_not : str
         Why it wasn't measured, or what went wrong; empty if all is well.
+    inserted : tuple[str, ...]
+        The copies that `tvm_axe.compile` inserts into it where a device touches what it doesn't own, with their bytes.
     """
 
     notation: str
@@ -47,6 +49,7 @@ class Found:
     estimate_ms: float
     median_ms: float | None
     why_not: str
+    inserted: tuple[str, ...]
 
     @classmethod
     def of(
@@ -61,7 +64,7 @@ class Found:
         """What is told of a schedule that was lowered; `estimate` and `seconds`, its median, are in seconds."""
         moved = sum(stage.bytes for stage in lowered.stages)
         median = None if seconds is None else 1e3 * seconds
-        return cls(lowered.notation, steps, sch, moved, 1e3 * estimate, median, why_not)
+        return cls(lowered.notation, steps, sch, moved, 1e3 * estimate, median, why_not, lowered.inserted)
 
 
 @dataclass(frozen=True)
@@ -142,4 +145,5 @@ class TuneResult:
         for found in self.schedules:
             median = found.why_not if found.median_ms is None else f"{found.median_ms:10.3f}"
             lines.append(f"{found.notation:<44} {found.bytes:>13,} {found.estimate_ms:>9.3f} {median}")
+            lines += [f"  redistributed: {copies}" for copies in found.inserted]
         return "\n".join(lines)

@@ -11,6 +11,7 @@ import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lowered as lowering
+from tvm_axe.lower.cost import estimate
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.model import ProgramModel
@@ -19,6 +20,8 @@ from tvm_axe.meta.mesh.process import MEASURE, PREPARE, _Handler
 from tvm_axe.meta.mesh.seeds import seed_schedule, sharings
 from tvm_axe.meta.mesh.space import program_space, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
+from tvm_axe.meta.model.features.communication import communication_columns
+from tvm_axe.meta.model.features.locality import log
 from tvm_axe.programs import PROGRAMS
 
 DP, TP = Mesh({"dp": 2}), Mesh({"tp": 2})
@@ -102,3 +105,22 @@ def test_a_fault_of_the_lowering_is_no_refusal(monkeypatch):
     mod = program_workload(PROGRAMS["sgd"](DP).func, DP, "threads")
     with pytest.raises(AttributeError, match="nothing"):
         Candidates().lowered_or_none(mod)
+
+
+def test_a_candidate_is_what_compile_makes_of_it():
+    """Every other row of a product on a device: others do the iterations then, as many; and a copy is a stage."""
+    sch = axe.Schedule(PROGRAMS["mlp"](TP).func, mesh=TP)
+    mm = sch.get_sblock("mm")
+    whole = Candidates(TP).operations(sch.mod)
+    _, device = sch.split(sch.get_loops(mm)[0], [None, 2])
+    sch.shard(device, "tp")
+    with pytest.raises(axe.LowerError):
+        axe.compile(sch, work_dir=None, redistribute="refuse")
+    known = Candidates(TP)
+    lowered = known.lowered(sch.mod)
+    assert known.operations(sch.mod) == (whole[0] / 2, whole[1])
+    exe = axe.compile(sch, work_dir=None)
+    assert (lowered.notation, lowered.stages) == (exe.notation, exe.lowered.stages)
+    columns = communication_columns(program_workload(sch.mod["main"], TP)["main"])
+    assert columns["mesh_stages"] == pytest.approx(log(len(exe.stages)))
+    assert columns["mesh_link_us"] == pytest.approx(log(1e6 * estimate(exe.lowered)))

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
+from tvm.script import tirx as T
 
 import tvm_axe as axe
-from tvm_axe.layout import Mesh
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower.cost import estimate
 from tvm_axe.meta.mesh import bench
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.records.database import Database, with_only_attrs
@@ -185,3 +187,39 @@ def test_command_line(tmp_path, capsys):
     (tmp_path / "broken.json").write_text("[")
     assert main(["show", kernel, "--schedule", str(tmp_path / "broken.json")]) == 2
     assert "not a schedule's trace" in capsys.readouterr().err
+
+
+def test_what_compile_would_insert_is_inserted_and_counted(tmp_path, monkeypatch, caplog):
+    """A product of what lies by rows; every way to share its sum moves that first, by copies that no trace has."""
+    mesh, rows, inner = Mesh({"tp": 2}), 4, 6
+
+    @T.prim_func(s_tir=True)
+    def double(X: T.Buffer((4, 6), "float32"), W: T.Buffer((6, 4), "float32"), out: T.Buffer((4, 4), "float32")):
+        C = T.sblock_alloc_buffer((4, 4), "float32")
+        for i, j, k in T.grid(4, 4, 6):
+            with T.sblock("mm"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    C[vi, vj] = T.float32(0)
+                C[vi, vj] = C[vi, vj] + X[vi, vk] * W[vk, vj]
+        for i, j in T.grid(4, 4):
+            with T.sblock("double"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = C[vi, vj] * T.float32(2)
+
+    func = axe.with_layouts(double, {"X": Layout.sharded((rows, inner), mesh, {0: "tp"})})
+    options = {"engine": "threads", "work_dir": tmp_path, "measure": 2, "repeat": 1, "chunks": (2,), "progress": False}
+    result = axe.search(func, mesh, **options)
+    assert all(found.inserted == ("gather X for mm_rf: 48 bytes",) for found in result.schedules)
+    assert "  redistributed: gather X for mm_rf: 48 bytes" in result.table().splitlines()
+    assert not caplog.records, "the table says it; compiling what is measured doesn't, too"
+    assert "axe.inserted" not in str(result.trace)
+    with pytest.raises(axe.LowerError, match="'mm_rf' reads 'X' across 'tp'"):
+        axe.compile(result.schedule, work_dir=None, redistribute="refuse")
+    exe = axe.compile(result.schedule, work_dir=None)
+    assert (exe.lowered.inserted, exe.notation) == (result.best.inserted, result.notation)
+    assert sum(stage.bytes for stage in exe.stages) == result.best.bytes > 48
+    assert 1e3 * estimate(exe.lowered) == pytest.approx(result.best.estimate_ms)
+    monkeypatch.setattr(bench, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
+    again = axe.search(func, mesh, **options)
+    assert [found.median_ms for found in again.schedules] == [found.median_ms for found in result.schedules]

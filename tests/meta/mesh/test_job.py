@@ -18,7 +18,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.patterns import is_product
 from tvm_axe.layout import Layout, Link, Mesh
 from tvm_axe.lower import lower
-from tvm_axe.lower.cost import features_of_program, operations
+from tvm_axe.lower.cost import estimate, features_of_program, operations
 from tvm_axe.lower.program import parse_program
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.measure.protocol import Measurement
@@ -33,6 +33,7 @@ from tvm_axe.meta.mesh.strategy import Ranking
 from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools, evolution
 from tvm_axe.meta.task import Workload
+from tvm_axe.pipeline import lowered_for
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.schedule import with_layouts
 
@@ -97,9 +98,9 @@ class Clock:
 
     def seconds(self, mod):
         """Arithmetic, another machine's link, and what each kernel, fusion and number of chunks does to it."""
-        lowered = lower(mod["main"], mesh_of(mod))
+        func, lowered = lowered_for(mod["main"], mesh_of(mod))
         features = features_of_program(lowered, Link(latency=30e-6, bandwidth=3e9))
-        total = 2e-4 + features["link_seconds"] + operations(mod["main"], lowered.mesh)[0] / self.rate
+        total = 2e-4 + features["link_seconds"] + operations(func, lowered.mesh)[0] / self.rate
         total += 5e-6 * features["messages"]
         total += sum(2e-5 * self.draw(stage.kind + str(stage.kernel)) for stage in lowered.stages)
         return total * (1 + 0.1 * self.draw(lowered.notation))
@@ -261,12 +262,20 @@ def test_upstreams_search_runs_on_the_space(block):
         lower(candidate.sch.mod["main"], TP)
 
 
-def test_a_layout_that_is_declared_leaves_fewer_ways():
+def test_a_layout_that_is_declared_makes_other_ways_cost_what_they_move():
     """X by columns, as the layer before leaves it: rows of the product can't be shared any more without moving X."""
     func = with_layouts(BLOCK, {"X": Layout.sharded((TOKENS, INNER), TP, {1: "tp"})})
-    notations = {lower(c.sch.mod["main"], TP).notation for c in proposals(workload(func))}
-    assert "MM-fuse(RS-C-AG)" in notations
-    assert not any(notation.startswith(("MM-AG", "MM-C", "fuse(MM")) for notation in notations)
+    found = [lowered_for(c.sch.mod["main"], TP)[1] for c in proposals(workload(func))]
+    as_it_lies = [low for low in found if not low.inserted]
+    assert "MM-fuse(RS-C-AG)" in {low.notation for low in as_it_lies}
+    assert not any(low.notation.startswith(("MM-AG", "MM-C", "fuse(MM")) for low in found)
+    moving = [low for low in found if low.inserted]
+    of_x = TOKENS * INNER * 4 // 2  # bytes: a device has the half and gets the other
+    assert {low.inserted for low in moving} == {(f"gather X for mm: {of_x} bytes",)}
+    ways = {low.notation.removeprefix("AG-") for low in moving}
+    assert {"MM-AG-C", "MM-C-AG"} <= ways, "by rows and by columns of W, on all of X"
+    assert all(features_of_program(low)["bytes"] > of_x for low in moving), "and the result is gathered"
+    assert estimate(found[0]) < min(map(estimate, moving)), "what moves less comes first"
 
 
 def test_a_schedule_stays_as_its_caller_shared_it():

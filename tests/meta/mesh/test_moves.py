@@ -10,7 +10,7 @@ import tvm_axe as axe
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
 from tvm_axe.meta.mesh.moves import schedules
-from tvm_axe.meta.mesh.seeds import seed_schedule
+from tvm_axe.meta.mesh.seeds import seed_schedule, sharings
 from tvm_axe.programs import PROGRAMS
 
 DP, TP = Mesh({"dp": 2}), Mesh({"tp": 2})
@@ -80,3 +80,22 @@ def test_nothing_to_share():
 
     with pytest.raises(axe.ScheduleError, match=r"nothing to share over tp=2.*sch\.shard"):
         seed_schedule(double, TP)
+
+
+def test_a_matmul_that_stores_to_a_part_of_a_parameter_is_shared_by_its_sum_alone():
+    """The copy behind rows or columns would overwrite what lies between the elements that it stores to."""
+    from tvm.script import tirx as T
+
+    @T.prim_func(s_tir=True)
+    def spread(X: T.Buffer((4, 6), "float32"), W: T.Buffer((6, 4), "float32"), C: T.Buffer((8, 4), "float32")):
+        for i, j, k in T.grid(4, 4, 6):
+            with T.sblock("mm"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    C[vi * 2, vj] = T.float32(0)
+                C[vi * 2, vj] = C[vi * 2, vj] + X[vi, vk] * W[vk, vj]
+
+    ways = list(sharings(spread, TP))
+    assert [lower(way.mod["main"], TP).notation for way in ways] == ["MM-AR"]
+    for way in ways:
+        axe.check(way, engine="threads", seeds=1)

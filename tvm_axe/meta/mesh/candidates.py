@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tvm_ffi
+from tvm import tirx
 from tvm.ir import IRModule
 
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
-from tvm_axe.lower import Lowered, lower
+from tvm_axe.lower import Lowered
+from tvm_axe.lower.cost import operations
 from tvm_axe.meta.mesh.moves import Candidate
+from tvm_axe.pipeline import lowered_for
 from tvm_axe.records.database import with_only_attrs
 from tvm_axe.records.folders import MESH
 from tvm_axe.schedule import LAYOUTS
@@ -29,6 +32,9 @@ class Candidates:
     function that was met before isn't lowered again, whatever it is called and whatever its attributes but for declared
     layouts; one that the lowering refuses isn't tried again, either.
 
+    It is lowered as `tvm_axe.compile` does it: copies that it needs are inserted (`tvm_axe.lower.inserting`), and are
+    stages that cost what they move. No trace has them; who replays one inserts them again.
+
     Parameters
     ----------
     mesh
@@ -37,7 +43,8 @@ class Candidates:
 
     def __init__(self, mesh: Mesh | None = None) -> None:
         self.mesh = mesh
-        self._lowered: dict[int, Lowered | LowerError] = {}
+        self._lowered: dict[int, tuple[tirx.PrimFunc, Lowered] | LowerError] = {}
+        self._firsts: dict[int, int] = {}  # of what devices run, the candidate that was met first
         self._steps: dict[int, tuple[str, ...]] = {}
 
     def lowered(self, mod: IRModule) -> Lowered:
@@ -48,16 +55,12 @@ class Candidates:
         LowerError
             If the lowering refuses it: it is no schedule of the program then.
         """
-        key = _key(mod)
-        if key not in self._lowered:
-            try:
-                self._lowered[key] = lower(mod["main"], self.mesh or mesh_of(mod))
-            except LowerError as error:
-                self._lowered[key] = error
-        found = self._lowered[key]
-        if isinstance(found, LowerError):
-            raise found
-        return found
+        return self._found(mod)[1]
+
+    def operations(self, mod: IRModule) -> tuple[float, float]:
+        """What `tvm_axe.lower.cost.operations` counts in it; refused where `lowered` is."""
+        function, lowered = self._found(mod)
+        return operations(function, lowered.mesh)
 
     def lowered_or_none(self, mod: IRModule) -> Lowered | None:
         """The same; None where the lowering refuses it."""
@@ -67,10 +70,17 @@ class Candidates:
             return None
 
     def with_lowered(self, candidate: Candidate) -> Candidate | None:
-        """The candidate with what it is lowered to; None where the lowering refuses it."""
+        """The candidate with what it is lowered to; None where that is refused, or is what one before is lowered to.
+
+        Stages that were fused and communicate over two axes are taken apart again, and then nothing was fused.
+        """
         self.note(candidate)
         lowered = self.lowered_or_none(candidate.sch.mod)
-        return None if lowered is None else Candidate(candidate.sch, candidate.steps, lowered)
+        if lowered is None:
+            return None
+        key = _key(candidate.sch.mod)
+        first = self._firsts.setdefault(tvm_ffi.structural_hash(lowered.module), key)
+        return Candidate(candidate.sch, candidate.steps, lowered) if first == key else None
 
     def note(self, candidate: Candidate) -> None:
         """Keep in mind which primitives lead to a candidate."""
@@ -79,6 +89,18 @@ class Candidates:
     def steps(self, mod: IRModule) -> tuple[str, ...]:
         """The primitives that lead to a module, in words; none if it wasn't enumerated here."""
         return self._steps.get(_key(mod), ())
+
+    def _found(self, mod: IRModule) -> tuple[tirx.PrimFunc, Lowered]:
+        key = _key(mod)
+        if key not in self._lowered:
+            try:
+                self._lowered[key] = lowered_for(mod["main"], self.mesh or mesh_of(mod))
+            except LowerError as error:
+                self._lowered[key] = error
+        found = self._lowered[key]
+        if isinstance(found, LowerError):
+            raise found
+        return found
 
 
 def _key(mod: IRModule) -> int:

@@ -23,7 +23,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.patterns import is_product
 from tvm_axe.layout import Link
 from tvm_axe.lower import Lowered
-from tvm_axe.lower.cost import SHARED_MEMORY, features_of_program, operations
+from tvm_axe.lower.cost import SHARED_MEMORY, features_of_program
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.kernels import local_kernels
 from tvm_axe.meta.mesh.moves import structure
@@ -109,7 +109,7 @@ class ProgramModel(ms.cost_model.PyCostModel):
         key = structure(candidate.sch)
         if key not in self._terms:
             mod = candidate.sch.mod
-            self._terms[key] = _terms(mod["main"], self.candidates.lowered(mod), self.link)
+            self._terms[key] = _terms(self.candidates.lowered(mod), self.candidates.operations(mod), self.link)
         return key
 
     def _shared(self, a: int, b: int) -> float:
@@ -120,11 +120,11 @@ class ProgramModel(ms.cost_model.PyCostModel):
         return shared + (_ALONE**2 if a == b else 0.0)
 
 
-def _terms(func: tirx.PrimFunc, lowered: Lowered, link: Link) -> tuple[float, dict[str, float]]:
+def _terms(lowered: Lowered, operations: tuple[float, float], link: Link) -> tuple[float, dict[str, float]]:
     """What is expected before anything was measured, and the size of each error that it may have, by a name for it."""
     features = features_of_program(lowered, link)
     kernels = list(local_kernels(lowered).functions.values())
-    own, whole = operations(func, lowered.mesh)
+    own, whole = operations
     rate = _UNTUNED if any(_is_untuned_product(func) for func in kernels) else OPERATIONS_PER_SECOND
     expected = features["link_seconds"] + own / rate
     # Devices of an axis that shares nothing do the same, each as much as all of them otherwise did together.

@@ -17,6 +17,7 @@ from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
 from tvm_axe.meta.mesh.moves import Candidate, structure
 from tvm_axe.schedule import Schedule, query
+from tvm_axe.schedule.caching import cached
 from tvm_axe.schedule.sharding import shard_dims
 
 _SUM = -1  # in place of a loop's position: the longest reduction
@@ -138,7 +139,7 @@ def _gathered(sch: Schedule, block: SBlockRV, loop: LoopRV, axis: str) -> None:
     """Share a loop of the block over the axis, and gather the pieces of its result."""
     others = sharded_dims(query.nest_of(sch, block))
     device, _ = sch.shard(loop, axis, block)
-    copy = sch.cache_write(block, 0, "global")  # it reads every device's piece: an all-gather
+    copy = cached(sch, block, "search")  # it reads every device's piece: an all-gather
     shard_dims(sch, copy, others, sch.mesh)
     query.outermost(sch, block, device)
 

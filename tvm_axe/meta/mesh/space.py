@@ -17,7 +17,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe.layout import Mesh
-from tvm_axe.lower.cost import estimate, operations
+from tvm_axe.lower.cost import estimate
 from tvm_axe.meta.mesh.candidates import Candidates, mesh_of
 from tvm_axe.meta.mesh.moves import Candidate, one_after_other, spaces, structure
 from tvm_axe.meta.mesh.seeds import sharings
@@ -113,7 +113,7 @@ def _cost(mod: IRModule, candidates: Candidates) -> float | None:
     lowered = candidates.lowered_or_none(mod)
     if lowered is None:
         return None
-    return estimate(lowered) + operations(mod["main"], lowered.mesh)[0] / OPERATIONS_PER_SECOND
+    return estimate(lowered) + candidates.operations(mod)[0] / OPERATIONS_PER_SECOND
 
 
 @derived_object

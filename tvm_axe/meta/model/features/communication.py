@@ -6,9 +6,9 @@ from tvm import tirx
 
 from tvm_axe.errors import AxeError
 from tvm_axe.layout import Mesh
-from tvm_axe.lower import lower
 from tvm_axe.lower.cost import features_of_program
 from tvm_axe.meta.model.features.locality import log
+from tvm_axe.pipeline import lowered_for
 from tvm_axe.records.folders import MESH
 
 __all__ = ["communication_columns"]
@@ -40,7 +40,7 @@ def communication_columns(func: tirx.PrimFunc) -> dict[str, float]:
     found: dict[str, float] = {}
     if mesh is not None:
         try:
-            found = features_of_program(lower(func, Mesh.parse(str(mesh))))
+            found = features_of_program(lowered_for(func, Mesh.parse(str(mesh)))[1])
         except AxeError:  # a candidate that fails when it is measured, too
             found = {}
     values = {f"mesh_{name}": log(found.get(name, 0.0)) for name in _NAMES[:-1]}
