@@ -391,6 +391,31 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., axe.Exec
     return lambda program, **options: axe.compile(program, work_dir=untuned, **options)
 
 
+@pytest.fixture(scope="session")
+def moved() -> Callable[..., int]:
+    """The bytes of stages of a program on `tp` devices, over a tensor of so many rows, which they share, and so wide.
+
+    A stage is "AR", an all-reduce; "RS", a reduce-scatter; "AG", an all-gather; or several in one kernel, as "RS+AG".
+    """
+
+    def of(stages: list[str], rows: int, width: int, tp: int, itemsize: int = 4) -> int:
+        def blocks(extent: int) -> list[int]:
+            size = -(-extent // tp)
+            return [min(size, max(0, extent - rank * size)) for rank in range(tp)]
+
+        size, shares = rows * width, [own * width for own in blocks(rows)]
+        lines = np.cumsum([0, *blocks(-(-size // 64))]) * 64  # an all-reduce's parts
+        parts = np.diff(lines.clip(max=size))
+        received = {
+            "RS": np.array([(tp - 1) * own for own in shares]),
+            "AG": np.array([size - own for own in shares]),
+            "AR": np.array([(tp - 1) * own + size - own for own in parts]),
+        }
+        return itemsize * sum(int(sum(received[part] for part in stage.split("+")).max()) for stage in stages)
+
+    return of
+
+
 def relative_error(outputs, expected) -> float:
     """The largest relative error of any output; NaN if there is a NaN."""
     return max(float(np.abs(o - e).max() / np.abs(e).max()) for o, e in zip(outputs, expected, strict=True))

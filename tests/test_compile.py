@@ -3,8 +3,6 @@
 What its primitives do to communication beside is in `test_primitives`, what `run` takes and refuses in `test_run`.
 """
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,16 +13,16 @@ import tvm_axe as axe
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.schedule import Schedule
 
-# ---- The schedules: each returns how many halves of an all-reduce it moves ----------------------------------------
+# ---- The schedules: each returns its stages that communicate, as `moved` takes them --------------------------------
 
 
-def replicated(sch: Schedule, dim: int) -> int:
-    return 0
+def replicated(sch: Schedule, dim: int) -> list[str]:
+    return []
 
 
-def mm_ar_c(sch: Schedule, dim: int) -> int:
+def mm_ar_c(sch: Schedule, dim: int) -> list[str]:
     sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")
-    return 2
+    return ["AR"]
 
 
 def scattered(sch: Schedule, dim: int):
@@ -32,30 +30,31 @@ def scattered(sch: Schedule, dim: int):
     return sch.split_collective(reduce, dim)
 
 
-def mm_rs_ag_c(sch: Schedule, dim: int) -> int:
+def mm_rs_ag_c(sch: Schedule, dim: int) -> list[str]:
     scattered(sch, dim)
-    return 2
+    return ["RS", "AG"]
 
 
-def mm_fuse_rs_ag_c(sch: Schedule, dim: int) -> int:
+def mm_fuse_rs_ag_c(sch: Schedule, dim: int) -> list[str]:
     sch.fuse_collective(scattered(sch, dim))
-    return 2
+    return ["RS+AG"]
 
 
-def behind(sch: Schedule, dim: int, names: tuple[str, ...], fuse: bool) -> int:
+def behind(sch: Schedule, dim: int, names: tuple[str, ...], fuse: bool) -> list[str]:
     scatter, gather = scattered(sch, dim)
     consumers = [sch.get_sblock(name) for name in names]
     gathers = sch.reorder_collective(gather, consumers)
     if fuse:
         sch.fuse_collective([scatter, *consumers, *gathers])
-    return 1 + len(gathers)
+    stages = ["RS", *["AG"] * len(gathers)]
+    return ["+".join(stages)] if fuse else stages
 
 
-def mm_rs_c_ag(sch: Schedule, dim: int) -> int:
+def mm_rs_c_ag(sch: Schedule, dim: int) -> list[str]:
     return behind(sch, dim, ("epi",), fuse=False)
 
 
-def mm_fuse(sch: Schedule, dim: int) -> int:
+def mm_fuse(sch: Schedule, dim: int) -> list[str]:
     return behind(sch, dim, ("epi",), fuse=True)
 
 
@@ -63,9 +62,9 @@ SCHEDULES = (replicated, mm_ar_c, mm_rs_ag_c, mm_fuse_rs_ag_c, mm_rs_c_ag, mm_fu
 ON_BLOCK = [(schedule, dim) for schedule in SCHEDULES for dim in (0, 1) if dim == 0 or schedule not in SCHEDULES[:2]]
 
 
-def halves(count: int, m: int, n: int, tp: int, itemsize: int = 4) -> float:
-    """Bytes of `count` reduce-scatters or all-gathers of an m x n tensor, for each device."""
-    return float(count * Fraction(tp - 1, tp) * m * n * itemsize)
+def sides(m: int, n: int, dim: int) -> tuple[int, int]:
+    """The extent that is scattered, and the other."""
+    return (m, n) if dim == 0 else (n, m)
 
 
 # ---- Every schedule on every mesh --------------------------------------------------------------------------------
@@ -74,26 +73,26 @@ def halves(count: int, m: int, n: int, tp: int, itemsize: int = 4) -> float:
 @pytest.mark.parametrize("shape", [(12, 24, 36), (7, 5, 11)], ids=["divides", "does not"])
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize(("schedule", "dim"), ON_BLOCK, ids=[f"{s.__name__}-{d}" for s, d in ON_BLOCK])
-def test_schedule(compiled, schedule, dim, tp, shape, programs, judge):
+def test_schedule(compiled, schedule, dim, tp, shape, programs, judge, moved):
     program = programs.block(*shape)
     sch = Schedule(program.func, mesh=Mesh({"tp": tp}))
-    count = schedule(sch, dim)
+    stages = schedule(sch, dim)
     exe = compiled(sch)
-    assert exe.bytes == pytest.approx(halves(count, *shape[:2], tp))
+    assert exe.bytes == moved(stages, *sides(*shape[:2], dim), tp)
     judge(exe, sch.mod["main"], program.reference)
 
 
 @pytest.mark.parametrize(("m", "tp"), [(4, 2), (7, 3)])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("fuse", [False, True])
-def test_chain_with_live_outs(compiled, m, tp, dim, fuse, programs, judge):
+def test_chain_with_live_outs(compiled, m, tp, dim, fuse, programs, judge, moved):
     program = programs.chain(m, 5, 9)
     sch = Schedule(program.func, mesh=Mesh({"tp": tp}))
-    count = behind(sch, dim, ("double", "first", "second"), fuse)
-    assert count == 4  # the reduce-scatter, and gathers of D, first and second
+    stages = behind(sch, dim, ("double", "first", "second"), fuse)
+    assert "+".join(stages) == "RS+AG+AG+AG"  # the reduce-scatter, and gathers of D, first and second
     exe = compiled(sch)
     assert exe.outputs == ("first", "second", "third")
-    assert exe.bytes == pytest.approx(halves(count, m, 5, tp))
+    assert exe.bytes == moved(stages, *sides(m, 5, dim), tp)
     judge(exe, sch.mod["main"], program.reference)
 
 
@@ -121,28 +120,28 @@ def test_chain_on_processes(compiled, programs, judge):
     tp=st.integers(1, 4),
     on_block=st.sampled_from(ON_BLOCK),
 )
-def test_any_shape_and_mesh(compiled, m, n, k, tp, on_block, programs, judge):
+def test_any_shape_and_mesh(compiled, m, n, k, tp, on_block, programs, judge, moved):
     schedule, dim = on_block
     program = programs.block(m, n, k)
     sch = Schedule(program.func, mesh=Mesh({"tp": tp}))
     try:
-        count = schedule(sch, dim)
+        stages = schedule(sch, dim)
     except axe.ScheduleError as refusal:
         assert "without a partial" in str(refusal) and -(-k // tp) * (tp - 1) >= k
         return
     exe = compiled(sch)
-    assert exe.bytes == pytest.approx(halves(count, m, n, tp))
+    assert exe.bytes == moved(stages, *sides(m, n, dim), tp)
     judge(exe, sch.mod["main"], program.reference)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-14), ("float16", 2e-2)])
 @pytest.mark.parametrize("schedule", [mm_ar_c, mm_fuse])
-def test_dtype(compiled, schedule, dtype, bound, programs, judge):
+def test_dtype(compiled, schedule, dtype, bound, programs, judge, moved):
     program = programs.block(7, 5, 11, dtype)
     sch = Schedule(program.func, mesh=Mesh({"tp": 2}))
-    count = schedule(sch, 0)
+    stages = schedule(sch, 0)
     exe = compiled(sch)
-    assert exe.bytes == halves(count, 7, 5, 2, np.dtype(dtype).itemsize)
+    assert exe.bytes == moved(stages, 7, 5, 2, np.dtype(dtype).itemsize)
     judge(exe, sch.mod["main"], program.reference, bound)
 
 
@@ -162,13 +161,13 @@ def test_rows_over_one_axis_and_the_reduction_over_the_other(compiled, mesh, pro
 
 
 @pytest.mark.parametrize("schedule", [mm_ar_c, mm_rs_c_ag, mm_fuse])
-def test_one_axis_of_two(compiled, schedule, programs, judge):
+def test_one_axis_of_two(compiled, schedule, programs, judge, moved):
     """Each group of the other axis does it all."""
     program = programs.block(7, 5, 11)
     sch = Schedule(program.func, mesh=Mesh({"tp": 2, "dp": 2}))
-    count = schedule(sch, 0)
+    stages = schedule(sch, 0)
     exe = compiled(sch)
-    assert exe.bytes == halves(count, 7, 5, 2)
+    assert exe.bytes == moved(stages, 7, 5, 2)
     judge(exe, sch.mod["main"], program.reference)
 
 
@@ -236,7 +235,7 @@ def test_sum_to_a_scalar(compiled, judge):
 
 
 @pytest.mark.parametrize("tp", [2, 3])
-def test_two_layers_with_the_weights_by_column_and_by_row(compiled, tp, judge):
+def test_two_layers_with_the_weights_by_column_and_by_row(compiled, tp, judge, moved):
     """The hidden layer is never gathered: the one all-reduce is at the end."""
 
     @T.prim_func(s_tir=True)
@@ -271,7 +270,7 @@ def test_two_layers_with_the_weights_by_column_and_by_row(compiled, tp, judge):
     mm_ar_c(sch, 0)
     exe = compiled(sch)
     assert [stage.kind for stage in exe.stages] == ["local", "local", "local", "all-reduce"]
-    assert exe.bytes == pytest.approx(halves(2, 5, 4, tp))
+    assert exe.bytes == moved(["AR"], 5, 4, tp)
     judge(exe, sch.mod["main"], lambda x, v, w: (np.maximum(x @ v, 0) @ w,))
 
 
@@ -280,7 +279,7 @@ def test_two_layers_with_the_weights_by_column_and_by_row(compiled, tp, judge):
 
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize("declared", [{"residual": {}}, {"bias": {0: "tp"}}, {"out": {0: "tp"}}, {"out": {}}], ids=str)
-def test_declared_layouts(compiled, declared, tp, programs, judge):
+def test_declared_layouts(compiled, declared, tp, programs, judge, moved):
     """They are kept or refused, and what is kept gives the same result."""
     mesh, shapes = Mesh({"tp": tp}), {"residual": (7, 5), "bias": (5,), "out": (7, 5)}
     layouts = {name: Layout.sharded(shapes[name], mesh, dims) for name, dims in declared.items()}
@@ -293,8 +292,8 @@ def test_declared_layouts(compiled, declared, tp, programs, judge):
         return
     exe = compiled(sch)
     assert {name: exe.layouts[name] for name in layouts} == layouts
-    gathers = 0 if declared == {"out": {0: "tp"}} else 1
-    assert exe.bytes == pytest.approx(halves(1 + gathers, 7, 5, tp))
+    stage = "RS" if declared == {"out": {0: "tp"}} else "RS+AG"
+    assert exe.bytes == moved([stage], 7, 5, tp)
     judge(exe, sch.mod["main"], program.reference)
 
 

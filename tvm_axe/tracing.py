@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import Any
 
 from tvm_axe.collective import Arrow, Event, Recording, Timeline
@@ -65,25 +65,22 @@ def _described(lowered: Lowered, call: Call) -> tuple[str, str, dict[str, Any]]:
 Touched = Sequence[Sequence[frozenset[Touch]]]  # by device and call
 
 
-def _bytes(lowered: Lowered, calls: Sequence[Call], touched: Touched) -> list[dict[int, int | float]]:
-    """By device and call, the bytes moved to or from peers.
+def _bytes(lowered: Lowered, calls: Sequence[Call], touched: Touched) -> list[dict[int, int]]:
+    """By device and call, the bytes received of peers.
 
-    Those of a stage are the average of the devices; its calls share them by the peers' slabs that they touch.
+    A device's calls of a stage share what it receives there by the peers' slabs that they touch; where they touch none,
+    as of one that others alone write to, the last one has it all.
     """
-    slabs = [
-        [len({(touch.buffer, touch.device) for touch in touches if touch.device != device}) for touches in of_device]
-        for device, of_device in enumerate(touched)
-    ]
-    found: list[dict[int, int | float]] = [{} for _ in slabs]
+    found: list[dict[int, int]] = [{} for _ in touched]
     for index, stage in enumerate(lowered.stages):
-        if stage.axis is None:
-            continue
         mine = [number for number, call in enumerate(calls) if call.stage == index]
-        whole = sum(of_device[number] for of_device in slabs for number in mine)
-        for device, of_device in enumerate(slabs):
-            for number in mine:
-                share = Fraction(stage.bytes) * len(slabs) * of_device[number] / whole if whole else Fraction(0)
-                found[device][number] = int(share) if share.denominator == 1 else float(share)
+        if stage.axis is None or not mine:
+            continue
+        for device, of_device in enumerate(touched):
+            slabs = [len({(t.buffer, t.device) for t in of_device[n] if t.device != device}) for n in mine]
+            weights = slabs if any(slabs) else [0] * (len(mine) - 1) + [1]
+            parts = [stage.received[device] * upto // sum(weights) for upto in accumulate(weights, initial=0)]
+            found[device].update(zip(mine, (after - before for before, after in pairwise(parts))))
     return found
 
 

@@ -1,7 +1,5 @@
 """Derive collectives: what each stage is, what it moves, and what is refused."""
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,25 +16,24 @@ TP2 = Mesh({"tp": 2})
 
 
 @pytest.mark.parametrize(("m", "tp"), [(4, 2), (5, 2), (5, 3)])
-def test_schedules(scheduled, passes, m, tp, table):
-    """In all of them each device moves 2 (tp - 1) / tp of the m x 3 result, in one step or in two."""
-    half = Fraction(tp - 1, tp) * m * 3 * 4
+def test_schedules(scheduled, passes, m, tp, table, moved):
+    scatter, gather, reduce, both = (moved([stage], m, 3, tp) for stage in ("RS", "AG", "AR", "RS+AG"))
     partial = ("mm_rf", "local", None, 0, (), [], [])
     tables = {name: table(*passes(scheduled(name, m, 3, 9, tp))[::2]) for name in SCHEDULES}
     assert tables["MM-AR-C"] == [
         partial,
-        ("mm", "all-reduce", "tp", 2 * half, (), ["C_rf"], ["C"]),
+        ("mm", "all-reduce", "tp", reduce, (), ["C_rf"], ["C"]),
         ("epi", "local", None, 0, (), [], []),
     ]
     assert tables["MM-RS-C-AG"] == [
         partial,
-        ("mm", "reduce-scatter", "tp", half, (0,), ["C_rf"], []),
+        ("mm", "reduce-scatter", "tp", scatter, (0,), ["C_rf"], []),
         ("epi", "local", None, 0, (), [], []),
-        ("out_global", "all-gather", "tp", half, (0,), [], ["out"]),
+        ("out_global", "all-gather", "tp", gather, (0,), [], ["out"]),
     ]
     assert tables["MM-fuse(RS-C-AG)"] == [
         partial,
-        ("mm_epi_out_global", "mesh kernel", "tp", 2 * half, (), ["C_rf"], ["out"]),
+        ("mm_epi_out_global", "mesh kernel", "tp", both, (), ["C_rf"], ["out"]),
     ]
 
 
@@ -49,7 +46,7 @@ def test_schedules(scheduled, passes, m, tp, table):
     fuse=st.booleans(),
     dtype=st.sampled_from(["float16", "float32", "float64"]),
 )
-def test_bytes_are_the_closed_forms(m, n, tp, dim, fuse, dtype):
+def test_bytes_are_the_closed_forms(m, n, tp, dim, fuse, dtype, moved):
     zero = tirx.const(0, dtype)
 
     @T.prim_func(s_tir=True)
@@ -63,14 +60,15 @@ def test_bytes_are_the_closed_forms(m, n, tp, dim, fuse, dtype):
 
     sch = Schedule(program, mesh=Mesh({"tp": tp}))
     _, reduce = sch.shard(sch.get_loops(sch.get_sblock("sum"))[2], "tp")
-    whole = m * n * int(dtype[5:]) // 8
-    share = float(Fraction(tp - 1, tp) * whole)
-    assert lower(sch.mod["main"], sch.mesh).stages[1].bytes == pytest.approx(2 * share)
+    sides = (*((m, n) if dim == 0 else (n, m)), tp, int(dtype[5:]) // 8)
+    assert lower(sch.mod["main"], sch.mesh).stages[1].bytes == moved(["AR"], *sides)
     blocks = sch.split_collective(reduce, dim)
     if fuse:
         sch.fuse_collective(blocks)
     stages = lower(sch.mod["main"], sch.mesh).stages[1:]
-    assert [stage.bytes for stage in stages] == pytest.approx([2 * share] if fuse else [share, share])
+    assert [stage.bytes for stage in stages] == [
+        moved([stage], *sides) for stage in (["RS+AG"] if fuse else ["RS", "AG"])
+    ]
 
 
 def test_one_device_moves_nothing(scheduled, passes):

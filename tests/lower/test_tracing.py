@@ -128,8 +128,10 @@ def test_bytes_are_those_of_the_stages(trace: Trace, program: str, schedule: str
     mesh = Mesh(dict.fromkeys(PROGRAMS[program].axes, 2))
     timeline, exe = trace(program, schedule, mesh, size)
     for stage in exe.stages:
-        moved = [event.details.get("bytes", 0) for event in timeline.events if event.name == stage.name]
-        assert moved and sum(moved) == pytest.approx(stage.bytes * mesh.size)
+        for device, received in enumerate(stage.received):
+            moved = [event.details.get("bytes", 0) for event in timeline.track(device) if event.name == stage.name]
+            assert moved and sum(moved) == received and set(map(type, moved)) == {int}
+        assert stage.bytes == max(stage.received)
         assert all(event.kind == stage.kind for event in timeline.events if event.name == stage.name)
 
 

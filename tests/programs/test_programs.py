@@ -87,7 +87,7 @@ def test_schedule(launched, name, schedule, size, sizes):
     sch.trace.apply_to_schedule(stock, remove_postproc=False)
     tvm.ir.assert_structural_equal(stock.mod, sch.mod)
     exe = axe.compile(sch, work_dir=None)
-    assert exe.bytes == pytest.approx(float(program.bytes[schedule]), rel=1e-12)
+    assert exe.bytes == program.bytes[schedule]
     judge(program, exe, launched(program.mesh))
 
 
@@ -146,7 +146,7 @@ def test_slices_are_what_a_pipeline_sends():
     program = PROGRAMS["pipeline"](Mesh({"pp": 2, "tp": 2}), "test")
     whole, product = program.bytes["AR-P2P-C"], 4 * 12 * 8
     assert whole == product + product
-    assert program.bytes["RS-P2P-C-AG"] == product + product / 2
+    assert program.bytes["RS-P2P-C-AG"] == product + product // 2
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -14,6 +14,7 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.sym import detect_iter_map
 
+from tvm_axe.analysis.counting import conjuncts
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import LIMIT, points, values
 
@@ -116,7 +117,7 @@ def _groups(
     indices: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int], condition: tirx.Expr | None
 ) -> list[tuple[tuple[int, ...], list[tirx.Expr]]]:
     """Return the dimensions whose indices have variables in common, each group with the conditions on these."""
-    parts = _conjuncts(condition)
+    parts = [] if condition is None else conjuncts(condition)
     groups: list[tuple[tuple[int, ...], set[tirx.Var], list[tirx.Expr]]] = []
     for dims, exprs in (*(((dim,), [index]) for dim, index in enumerate(indices)), *(((), [part]) for part in parts)):
         used = variables_of(exprs) & extents.keys()
@@ -126,11 +127,3 @@ def _groups(
         numbers = tuple(sorted({*dims, *(dim for group in joined for dim in group[0])}))
         groups.append((numbers, used.union(*(group[1] for group in joined)), conditions))
     return [(numbers, conditions) for numbers, _, conditions in groups]
-
-
-def _conjuncts(condition: tirx.Expr | None) -> list[tirx.Expr]:
-    if condition is None:
-        return []
-    if isinstance(condition, tirx.And):
-        return _conjuncts(condition.a) + _conjuncts(condition.b)
-    return [] if isinstance(condition, tirx.IntImm) and int(condition) else [condition]

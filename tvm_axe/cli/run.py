@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> None:
     written = ", ".join(str(params[name]) for name in outputs)
     print(
         f"{args.kernel} on {program.mesh} ({args.engine}, {args.target}): {written} to {args.output}; "
-        f"median of {REPEAT} runs {milliseconds:.3f} ms; {exe.bytes:,} bytes communicated by each device"
+        f"median of {REPEAT} runs {milliseconds:.3f} ms; {exe.bytes:,} bytes received by the busiest device"
     )
     if timeline is not None:
         print(timeline.text())

@@ -42,8 +42,8 @@ class DemoRow:
     relative_error: float
     """Largest absolute difference from the float64 result, over the largest absolute value of that."""
     median_ms: float
-    bytes: int | float
-    """What each device communicates in one run."""
+    bytes: int
+    """What the busiest device of each stage receives in one run."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Executable:
     mesh : Mesh or None
         The devices that it was compiled for; None for one device.
     stages : tuple[Stage, ...]
-        What happens in order, with the bytes that each device moves; on one device there is nothing to tell apart.
+        What happens in order, with the bytes that each device receives; on one device there is nothing to tell apart.
     notation : str
         The schedule as CoCoNet writes it, such as ``ol(MM, fuse(RS-C-AG))``; empty for one device.
     layouts : Mapping[str, Layout]
@@ -85,8 +85,8 @@ class Executable:
         raise NotImplementedError
 
     @property
-    def bytes(self) -> int | float:
-        """Bytes that each device moves to or from its peers in one run."""
+    def bytes(self) -> int:
+        """Bytes that the busiest device of each stage receives of its peers, over all stages of one run."""
         return sum(stage.bytes for stage in self.stages)
 
     @property

@@ -122,8 +122,8 @@ class MeshExecutable(Executable):
         for stage in self.stages:
             over = "" if stage.axis is None else " over all" if stage.axis == ALL else f" over {stage.axis}"
             note = "" if stage.kernel is None else self._note(stage.kernel)
-            lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {_count(stage.bytes):>12}{note}")
-        lines += [f"  {'in all':<{width + 12}}  {'':<24}  {_count(self.bytes):>12}", ""]
+            lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {stage.bytes:>12,}{note}")
+        lines += [f"  {'in all':<{width + 12}}  {'':<24}  {self.bytes:>12,}", ""]
         if self.lowered.inserted:
             lines += ["redistributed", *(f"  {line}" for line in self.lowered.inserted), ""]
         lines.append(self.module.script())
@@ -191,10 +191,6 @@ class _Loaded:
     def gather(self, buffer: MeshBuffer) -> np.ndarray:
         """The whole array out of the devices' slabs."""
         return gather(buffer.sharding.holding, self.tensors[buffer.name].slab, check_dtype(buffer.dtype))
-
-
-def _count(bytes_: float) -> str:
-    return f"{bytes_:,}" if isinstance(bytes_, int) else f"{bytes_:,.1f}"
 
 
 def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | LoadedProgram]) -> None:

@@ -41,7 +41,7 @@ from tvm_axe.relax.alone import BUILD_MODEL
 
 __all__ = ["read", "write"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 2
+FORMAT, LAYOUT = "tvm_axe executable", 3
 _MANIFEST = "manifest.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
@@ -250,7 +250,7 @@ def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
         module=module,
         calls=tuple(_to_call(call) for call in data["calls"]),
         notation=str(data["notation"]),
-        stages=tuple(Stage(**stage) for stage in data["stages"]),
+        stages=tuple(Stage(**{**stage, "received": tuple(stage["received"])}) for stage in data["stages"]),
         buffers=buffers,
         layouts={name: Layout.parse(text) for name, text in data["layouts"].items()},
         arguments=tuple((str(name), str(view)) for name, view in data["arguments"]),

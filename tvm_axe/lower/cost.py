@@ -1,6 +1,6 @@
 """What a schedule is expected to take, well enough to tell which ones are not worth measuring.
 
-Of each stage: the bytes that a device moves to or from its peers, and those of its own that it touches, over the
+Of each stage: the bytes that the busiest device receives of its peers, and those of its own that it touches, over the
 bandwidth; and a latency for each time that it must wait for others. Arithmetic is left out: schedules that share a
 program over the same axes do the same amount of it, which `operations` counts for those that don't. (The alpha-beta
 model of `tvm_axe.layout.redistributing`.)
@@ -35,7 +35,8 @@ def features_of_program(lowered: Lowered, link: Link = SHARED_MEMORY) -> dict[st
     Returns
     -------
     dict
-        ``bytes`` that a device moves to or from its peers and ``memory``, bytes of its own that it touches; ``waits``
+        ``bytes`` that the busiest device of each stage receives of its peers, and ``memory``, bytes of its own that it
+        touches; ``waits``
         for others if nothing is cut into chunks, and ``messages``, which has one for each chunk; ``peers``, the most
         that a stage has; ``chunks``, the most that a stage is cut into; ``stages``, and how many of them overlap
         (``overlapping``), are kernels that index their peers' slabs (``mesh_kernels``) or plain collectives

@@ -23,14 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import prod
 
-from tvm import DataType, tirx
+from tvm import tirx
 
 from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import covers
-from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.expressions import uses
 from tvm_axe.analysis.patterns import is_copy, is_sum, shift_of, summed
 from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
@@ -40,6 +38,7 @@ from tvm_axe.lower.exchange import Exchange
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.pieces import pieces_of
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
+from tvm_axe.lower.traffic import received_in_collective, received_in_kernel
 
 LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"
 
@@ -48,15 +47,16 @@ LOCAL, MESH_KERNEL, EXCHANGE = "local", "mesh kernel", "exchange"
 class Step:
     """One stage with what it is.
 
-    `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `bytes` what one device moves to or
-    from its peers. `source`, `target` and `arguments` (what the engine is told beside: dimensions,
-    a shift, a root) are those of a plain collective; `source` and `target` also of an `exchange`.
+    `pulled` and `pushed` are the buffers whose peers' slabs it reads and writes; `received` the bytes that each device
+    receives of its peers (`tvm_axe.lower.traffic`). `source`, `target` and `arguments` (what the engine is told beside:
+    dimensions, a shift, a root) are those of a plain collective; `source` and `target`
+    also of an `exchange`.
     """
 
     stage: ScheduledStage
     kind: str
     axis: str | None
-    bytes: int | float
+    received: tuple[int, ...]
     pulled: frozenset[tirx.Buffer]
     pushed: frozenset[tirx.Buffer]
     source: tirx.Buffer | None = None
@@ -67,6 +67,11 @@ class Step:
     @property
     def name(self) -> str:
         return self.stage.name
+
+    @property
+    def bytes(self) -> int:
+        """What the busiest device receives of its peers."""
+        return max(self.received)
 
 
 def derive_steps(program: ScheduledProgram, shardings: Mapping[tirx.Buffer, Sharding]) -> list[Step]:
@@ -145,19 +150,15 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
     pulled: set[tirx.Buffer] = set()
     pushed: set[tirx.Buffer] = set()
     axes: set[str] = set()
-    moved = Fraction(0)
+    crossings: list[tuple[Block, Access, str]] = []
     for block in stage.blocks:
         for access, axis in _crossings(block, shardings):
-            size = program.mesh.axis_size(axis)
             axes.add(axis)
             (pushed if access.is_write else pulled).add(access.buffer)
-            # A push repeats the store for each of the other devices; a pull reads one slab in `size` from itself, or
-            # all that it reads from a peer, where the device's coordinate says which.
-            share = Fraction(size - 1) if access.is_write else _from_peers(program, block, access, shardings)
-            moved += share * _elements(block, program) * _itemsize(access.buffer)
+            crossings.append((block, access, axis))
     _check_one_phase(stage, pulled, pushed, shardings)
     if not axes:
-        return Step(stage, LOCAL, None, 0, frozenset(), frozenset())
+        return Step(stage, LOCAL, None, (0,) * program.mesh.size, frozenset(), frozenset())
     if len(axes) > 1:
         raise _apart_from(
             stage,
@@ -170,20 +171,15 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
     plain = _plain_collective(stage.blocks[0], axis, shardings) if whole else None
     if plain is None:
         _check_held_by_all(stage, pulled, shardings)
-        return Step(stage, MESH_KERNEL, axis, _number(moved), frozenset(pulled), frozenset(pushed))
+        moved = received_in_kernel(program, crossings, shardings)
+        return Step(stage, MESH_KERNEL, axis, moved, frozenset(pulled), frozenset(pushed))
     kind, source, target, arguments = plain
-    size, others = program.mesh.axis_size(axis), set(shardings[target].axes) - {axis}
-    elements = Fraction(prod(shardings[target].shape), prod(program.mesh.axis_size(other) for other in others))
-    share = {
-        Collective.ALL_REDUCE: Fraction(2 * (size - 1), size),
-        Collective.ALL_TO_ALL: Fraction(size - 1, size * size),
-        Collective.SEND: Fraction(1, size),
-    }.get(kind, Fraction(size - 1, size))
-    moved = share * elements * _itemsize(target)
+    dtype = str(target.dtype)
+    moved = received_in_collective(kind, shardings[source], shardings[target], arguments, axis, dtype)
     # The engine's all-reduce and all-gather leave each device's result in all peers' slabs.
     pushes = frozenset({target}) if kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER) else frozenset()
     pulls = frozenset() if kind == Collective.ALL_GATHER else frozenset({source})
-    return Step(stage, kind, axis, _number(moved), pulls, pushes, source, target, arguments)
+    return Step(stage, kind, axis, moved, pulls, pushes, source, target, arguments)
 
 
 def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:
@@ -204,7 +200,7 @@ def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) 
     source, target = block.reads[0].buffer, block.writes[0].buffer
     exchange = Exchange(shardings[source].holding, shardings[target].holding)
     axis, pulled = (None, frozenset[tirx.Buffer]()) if exchange.view == SLAB else (exchange.view, frozenset({source}))
-    moved = exchange.bytes(str(source.dtype))
+    moved = exchange.received(str(source.dtype))
     return Step(stage, EXCHANGE, axis, moved, pulled, frozenset(), source, target, exchange=exchange)
 
 
@@ -338,22 +334,6 @@ def _peer_index(block: Block, access: Access, sharding: Sharding) -> tirx.Expr |
     return None
 
 
-def _from_peers(
-    program: ScheduledProgram, block: Block, access: Access, shardings: Mapping[tirx.Buffer, Sharding]
-) -> Fraction:
-    """The share of the elements that `access` reads which lie with peers, on the average of the devices."""
-    sharding = shardings[access.buffer]
-    axis = remote_axis(access, sharding)
-    assert axis is not None
-    size = program.mesh.axis_size(axis)
-    peer = None if block.peer_dims(access, axis) else _peer_index(block, access, sharding)
-    if peer is None:
-        return Fraction(size - 1, size)
-    coordinate = program.coordinates[axis]
-    places = [block.analyzer.simplify(substitute(peer, {coordinate: tirx.IntImm("int32", c)})) for c in range(size)]
-    return Fraction(sum(not (isinstance(p, tirx.IntImm) and int(p) == c) for c, p in enumerate(places)), size)
-
-
 Plain = tuple[Collective, tirx.Buffer, tirx.Buffer, tuple[int, ...]]
 
 
@@ -424,17 +404,3 @@ def _whole_indices(block: Block) -> list[tirx.Expr]:
     load = summed(block.realize.block)
     assert load is not None
     return list(load.indices)
-
-
-def _elements(block: Block, program: ScheduledProgram) -> Fraction:
-    """Iterations of `block` on one device, on the average of the devices that share it."""
-    shared = prod(program.mesh.axis_size(axis) for axis in block.device)
-    return Fraction(prod(int(iv.dom.extent) for iv in block.realize.block.iter_vars), shared)
-
-
-def _itemsize(buffer: tirx.Buffer) -> int:
-    return DataType(buffer.dtype).itemsize
-
-
-def _number(value: Fraction) -> int | float:
-    return int(value) if value.denominator == 1 else float(value)

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from tvm import DataType, ir, s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import element
@@ -23,6 +23,7 @@ from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.collective import ALL, SLAB
 from tvm_axe.layout import Iter
 from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.holding import Holding, received, terms_between
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.lower.views import view_buffer
@@ -84,10 +85,10 @@ class Exchange:
         ]
         self.view = SLAB if not self.axes else self.axes[0] if len(self.axes) == 1 else ALL
 
-    def bytes(self, dtype: str) -> int:
-        """Bytes that the busiest device receives."""
+    def received(self, dtype: str) -> tuple[int, ...]:
+        """Bytes that each device receives."""
         devices = range(self.source.mesh.size)
-        return max(received(self.source, self.target, device) for device in devices) * DataType(dtype).itemsize
+        return tuple(dtype_bytes(dtype, received(self.source, self.target, device)) for device in devices)
 
     def kernel(self, dtype: str, slabs: tuple[Sequence[int], Sequence[int]], names: tuple[str, str]) -> tirx.PrimFunc:
         """The function that each device runs.

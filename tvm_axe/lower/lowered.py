@@ -26,20 +26,25 @@ from tvm_axe.schedule import layouts_of
 class Stage:
     """One stage of a lowered function.
 
-    `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `bytes` is what one device moves to
-    or from its peers, and `memory` the bytes of its own that it touches; `kernel` is the name of its function in the
-    module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in turn, 1 where it
-    overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
+    `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `received` is what each device
+    receives of its peers, in bytes, and `memory` the bytes of its own that it touches; `kernel` is the name of its
+    function in the module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in
+    turn, 1 where it overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
     """
 
     name: str
     kind: str
     axis: str | None
-    bytes: int | float
+    received: tuple[int, ...]
     kernel: str | None
     memory: int
     chunks: int
     inserted: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What the busiest device receives of its peers."""
+        return max(self.received)
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,12 @@ class Lowered:
 
     @property
     def inserted(self) -> tuple[str, ...]:
-        """What a redistribution was inserted for, a line each with the bytes that a device moves for it."""
-        moved: dict[str, int | float] = {}
+        """What a redistribution was inserted for, a line each with the bytes that a device receives for it."""
+        moved: dict[str, int] = {}
         for stage in self.stages:
             if stage.inserted is not None:
                 moved[stage.inserted] = moved.get(stage.inserted, 0) + stage.bytes
-        return tuple(f"{why}: {bytes_:,.{0 if bytes_ == int(bytes_) else 1}f} bytes" for why, bytes_ in moved.items())
+        return tuple(f"{why}: {bytes_:,} bytes" for why, bytes_ in moved.items())
 
     def devices(self, stage: Stage) -> int:
         """How many devices a stage's communication is among: those along its axis, all of them, or one."""
@@ -135,7 +140,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
             step.name,
             str(step.kind),
             step.axis,
-            step.bytes,
+            step.received,
             kernel,
             memory,
             1 if step.stage.overlap is None else step.stage.overlap.chunks,

@@ -29,8 +29,8 @@ class Found:
         one had no reason to enumerate again.
     sch : Schedule
         The schedule; ``sch.trace`` replays on a stock schedule of the function.
-    bytes : int or float
-        What a device moves to or from its peers, with what was inserted.
+    bytes : int
+        What the busiest device of each stage receives of its peers, over all stages, those of inserted copies too.
     estimate_ms : float
         What the link model expects, arithmetic left out.
     median_ms : float or None
@@ -45,7 +45,7 @@ class Found:
     notation: str
     steps: tuple[str, ...]
     sch: Schedule
-    bytes: int | float
+    bytes: int
     estimate_ms: float
     median_ms: float | None
     why_not: str

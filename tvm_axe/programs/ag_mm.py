@@ -7,7 +7,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, Rows, normal
 from tvm_axe.programs.recipes import Recipe, chunks_of
 from tvm_axe.schedule import Schedule, with_layouts
 
@@ -52,7 +52,7 @@ def ag_mm(mesh: Mesh, size: str) -> DistributedProgram:
         "Y": Layout.sharded((tokens, outer), mesh, {1: "tp"}),
     }
     schedules: dict[str, Recipe] = {"AG-MM": gathered, "ol(AG, MM)": overlapped}
-    moved = dict.fromkeys(schedules, exchanged(mesh, "tp", 4 * tokens * inner))
+    moved = dict.fromkeys(schedules, Rows(tokens, inner, "float32", mesh["tp"]).all_gathered)
     func = with_layouts(kernel, layouts)
     return DistributedProgram(
         name="ag_mm",

@@ -11,9 +11,9 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, Rows, normal
 from tvm_axe.programs.random import dropout, dropped
-from tvm_axe.programs.recipes import matmul_then
+from tvm_axe.programs.recipes import matmul_then, received
 from tvm_axe.schedule import Schedule
 
 __all__ = ["ATTENTION"]
@@ -121,8 +121,8 @@ def attention(mesh: Mesh, size: str) -> DistributedProgram:
         return partial, reduce
 
     schedules = matmul_then(share, ["epi"], seq, 1, "C")
-    product = 4 * batch * seq * hidden
-    moved = dict.fromkeys(schedules, exchanged(mesh, "tp", product, product))
+    product = Rows(seq, batch * hidden, "float32", mesh["tp"])
+    moved = {name: received(name, product) for name in schedules}
     return DistributedProgram(
         name="attention",
         func=kernel,

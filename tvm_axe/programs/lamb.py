@@ -10,7 +10,7 @@ import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, Rows, normal
 from tvm_axe.programs.recipes import data_parallel
 from tvm_axe.programs.updates import BETA1, BETA2, EPSILON, bucket_of, mean_block, mean_of, moment_blocks, moments_of
 
@@ -103,10 +103,9 @@ def lamb(mesh: Mesh, size: str) -> DistributedProgram:
         return p_out, m_out, v_out
 
     schedules = data_parallel(["mean", "m", "v", "u", "squares"], ["p"], states=["m", "v"], sums=["norms"])
-    size_, small = 4 * rows * width, 2 * 4 * tensors
-    moved = {
-        name: exchanged(mesh, "dp", size_, size_, *([] if name == "AR-C" else [small, small])) for name in schedules
-    }
+    parameters, norms = Rows(rows, width, "float32", n), Rows(tensors, 2, "float32", n)
+    moved = dict.fromkeys(schedules, parameters.reduce_scattered + norms.all_reduced + parameters.all_gathered)
+    moved["AR-C"] = parameters.all_reduced
     return DistributedProgram(
         name="lamb",
         func=kernel,

@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, Rows, normal
 from tvm_axe.programs.recipes import Recipe
 from tvm_axe.schedule import Schedule, with_layouts
 
@@ -147,10 +147,10 @@ def moe(mesh: Mesh, size: str) -> DistributedProgram:
         sch.redistribute(combine, "O", "ep", 0)
 
     schedules: dict[str, Recipe] = {"AG-MM-AG": ag_mm_ag, "A2A-MM-A2A": a2a_mm_a2a}
-    slots = 4 * experts * capacity * hidden  # what a device's slots take
+    slots = Rows(experts, capacity * hidden, "float32", n)  # those of a device
     moved = {
-        "AG-MM-AG": exchanged(mesh, "ep", n * slots, n * slots),
-        "A2A-MM-A2A": exchanged(mesh, "ep", slots, slots),
+        "AG-MM-AG": (n - 1) * slots.whole + n * slots.all_gathered,
+        "A2A-MM-A2A": slots.reduce_scattered + slots.all_gathered,
     }
     func = with_layouts(kernel, {"Y": Layout.sharded((n, tokens, hidden), mesh, {0: "ep"})})
     return DistributedProgram(

@@ -10,8 +10,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
-from tvm_axe.programs.recipes import matmul_then
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, Rows, normal
+from tvm_axe.programs.recipes import matmul_then, received
 from tvm_axe.schedule import Schedule
 
 __all__ = ["NORM"]
@@ -74,8 +74,8 @@ def norm(mesh: Mesh, size: str) -> DistributedProgram:
         return partial, reduce
 
     schedules = matmul_then(share, ["hidden", "squares", "norm"], tokens, 0, "Norm")
-    product = 4 * tokens * outer
-    moved = dict.fromkeys(schedules, exchanged(mesh, "tp", product, product))
+    product = Rows(tokens, outer, "float32", mesh["tp"])
+    moved = {name: received(name, product) for name in schedules}
     return DistributedProgram(
         name="norm",
         func=kernel,

@@ -9,14 +9,13 @@ example).
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 
 import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Mesh
-from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
-from tvm_axe.programs.recipes import data_parallel
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, Rows, normal
+from tvm_axe.programs.recipes import data_parallel, received
 from tvm_axe.programs.updates import BETA1, BETA2, EPSILON, bucket_of, mean_block, mean_of, moment_blocks, moments_of
 
 __all__ = ["ADAM", "ADAM_F16", "SGD"]
@@ -58,8 +57,8 @@ def sgd(mesh: Mesh, size: str) -> DistributedProgram:
         return p - lr * m_out, m_out
 
     schedules = data_parallel(["mean", "m", "p"], states=["m"])
-    bucket = 4 * rows * width
-    moved = dict.fromkeys(schedules, exchanged(mesh, "dp", bucket, bucket))
+    bucket = Rows(rows, width, "float32", n)
+    moved = {name: received(name, bucket) for name in schedules}
     return DistributedProgram(
         name="sgd",
         func=kernel,
@@ -98,8 +97,8 @@ def adam(mesh: Mesh, size: str) -> DistributedProgram:
         step(p, m_out, v_out, lr, beta_power, p_out)
 
     schedules = data_parallel(["mean", "m", "v", "p"], states=["m", "v"])
-    bucket = 4 * rows * width
-    moved = dict.fromkeys(schedules, exchanged(mesh, "dp", bucket, bucket))
+    bucket = Rows(rows, width, "float32", n)
+    moved = {name: received(name, bucket) for name in schedules}
     inputs = _adam_inputs(n, rows, width, "float32")
     reduced = ((rows, width), "float32")
     return DistributedProgram(
@@ -152,10 +151,10 @@ def adam_f16(mesh: Mesh, size: str) -> DistributedProgram:
         return p_out, m_out, v_out, p_out if p_out.dtype == "float64" else p_out.astype("float16")
 
     schedules = data_parallel(["mean", "m", "v", "p", "p_f16"], states=["p", "m", "v"])
-    bucket = 2 * rows * width
-    moved = dict.fromkeys(schedules, exchanged(mesh, "dp", bucket, bucket))
+    bucket = Rows(rows, width, "float16", n)
+    moved = {name: received(name, bucket) for name in schedules}
     # A sum of casts is no all-reduce of the engine's: every device reads and adds up all of its peers' gradients.
-    moved["AR-C"] = Fraction((n - 1) * bucket)
+    moved["AR-C"] = (n - 1) * 2 * rows * width
     inputs = _adam_inputs(n, rows, width, "float16")
     reduced = ((rows, width), "float16")
     return DistributedProgram(

@@ -6,14 +6,12 @@ the next, which adds bias and residual. Sending slices, before they are gathered
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 from tvm.s_tir.schedule import SBlockRV
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.programs.program import DistributedProgram, ProgramFactory, exchanged, normal
+from tvm_axe.programs.program import DistributedProgram, ProgramFactory, Rows, normal
 from tvm_axe.programs.random import dropout, dropped
 from tvm_axe.programs.recipes import Recipe, chunks_of, on_slices
 from tvm_axe.schedule import Schedule, with_layouts
@@ -93,11 +91,10 @@ def pipeline(mesh: Mesh, size: str) -> DistributedProgram:
         "RS-P2P-C-AG": rs_p2p_c_ag,
         "ol(RS, fuse(P2P-C), AG)": overlapped,
     }
-    stage = 4 * tokens * outer
-    reduced = exchanged(mesh, "tp", stage, stage)
-    sent = stage if stages > 1 else 0
-    sliced = reduced + Fraction(sent, mesh["tp"])
-    moved = {name: reduced + sent if name == "AR-P2P-C" else sliced for name in schedules}
+    stage = Rows(tokens, outer, "float32", mesh["tp"])
+    sends = int(stages > 1)
+    moved = dict.fromkeys(schedules, stage.reduce_scattered + sends * stage.block + stage.all_gathered)
+    moved["AR-P2P-C"] = stage.all_reduced + sends * stage.whole
     func = with_layouts(kernel, {"out": Layout.sharded((stages, tokens, outer), mesh, {0: "pp"})})
     return DistributedProgram(
         name="pipeline",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from tvm import tirx
 
 from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
+from tvm_axe.layout.dtypes import dtype_bytes
+from tvm_axe.layout.traffic import chunk, received_of_all_reduce
 from tvm_axe.schedule import Schedule
 
-__all__ = ["SIZES", "DistributedProgram", "ProgramFactory", "exchanged", "normal"]
+__all__ = ["SIZES", "DistributedProgram", "ProgramFactory", "Rows", "normal"]
 
 SIZES = ("test", "uneven", "bench")
 """Extents that up to four devices divide; those that they don't; those to measure."""
@@ -33,8 +34,9 @@ class DistributedProgram:
         The devices that it was made for. Dimensions that count devices have the extents of its axes.
     schedules : Mapping[str, Callable[[Schedule], object]]
         A function that applies primitives, by the name that CoCoNet gives such a schedule.
-    bytes : Mapping[str, Fraction]
-        The bytes that one device moves to or from its peers in one run, in closed form, by the schedule's name.
+    bytes : Mapping[str, int]
+        The bytes that the busiest device of each stage receives of its peers, over all stages of one run, in closed
+        form, by the schedule's name.
     inputs : Callable[[numpy.random.Generator], tuple[numpy.ndarray, ...]]
         A function that draws random arrays for the function's inputs, in its order.
     compute : Callable[..., tuple[numpy.ndarray, ...]]
@@ -53,7 +55,7 @@ class DistributedProgram:
     func: tirx.PrimFunc
     mesh: Mesh
     schedules: Mapping[str, Callable[[Schedule], object]]
-    bytes: Mapping[str, Fraction]
+    bytes: Mapping[str, int]
     inputs: Callable[[np.random.Generator], tuple[np.ndarray, ...]]
     compute: Callable[..., tuple[np.ndarray, ...]]
     axis: str
@@ -125,12 +127,66 @@ class ProgramFactory:
         return self.build(mesh, size)
 
 
-def exchanged(mesh: Mesh, axis: str, *bytes_: int) -> Fraction:
-    """Return what one device moves in reduce-scatters and all-gathers over `axis` of whole tensors of so many bytes.
+@dataclass(frozen=True)
+class Rows:
+    """A tensor whose rows devices share, and the bytes that the busiest of them receives in what they do with it.
 
-    It is (n - 1) / n of each: all but the piece that the device has anyway. An all-reduce is one of either.
+    >>> rows = Rows(10, 3, "float32", devices=4)
+    >>> rows.reduce_scattered, rows.all_gathered, rows.fused, rows.all_reduced
+    (108, 108, 192, 180)
+
+    Attributes
+    ----------
+    rows, width : int
+        How many there are, and the elements of each.
+    dtype : str
+        The type of the elements.
+    devices : int
+        How many devices share the rows, in blocks of which the first are the largest.
     """
-    return Fraction(mesh[axis] - 1, mesh[axis]) * sum(bytes_)
+
+    rows: int
+    width: int
+    dtype: str
+    devices: int
+
+    @property
+    def reduce_scattered(self) -> int:
+        """Of its block a device receives a term from each other one."""
+        return self._bytes((self.devices - 1) * self._blocks[0])
+
+    @property
+    def all_gathered(self) -> int:
+        """A device receives all but its block."""
+        return self._bytes(self.rows - self._blocks[-1])
+
+    @property
+    def fused(self) -> int:
+        """Both, in one kernel: who has the most terms to add isn't who has the most rows to get."""
+        return self._bytes(max((self.devices - 1) * own + self.rows - own for own in self._blocks))
+
+    @property
+    def all_reduced(self) -> int:
+        """By an all-reduce of the whole tensor, which has no rows."""
+        return dtype_bytes(self.dtype, received_of_all_reduce(self.rows * self.width, self.devices))
+
+    @property
+    def whole(self) -> int:
+        """The bytes of all rows."""
+        return self._bytes(self.rows)
+
+    @property
+    def block(self) -> int:
+        """The bytes of the largest block."""
+        return self._bytes(self._blocks[0])
+
+    @property
+    def _blocks(self) -> list[int]:
+        found = [chunk(self.rows, self.devices, rank) for rank in range(self.devices)]
+        return [block.stop - block.start for block in found]
+
+    def _bytes(self, rows: int) -> int:
+        return dtype_bytes(self.dtype, rows * self.width)
 
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1) -> np.ndarray:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 from tvm.s_tir.schedule import SBlockRV
 
+from tvm_axe.programs.program import Rows
 from tvm_axe.schedule import Schedule
 
-__all__ = ["Recipe", "chunks_of", "data_parallel", "matmul_then", "on_slices"]
+__all__ = ["Recipe", "chunks_of", "data_parallel", "matmul_then", "on_slices", "received"]
 
 Recipe = Callable[[Schedule], object]
 
@@ -101,6 +102,13 @@ def matmul_then(
         f"MM-fuse(RS-{what}-AG)": fused,
         f"ol(MM, fuse(RS-{what}-AG))": overlapped,
     }
+
+
+def received(name: str, rows: Rows) -> int:
+    """Return the bytes of the schedule `name` of these, where the tensor that is summed is the one that is gathered."""
+    if "AR-" in name:
+        return rows.all_reduced
+    return rows.fused if "fuse(RS-" in name else rows.reduce_scattered + rows.all_gathered
 
 
 def chunks_of(extent: int, devices: int) -> int:
