@@ -123,12 +123,13 @@ class _Run:
     def pulled(self, access: Access, sharding: Sharding) -> int:
         """How many read, by `access`, an element that another device has."""
         dims = [dim for dim in range(len(sharding.cuts)) if not sharding.holds(access, dim)]
-        region, inside = _region(sharding, self.device), list[tirx.Expr]()
+        region, inside, there = _region(sharding, self.device), list[tirx.Expr](), list[tirx.Expr]()
         for dim in dims:
             index = self._here(access.indices[dim])
             inside += [index >= region[dim].start, index < region[dim].stop]
-        own = count([*self.conditions, *inside], self.extents)
-        if own is not None:
-            return self.count() - own
+            there += [index >= 0, index < sharding.shape[dim]]  # what is beyond is read on a condition that never holds
+        own, whole = (count([*self.conditions, *which], self.extents) for which in (inside, there))
+        if own is not None and whole is not None:
+            return whole - own
         size = prod(sharding.mesh.axis_size(axis) for dim in dims for axis in sharding.cuts[dim])
         return -(-self.count() * (size - 1) // size)
