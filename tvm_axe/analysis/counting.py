@@ -68,7 +68,7 @@ def _in_group(conditions: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int]) 
 
 
 def _span(condition: tirx.Expr, var: tirx.Var, extent: int) -> tuple[int, int] | None:
-    """The numbers from the first to before the second, at which a bound of a linear expression holds."""
+    """Return the first number at which a bound of a linear expression holds, and the one behind the last."""
     if isinstance(condition, tirx.LT | tirx.LE):
         below = condition.b - condition.a - int(isinstance(condition, tirx.LT))  # what isn't negative
     elif isinstance(condition, tirx.GT | tirx.GE):

@@ -152,22 +152,22 @@ class Rows:
 
     @property
     def reduce_scattered(self) -> int:
-        """Of its block a device receives a term from each other one."""
+        """What a device receives of the others, a term from each for each element of its block."""
         return self._bytes((self.devices - 1) * self._blocks[0])
 
     @property
     def all_gathered(self) -> int:
-        """A device receives all but its block."""
+        """What a device receives to have all rows beside its block."""
         return self._bytes(self.rows - self._blocks[-1])
 
     @property
     def fused(self) -> int:
-        """Both, in one kernel: who has the most terms to add isn't who has the most rows to get."""
+        """What it receives in both, in one kernel: who has the most terms to add isn't who has the most rows to get."""
         return self._bytes(max((self.devices - 1) * own + self.rows - own for own in self._blocks))
 
     @property
     def all_reduced(self) -> int:
-        """By an all-reduce of the whole tensor, which has no rows."""
+        """What a device receives in an all-reduce of the whole tensor, which has no rows."""
         return dtype_bytes(self.dtype, received_of_all_reduce(self.rows * self.width, self.devices))
 
     @property
