@@ -168,6 +168,19 @@ def test_a_single_chunk_of_which_devices_have_parts(launched):
     np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(mesh), A, B), A @ B)
 
 
+def test_terms_that_are_scattered_over_one_axis_and_summed_over_another(launched):
+    """What a sum over x leaves counts the devices of y, so that its slabs lack that dimension."""
+    mesh = Mesh({"x": 2, "y": 2})
+    sch = axe.Schedule(product(12, 8, 24), mesh=mesh)
+    partial, _ = sch.shard(sch.get_loops("mm")[2], "y")
+    _, reduce = sch.shard(sch.get_loops(partial)[-1], "x", block=partial)
+    _, gather = sch.split_collective(reduce, dim=1)
+    sch.reorder_collective(gather, [sch.get_sblock("mm")])
+    exe = axe.compile(sch, work_dir=None)
+    A, B = numbers(12, 24), numbers(24, 8)
+    np.testing.assert_array_equal(exe.run(launched(mesh), A, B), A @ B)
+
+
 # ---- What upstream leaves to be read -----------------------------------------------------------------------------
 
 

@@ -361,6 +361,8 @@ def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, S
     scattered = _shared_last(written.cuts, written.shape, axis, read.mesh)
     if gathered is None or scattered is None or _without(sharded, axis) != _without(written.cuts, axis):
         return None
+    if written.partial and (gathered or scattered):  # the slabs then have not the same dimensions
+        return None
     if is_sum(statement) and read.partial and not gathered:
         indices = [i for d, i in enumerate(_whole_indices(block)) if d not in read.partial]
         if len(indices) != len(spatial) or not all(iv.var.same_as(i) for iv, i in zip(spatial, indices)):
