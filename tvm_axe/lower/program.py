@@ -156,6 +156,7 @@ class ScheduledProgram:
         return [block for stage in self.stages for block in stage.blocks]
 
 
+@functools.lru_cache(maxsize=4)  # inserting, lowering and the cost model ask for one function in turn
 def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
     """Take the scheduled `func` apart.
 
