@@ -248,6 +248,37 @@ def test_a_reduction_under_a_mask_that_is_factored():
         axe.compile(sch, work_dir=None)
 
 
+# ---- A halo in a nest of several blocks ----------------------------------------------------------------------------
+
+
+def test_a_halo_beside_a_block_that_does_not_read_it(launched):
+    """The last block of the nest ends a sum over devices; it has no piece of its own in which a place could be."""
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((3,), "float32"), Y: T.Buffer((5,), "float32"), Z: T.Buffer((), "bool")):
+        for i, j in T.grid(5, 3):
+            with T.sblock("sum"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    Y[vi] = T.float32(0)
+                Y[vi] = Y[vi] + X[vj] * T.Cast("float32", vi)
+        for i in range(5):
+            with T.sblock("any"):
+                v = T.axis.reduce(5, i)
+                with T.init():
+                    Z[()] = T.bool(False)
+                Z[()] = T.Or(Z[()], Y[v] > T.float32(0))
+
+    sch = axe.Schedule(func, mesh=Mesh({"x": 3}))
+    _, total = sch.shard(sch.get_loops("sum")[1], "x")
+    total, gather = sch.split_collective(total, dim=0)
+    sch.fuse_collective([total, gather])
+    sch.fuse_collective([gather, sch.get_sblock("any")])
+    sch.set_layout("Y.rf", "S[(3, 5) : (5, 1)]")
+    X = numbers(3)
+    np.testing.assert_allclose(axe.compile(sch, work_dir=None).run(launched(sch.mesh), X)[0], X.sum() * np.arange(5))
+
+
 # ---- Which dimension an axis cuts --------------------------------------------------------------------------------
 
 

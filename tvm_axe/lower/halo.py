@@ -74,7 +74,8 @@ class Halo:
         realizes = list[s_tir.SBlockRealize]()
         tvm_ffi.structural_walk(nest, (s_tir.SBlockRealize, realizes.append))
         for block in program.blocks():
-            if any(block.realize.same_as(realize) for realize in realizes):
+            reads = any(access.buffer.same_as(self.buffer) for access in block.accesses)
+            if reads and any(block.realize.same_as(realize) for realize in realizes):
                 nest = with_block(nest, block.realize, self._reading(block, program, copy))
         return nest
 
