@@ -168,6 +168,18 @@ def test_a_single_chunk_of_which_devices_have_parts(launched):
     np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(mesh), A, B), A @ B)
 
 
+def test_a_chunk_of_a_flattened_buffer_is_shorter_than_its_extent_says(launched):
+    """Of 3 columns the second device's chunk has one; only the iterators' whole domains say that a row ends there."""
+    sch = axe.Schedule(product(2, 3, 2), mesh=X2)
+    partial, total = sch.shard(sch.get_loops("mm")[2], "x")
+    scatter, _ = sch.split_collective(total, dim=1)
+    sch.overlap([partial, scatter], "x", chunks=1)
+    sch.cache_write(partial, 0, "global")
+    sch.set_layout("C.rf_global", "S[(2, 2, 3) : (6, 3, 1)]")
+    A, B = numbers(2, 2), numbers(2, 3)
+    np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(X2), A, B), A @ B)
+
+
 def test_terms_that_are_scattered_over_one_axis_and_summed_over_another(launched):
     """What a sum over x leaves counts the devices of y, so that its slabs lack that dimension."""
     mesh = Mesh({"x": 2, "y": 2})
@@ -246,6 +258,40 @@ def test_a_reduction_under_a_mask_that_is_factored():
     sch.rfactor(sch.get_loops(partial)[1], 0)
     with pytest.raises(LowerError, match=r"block 'total_rf' reads Y\.rf\.rf\[1, 1, 0\], which nothing has written"):
         axe.compile(sch, work_dir=None)
+
+
+# ---- What an iteration leaves to the next ----------------------------------------------------------------------------
+
+
+def rolled_copy() -> axe.Schedule:
+    """A copy at rows that are rolled: of 4 iterations the last two write no row, and read one again."""
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((2, 8), "float32"), Y: T.Buffer((2, 8), "float32")):
+        for i, j in T.grid(2, 8):
+            with T.sblock("roll"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[(vi + 1) % 2, vj] = X[vi, vj]
+
+    return axe.Schedule(func, mesh=X2)
+
+
+def test_an_intermediate_lives_in_an_iteration():
+    sch = rolled_copy()
+    roll = sch.get_sblock("roll")
+    _, inner = sch.split(sch.get_loops(roll)[0], [None, 4])
+    sch.reverse_compute_at(sch.cache_write(roll, 0, "global"), inner)
+    with pytest.raises(LowerError, match=r"reads Y_global\[1, 0\], which nothing has written in that iteration of"):
+        axe.compile(sch, work_dir=None)
+
+
+def test_a_whole_iteration_is_written(launched):
+    sch = rolled_copy()
+    roll = sch.get_sblock("roll")
+    inner = sch.get_loops(roll)[0]
+    sch.reverse_compute_at(sch.cache_write(roll, 0, "global"), inner)
+    X = numbers(2, 8)
+    np.testing.assert_array_equal(axe.compile(sch, work_dir=None).run(launched(X2), X), X[::-1])
 
 
 # ---- A halo in a nest of several blocks ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -63,7 +64,7 @@ def _in_group(conditions: Sequence[tirx.Expr], extents: Mapping[tirx.Var, int]) 
     found = [] if at is None else [each for condition in conditions if (each := values(condition, at)) is not None]
     if len(found) < len(conditions):
         return None
-    holds = np.broadcast_to(np.logical_and.reduce(found), tuple(extents.values()))
+    holds = np.broadcast_to(functools.reduce(np.logical_and, found), tuple(extents.values()))
     return int(np.count_nonzero(holds))
 
 

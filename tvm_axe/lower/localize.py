@@ -108,9 +108,10 @@ class _Localizer:
       loop of `cut`, over the chunks or around the ring, leaves none either: in its place stands `chunk_var`, or
       `slice_var`, which `around_ring` replaces by the coordinate and `step_var` before the function is made. A kernel
       takes those of these variables that its body still uses, and no others.
-    - ``whole = replacement(coordinates, cut, local)`` for every iterator of a block, and `local` runs over what is left
-      on the device and in the chunk. The block's analyzer knows the bounds of all of these variables before any index
-      is simplified.
+    - ``whole = replacement(coordinates, local)`` for every iterator of a block, and ``local = places(cut, inner)``,
+      where `inner` runs over what a chunk leaves of it. The block's analyzer knows the bounds of all of these before
+      any index is simplified. Where an element lies is decided in `local`, as `derive` does: that a last chunk is
+      shorter isn't seen in `inner`.
     - An element of a whole buffer has one address on a device: `address` says in which view and at which index, and
       `local` has one buffer for each (buffer, view). A buffer that the stage exchanges is seen through the mesh view
       in all of its accesses (`viewed`): two arguments for one memory would overlap, and kernels say that theirs don't.
@@ -130,6 +131,7 @@ class _Localizer:
         self.seen: dict[tuple[tirx.Buffer, str], set[Window | None]] = {}  # what each access takes for its chunk
         self.local: dict[tuple[tirx.Buffer, str], tirx.Buffer] = {}
         self.peer_vars: dict[Block, tirx.Var] = {}
+        self.places: dict[tirx.Var, tirx.Expr] = {}  # of the block that is written: its iterators in those of a chunk
         self.by_realize = {block.realize: block for block in step.stage.blocks}
         self.step_var, self.chunk_var = tirx.Var(STEP, "int32"), tirx.Var(CHUNK, "int32")
         self.slice_var = tirx.Var("slice", "int32")
@@ -199,10 +201,10 @@ class _Localizer:
 
         return replace(kernel, func=windowed.func, caller=caller, windows=rows)
 
-    def chunked(self, block: Block, iterator: LocalIterator) -> LocalIterator:
-        """What one chunk leaves of an iterator."""
+    def chunked(self, block: Block, iterator: LocalIterator) -> tuple[LocalIterator, tirx.Expr]:
+        """What one chunk leaves of an iterator, and what the iterator was in terms of that."""
         assert iterator.local is not None
-        local, value, replacement = iterator.local, iterator.value, iterator.replacement
+        local, value, place = iterator.local, iterator.value, iterator.local.var
         for loop_var, var in self.cut.items():
             coefficient, base = linear(value, loop_var)
             if coefficient is None:
@@ -221,10 +223,10 @@ class _Localizer:
                 value = base
                 continue
             inner = tirx.IterVar(ir.Range(0, coefficient), tirx.Var(local.var.name, local.var.ty), local.iter_type)
-            replacement = substitute(replacement, {local.var: var * coefficient + inner.var})
+            place = substitute(place, {local.var: var * coefficient + inner.var})
             local, value = inner, base
             block.analyzer.bind(inner.var, inner.dom)
-        return replace(iterator, local=local, value=value, replacement=replacement)
+        return replace(iterator, local=local, value=value), place
 
     def buffer(self, buffer: tirx.Buffer, view: str) -> tirx.Buffer:
         """What stands for `buffer` in the kernel: the device's slab (or a window of it), or the mesh view."""
@@ -299,8 +301,12 @@ class _Localizer:
             for loop_var, var in self.cut.items():
                 loop = next(loop for loop in block.loops if loop.loop_var.same_as(loop_var))
                 block.analyzer.bind(var, ir.Range(0, loop.extent))
-        block_iterators = [it if it.local is None else self.chunked(block, it) for it in block.iterators]
-        iterators = [it for it in block_iterators if it.local is not None]
+        self.places = {}
+        iterators = list[LocalIterator]()
+        for iterator in block.iterators:
+            if iterator.local is not None:
+                left, self.places[iterator.local.var] = self.chunked(block, iterator)
+                iterators.append(left)
         iter_vars, values = [it.local for it in iterators], [it.value for it in iterators]
         peer = None
         if block in self.peer_vars:
@@ -310,7 +316,7 @@ class _Localizer:
             iter_vars.append(tirx.IterVar(domain, peer, tirx.IterVar.DataPar))
             values.append(self.peer_vars[block])
         statement = block.realize.block
-        replacements = {it.whole.var: it.replacement for it in block_iterators}
+        replacements = {it.whole.var: it.replacement for it in block.iterators}
         body = self.store(block, statement.body, replacements, peer)
         init = None if statement.init is None else self.store(block, statement.init, replacements, peer)
         reads = [element(load.source, load.indices) for load in loads_in([body.value, list(body.indices)])]
@@ -348,7 +354,7 @@ class _Localizer:
             for part in (store.value, *store.indices)
         )
         buffer, indices = self.address(block, store.buffer, whole, peer)
-        return tirx.BufferStore(buffer, value, indices)
+        return tirx.BufferStore(buffer, substitute(value, self.places), indices)
 
     def address(
         self, block: Block, whole: tirx.Buffer, indices: Sequence[tirx.Expr], peer: tirx.Var | None
@@ -379,6 +385,7 @@ class _Localizer:
             view = self.viewed[whole]
             local = [self.program.coordinates[view], *local]
         if self.cut:
+            local = [simplify(substitute(index, self.places)) for index in local]
             self.seen.setdefault((whole, view), set()).add(self.window(block, view, local))
             window = self.windows.get((whole, view))
             if window is not None and window.rows:

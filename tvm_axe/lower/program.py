@@ -217,8 +217,16 @@ def _check_written(program: ScheduledProgram) -> None:
             "that updates its buffer, or its reverse_compute_inline of one of several readers, leaves it; apply them "
             "to others"
         )
+    element = f"{buffer.name}[{', '.join(map(str, part))}]"
+    if found.within:
+        raise LowerError(
+            f"block {block.name_hint!r} reads {element}, which nothing has written in that iteration of "
+            f"{' and '.join(repr(str(loop.loop_var.name)) for loop in found.within)}; what one nest alone touches "
+            "upstream keeps no longer than that, and its reverse_compute_at leaves such reads where the writer is "
+            "masked: move the block to an outer loop, or split in pieces that divide"
+        )
     raise LowerError(
-        f"block {block.name_hint!r} reads {buffer.name}[{', '.join(map(str, part))}], which nothing has written by "
+        f"block {block.name_hint!r} reads {element}, which nothing has written by "
         "then, as upstream's rfactor of a reduction under a mask leaves it; split in pieces that divide, or "
         "leave rfactor out"
     )
