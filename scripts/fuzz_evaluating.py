@@ -94,7 +94,9 @@ class _Run:
             if reduced:
                 assert stage.combine is not None
                 combine = COMBINERS[stage.combine][2]
-                self._check_range(np.abs(value).sum(axis=reduced) if stage.combine == "sum" else value)
+                if stage.combine in _LARGEST_PARTIAL:
+                    self._check_range(_LARGEST_PARTIAL[stage.combine](np.abs(value), reduced))
+                self._check_range(value)
                 value = combine.reduce(value, axis=reduced)
                 first = tuple(0 if i in reduced else slice(None) for i in range(len(self.domain)))
                 if (flat != np.expand_dims(flat[first], reduced)).any():
@@ -162,6 +164,11 @@ class _Run:
         return {"max": np.maximum, "min": np.minimum, "Or": np.logical_or, "And": np.logical_and}[name](*values)
 
 
+# The largest that some of a reduction's terms come to, whichever they are: a schedule combines them in parts.
+_LARGEST_PARTIAL = {
+    "sum": lambda magnitudes, axes: magnitudes.sum(axis=axes),
+    "prod": lambda magnitudes, axes: np.maximum(magnitudes, 1).prod(axis=axes),
+}
 _BINARY = {
     ast.Add: np.add,
     ast.Sub: np.subtract,

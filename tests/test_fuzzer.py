@@ -143,6 +143,20 @@ def test_what_means_nothing_is_refused(fuzz, stage, message):
         fuzz.evaluating.evaluate(broken, fuzz.evaluating.inputs_of(program, 0, 9))
 
 
+def test_a_product_whose_parts_leave_the_type_is_drawn_again(fuzz):
+    """An order that meets the zero last has an infinity before, and their product is no number."""
+    programs = fuzz.programs
+    program = programs.Program(
+        (("a", 81),),
+        (programs.Tensor("X", ("a",), "float32"), programs.Tensor("Y", (), "float32")),
+        (programs.Stage("all", ("a",), "R", "Y", (), "X[v0]", "prod"),),
+    )
+    inputs = {"X": np.full(81, 3, "float32"), "Y": np.zeros((), "float32")}
+    inputs["X"][0] = 0
+    with pytest.raises(fuzz.evaluating.Malformed, match="leaves what its type holds"):
+        fuzz.evaluating.evaluate(program, inputs)
+
+
 def test_what_is_read_before_it_is_written_is_refused(fuzz):
     program = chained(fuzz)
     with pytest.raises(fuzz.evaluating.Malformed, match="never written of C"):

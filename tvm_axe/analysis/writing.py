@@ -125,7 +125,7 @@ def _is_spatial(iterator: tirx.IterVar) -> bool:
 
 
 def _points(loops: Sequence[tirx.For], buffer: tirx.Buffer) -> int:
-    """How many elements a buffer has in all iterations of loops; too many where that is no number."""
+    """Return how many elements a buffer has in all iterations of loops; too many where that is no number."""
     known = all(isinstance(loop.extent, tirx.IntImm) for loop in loops)
     return prod([*(int(loop.extent) for loop in loops), *_shape(buffer)]) if known else LIMIT + 1
 
