@@ -20,12 +20,15 @@ def numbers(*shape: int) -> np.ndarray:
 # ---- fuse_collective: what another iteration writes --------------------------------------------------------------
 
 
+def other_row(row: str, v):
+    """Which of four rows is read in iteration v."""
+    return {"own": v, "rolled": (v + 3) % 4, "reversed": 3 - v, "of pairs": v // 2 * 2, "the next": T.min(v + 1, 3)}[
+        row
+    ]
+
+
 def summed_and_read(row: str) -> tirx.PrimFunc:
     """Y = sums of X over its last dimension, of which a second block reads another row."""
-
-    def at(v):
-        rows = {"own": v, "rolled": (v + 3) % 4, "reversed": 3 - v, "of pairs": v // 2 * 2, "the next": T.min(v + 1, 3)}
-        return rows[row]
 
     @T.prim_func(s_tir=True)
     def func(X: T.Buffer((4, 6, 4), "float32"), Z: T.Buffer((4, 6), "float32")):
@@ -39,7 +42,7 @@ def summed_and_read(row: str) -> tirx.PrimFunc:
         for i, j in T.grid(4, 6):
             with T.sblock("read"):
                 vi, vj = T.axis.remap("SS", [i, j])
-                Z[vi, vj] = Y[at(vi), vj] * T.float32(2)
+                Z[vi, vj] = Y[other_row(row, vi), vj] * T.float32(2)
 
     return func
 
@@ -74,6 +77,40 @@ def test_a_reader_of_other_rows(launched, row, dim):
     X = numbers(4, 6, 4)
     found = axe.compile(sch, work_dir=None).run(launched(X2), X)
     np.testing.assert_array_equal(found, 2 * X.sum(axis=2)[ROWS[row]])
+
+
+@pytest.mark.parametrize("column", ROWS)
+def test_a_sum_over_other_columns(launched, column):
+    """A sum takes its initial value where its iterator is 0: backwards, that is behind all of its terms."""
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((4, 4, 4), "float32"), Z: T.Buffer((4,), "float32")):
+        Y = T.sblock_alloc_buffer((4, 4))
+        for i, j, k in T.grid(4, 4, 4):
+            with T.sblock("sum"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    Y[vi, vj] = T.float32(0)
+                Y[vi, vj] = Y[vi, vj] + X[vi, vj, vk]
+        for i, j in T.grid(4, 4):
+            with T.sblock("row"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    Z[vi] = T.float32(0)
+                Z[vi] = Z[vi] + Y[vi, other_row(column, vj)]
+
+    sch = axe.Schedule(axe.with_layouts(func, {"Z": "S[(2, 2) : (1@x, 1)]"}), mesh=X2)
+    total, row = sch.get_sblock("sum"), sch.get_sblock("row")
+    for block in (total, row):
+        sch.shard(sch.get_loops(block)[0], "x")
+    try:
+        sch.fuse_collective([total, row])
+    except ScheduleError as error:
+        assert column != "own" and "'row'" in str(error)
+        assert column != "reversed" or "reduce backwards" in str(error)
+    X = numbers(4, 4, 4)
+    found = axe.compile(sch, work_dir=None).run(launched(X2), X)
+    np.testing.assert_array_equal(found, X.sum(axis=2)[:, ROWS[column]].sum(axis=1))
 
 
 def test_a_loop_of_one_iteration_that_is_shared(launched):

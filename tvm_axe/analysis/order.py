@@ -21,7 +21,7 @@ from tvm.sym import (
 from tvm_axe.analysis.blocks import NestedBlock, ranges_of
 from tvm_axe.analysis.expressions import substitute, uses
 
-__all__ = ["reads_its_iteration", "reads_what_is_written", "shared_loops", "unfinished_loop"]
+__all__ = ["begins_first", "reads_its_iteration", "reads_what_is_written", "shared_loops", "unfinished_loop"]
 
 
 def shared_loops(first: NestedBlock, second: NestedBlock) -> list[tirx.For]:
@@ -36,6 +36,21 @@ def unfinished_loop(writer: NestedBlock, reader: NestedBlock) -> tirx.For | None
         if any(iv.iter_type == tirx.IterVar.CommReduce and uses(value, loop.loop_var) for iv, value in pairs):
             return loop
     return None
+
+
+def begins_first(nested: NestedBlock) -> bool:
+    """Return whether the first iteration of a block is the one in which its reduction takes its initial value.
+
+    That is the one in which all that it reduces over is at its least. Of a block that was moved to a loop which goes
+    through that backwards it is the last, and what was summed before is lost.
+    """
+    first = {loop.loop_var: loop.min for loop in nested.loops}
+    analyzer = Analyzer()
+    return nested.block.init is None or all(
+        analyzer.can_prove_equal(substitute(value, first), iterator.dom.min)
+        for iterator, value in zip(nested.block.iter_vars, nested.realize.iter_values)
+        if iterator.iter_type == tirx.IterVar.CommReduce
+    )
 
 
 def reads_its_iteration(writer: NestedBlock, reader: NestedBlock, buffer: tirx.Buffer) -> bool:

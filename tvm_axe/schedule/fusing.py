@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_axe.analysis.annotations import BIND
 from tvm_axe.analysis.blocks import NestedBlock, covers, ranges_of, stays_in
-from tvm_axe.analysis.order import reads_its_iteration, unfinished_loop
+from tvm_axe.analysis.order import begins_first, reads_its_iteration, unfinished_loop
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy
 from tvm_axe.analysis.sharing import bound_loops, driven_by, sharded_dims
 from tvm_axe.analysis.tree import BlockTree, is_one_of
@@ -172,10 +172,16 @@ def _check_mask(nest: NestedBlock) -> None:
 
 
 def _check_finished(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
-    """Check that no block reads what isn't complete in the loops around it and its writer; upstream moves it there."""
+    """Check what upstream doesn't where it moves a block: sums begin at their first iteration and are read complete."""
     own = [sch.get(block) for block in blocks]
     fused = [other for other in query.tree(sch).blocks if any(other.block.same_as(block) for block in own)]
     for index, reader in enumerate(fused):
+        if not begins_first(reader):
+            raise ScheduleError(
+                f"fuse_collective: block {reader.block.name_hint!r} would reduce backwards, and take its initial value "
+                "in the last iteration, as it reads reversed or rolled what is written in the loops of the chain; "
+                "leave it out of the chain"
+            )
         for writer in fused[:index]:
             loop = unfinished_loop(writer, reader)
             written = writer.block.body.buffer
