@@ -192,6 +192,32 @@ def test_a_reduction_over_the_chunks_is_refused():
         axe.compile(sch, work_dir=None)
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["all-reduce", "scatter and gather"])
+@pytest.mark.parametrize("columns", [5, 6, 7, 8])
+def test_a_sum_into_a_part_of_what_a_parameter_has(launched, columns, split):
+    """The terms have as many columns as the parameter; the engine's sums are of whole slabs."""
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((3, 4), "int32"), W: T.Buffer((5, 4), "int32"), Y: T.Buffer((3, columns), "int32")):
+        for i, j, k in T.grid(3, 5, 4):
+            with T.sblock("mm"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    Y[vi, vj] = 0
+                Y[vi, vj] = Y[vi, vj] + X[vi, vk] * W[vj, vk]
+
+    sch = axe.Schedule(func, mesh=X2)
+    _, reduce = sch.shard(sch.get_loops("mm")[2], "x")
+    if split:
+        sch.split_collective(reduce, dim=1)
+    X, W, Y = (numbers(*shape).astype("int32") for shape in ((3, 4), (5, 4), (3, columns)))
+    exe = axe.compile(sch, work_dir=None)
+    found = exe.run(launched(X2), *({"X": X, "W": W, "Y": Y}[name] for name in exe.inputs))
+    np.testing.assert_array_equal(found[:, :5], X @ W.T)
+    if columns > 5:
+        np.testing.assert_array_equal(found[:, 5:], Y[:, 5:])
+
+
 def test_a_single_chunk_of_which_devices_have_parts(launched):
     """The chunk is all of a device's slice, and those of another axis share it."""
     mesh = Mesh({"x": 2, "y": 2})

@@ -363,7 +363,7 @@ def _plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, S
         return None
     if written.partial and (gathered or scattered):  # the slabs then have not the same dimensions
         return None
-    if is_sum(statement) and read.partial and not gathered:
+    if is_sum(statement) and read.partial and not gathered and extents == list(written.shape):
         indices = [i for d, i in enumerate(_whole_indices(block)) if d not in read.partial]
         if len(indices) != len(spatial) or not all(iv.var.same_as(i) for iv, i in zip(spatial, indices)):
             return None
