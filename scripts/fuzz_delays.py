@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_axe.collective import local
-from tvm_axe.collective.worker import Worker
-from tvm_axe.collective.worker import serve as _serve
+from tvm_axe.collective import local, worker
 
 LONGEST = 0.004
 """Seconds."""
@@ -33,17 +31,17 @@ class _Stumbler:
             time.sleep(self.rng.random() * LONGEST)
 
 
-_load = Worker.load
+_load = worker.COMMANDS["load"]
 
 
-def _stumbling_load(self: Worker, program: int, module: Sequence[Any], target: str, builder: str) -> None:
+def _stumbling_load(self: worker.Worker, program: int, module: Sequence[Any], target: str, builder: str) -> None:
     _load(self, program, module, target, builder)
     self._programs[program].set_instrument(_Stumbler(self.rank))
 
 
 def install() -> None:
     """Have the workers of this process stumble, and those that it starts."""
-    Worker.load = _stumbling_load  # type: ignore[method-assign]
+    worker.COMMANDS["load"] = _stumbling_load
     local._ENTRY = f"{__name__}:serve"
     folder = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
@@ -51,5 +49,5 @@ def install() -> None:
 
 def serve(*arguments: Any, **named: Any) -> None:
     """Be a worker that stumbles, alone in this process."""
-    Worker.load = _stumbling_load  # type: ignore[method-assign]
-    _serve(*arguments, **named)
+    worker.COMMANDS["load"] = _stumbling_load
+    worker.serve(*arguments, **named)

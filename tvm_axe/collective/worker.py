@@ -177,7 +177,7 @@ class Worker:
         try:
             name, *arguments = json.loads(command)
             with np.errstate(all="ignore"):  # as in compiled code, an overflow is an infinity and not worth a warning
-                _COMMANDS[name](self, *arguments)
+                COMMANDS[name](self, *arguments)
         except BaseException as error:
             failure = FAILED, "".join(traceback.format_exception(error))
             outcome, text = self._left_barrier or failure
@@ -299,7 +299,8 @@ class Worker:
         return _tvm.as_tensor(self._view(argument))
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
+# What a worker is sent is called here, by its name.
+COMMANDS: dict[str, Callable[..., None]] = {
     "start": Worker.start,
     "load": Worker.load,
     "unload": Worker.unload,
