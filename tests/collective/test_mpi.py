@@ -58,7 +58,7 @@ def start(ranks: int, *arguments: str, hosts_of: int | None = None, plain: bool 
     environment = os.environ | {"TVM_AXE_TEST_JOB": str(os.getpid()), "TVM_AXE_TEST_RANKS": str(ranks)}
     if hosts_of is not None:
         environment["TVM_AXE_RANKS_PER_HOST"] = str(hosts_of)
-    command = ranks_command(ranks, arguments)
+    command = ranks_command(ranks, [sys.executable, *arguments])
     if plain:
         command = [command[0], "-n", str(ranks), sys.executable, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)

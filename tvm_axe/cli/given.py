@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GivenKernel", "add_engine_argument", "add_kernel_arguments", "given_kernel", "given_workers", "mesh_of"]
 
+_MAIN = "from tvm_axe.cli import main; raise SystemExit(main())"  # what a rank runs
+
 
 class GivenKernel(NamedTuple):
     """What the arguments that the commands share come to."""
@@ -101,9 +103,10 @@ def given_workers(args: argparse.Namespace, mesh: Mesh) -> Workers:
     """
     from tvm_axe.collective import launch
     from tvm_axe.collective.start import start_ranks
+    from tvm_axe.processes import interpreter
 
     if registry.find(args.engine).has_ranks:
-        start_ranks(mesh, args.n, ["-m", "tvm_axe", *args.arguments])
+        start_ranks(mesh, args.n, interpreter(_MAIN, *args.arguments))
     elif args.n is not None:
         by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
         raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")

@@ -1,15 +1,18 @@
 """The memory that the workers of one launch share.
 
 It is one anonymous file (`memfd_create`), handed to the worker processes as an open descriptor. It never has a name, so
-nothing can be left behind in /dev/shm, whoever dies and however. The file is as long as the machine's memory and maps
-once into each process, but it is sparse: only what is allocated takes memory, and that is taken when it is allocated,
-so that a machine without room for it says so in an error instead of killing the process that first touches a page.
+nothing can be left behind in /dev/shm, whoever dies and however. The file is as long as the machine's memory, or as
+half of the address space that is left where that is limited, and maps once into each process, but it is sparse: only
+what is allocated takes memory, and that is taken when it is allocated, so that a machine without room for it says so in
+an error instead of killing the process that first touches a page.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import resource
 from bisect import insort
 
 import numpy as np
@@ -22,6 +25,32 @@ PAGE = mmap.PAGESIZE
 def round_up(nbytes: int) -> int:
     """Return the least multiple of the page size that holds `nbytes`."""
     return -(-nbytes // PAGE) * PAGE
+
+
+# The limits of a process that starting workers may meet, by the error that comes of it.
+_LIMITS = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EFBIG: "raise the limit of the size of files (ulimit -f), as shared memory counts as one",
+    errno.ENOMEM: "raise the limit of the address space (ulimit -v), or make memory free",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+}
+
+
+def limited(what: str, error: OSError) -> WorkerError:
+    """Return the error that says what did not succeed, and which limit of the process is to be raised if it is one."""
+    remedy = _LIMITS.get(error.errno or 0)
+    return WorkerError(f"{what}: {error}" + (f"; {remedy}" if remedy else ""))
+
+
+def _room() -> int:
+    """Return how many bytes an arena may map here: the machine's memory, or half of the address space that is left."""
+    memory = os.sysconf("SC_PHYS_PAGES") * PAGE
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return memory
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * PAGE
+    return min(memory, max(limit - used, 0) // 2 // PAGE * PAGE)
 
 
 class Arena:
@@ -51,9 +80,8 @@ class Arena:
         try:
             self.map = mmap.mmap(fd, size)
         except OSError as error:
-            raise WorkerError(
-                f"cannot map {size >> 20} MiB of address space for the workers' shared memory: {error}; raise the "
-                "address-space limit (ulimit -v)"
+            raise limited(
+                f"cannot map {size >> 20} MiB of address space for the workers' shared memory", error
             ) from error
         self.map.madvise(mmap.MADV_DONTDUMP)  # a core dump would fill in every hole
         self.closed = False
@@ -62,13 +90,18 @@ class Arena:
 
     @classmethod
     def create(cls, size: int | None = None) -> Arena:
-        """Make an empty arena of `size` bytes; as large as the machine's memory if left out."""
-        if size is None:
-            size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        fd = os.memfd_create("tvm_axe", os.MFD_CLOEXEC)
+        """Make an empty arena of `size` bytes; as large as the machine and this process's limits let it if left out."""
+        size = _room() if size is None else size
+        try:
+            fd = os.memfd_create("tvm_axe", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise limited("no shared memory for the workers", error) from error
         try:
             os.ftruncate(fd, size)
             return cls(fd, size)
+        except OSError as error:
+            os.close(fd)
+            raise limited(f"no shared memory of {size >> 20} MiB for the workers", error) from error
         except BaseException:
             os.close(fd)
             raise
@@ -84,7 +117,7 @@ class Arena:
         length = max(round_up(nbytes), PAGE)
         i = next((i for i, (_, room) in enumerate(self._holes) if room >= length), None)
         if i is None:
-            raise WorkerError(self._no_space(length, "the arena is as large as the machine's memory"))
+            raise WorkerError(self._no_space(length, f"the arena has {self.size >> 20} MiB, as much as could be had"))
         offset, room = self._holes[i]
         self.take(offset, length)
         self._holes[i : i + 1] = [(offset + length, room - length)] if room > length else []

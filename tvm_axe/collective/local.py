@@ -17,6 +17,7 @@ import time
 
 from tvm_axe import _tvm, processes
 from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.arena import limited
 from tvm_axe.collective.session import CORES, GRACE, Session
 from tvm_axe.collective.sync import Control
 from tvm_axe.collective.worker import WORKERS, Site, Worker
@@ -45,6 +46,7 @@ class LocalSession(Session):
         super().__init__(mesh, timeout)
         self._launch = secrets.token_hex(8)
         self._processes: dict[int, processes.Process] = {}
+        self._words: dict[int, processes.LastWords] = {}
         self._descriptors: list[int] = []
         self._disco: _tvm.DiscoSession | None = None
         self._opener: threading.Thread | None = None
@@ -74,6 +76,11 @@ class LocalSession(Session):
             if self._disco is None:
                 raise WorkerError(f"Disco could not open a session of {self._mesh.size} workers")
             self.run("start")
+            for words in self._words.values():
+                words.close()
+        except OSError as error:
+            self.close(force=True)
+            raise limited(f"launch: {self._mesh.size} workers did not start", error) from error
         except BaseException:
             self.close(force=True)
             raise
@@ -93,11 +100,15 @@ class LocalSession(Session):
             "timeout": self._timeout,
             "cores": CORES,
         }
-        descriptors = self.arena.fd, worker_read, worker_write
+        self._words[rank] = words = processes.LastWords()
+        errors = [2] if processes.is_open(2) else []
+        descriptors = self.arena.fd, worker_read, worker_write, *errors
         try:
-            self._processes[rank] = processes.start(_ENTRY, arguments, descriptors, _ENVIRONMENT)
+            self._processes[rank] = processes.start(
+                _ENTRY, arguments, descriptors, _ENVIRONMENT, errors=words.descriptor if errors else None
+            )
         except OSError as error:
-            raise WorkerError(f"{self._name([rank])} did not start: {error}") from error
+            raise limited(f"{self._name([rank])} did not start", error) from error
         return from_worker, to_worker
 
     def _pipe(self) -> tuple[int, int]:
@@ -114,7 +125,7 @@ class LocalSession(Session):
             code = process.poll()
             if code is not None:
                 how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-                raise WorkerError(f"{self._name([rank])} {how}")
+                raise WorkerError(f"{self._name([rank])} {how}{self._words[rank].read()}")
 
     def _place(self, rank: int) -> str:
         if rank in self._local:
@@ -144,6 +155,8 @@ class LocalSession(Session):
                     process.wait(max(0, deadline - time.monotonic()))
                 process.kill()
                 process.wait()
+            for words in self._words.values():
+                words.close()
 
     def _end_disco(self) -> None:
         """End the workers that are threads, and tell the others to end; what a thread is stuck in is never freed."""

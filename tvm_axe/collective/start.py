@@ -23,8 +23,8 @@ def is_rank() -> bool:
     return any(name in os.environ for name in _RANK)
 
 
-def ranks_command(count: int, arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts Python with these arguments as each of `count` ranks.
+def ranks_command(count: int, program: Sequence[str]) -> list[str]:
+    """Return the command that starts a program with its arguments as each of `count` ranks.
 
     It runs the mpiexec of this Python environment, else the first on the path. If it is MPICH's, it is kept from ending
     the job as soon as a rank dies, so that rank 0 can say which one did; the ranks end by themselves. It takes an
@@ -39,16 +39,15 @@ def ranks_command(count: int, arguments: Sequence[str]) -> list[str]:
     found = own if os.access(own, os.X_OK) else shutil.which("mpiexec")
     if found is None:
         raise InputError("engine 'mpi' needs mpiexec, and there is none: pip install tvm-axe[mpi]")
-    python = [sys.executable, *arguments]
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     if "HYDRA" not in version:
-        return [found, "-n", str(count), *python]
-    others = [":", "-n", str(count - 1), "/bin/sh", "-c", _HIDDEN, "sh", *python] if count > 1 else []
-    return [found, "-disable-auto-cleanup", "-n", "1", *python, *others]
+        return [found, "-n", str(count), *program]
+    others = [":", "-n", str(count - 1), "/bin/sh", "-c", _HIDDEN, "sh", *program] if count > 1 else []
+    return [found, "-disable-auto-cleanup", "-n", "1", *program, *others]
 
 
-def start_ranks(mesh: Mesh, count: int | None, arguments: Sequence[str]) -> None:
-    """Become mpiexec, which runs Python with these arguments in each rank; return if this process is a rank already.
+def start_ranks(mesh: Mesh, count: int | None, program: Sequence[str]) -> None:
+    """Become mpiexec, which runs a program in each rank; return if this process is a rank already.
 
     Parameters
     ----------
@@ -56,8 +55,8 @@ def start_ranks(mesh: Mesh, count: int | None, arguments: Sequence[str]) -> None
         What the ranks will launch.
     count : int or None
         The number of ranks; as many as the mesh has devices if left out.
-    arguments : sequence of str
-        Those of the Python interpreter.
+    program : sequence of str
+        The program and its arguments.
 
     Raises
     ------
@@ -67,6 +66,6 @@ def start_ranks(mesh: Mesh, count: int | None, arguments: Sequence[str]) -> None
     if count not in (None, mesh.size):
         raise InputError(f"-n {count}: mesh {mesh} has {mesh.size} devices, and there is one rank a device")
     if not is_rank():
-        command = ranks_command(mesh.size, arguments)
+        command = ranks_command(mesh.size, program)
         sys.stdout.flush()
         os.execv(command[0], command)

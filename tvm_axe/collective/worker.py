@@ -371,7 +371,8 @@ def serve(
     Parameters
     ----------
     descriptors : sequence of int
-        The arena's file, and the descriptors to read commands from and to write to.
+        The arena's file, the descriptors to read commands from and to write to, and the one for standard error, if
+        there is any, once this worker is up; until then what it says there is kept in a file.
     launch : str
         The launch's name.
     axes : dict
@@ -386,9 +387,16 @@ def serve(
     # Who stops a job by hand sends Ctrl-C's signal to all of it; the controller decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.sched_setaffinity(0, cores)
-    arena, read, write = descriptors
+    arena, read, write, *errors = descriptors
     mesh = Mesh(axes)
     WORKERS[launch, rank] = Worker(Site(mesh, Arena(arena, memory), timeout, cores), rank)
+    for descriptor in errors:
+        sys.stderr.flush()
+        said = os.pread(2, os.fstat(2).st_size, 0)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        with open(2, "wb", closefd=False) as file:
+            file.write(said)
     _tvm.disco_serve(rank, mesh.size, read, write)
     sys.stdout.flush()
     sys.stderr.flush()

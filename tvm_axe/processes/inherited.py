@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_axe.processes.interpreter import module_path
+
 # Variables that are read while a process starts and while it imports the compiler and numpy: by the loader and the C
 # library, by Python, by numpy and OpenBLAS, by TVM and LLVM. A server has these for good.
 _READ_AT_START = (
@@ -35,7 +37,7 @@ class Inherited:
     environment : dict of str to str
         All the environment variables.
     path : list of str
-        `sys.path`.
+        `sys.path`, as text.
     umask : int
         The permissions that new files don't get.
     affinity : list of int
@@ -57,7 +59,7 @@ class Inherited:
         ignored = [number for number in _signals() if signal.getsignal(number) is signal.SIG_IGN]
         return cls(
             dict(os.environ) | dict(environment),
-            list(sys.path),
+            module_path(),
             _umask(),
             sorted(os.sched_getaffinity(0)),
             [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import fcntl
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -19,15 +18,15 @@ from types import MappingProxyType
 from typing import Any
 
 from tvm_axe.processes.inherited import Inherited
+from tvm_axe.processes.interpreter import interpreter
 from tvm_axe.processes.server import MANY_THREADS, NUMBER, Request, kill
 
 _STARTUP = 60.0  # seconds that a server may take to fork, its imports included, before it is taken for hung
 _PARTING = 1.0  # seconds that it may take to end
 _TRIES = 3  # servers, one after the other, that may die before they have forked
 
-# A server finds the package where this process found it, also when that isn't on PYTHONPATH.
-_SERVE = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\nfrom tvm_axe.processes.server import serve\n"
-_SERVE += "serve(int(sys.argv[2]), sys.argv[3] == 'imports')"
+_SERVE = "from tvm_axe.processes.server import serve; serve(int(sys.argv[1]), sys.argv[2] == 'imports')"
+_LINES = 20  # of what a process printed last, in the error that says that it ended
 
 
 class Process:
@@ -86,12 +85,41 @@ class Process:
             kill(self.pid)
 
 
+class LastWords:
+    """A file without a name for what a process prints until it is up; kept to say why it never was.
+
+    Attributes
+    ----------
+    descriptor : int
+        The file, until `close` is called.
+
+    Raises
+    ------
+    OSError
+        If there can be none.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("words", os.MFD_CLOEXEC)
+        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, os.O_APPEND)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+
+    def read(self) -> str:
+        """Return the last lines that were printed, behind a colon; nothing if there are none, or it is closed."""
+        if not self.close.alive:
+            return ""
+        text = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0).decode(errors="replace")
+        lines = text.strip().splitlines()[-_LINES:]
+        return "\n".join([":", *lines]) if lines else ""
+
+
 def start(
     entry: str,
     arguments: Mapping[str, Any],
     descriptors: Sequence[int] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
     output: int | None = None,
+    errors: int | None = None,
 ) -> Process:
     """Start a process that calls a function, and return when it is there.
 
@@ -111,6 +139,8 @@ def start(
         Variables to set besides those of this process.
     output : int, optional
         The descriptor for standard output and standard error; those of this process if left out.
+    errors : int, optional
+        The descriptor for standard error, if it isn't that.
 
     Raises
     ------
@@ -119,19 +149,22 @@ def start(
     """
     inherited = Inherited.own(environment)
     outputs = {number: number if output is None else output for number in (1, 2)}
-    outputs = {number: source for number, source in outputs.items() if _is_open(source)}
+    outputs |= {} if errors is None else {2: errors}
+    outputs = {number: source for number, source in outputs.items() if is_open(source)}
     request = Request(entry, dict(arguments), asdict(inherited), list(outputs))
     for _ in range(_TRIES):
         server = _server_for(inherited, request.module)
         process = server.ask(request, [*outputs.values(), *descriptors])
         if process.pid > 0:
+            server.words.close()  # it has begun; what it forks speaks for itself
             return process
         if process.pid == MANY_THREADS:
             _importless.add((request.module, server.fixed))
         elif process.pid < 0:
             raise OSError(-process.pid, f"cannot fork a process for {entry}: {os.strerror(-process.pid)}")
         _retire(server)
-    raise ChildProcessError(f"no process for {entry}: {_TRIES} servers ended before they forked one")
+        words = server.words.read()
+    raise ChildProcessError(f"no process for {entry}: {_TRIES} servers ended before they forked one{words}")
 
 
 class _Server:
@@ -148,16 +181,14 @@ class _Server:
     def __init__(self, inherited: Inherited, imports: bool) -> None:
         self.fixed = inherited.fixed()
         self.imports = imports
+        self.words = LastWords()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", _SERVE),
-                    *(json.dumps(sys.path), str(theirs.fileno()), "imports" if imports else ""),
-                ],
+                interpreter(_SERVE, str(theirs.fileno()), "imports" if imports else ""),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=self.words.descriptor,
                 pass_fds=(theirs.fileno(),),
                 env=inherited.environment,
                 start_new_session=True,  # Ctrl-C in a terminal is not for it
@@ -248,7 +279,8 @@ def _readable(descriptor: int, seconds: float | None) -> bool:
     return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1e3))
 
 
-def _is_open(descriptor: int) -> bool:
+def is_open(descriptor: int) -> bool:
+    """Whether this process has it."""
     try:
         os.fstat(descriptor)
     except OSError:

@@ -25,6 +25,7 @@ from typing import Any
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
+from tvm_axe.processes import interpreter
 
 __all__ = ["Child", "Fatal", "Fault", "serve"]
 
@@ -135,7 +136,7 @@ class Child:
         try:
             with theirs, open(self.log, "ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", self.main, str(theirs.fileno()), str(os.getpid())],
+                    interpreter(self.main, str(theirs.fileno()), str(os.getpid())),
                     env={**os.environ, **self.environment},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
