@@ -4,6 +4,7 @@ programs with references, and their judge.
 
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,6 +25,7 @@ from tvm_axe.layout import Mesh
 
 ALONE = (
     "collective/test_faults.py",
+    "collective/test_limits.py",
     "collective/test_mpi.py",
     "collective/test_stress.py",
     "collective/test_workers.py",
@@ -125,6 +127,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         changed = {path for report in reports for name, path in report.user_properties if name == "golden"}
         terminalreporter.section("goldens")
         terminalreporter.line("\n".join(sorted(changed)) if changed else "none changed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have Ctrl-C's signal heard, which a job in the background starts without: tests send it to what they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # ---- Properties and machines ---------------------------------------------------------------------------------------

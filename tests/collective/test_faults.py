@@ -32,7 +32,10 @@ Limit: TypeAlias = "Callable[[float], AbstractContextManager[None]]"
 
 @I.ir_module
 class Spin:
-    """A chain of `steps` dependent operations that nothing interrupts, a few nanoseconds each; on all or on rank 1."""
+    """A chain of `steps` dependent operations that nothing interrupts, a few nanoseconds each; or sleep.
+
+    A rank sleeps `microseconds` times its number where it is to be late: on a busy machine computing takes longer.
+    """
 
     @T.prim_func(s_tir=True)
     def kernel(out: T.Buffer((1,), "float32"), steps: T.int64):
@@ -43,12 +46,9 @@ class Spin:
                 out[0] = out[0] * T.float32(0.5) + T.Cast("float32", i)
 
     @T.prim_func(s_tir=True)
-    def only(out: T.Buffer((1,), "float32"), steps: T.int64, rank: T.int64):
-        for i in T.serial(steps * rank):
-            with T.sblock("step"):
-                T.reads(out[0])
-                T.writes(out[0])
-                out[0] = out[0] * T.float32(0.5) + T.Cast("float32", i)
+    def only(out: T.Buffer((1,), "float32"), microseconds: T.int64, rank: T.int64):
+        T.evaluate(T.call_extern("int32", "usleep", microseconds * rank))
+        out[0] = T.float32(1)
 
     @T.prim_func(s_tir=True)
     def refuse(out: T.Buffer((1,), "float32"), rank: T.int64):
@@ -69,10 +69,10 @@ class Spin:
         return R.tuple()
 
     @R.function(pure=False)
-    def fails(out: R.Tensor((1,), "float32"), steps: R.Prim("int64"), rank: R.Prim("int64")):
+    def fails(out: R.Tensor((1,), "float32"), microseconds: R.Prim("int64"), rank: R.Prim("int64")):
         R.func_attr({"relax.force_pure": False})
         cls = Spin
-        _: R.Tuple() = cls.only(out, steps, rank)
+        _: R.Tuple() = cls.only(out, microseconds, rank)
         _1: R.Tuple() = cls.refuse(out, rank)
         _2: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
         return R.tuple()
@@ -93,18 +93,18 @@ class Spin:
         return R.tuple()
 
     @R.function(pure=False)
-    def late(out: R.Tensor((1,), "float32"), steps: R.Prim("int64"), rank: R.Prim("int64")):
+    def late(out: R.Tensor((1,), "float32"), microseconds: R.Prim("int64"), rank: R.Prim("int64")):
         R.func_attr({"relax.force_pure": False})
         cls = Spin
-        _: R.Tuple() = cls.only(out, steps, rank)
+        _: R.Tuple() = cls.only(out, microseconds, rank)
         _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
         return R.tuple()
 
     @R.function(pure=False)
-    def behind(out: R.Tensor((1,), "float32"), steps: R.Prim("int64"), rank: R.Prim("int64")):
+    def behind(out: R.Tensor((1,), "float32"), microseconds: R.Prim("int64"), rank: R.Prim("int64")):
         R.func_attr({"relax.force_pure": False})
         cls = Spin
-        _: R.Tuple() = cls.only(out, steps, rank)
+        _: R.Tuple() = cls.only(out, microseconds, rank)
         return R.tuple()
 
 
@@ -246,11 +246,10 @@ def test_a_worker_killed_while_others_wait_for_it(nothing_left: None, moment: st
     with launch(Mesh({"tp": size})) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
-        steps = steps_of(5.0, workers, program, out)
         victim = process_of(1, of=size)
         timer = later(MOMENTS[moment], victim.kill)
         with limit(10), pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; pid {victim.pid}\) died of SIGKILL"):
-            workers.call(program, [(out, "slab"), steps // size, Coord("tp")], "late")
+            workers.call(program, [(out, "slab"), 2_500_000, Coord("tp")], "late")
         timer.join()
         del out
 
@@ -260,12 +259,11 @@ def test_a_worker_stopped_while_another_waits_for_it(nothing_left: None, moment:
     with launch(Mesh({"tp": 2}), timeout=0.5) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
-        steps = steps_of(20.0, workers, program, out)
         victim = process_of(1)
         timer = later(MOMENTS[moment], victim.suspend)
         named = rf"worker 1 \(tp=1; pid {victim.pid}\) did not arrive at a barrier within 0.5 s"
         with limit(10), pytest.raises(WorkerError, match=named):
-            workers.call(program, [(out, "slab"), steps, Coord("tp")], "late")
+            workers.call(program, [(out, "slab"), 20_000_000, Coord("tp")], "late")
         timer.join()
         del out
 
@@ -277,12 +275,12 @@ def test_a_failure_calls_off_those_who_wait(nothing_left: None, engine: str, mom
     with launch(Mesh({"tp": 2}), engine=engine) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
-        steps = steps_of(0.01 + MOMENTS[moment], workers, program, out)
+        microseconds = int((0.01 + MOMENTS[moment]) * 1e6)
         with (
             limit(10),
             pytest.raises(WorkerError, match=r"^worker 1 \(tp=1; [^)]*\) failed:(?s:.*)only rank 0 may do this"),
         ):
-            workers.call(program, [(out, "slab"), steps, Coord("tp")], "fails")
+            workers.call(program, [(out, "slab"), microseconds, Coord("tp")], "fails")
         check_usable(workers)
         workers.call(program, [(out, "slab"), 1], "meet")
         del out
@@ -334,10 +332,9 @@ def test_one_may_not_be_later_than_the_timeout(nothing_left: None, engine: str, 
     with launch(Mesh({"tp": 2}), engine=engine, timeout=0.4) as workers:
         out = workers.mesh_tensor((1,), "float32")
         program = workers.load(Spin, "llvm")
-        steps = steps_of(1.0, workers, program, out)
         how = "arrive at a barrier within 0.4 s" if function == "late" else "answer within 0.4 s of another worker"
         with pytest.raises(WorkerError, match=rf"^worker 1 \([^)]*\) did not {how}"):
-            workers.call(program, [(out, "slab"), steps, Coord("tp")], function)
+            workers.call(program, [(out, "slab"), 1_000_000, Coord("tp")], function)
         if function == "late":
             check_usable(workers)
         del out

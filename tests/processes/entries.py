@@ -57,7 +57,7 @@ def say(_: Sequence[int]) -> None:
     print("to error", file=sys.stderr)
 
 
-def fail(_: Sequence[int]) -> None:
+def fail(_: Sequence[int], **__: Any) -> None:
     raise ValueError("this is the one")
 
 

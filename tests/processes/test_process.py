@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tvm_axe.processes import Process, process, start
+from tvm_axe.processes import Process, interpreter, process, start
 
 HERE = Path(__file__).parent
 NAMES = ["AXE_TEST", "TVM_AXE_TEST", "HOME", "PATH"]
@@ -99,6 +99,17 @@ def staying() -> Iterator[Callable[[], tuple[Process, list[int]]]]:
             return started, [started.pid, int(pipe.readline())]
 
         yield get
+
+
+def test_a_fresh_python_finds_modules_where_this_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the current folder first; paths that are objects are paths, too."""
+    (tmp_path / "json.py").write_text("raise SystemExit(5)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "further", None])
+    command = interpreter("import json; print(json.dumps([sys.argv[1:], sys.path]))", "one", "two three")
+    arguments, path = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert arguments == ["one", "two three"]
+    assert path == [*(entry for entry in sys.path if isinstance(entry, str)), str(tmp_path / "further")]
 
 
 # ---- What they inherit -------------------------------------------------------------------------------------------

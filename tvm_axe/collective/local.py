@@ -16,8 +16,8 @@ import threading
 import time
 
 from tvm_axe import _tvm, processes
-from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.arena import limited
+from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.session import CORES, GRACE, Session
 from tvm_axe.collective.sync import Control
 from tvm_axe.collective.worker import WORKERS, Site, Worker
