@@ -7,9 +7,11 @@ import doctest
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +55,9 @@ def left_files() -> list[Path]:
     return list(files)
 
 
-def start(ranks: int, *arguments: str, hosts_of: int | None = None, plain: bool = False) -> subprocess.Popen[str]:
+def start(
+    ranks: int, *arguments: str, hosts_of: int | None = None, plain: bool = False, group: bool = False
+) -> subprocess.Popen[str]:
     """Start Python with the same arguments as each rank of a job, with so many ranks on a simulated machine."""
     environment = os.environ | {"TVM_AXE_TEST_JOB": str(os.getpid()), "TVM_AXE_TEST_RANKS": str(ranks)}
     if hosts_of is not None:
@@ -61,7 +65,9 @@ def start(ranks: int, *arguments: str, hosts_of: int | None = None, plain: bool 
     command = ranks_command(ranks, [sys.executable, *arguments])
     if plain:
         command = [command[0], "-n", str(ranks), sys.executable, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True, start_new_session=group
+    )
 
 
 NAMES = f"""
@@ -205,12 +211,10 @@ def test_killing_at_any_moment() -> None:
         output, errors, status = run(
             2,
             f"""
-            import tvm_axe.collective.mpi as mpi
-            mpi.STARTUP = 20
             if RANK == 1:
                 later({seconds}, lambda: os.kill(os.getpid(), signal.SIGKILL))
             try:
-                with launch(Mesh({{"tp": 2}}), engine="mpi", timeout=2) as workers:
+                with launch(Mesh({{"tp": 2}}), engine="mpi", timeout=15) as workers:
                     stop = time.monotonic() + 0.7
                     while time.monotonic() < stop:
                         check_usable(workers)
@@ -219,7 +223,10 @@ def test_killing_at_any_moment() -> None:
             """,
         )
         named = "worker 1" in output or "rank 1" in output + errors
-        assert named or status == 0 or "_init_with_all_ranks" in errors, (seconds, output, errors)
+        assert named or status == 0 or NOT_STARTED in errors, (seconds, output, errors)
+
+
+NOT_STARTED = "tvm_axe: launch: MPI did not start within"
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
@@ -305,18 +312,17 @@ def test_another_number_of_ranks_is_refused_everywhere() -> None:
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_rank_that_does_not_launch_is_named_everywhere(missing: int) -> None:
-    seconds = 2
+    seconds = 5
     output, errors, status = run(
         3,
         f"""
         from mpi4py import MPI  # starts MPI: the clock of {seconds} s isn't for that, which can take longer
-        import tvm_axe.collective.mpi as mpi
-        mpi.STARTUP = {seconds}
+        MPI.COMM_WORLD.Barrier()
         if RANK == {missing}:
             time.sleep(30)
         try:
-            launch(Mesh({{"tp": 3}}), engine="mpi", timeout=1)
-        except ValueError as error:
+            launch(Mesh({{"tp": 3}}), engine="mpi", timeout={seconds})
+        except WorkerError as error:
             print(error, flush=True)
             time.sleep(1)
         """,
@@ -328,22 +334,118 @@ def test_a_rank_that_does_not_launch_is_named_everywhere(missing: int) -> None:
     assert status != 0
 
 
-def test_a_rank_that_does_not_come_at_all() -> None:
-    """MPI itself can't start then, and can't be interrupted."""
-    _, errors, status = run(
-        2,
-        """
-        import tvm_axe.collective.mpi as mpi
-        mpi.STARTUP = 1
+@pytest.mark.parametrize("how", ["leaves", "fails", "is killed"])
+def test_a_rank_that_does_not_come_at_all(how: str) -> None:
+    """MPI itself can't start then, and can't be interrupted; the others end within the timeout, and say so."""
+    action = {"leaves": "sys.exit()", "fails": "1 / 0", "is killed": "os.kill(os.getpid(), signal.SIGKILL)"}[how]
+    began = time.monotonic()
+    output, errors, status = run(
+        3,
+        f"""
         if RANK == 1:
-            time.sleep(3)
-            sys.exit()
-        launch(Mesh({"tp": 2}), engine="mpi", timeout=1)
+            {action}
+        print("came", flush=True)
+        launch(Mesh({{"tp": 3}}), engine="mpi", timeout=5)
         """,
     )
-    assert "_init_with_all_ranks" in errors and status == 1
-    for file in left_files():  # MPI didn't get as far as to tell its name
-        file.unlink()
+    assert output.replace("\n", "") == "came" * 2 and status == 1
+    assert errors.count(f"{NOT_STARTED} 5 s") == 2
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_while_it_launches(victim: int) -> None:
+    """Behind MPI's own beginning, when some have said hello and others have not."""
+    output, errors, status = run(
+        3,
+        f"""
+        from mpi4py import MPI
+        from tvm_axe.collective import job
+        MPI.COMM_WORLD.Barrier()
+        if RANK == {victim}:
+            job.Job._duplicate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            launch(Mesh({{"tp": 3}}), engine="mpi", timeout=20)
+        except WorkerError as error:
+            print(error, flush=True)
+        """,
+    )
+    if victim == 0:
+        assert status == 9 or "rank 0" in output + errors, (output, errors)
+    else:
+        assert "rank 1" in output + errors and status != 0, (output, errors)
+
+
+MESHES = {"other": '{"tp": 3} if RANK != 1 else {"dp": 3}', "too small": '{"tp": 2}'}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_refused_launch_ends_as_python_does(mesh: str, caught: bool) -> None:
+    """With the error's own exit status and no signal of MPI's."""
+    script = f"""
+        try:
+            launch(Mesh({MESHES[mesh]}), engine="mpi", timeout=20)
+        except ValueError:
+            if {caught}:
+                sys.exit(0)
+            sys.exit(2)
+    """
+    output, errors, status = run(3, script)
+    assert (output, errors, status) == ("", "", 0 if caught else 2)
+
+
+SAID_BY_MPIEXEC = ["[mpiexec@", "Sending Ctrl-C", "Press Ctrl-C again"]
+
+
+@pytest.mark.parametrize(
+    "moment", ["at once", "while MPI starts", "while it launches", "in a command", "behind it all"]
+)
+@pytest.mark.parametrize("hosts_of", [2, 1])
+def test_ctrl_c(moment: str, hosts_of: int) -> None:
+    """As a terminal does it, to the whole job: each ends as Python does, and nobody speaks of a segmentation fault."""
+    process = start(
+        2,
+        "-c",
+        NAMES
+        + textwrap.dedent(f"""
+        from tvm_axe.collective import job
+
+        def wait(*_):
+            print("there", flush=True)
+            time.sleep(30)
+
+        moment = {moment!r}
+        if moment == "at once":
+            wait()
+        if moment == "while MPI starts":
+            if RANK == 1:
+                wait()
+        if moment == "while it launches" and RANK == 1:
+            job.Job._greet = wait
+        with launch(Mesh({{"tp": 2}}), engine="mpi", timeout=20) as workers:
+            out = workers.mesh_tensor((1,), "float32")
+            program = workers.load(Spin, "llvm")
+            if moment == "in a command":
+                print("there", flush=True)
+                workers.time(program, [(out, "slab"), 100_000], repeat=1_000_000, function="meet")
+        wait()
+        """),
+        hosts_of=hosts_of,
+        group=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        output, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    left = [line for line in output.splitlines() if line and not any(word in line for word in SAID_BY_MPIEXEC)]
+    assert set(left) <= {"there"} and process.returncode == 130, (output, errors)
+    assert "KeyboardInterrupt" in errors or moment == "while MPI starts", errors
+    assert "signal" not in output and "egmentation" not in output + errors, (output, errors)
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -1,20 +1,21 @@
 """The ranks of an MPI job: how they meet, what they tell each other besides the data, and how they part.
 
 No call here waits inside MPI, where a thread could neither be interrupted nor notice that a rank is gone: messages are
-sent and probed for without blocking, with naps between the looks. The exceptions are MPI's own beginning and end.
-`MPI_Init` waits for all the ranks, so a clock ends the process if one never comes; the end is agreed on first.
+sent and probed for without blocking, with naps between the looks, and Ctrl-C's exception comes before or behind a call
+of MPI's and never within what belongs to it. The exceptions are MPI's own beginning (`initialize`) and end, which is
+agreed on first.
 
 Rank 0 is the controller. The other ranks say hello with their mesh, and rank 0 welcomes them or says what is wrong, the
-same to each. Ranks of one machine watch rank 0 and are watched by it, in /proc. Deaths on other machines are
-`mpiexec`'s to notice: unless told otherwise it ends the whole job.
+same to each; all of it, MPI's beginning included, has one deadline. Ranks of one machine watch rank 0 and are watched
+by it, in /proc. Deaths on other machines are `mpiexec`'s to notice: unless told otherwise it ends the whole job.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import json
+import math
 import os
 import signal
 import sys
@@ -23,8 +24,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from tvm_axe.collective.initialize import start_mpi
+from tvm_axe.collective.interrupts import uninterrupted
 from tvm_axe.collective.ranks import Rank, find_fault, is_alive, open_process, ranks_per_host, split_hosts
-from tvm_axe.errors import InputError, WorkerError
+from tvm_axe.errors import AxeError, InputError, WorkerError
 from tvm_axe.layout import Mesh
 
 # What a message is about: its tag. The first two are sent where a script's own messages are sent too.
@@ -35,6 +38,7 @@ LAUNCH, DO, CLOSE, END = "launch", "do", "close", "end"
 
 _PARTING = 2.0  # seconds that the ranks may take to answer when the job ends
 _FORWARDING = 0.3  # seconds for mpiexec to pass output on: what it hasn't when a job is aborted is lost
+_INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended
 _LOOKS = 20  # looks before the first nap
 
 
@@ -52,6 +56,30 @@ class Nap:
             os.sched_yield()
         else:
             time.sleep(min(self._longest, 2e-5 * 1.1 ** (self._count - _LOOKS)))
+
+
+class Deadline:
+    """A point in time that several waits share.
+
+    Parameters
+    ----------
+    seconds : float
+        How far away it is.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is past."""
+        return self.left <= 0
+
+    @property
+    def left(self) -> float:
+        """Seconds until it, at least 0."""
+        return max(0.0, self._end - time.monotonic())
 
 
 class Job:
@@ -76,8 +104,9 @@ class Job:
     """
 
     def __init__(self, mesh: Mesh, timeout: float, cores: Sequence[int]) -> None:
+        deadline = Deadline(timeout)
         self._ranks_per_host = ranks_per_host()
-        self.mpi, self._finalizes = _start_mpi(timeout)
+        self.mpi, self._finalizes = start_mpi(timeout)
         self._comm = self.mpi.COMM_WORLD
         self._outbox: list[tuple[Any, bytes]] = []  # requests with the memory that they use
         self._inbox: list[tuple[int, int, Any, bytearray]] = []  # tags and sources, requests with their memory
@@ -87,20 +116,34 @@ class Job:
         self.ranks: tuple[Rank, ...] = ()
         self.lost: dict[int, str] = {}
         self.commands = 0
-        self._watched: dict[int, int | None] = {}  # the ranks, with descriptors of their folders in /proc
+        self._watched: dict[int, tuple[int, int | None]] = {}  # ranks, with their ids and their folders in /proc
         self._close: Callable[[], object] | None = None
+        self._status = 1  # of the job, if some are lost
         atexit.register(self._end)
-        me = Rank.own(mesh, cores)
-        welcome = self._gather(me, timeout) if self.rank == 0 else self._greet(me, timeout)
+        try:
+            self._meet(Rank.own(mesh, cores), deadline)
+        except BaseException as error:
+            if not isinstance(error, AxeError):
+                self.lost, self._status = {self.rank: "was interrupted while it launched"}, _INTERRUPTED
+            raise
+
+    def _meet(self, me: Rank, deadline: Deadline) -> None:
+        """Learn who the ranks are, and get communicators with them."""
+        welcome = self._gather(me, deadline) if self.rank == 0 else self._greet(me, deadline)
         if "fault" in welcome:
-            raise InputError(welcome["fault"])
+            self.lost = {int(rank): why for rank, why in welcome.get("lost", {}).items()}
+            raise (WorkerError if self.lost else InputError)(welcome["fault"])
         self.ranks = tuple(Rank(**{**rank, "cores": tuple(rank["cores"])}) for rank in welcome["ranks"])
         self.hosts: tuple[tuple[int, ...], ...] = tuple(map(tuple, welcome["hosts"]))
-        self.comm = self._duplicate(timeout)
-        self._comm = self._duplicate(timeout)
-        others = range(1, len(self.ranks)) if self.rank == 0 else [0]
-        here = [rank for rank in others if self.ranks[rank].machine == me.machine]
-        self._watched = {rank: open_process(self.ranks[rank].pid) for rank in here}
+        for rank in range(1, len(self.ranks)) if self.rank == 0 else [0]:
+            self._watch(rank, self.ranks[rank], me)
+        self.comm = self._duplicate(deadline)
+        self._comm = self._duplicate(deadline)
+
+    def _watch(self, rank: int, them: Rank, me: Rank) -> None:
+        """See from now on whether a rank is alive, if it is on this machine."""
+        if them.machine == me.machine and rank not in self._watched:
+            self._watched[rank] = them.pid, open_process(them.pid)
 
     @property
     def host(self) -> tuple[int, ...]:
@@ -120,13 +163,13 @@ class Job:
     def send(self, rank: int, tag: int, content: Any) -> None:
         """Send JSON to a rank; returns at once."""
         message = json.dumps(content).encode()
-        with self._using:
+        with uninterrupted(), self._using:
             self._outbox = [(request, kept) for request, kept in self._outbox if not request.Test()]
             self._outbox.append((self._comm.Isend([message, self.mpi.BYTE], rank, tag), message))
 
     def receive(self, tag: int, rank: int | None = None) -> tuple[int, Any] | None:
         """Return a message of that tag, from `rank` or any, with the rank that it is from; None if there is none."""
-        with self._using:
+        with uninterrupted(), self._using:
             status = self.mpi.Status()
             message = self._comm.Improbe(self.mpi.ANY_SOURCE if rank is None else rank, tag, status)
             if message is not None:
@@ -142,17 +185,16 @@ class Job:
 
     def await_message(self, tag: int, rank: int, seconds: float | None = None, longest: float = 1e-3) -> Any:
         """Return the next message of that tag from `rank`; None if there is none within `seconds`."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        nap = Nap(longest)
+        last, nap = Deadline(math.inf if seconds is None else seconds), Nap(longest)
         while (found := self.receive(tag, rank)) is None:
-            if deadline is not None and time.monotonic() > deadline:
+            if last.passed:
                 return None
             nap.take()
         return found[1]
 
     def dead(self) -> list[int]:
         """The ranks watched by this one whose processes have ended."""
-        return [rank for rank, folder in self._watched.items() if folder is None or not is_alive(folder)]
+        return [rank for rank, (_, folder) in self._watched.items() if folder is None or not is_alive(folder)]
 
     def claim(self, close: Callable[[], object]) -> None:
         """Use the ranks for a launch, which `close` ends if the process does before `release`."""
@@ -171,59 +213,86 @@ class Job:
         sys.stderr.flush()
         os._exit(0)  # what the script left to do is rank 0's; and taking the compiler down takes long
 
-    def _gather(self, me: Rank, timeout: float) -> dict[str, Any]:
+    def _gather(self, me: Rank, deadline: Deadline) -> dict[str, Any]:
         """As rank 0: hear from all the ranks, and tell them how it stands."""
         size = self._comm.Get_size()
-        found = {0: vars(me)}
-        deadline, nap = time.monotonic() + timeout, Nap()
-        while len(found) < size and time.monotonic() < deadline:
+        ranks = {0: me}
+        nap = Nap()
+        while len(ranks) < size and not deadline.passed and not self.dead():
             hello = self.receive(HELLO)
             if hello is None:
                 nap.take()
             else:
-                found[hello[0]] = hello[1]
-        missing = [rank for rank in range(size) if rank not in found]
+                rank, fields = hello
+                ranks[rank] = Rank(**fields)
+                self._watch(rank, ranks[rank], me)
+        dead = self.dead()
+        missing = dead or sorted(set(range(size)).difference(ranks))
         if missing:
-            self.lost = dict.fromkeys(missing, "did not launch")
             names = ", ".join(f"rank {rank}" for rank in missing)
-            fault = f"launch: of the {size} ranks of the MPI job, {names} did not launch in {timeout:g} s"
-            welcome: dict[str, Any] = {"fault": fault}
+            what, why = (
+                ("ended while it launched",) * 2
+                if dead
+                else (f"did not launch in {deadline.seconds:g} s", "did not launch")
+            )
+            fault = f"launch: of the {size} ranks of the MPI job, {names} {what}"
+            welcome: dict[str, Any] = {"fault": fault, "lost": dict.fromkeys(missing, why)}
         else:
-            ranks = [Rank(**found[rank]) for rank in range(size)]
-            fault = find_fault([rank.mesh for rank in ranks])
-            welcome = {"fault": fault} if fault else {"ranks": list(map(vars, ranks))}
-            welcome["hosts"] = split_hosts(ranks, self._ranks_per_host)
-        for rank in found:
-            if rank:
-                self.send(rank, WELCOME, welcome)
+            fault = find_fault([ranks[rank].mesh for rank in range(size)])
+            welcome = {"fault": fault} if fault else {"ranks": [vars(ranks[rank]) for rank in range(size)]}
+            welcome["hosts"] = split_hosts([ranks[rank] for rank in range(size)], self._ranks_per_host)
+        for rank in set(ranks).difference([0]):
+            self.send(rank, WELCOME, welcome)
         return json.loads(json.dumps(welcome))
 
-    def _greet(self, me: Rank, timeout: float) -> dict[str, Any]:
+    def _greet(self, me: Rank, deadline: Deadline) -> dict[str, Any]:
         """As another rank: say hello to rank 0 and hear how it stands."""
         self.send(0, HELLO, vars(me))
-        welcome = self.await_message(WELCOME, 0, timeout + _PARTING)
+        welcome = self.await_message(WELCOME, 0, deadline.left + _PARTING)
         if welcome is None:
-            self.lost = {0: "did not launch"}
-            return {"fault": f"launch: rank 0 of the MPI job did not launch in {timeout:g} s"}
+            fault = f"launch: rank 0 of the MPI job did not launch in {deadline.seconds:g} s"
+            return {"fault": fault, "lost": {0: "did not launch"}}
         return welcome
 
-    def _duplicate(self, timeout: float) -> Any:
-        comm, request = self._comm.Idup()
-        deadline, nap = time.monotonic() + timeout, Nap()
-        while not request.Test():
-            if time.monotonic() > deadline:
-                raise WorkerError(f"launch: the ranks of the MPI job did not agree on a communicator in {timeout:g} s")
+    def _duplicate(self, deadline: Deadline) -> Any:
+        with uninterrupted():
+            comm, request = self._comm.Idup()
+            self._outbox.append((request, b""))
+        last, nap = Deadline(deadline.left + _PARTING), Nap()
+        while not self._sent():
+            gone = self.dead()
+            if gone or last.passed:
+                self.lost = dict.fromkeys(gone, "has ended") or {self.rank: "did not hear from all the ranks"}
+                who = f"rank {gone[0]} has ended" if gone else f"they did not all answer in {deadline.seconds:g} s"
+                raise WorkerError(f"launch: the ranks of the MPI job did not agree on a communicator: {who}")
             nap.take()
         return comm
+
+    def _sent(self) -> bool:
+        """Whether what was asked of MPI is done."""
+        with uninterrupted(), self._using:
+            self._outbox = [(request, kept) for request, kept in self._outbox if not request.Test()]
+            return not self._outbox
+
+    def _drain(self) -> bool:
+        """Wait a little for what was sent to be received; whether it was."""
+        last, nap = Deadline(_PARTING), Nap()
+        while not (sent := self._sent()) and not last.passed and not self.dead():
+            nap.take()
+        return sent
 
     def _end(self) -> None:
         """When the process ends by itself: end the other ranks, if this is rank 0, or the job, if some are lost."""
         if os.getpid() != self._process:  # a child that was forked
             return
+        with contextlib.suppress(ValueError):  # the interpreter may end in another thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self._close is not None:
             self._close()
         if self.rank == 0 and not self.lost:
             self._part()
+        if not self.lost and not self._drain():
+            self.lost = {self.rank: "could not tell the others all that it had to"}
         if self.lost:
             for rank, why in self.lost.items():
                 print(f"tvm_axe: rank {rank} {why}; ending the MPI job", file=sys.stderr)
@@ -231,8 +300,9 @@ class Job:
             sys.stderr.flush()
             time.sleep(_FORWARDING)
             for rank in set(self._watched).difference(self.dead()):
-                os.kill(self.ranks[rank].pid, signal.SIGKILL)  # mpiexec may have a shell between it and the rank
-            self.mpi.COMM_WORLD.Abort(1)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._watched[rank][0], signal.SIGKILL)  # mpiexec may have a shell between it and the rank
+            self.mpi.COMM_WORLD.Abort(self._status)
         if self._finalizes:
             self.mpi.Finalize()
 
@@ -241,8 +311,8 @@ class Job:
         others = set(range(1, len(self.ranks)))
         for rank in others:
             self.send(rank, COMMAND, [END])
-        deadline, nap = time.monotonic() + _PARTING, Nap()
-        while others and time.monotonic() < deadline:
+        last, nap = Deadline(_PARTING), Nap()
+        while others and not last.passed:
             bye = self.receive(BYE)
             others -= {bye[0]} if bye is not None else set()
             nap.take()
@@ -274,46 +344,3 @@ def join(mesh: Mesh, timeout: float, cores: Sequence[int]) -> Job:
     if fault:
         raise InputError(fault)
     return _job
-
-
-def _start_mpi(timeout: float) -> tuple[Any, bool]:
-    """Return mpi4py's MPI, started, and whether it is ours to end."""
-    started = "mpi4py.MPI" in sys.modules
-    try:
-        import mpi4py
-
-        if not started:
-            mpi4py.rc.initialize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise InputError(
-            f"launch: engine 'mpi' needs mpi4py and an MPI library ({error}): pip install tvm-axe[mpi]"
-        ) from error
-    ours = not MPI.Is_initialized()
-    if ours:
-        _init_with_all_ranks(MPI, timeout)
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise InputError("launch: engine 'mpi' needs MPI_THREAD_MULTIPLE; start MPI with it, or leave that to launch")
-    _unlink_shared_memory()
-    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        with contextlib.suppress(ValueError):  # only the main thread may
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # MPICH's mpiexec may send it when a rank dies
-    return MPI, ours
-
-
-def _init_with_all_ranks(MPI: Any, timeout: float) -> None:
-    """Start MPI; ends the process, with a traceback of this, if the other ranks don't within `timeout`."""
-    faulthandler.dump_traceback_later(timeout, exit=True)  # the one clock that runs while MPI has the interpreter
-    try:
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _unlink_shared_memory() -> None:
-    """Take the name off MPICH's shared memory, which all the ranks have mapped: it would outlive a killed job."""
-    with open("/proc/self/maps") as maps:
-        names = {field for line in maps for field in line.split() if field.startswith("/dev/shm/mpich_shm_")}
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):  # another rank was faster
-            os.unlink(name)

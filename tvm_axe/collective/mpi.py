@@ -39,6 +39,7 @@ from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
 _IDLE = 5e-3  # seconds; the longest nap between looks for a command
+_MEETING = 5.0  # seconds; the least that ranks may be apart when they launch: each has imported the compiler by itself
 _READS = ("load", "unload")  # the commands that write to no slab, of those that `Workers` gives
 
 
@@ -300,7 +301,7 @@ class MpiEngine(Engine):
         WorkerError
             If a worker didn't start, or the job has lost ranks.
         """
-        job = join(mesh, max(timeout, STARTUP), CORES)
+        job = join(mesh, max(timeout, _MEETING), CORES)
         if job.rank:
             serve(job)
         session = MpiSession(mesh, timeout, job)

@@ -14,8 +14,12 @@ from tvm_axe.layout import Mesh
 # What the process managers of MPICH and those made from it, of Open MPI and of PALS tell a rank.
 _RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
 
-# MPICH's mpiexec tells the other ranks of a death by a signal, which would end a shell.
-_HIDDEN = "trap '' USR1; \"$@\"; exit 0"
+# MPICH's mpiexec tells the other ranks of a death by SIGUSR1, which would end them. And it ORs the ranks' statuses: one
+# that died of SIGINT (2) and one that was killed (9) come out as a segmentation fault (11). So a shell waits for each
+# rank, whatever comes, and says how rank 0 ended, and nothing of the others.
+_SHELL = "trap '' USR1; trap : INT; \"$@\"; "
+_HIDDEN = _SHELL + "exit 0"
+_SHOWN = _SHELL + "code=$?; [ $code -le 128 ] || [ $code -eq 130 ] || kill -$((code - 128)) $$; exit $code"
 
 
 def is_rank() -> bool:
@@ -28,7 +32,7 @@ def ranks_command(count: int, program: Sequence[str]) -> list[str]:
 
     It runs the mpiexec of this Python environment, else the first on the path. If it is MPICH's, it is kept from ending
     the job as soon as a rank dies, so that rank 0 can say which one did; the ranks end by themselves. It takes an
-    option for that, and a shell that hides from it how another rank than 0 ended.
+    option for that, and shells between it and the ranks.
 
     Raises
     ------
@@ -42,8 +46,9 @@ def ranks_command(count: int, program: Sequence[str]) -> list[str]:
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     if "HYDRA" not in version:
         return [found, "-n", str(count), *program]
-    others = [":", "-n", str(count - 1), "/bin/sh", "-c", _HIDDEN, "sh", *program] if count > 1 else []
-    return [found, "-disable-auto-cleanup", "-n", "1", *program, *others]
+    shown, hidden = (["/bin/sh", "-c", shell, "sh", *program] for shell in (_SHOWN, _HIDDEN))
+    others = [":", "-n", str(count - 1), *hidden] if count > 1 else []
+    return [found, "-disable-auto-cleanup", "-n", "1", *shown, *others]
 
 
 def start_ranks(mesh: Mesh, count: int | None, program: Sequence[str]) -> None:

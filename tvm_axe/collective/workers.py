@@ -449,7 +449,8 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
         `registry` has the engines, and takes others.
     timeout : float
         Seconds that a worker may be behind another, at a barrier or at the end of a command, before it is taken for
-        hung. Not a limit to what all of them do together.
+        hung. Not a limit to what all of them do together. With ``"mpi"`` also how far apart ranks may come here, which
+        is allowed to be 5 s.
 
     Raises
     ------

@@ -1,0 +1,30 @@
+"""Keeping Ctrl-C's exception out of the few lines that it must not come between."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back what Python makes of Ctrl-C until the block is done; in other threads than the main one there is none.
+
+    For blocks that are short: what is asked of MPI and what is written down of it belong together, as MPI goes on to
+    use memory that nobody keeps otherwise.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    caught: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda *given: caught.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            handler(*caught[0])
