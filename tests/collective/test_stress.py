@@ -1,12 +1,20 @@
-"""A thousand random commands, on one launch after the other, are done right and leave nothing behind."""
+"""A thousand random commands, on one launch after the other, are done right and leave nothing behind.
+
+python tests/collective/test_stress.py --commands 10000 --launches 200 --engine threads
+"""
 
 from __future__ import annotations
 
+import argparse
+import gc
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 import tvm
 from tvm import relax
 
@@ -111,23 +119,59 @@ def left() -> dict[str, object]:
     """What a process can leave behind."""
     process = psutil.Process()
     named = Path("/dev/shm")
+    maps = Path("/proc/self/maps").read_text().splitlines()
     return {
         "children": {child.pid for child in process.children(recursive=True)},
         "threads": process.num_threads(),
         "descriptors": sorted(os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()),
-        "mappings of shared memory": sum("memfd:" in line for line in Path("/proc/self/maps").read_text().splitlines()),
+        "mappings of shared memory": sum("memfd:" in line for line in maps),
+        "mappings of files in /tmp": sum(" /tmp/" in line for line in maps),
         "shared memory with a name": {path.name for path in named.iterdir()} if named.is_dir() else set(),
     }
 
 
-def test_nothing_is_left_behind() -> None:
+def soak(rng: np.random.Generator, commands: int, launches: int, engine: str) -> Iterator[int]:
+    """Do random commands on one launch after the other; yields how many launches are done."""
+    for launched in range(launches):
+        with launch(Mesh(MESHES[launched % len(MESHES)]), engine=engine) as workers:
+            random = Random(workers, rng)
+            for _ in range(commands // launches):
+                random.command()
+            del random
+        yield launched + 1
+
+
+@pytest.mark.parametrize("engine", ["processes", "threads"])
+def test_nothing_is_left_behind(engine: str) -> None:
     rng = np.random.default_rng(2105)
     for _ in range(2):  # what stays for the whole process, such as loaded libraries, is there after the first half
         before = left()
-        for launched in range(LAUNCHES):
-            with launch(Mesh(MESHES[launched % len(MESHES)])) as workers:
-                commands = Random(workers, rng)
-                for _ in range(COMMANDS // (2 * LAUNCHES)):
-                    commands.command()
-                del commands
+        assert list(soak(rng, COMMANDS // 2, LAUNCHES, engine))
+    gc.collect()
     assert left() == before
+
+
+def main() -> None:
+    """Print what this process has, now and then, while it does random commands on many launches."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--commands", type=int, default=10_000)
+    parser.add_argument("--launches", type=int, default=200)
+    parser.add_argument("--engine", default="processes")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    started, process = time.monotonic(), psutil.Process()
+    for launches in soak(np.random.default_rng(options.seed), options.commands, options.launches, options.engine):
+        if launches % max(options.launches // 10, 1) == 0:
+            gc.collect()
+            found = left()
+            print(
+                f"{launches} launches, {time.monotonic() - started:.0f} s: {process.memory_info().rss >> 20} MiB, "
+                f"{len(Path('/proc/self/maps').read_text().splitlines())} mappings, {len(found['descriptors'])} descriptors, "
+                f"{found['threads']} threads, {len(found['children'])} processes, "
+                f"{len(found['shared memory with a name'])} files in /dev/shm",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
