@@ -163,10 +163,10 @@ def main() -> None:
     for launches in soak(np.random.default_rng(options.seed), options.commands, options.launches, options.engine):
         if launches % max(options.launches // 10, 1) == 0:
             gc.collect()
-            found = left()
+            found, mapped = left(), len(Path("/proc/self/maps").read_text().splitlines())
             print(
                 f"{launches} launches, {time.monotonic() - started:.0f} s: {process.memory_info().rss >> 20} MiB, "
-                f"{len(Path('/proc/self/maps').read_text().splitlines())} mappings, {len(found['descriptors'])} descriptors, "
+                f"{mapped} mappings, {len(found['descriptors'])} descriptors, "
                 f"{found['threads']} threads, {len(found['children'])} processes, "
                 f"{len(found['shared memory with a name'])} files in /dev/shm",
                 flush=True,
