@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 import tvm
@@ -14,6 +17,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
+from tvm_axe.errors import TuneError
+from tvm_axe.records import database as records
 from tvm_axe.records.database import (
     RECORDS,
     WORKLOADS,
@@ -128,6 +133,25 @@ def test_databases_are_found_in_subfolders(tmp_path, matmul, target):
         _write(tmp_path / name, [matmul(4, 4, 4)], target)
     assert find_databases(tmp_path) == [tmp_path / "a", tmp_path / "b/deep"]
     assert find_databases(tmp_path / "missing") == []
+
+
+def test_databases_are_not_looked_for_everywhere(tmp_path, matmul, target, monkeypatch):
+    """Not behind links, which may lead in a circle, not in /proc, and not in a whole machine's folders."""
+    _write(tmp_path / "a", [matmul(4, 4, 4)], target)
+    (tmp_path / "a/up").symlink_to(tmp_path)
+    assert find_databases(tmp_path) == [tmp_path / "a"]
+    for number in range(5):
+        (tmp_path / f"more/{number}").mkdir(parents=True)
+    monkeypatch.setattr(records, "_MOST_FOLDERS", 6)
+    with pytest.raises(TuneError, match=rf"{tmp_path}: has more than 6 folders below it, .* name one nearer to them"):
+        find_databases(tmp_path)
+    monkeypatch.undo()
+    entered = []
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda top: ((entered.append(each[0]) or each) for each in walk(top)))
+    with contextlib.suppress(TuneError):  # a small machine has no more than 20,000
+        find_databases(Path("/"))
+    assert len(entered) > 100 and not [at for at in entered if at.startswith(("/proc", "/sys", "/dev/"))]
 
 
 def test_a_workload_is_what_is_computed_not_what_it_is_called(matmul):

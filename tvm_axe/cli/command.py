@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Command", "Group", "names", "positive"]
+__all__ = ["Command", "Group", "names", "plain_warnings", "positive"]
 
 Subparsers = Any  # what `ArgumentParser.add_subparsers` returns; argparse has no public name of its type
 
@@ -61,3 +64,16 @@ def positive(text: str) -> int:
 def names(text: str) -> list[str]:
     """The names in a list with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Say warnings as the command line says everything, without the place in this package, and each time."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"tvm-axe: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        yield

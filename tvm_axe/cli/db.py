@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_axe.cli.command import Command, Group
+from tvm_axe.cli.command import Command, Group, plain_warnings
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import InputError
 
@@ -85,7 +81,7 @@ def _list(args: argparse.Namespace) -> None:
     """`tvm-axe db list`"""
     from tvm_axe.records.maintenance import tuned
 
-    with _plain_warnings():
+    with plain_warnings():
         rows = [_summary(entry) for entry in tuned(_folder(args.folder), args.target)]
     if args.json:
         print(json.dumps({"rows": rows}))
@@ -102,7 +98,7 @@ def _show(args: argparse.Namespace) -> None:
     """`tvm-axe db show`"""
     from tvm_axe.records.maintenance import find
 
-    with _plain_warnings():
+    with plain_warnings():
         entries = find(_folder(args.folder), args.workload, args.target)
         shown = [_details(entry) for entry in entries]
     if args.json:
@@ -116,7 +112,7 @@ def _best(args: argparse.Namespace) -> None:
     from tvm_axe.records.folders import target_name
     from tvm_axe.records.maintenance import find
 
-    with _plain_warnings():
+    with plain_warnings():
         entries = find(_folder(args.folder), args.workload, args.target)
         found = [(entry, *best) for entry in entries if (best := entry.schedule()) is not None]
     targets = sorted({target_name(entry.target) for entry in entries})
@@ -136,7 +132,7 @@ def _merge(args: argparse.Namespace) -> None:
     """`tvm-axe db merge`"""
     from tvm_axe.records.maintenance import merge
 
-    with _plain_warnings():
+    with plain_warnings():
         sources = [_folder(source) for source in args.sources]
         count = merge(sources, Path(args.destination), args.flat, args.target)
     if args.json:
@@ -151,7 +147,7 @@ def _prune(args: argparse.Namespace) -> None:
     """`tvm-axe db prune`"""
     from tvm_axe.records.maintenance import prune
 
-    with _plain_warnings():
+    with plain_warnings():
         kept, dropped = prune(_folder(args.folder), args.keep, args.target)
     print(json.dumps({"kept": kept, "dropped": dropped}) if args.json else f"{kept} records kept, {dropped} dropped")
 
@@ -160,7 +156,7 @@ def _validate(args: argparse.Namespace) -> int:
     """`tvm-axe db validate`"""
     from tvm_axe.records.maintenance import validate
 
-    with _plain_warnings():
+    with plain_warnings():
         good, problems = validate(_folder(args.folder))
     if args.json:
         print(json.dumps({"good": good, "problems": problems}))
@@ -173,19 +169,6 @@ def _folder(text: str) -> Path:
     from tvm_axe.records.shipped import SHIPPED
 
     return SHIPPED if text == "shipped" else Path(text)
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Say what is wrong with a database as the command line says everything, without the place in this package."""
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"tvm-axe: warning: {message}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show
-        yield
 
 
 def _summary(entry: Tuned) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from tvm_axe.cli.command import Command, Group
+from tvm_axe.cli.command import Command, Group, plain_warnings
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import InputError
 
@@ -35,10 +35,14 @@ def _evaluate(args: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise InputError(f"{folder}: not a folder; one with tuning databases in it is needed, such as {WORK_DIR}")
     from tvm_axe.meta.model.evaluate import evaluate
+    from tvm_axe.records.database import find_databases
 
-    found = evaluate(folder, args.seeds)
+    with plain_warnings():
+        found = evaluate(folder, args.seeds)
     if not found.scores and not found.left_out:
-        raise InputError(f"{folder}: there is no tuning database at or below it")
+        count = len(find_databases(folder))
+        what = f"none of its {count} tuning databases has a record that can be read" if count else None
+        raise InputError(f"{folder}: {what or 'there is no tuning database at or below it'}")
     print(json.dumps(found.as_json(), indent=1) if args.json else found.text())
 
 

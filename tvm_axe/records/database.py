@@ -27,6 +27,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.records.files import append_line, ends_well, locked, replace_file
 from tvm_axe.records.packing import LAYOUT_FREE, layout_free
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+_MOST_FOLDERS = 20_000  # below one that databases are looked for in
 
 
 class Database:
@@ -195,8 +197,36 @@ def with_only_attrs(func: tirx.PrimFunc, attrs: dict[str, Any]) -> tirx.PrimFunc
 
 
 def find_databases(work_dir: Path) -> list[Path]:
-    """The folders at or below `work_dir` that hold a database."""
-    return sorted(path.parent for path in work_dir.rglob(RECORDS))
+    """The folders at or below `work_dir`, on its file system, that hold a database.
+
+    Links aren't followed, and folders of other file systems, such as /proc, aren't entered.
+
+    Raises
+    ------
+    TuneError
+        If there are more than 20,000 folders below it: it isn't a folder of databases.
+    """
+    if not work_dir.is_dir():
+        return []
+    device, found = os.stat(work_dir).st_dev, []
+    for number, (folder, inner, files) in enumerate(os.walk(work_dir)):
+        if number >= _MOST_FOLDERS:
+            raise TuneError(
+                f"{work_dir}: has more than {_MOST_FOLDERS:,} folders below it, of which {len(found)} with a database "
+                f"were found so far; name one nearer to them, such as {WORK_DIR}"
+            )
+        if RECORDS in files:
+            found.append(Path(folder))
+        inner[:] = [name for name in sorted(inner) if _is_on(device, os.path.join(folder, name))]
+    return sorted(found)
+
+
+def _is_on(device: int, folder: str) -> bool:
+    """Whether a folder is there, and on this file system."""
+    try:
+        return os.stat(folder, follow_symlinks=False).st_dev == device
+    except OSError:  # it has gone meanwhile
+        return False
 
 
 def read_workloads(folder: Path) -> list[tuple[str, str] | None]:

@@ -153,3 +153,15 @@ def test_what_the_command_refuses(tmp_path, capsys):
     assert "there is no tuning database at or below it" in capsys.readouterr().err
     assert main(["meta", "evaluate", str(tmp_path), "--seeds", "0"]) == 2
     assert "--seeds: a question is asked at least once, not 0 times" in capsys.readouterr().err
+
+
+def test_broken_lines_are_named_and_an_end_without_any_good_one_too(tmp_path, matmul, target, capsys):
+    _commit(tmp_path, matmul(128, 128, 256), "mm", target, CHOICES[:2])
+    (path,) = tmp_path.rglob(RECORDS)
+    good = path.read_text()
+    path.write_text("{]\n" + good)
+    assert main(["meta", "evaluate", str(tmp_path), "--seeds", "1"]) == 0
+    assert f"tvm-axe: warning: {path}:1: skipped a broken tuning record" in capsys.readouterr().err
+    path.write_text("{]\n")
+    assert main(["meta", "evaluate", str(tmp_path), "--seeds", "1"]) == 2
+    assert f"{tmp_path}: none of its 1 tuning databases has a record that can be read" in capsys.readouterr().err
