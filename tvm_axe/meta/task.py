@@ -61,9 +61,10 @@ class TaskResult:
     trials
         Candidates measured for it so far, over all calls with this `work_dir`.
     before_ms, best_ms
-        Time of the untuned function and of the best candidate; None if it could not be run, or none was good.
+        Time of the untuned function and of what is kept: the best candidate, or the untuned function where none is
+        faster. None if it could not be run, or no candidate was good.
     gflops
-        Rate of the best candidate in 1e9 operations a second, as upstream counts them; None where there are none.
+        Rate of what is kept in 1e9 operations a second, as upstream counts them; None where there are none.
     failures
         The reason of each candidate that failed in this call.
     weight
@@ -149,6 +150,12 @@ class Task:
         return best if best < FAILED_SECONDS else None
 
     @property
+    def kept(self) -> float | None:
+        """Seconds of what is kept, the untuned function where no good candidate is faster; None if none is good."""
+        best = self.best
+        return best if best is None or self.before is None else min(best, self.before)
+
+    @property
     def elapsed(self) -> float:
         """Seconds that went into this task, over all calls that left a record."""
         return self._elapsed + (0.0 if self._since is None else time.monotonic() - self._since)
@@ -232,18 +239,18 @@ class Task:
 
     def note(self) -> None:
         """Write this call's state into the provenance, once something was measured in it."""
-        times = {"before_ms": _milliseconds(self.before), "best_ms": _milliseconds(self.best)}  # finals revise both
+        times = {"before_ms": _milliseconds(self.before), "best_ms": _milliseconds(self.kept)}  # finals revise both
         self._provenance.record(self._digest, failures=self.failures, trials=len(self.seconds), **times)
 
     def result(self) -> TaskResult:
         """The state as `tune` reports it."""
-        best = self.best
+        kept = self.kept
         return TaskResult(
             name=self.name,
             trials=len(self.seconds),
             before_ms=_milliseconds(self.before),
-            best_ms=_milliseconds(best),
-            gflops=self.operations / best / 1e9 if best is not None and self.operations else None,
+            best_ms=_milliseconds(kept),
+            gflops=self.operations / kept / 1e9 if kept is not None and self.operations else None,
             failures=tuple(self.failures),
             weight=self.weight,
             folder=self.folder,

@@ -208,7 +208,8 @@ def find_databases(work_dir: Path) -> list[Path]:
     """
     if not work_dir.is_dir():
         return []
-    device, found = os.stat(work_dir).st_dev, []
+    device = os.stat(work_dir).st_dev
+    found: list[Path] = []
     for number, (folder, inner, files) in enumerate(os.walk(work_dir)):
         if number >= _MOST_FOLDERS:
             raise TuneError(

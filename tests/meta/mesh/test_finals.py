@@ -8,10 +8,11 @@ from tvm.target import Target
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
 from tvm_axe.meta.measure.protocol import Measurement
-from tvm_axe.meta.mesh.finals import TURNS, chosen, run_finals
+from tvm_axe.meta.mesh.finals import TURNS, chosen, run_finals, with_best
 from tvm_axe.meta.mesh.moves import schedules
 from tvm_axe.meta.mesh.seeds import seed_schedule
 from tvm_axe.meta.mesh.space import program_workload
+from tvm_axe.meta.task import TaskResult
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.records.database import FAILED_SECONDS, Database
 
@@ -143,3 +144,13 @@ def test_what_a_job_measured_since_and_none_at_all(case):
     assert case.choice() == FUSED, "a time taken alone doesn't count beside those taken in turns"
     case.record(OVERLAPPED, 1.2)
     assert case.choice() == OVERLAPPED, "but a job that was interrupted since may have found a better one"
+
+
+@pytest.mark.parametrize(
+    ("before", "best", "told"), [(2.0, 1.0, (2.0, 1.0)), (1.0, 1.01, (1.01, 1.01)), (None, 1.0, (None, 1.0))]
+)
+def test_what_is_kept_is_never_said_to_be_slower_than_what_was(tmp_path, before, best, told):
+    """The program as it was takes part in finals; faster by less than noise, it wasn't faster."""
+    result = TaskResult("program", 3, before, 0.5, None, (), 1, tmp_path)
+    found = with_best(result, best)
+    assert (found.before_ms, found.best_ms) == told

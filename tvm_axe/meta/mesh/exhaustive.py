@@ -6,7 +6,6 @@ import contextlib
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tvm_axe.lower.cost import SHARED_MEMORY, estimate
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.bench import ProgramBench, random_inputs
 from tvm_axe.meta.mesh.candidates import Candidates
-from tvm_axe.meta.mesh.finals import chosen, median_seconds, run_finals
+from tvm_axe.meta.mesh.finals import chosen, median_seconds, run_finals, with_best
 from tvm_axe.meta.mesh.job import base_of, in_order, name_of, outcomes
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.model import ProgramModel
@@ -156,7 +155,7 @@ def search(
     tuned = {} if kernels is None else kernels.results
     spent = 0.0 if kernels is None else sum(kernels.seconds.values())
     seconds = {**job.seconds, "kernels": spent, "total": time.monotonic() - start}
-    result = replace(result, best_ms=found[0].median_ms)
+    result = with_best(result, found[0].median_ms)
     page = result.folder / "report.html"
     write_report(page, resolved, (result,), {}, seconds)
     return TuneResult(resolved, (result, *tuned.values()), {}, seconds, page, found)

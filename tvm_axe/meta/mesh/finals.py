@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
 from tvm import s_tir
 from tvm.ir import IRModule
@@ -24,9 +25,10 @@ from tvm_axe.meta.mesh.bench import KEPT
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.seeds import bound_axes
 from tvm_axe.meta.search.policy import PROGRAMS, winner
+from tvm_axe.meta.task import TaskResult
 from tvm_axe.records.database import FAILED_SECONDS, Database
 
-__all__ = ["applied", "chosen", "latest", "median_seconds", "run_finals"]
+__all__ = ["applied", "chosen", "latest", "median_seconds", "run_finals", "with_best"]
 
 TURNS = 5
 _FEWEST, _MARGIN = 4, 1.1  # finalists: at least so many, and all up to so many times the fastest's time
@@ -88,6 +90,14 @@ def chosen(
         return None
     pool.sort(key=lambda record: _complexity(applied(record), known))
     return pool[winner([[float(seconds) for seconds in record.run_secs] for record in pool], PROGRAMS)]
+
+
+def with_best(result: TaskResult, best_ms: float | None) -> TaskResult:
+    """Say what the chosen schedule takes; the program as it was, if faster by noise alone, is said to take as long."""
+    before_ms = result.before_ms
+    if before_ms is not None and best_ms is not None:
+        before_ms = max(before_ms, best_ms)
+    return replace(result, before_ms=before_ms, best_ms=best_ms)
 
 
 def latest(records: Sequence[ms.database.TuningRecord]) -> list[ms.database.TuningRecord]:

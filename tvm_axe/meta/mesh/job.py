@@ -21,7 +21,7 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower.cost import estimate
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.candidates import Candidates
-from tvm_axe.meta.mesh.finals import applied, chosen, latest, median_seconds, run_finals
+from tvm_axe.meta.mesh.finals import applied, chosen, latest, median_seconds, run_finals, with_best
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.model import ProgramModel
 from tvm_axe.meta.mesh.runner import MeshRunner
@@ -137,7 +137,7 @@ def tune_program(
         raise TuneError(f"program: no schedule of {name_of(base)} could be run on {base.mesh}: {reasons}")
     seconds = {**job.seconds, "kernels": sum(kernels.seconds.values()), "total": time.monotonic() - start}
     schedules = in_order(_measured(base, records, result.folder, candidates), best)
-    result = replace(result, best_ms=schedules[0].median_ms)
+    result = with_best(result, schedules[0].median_ms)
     page = result.folder / "report.html" if report is None else Path(report)
     write_report(page, resolved, (result,), {}, seconds)
     return TuneResult(resolved, (result, *kernels.results.values()), {}, seconds, page, schedules)
