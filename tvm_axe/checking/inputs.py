@@ -16,7 +16,7 @@ from tvm_axe.analysis.parameters import Param, parameters
 from tvm_axe.checking.comparing import is_float
 from tvm_axe.tile.kernels.check import poison
 
-__all__ = ["Indices", "distinct_values", "indices_of", "other_data", "padding", "small_integers"]
+__all__ = ["Indices", "distinct_values", "index_values", "indices_of", "other_data", "padding", "small_integers"]
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,15 @@ def padding(dtype: str, indices: Indices) -> object | None:
 def _integers(param: Param, indices: Indices, magnitude: int, rng: np.random.Generator) -> np.ndarray:
     dtype = np.dtype(param.dtype)
     if param.name in indices.most:
-        return _indices(param.shape, indices.most[param.name] + 1, rng).astype(dtype)
+        return index_values(param.shape, indices.most[param.name], rng).astype(dtype)
     if dtype.kind == "b":
         return rng.integers(0, 2, param.shape).astype(dtype)
     return rng.integers(0 if dtype.kind == "u" else -magnitude, magnitude + 1, param.shape).astype(dtype)
 
 
-def _indices(shape: tuple[int, ...], extent: int, rng: np.random.Generator) -> np.ndarray:
-    """Indices into `extent` elements: all different if there are enough, or in each row, or as often as each other."""
-    count = prod(shape)
+def index_values(shape: tuple[int, ...], most: int, rng: np.random.Generator) -> np.ndarray:
+    """Return indices from 0 to `most`: all different if there are enough, or in each row, or as often as each other."""
+    count, extent = prod(shape), most + 1
     if count <= extent:
         return rng.permutation(extent)[:count].reshape(shape)
     columns = shape[-1]

@@ -15,9 +15,11 @@ from tvm import s_tir
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TuneError
+from tvm_axe.machines.builder import builder_named
 from tvm_axe.meta.measure import batch
 from tvm_axe.meta.measure.child import Fault
-from tvm_axe.meta.measure.runner import Runner
+from tvm_axe.meta.measure.process import Bench
+from tvm_axe.meta.measure.runner import BUILDER, Runner
 from tvm_axe.records.database import normalize
 
 
@@ -254,6 +256,57 @@ def test_roots_are_taken_of_positive_numbers(shared):
 
     assert shared.prepare(normalize(root)).failure is None
     assert "wrong result: argument 1 is off by 1 of its norm" in shared.measure(normalize(of_double)).failure
+
+
+GATHERS = {"one row": 1, "few rows": 2, "many": 50}
+
+
+def gather(rows: int, kind: str):
+    """X by an index that comes from a tensor, on its way through a scale and another tensor or not; or a scatter."""
+
+    @T.prim_func(s_tir=True)
+    def gather(X: T.Buffer((rows, 8), "float32"), I: T.Buffer((64,), "int64"), Y: T.Buffer((64, 8), "float32")):
+        for i, j in T.grid(64, 8):
+            with T.sblock("Y"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = X[I[vi], vj] + T.float32(1)
+
+    @T.prim_func(s_tir=True)
+    def computed(X: T.Buffer((rows, 8), "float32"), I: T.Buffer((64,), "int64"), Y: T.Buffer((64, 8), "float32")):
+        K = T.alloc_buffer((64,), "int64")
+        for i in range(64):
+            with T.sblock("K"):
+                vi = T.axis.spatial(64, i)
+                K[vi] = I[vi]
+        for i, j in T.grid(64, 8):
+            with T.sblock("Y"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = X[K[vi], vj] + T.float32(1)
+
+    @T.prim_func(s_tir=True)
+    def scatter(X: T.Buffer((64, 8), "float32"), I: T.Buffer((64,), "int64"), Y: T.Buffer((rows, 8), "float32")):
+        for j in range(8):
+            with T.sblock("Y"):
+                vj = T.axis.spatial(8, j)
+                for i in range(64):
+                    Y[I[i], vj] = Y[I[i], vj] + X[i, vj]
+
+    return {"gather": gather, "computed": computed, "scatter": scatter}[kind]
+
+
+@pytest.mark.parametrize("rows", GATHERS)
+@pytest.mark.parametrize("kind", ["gather", "computed", "scatter"])
+def test_what_is_an_index_is_within(target, tmp_path, rows, kind):
+    """Also into one row alone; of many, all are looked at."""
+    mod = normalize(gather(GATHERS[rows], kind))
+    exchange = tmp_path / "exchange"
+    exchange.touch()
+    bench = Bench(mod, target, builder_named(BUILDER), exchange, None)
+    for arrays in bench.exchange.inputs:
+        assert 0 <= arrays[1].min() <= arrays[1].max() < GATHERS[rows]
+        if rows == "many" and kind != "computed":
+            assert len(set(arrays[1].tolist())) == 50
+    assert bench.prepared.written == (False, False, True)
 
 
 def test_conditions_are_stated(worker):

@@ -25,6 +25,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.checking.comparing import difference, is_float, random_array, same_bytes, summing_slack
+from tvm_axe.checking.inputs import index_values, indices_of
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import builder_named
 from tvm_axe.machines.target import cores
@@ -51,6 +52,8 @@ class Bench:
         sets = _SETS if size <= _LARGE else 1
         self.exchange = Exchange(exchange, params, sets, writable=prepared is None)
         self.built: dict[int, Built] = {}
+        found = indices_of(mod["main"])
+        self._most = [found.most.get(param.name) for param in mod["main"].params]  # of arguments that index others
         if prepared is not None:
             self.prepared = prepared
             return
@@ -141,8 +144,11 @@ class Bench:
     def _draw(self, positive: bool) -> None:
         rng = np.random.default_rng(0)
         for arrays in self.exchange.inputs:
-            for array in arrays:
-                array[...] = random_array(rng, array.shape, array.dtype, positive)
+            for array, most in zip(arrays, self._most):
+                if most is None:
+                    array[...] = random_array(rng, array.shape, array.dtype, positive)
+                else:
+                    array[...] = index_values(array.shape, most, rng)
 
 
 class _Process:
