@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm.s_tir import meta_schedule as ms
 
+import tvm_axe as axe
 from tvm_axe import cli
 from tvm_axe.analysis.parameters import Param, parameters
 from tvm_axe.cli.inputs import load_file, match_arrays, read_npz
@@ -111,6 +112,10 @@ def faulty(sch):
     1 / 0
 
 
+def unknown(sch):
+    sch.get_sblock("nowhere")
+
+
 def interrupted(sch):
     raise KeyboardInterrupt
 """
@@ -191,7 +196,7 @@ def test_kernel_that_cannot_be_loaded(in_folder, capsys, kernel, parts):
         (["--schedule", "kernel.py:apply"], ["a schedule needs a mesh", "--mesh tp=2"]),
         (
             ["--schedule", "kernel.py:appl", "--mesh", "tp=2"],
-            ["has no 'appl'", "apply, faulty, interrupted, wrong_axis"],
+            ["has no 'appl'", "apply, faulty, interrupted, unknown, wrong_axis"],
         ),
         (["--schedule", "kernel.py:block", "--mesh", "tp=2"], ["'block' is a PrimFunc", "takes an axe.Schedule"]),
         (["--schedule", "nowhere.py:apply", "--mesh", "tp=2"], ["nowhere.py: no such file"]),
@@ -208,9 +213,28 @@ def test_mesh_or_schedule_that_cannot_be_used(in_folder, capsys, arguments, part
         assert part in message
 
 
-def test_unexpected_error_keeps_its_traceback(in_folder):
+def test_a_schedule_that_raises_shows_its_own_line(in_folder, capsys):
+    """Whether it raises by itself, or upstream, which renders the whole module, or the package does."""
+    schedule = ["show", "kernel.py:block", "--mesh", "tp=2", "--schedule"]
+    lines = (in_folder / "kernel.py").read_text().splitlines()
+    at = {name: next(n for n, line in enumerate(lines, 2) if f"def {name}" in line) for name in ("faulty", "unknown")}
+    message = refused(capsys, *schedule, "kernel.py:faulty")
+    assert message == f"tvm-axe: error: kernel.py:{at['faulty']}: ZeroDivisionError: division by zero\n"
+    message = refused(capsys, *schedule, "kernel.py:unknown")
+    assert f"kernel.py:{at['unknown']}: " in message and "nowhere" in message and message.count("\n") == 1
+    assert "kernel.py:" in refused(capsys, *schedule, "kernel.py:wrong_axis")
+
+
+def test_a_fault_of_the_package_keeps_its_traceback(in_folder, monkeypatch):
+    from tvm_axe.schedule import Schedule
+
+    def fault(*_):
+        code = compile("1 / 0", str(Path(axe.__file__).with_name("fault.py")), "exec")
+        exec(code)
+
+    monkeypatch.setattr(Schedule, "shard", fault)
     with pytest.raises(ZeroDivisionError):
-        cli.main(["show", "kernel.py:block", "--mesh", "tp=2", "--schedule", "kernel.py:faulty"])
+        cli.main(["show", "kernel.py:block", "--mesh", "tp=2", "--schedule", "kernel.py:apply"])
 
 
 def test_interrupt_is_not_a_traceback(in_folder, capsys):

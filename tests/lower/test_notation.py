@@ -1,6 +1,7 @@
 """A schedule in one line, as CoCoNet writes it."""
 
 import pytest
+from tvm.script import tirx as T
 
 from tvm_axe.demo.block import SCHEDULES
 from tvm_axe.layout import Layout, Mesh
@@ -44,6 +45,47 @@ def test_overlap(scheduled):
     sch = scheduled("MM-fuse(RS-C-AG)")
     sch.overlap([sch.get_sblock("mm_rf"), sch.get_sblock("mm")], "tp", 2)
     assert lower(sch.mod["main"], sch.mesh).notation == "ol(MM, fuse(RS-C-AG))"
+
+
+@T.prim_func(s_tir=True)
+def three(
+    X: T.Buffer((4, 4), "float32"),
+    V: T.Buffer((4, 4), "float32"),
+    W: T.Buffer((4, 4), "float32"),
+    Y: T.Buffer((4, 4), "float32"),
+    N: T.Buffer((4,), "float32"),
+    M: T.Buffer((4,), "float32"),
+):
+    H = T.sblock_alloc_buffer((4, 4))
+    for i, j, k in T.grid(4, 4, 4):
+        with T.sblock("up"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                H[vi, vj] = T.float32(0)
+            H[vi, vj] = H[vi, vj] + X[vi, vk] * V[vk, vj]
+    for i, j, k in T.grid(4, 4, 4):
+        with T.sblock("down"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                Y[vi, vj] = T.float32(0)
+            Y[vi, vj] = Y[vi, vj] + H[vi, vk] * W[vk, vj]
+    for i, k in T.grid(4, 4):
+        with T.sblock("squares"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                N[vi] = T.float32(0)
+            N[vi] = N[vi] + Y[vi, vk] * Y[vi, vk]
+    for i, k in T.grid(4, 4):
+        with T.sblock("largest"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                M[vi] = T.float32(0)
+            M[vi] = T.max(M[vi], Y[vi, vk] * X[vi, vk])
+
+
+def test_each_product_is_said_and_nothing_else_is_one():
+    """Neither a sum of squares nor a maximum of products is; what else is computed in a row is said once."""
+    assert lower(three, Mesh({"tp": 2})).notation == "MM-MM-C"
 
 
 def test_one_device_communicates_nothing(scheduled):

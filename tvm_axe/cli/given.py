@@ -73,7 +73,7 @@ def given_kernel(args: argparse.Namespace) -> GivenKernel:
     """Load the kernel, the mesh and the schedule that the arguments name."""
     from tvm import IRModule, tirx
 
-    from tvm_axe.cli.inputs import load_attribute, read_trace
+    from tvm_axe.cli.inputs import call_given, load_attribute, read_trace
     from tvm_axe.layout import Mesh
     from tvm_axe.schedule import Schedule
 
@@ -92,7 +92,7 @@ def given_kernel(args: argparse.Namespace) -> GivenKernel:
     if apply is None:
         return GivenKernel(func, mesh, None)
     sch = Schedule(func, mesh=mesh)
-    apply(sch)
+    call_given(args.schedule, apply, sch)
     return GivenKernel(func, mesh, sch)
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 from tvm import s_tir
+from tvm.error import DiagnosticError
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.parameters import Param
-from tvm_axe.errors import InputError
+from tvm_axe.errors import AxeError, InputError
 
 __all__ = [
+    "call_given",
     "load_attribute",
     "load_file",
     "match_arrays",
@@ -93,6 +95,39 @@ def load_attribute(spec: str, accepts: Callable[[Any], bool], kind: str) -> tupl
     if not accepts(value):
         raise InputError(f"{filename}: {name!r} is a {type(value).__name__}; needed is {kind}: {hint}")
     return value, module
+
+
+def call_given(spec: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the function that `FILE.py:NAME` names.
+
+    Raises
+    ------
+    InputError
+        If it raises; the message has the file's own line, and what went wrong there in a sentence. What a fault of this
+        package raises is passed on.
+    """
+    path = Path(spec.rpartition(":")[0]).absolute()
+    try:
+        return function(*arguments)
+    except Exception as error:
+        if not isinstance(error, AxeError | DiagnosticError) and _is_raised_here(error):
+            raise
+        reason = str(error) if isinstance(error, AxeError) else _reason(error)
+        raise InputError(f"{path.name}{_line_of(error, path)}: {reason}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says; of upstream's, which renders the whole module before, the reason."""
+    reason = _tvm.schedule_error_reason(error)
+    return _one_line(error) if reason == str(error) else f"{type(error).__name__}: {reason}"
+
+
+def _is_raised_here(error: Exception) -> bool:
+    """Whether this package's own code raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and Path(trace.tb_frame.f_code.co_filename).is_relative_to(Path(__file__).parents[1])
 
 
 def read_npz(path: str) -> dict[str, np.ndarray]:

@@ -38,7 +38,7 @@ def _program(spec: str) -> tirx.PrimFunc:
     from tvm import tirx
     from tvm.error import DiagnosticError
 
-    from tvm_axe.cli.inputs import load_attribute
+    from tvm_axe.cli.inputs import call_given, load_attribute
 
     def accepts(value: Any) -> bool:
         return isinstance(value, tirx.PrimFunc) or isfunction(value)
@@ -47,9 +47,10 @@ def _program(spec: str) -> tirx.PrimFunc:
     if not isfunction(found):
         return found
     try:
-        program = found()
-    except (TypeError, DiagnosticError) as error:
-        raise InputError(f"{spec}: called without arguments, it fails: {error}") from error
+        program = call_given(spec, found)
+    except InputError as error:
+        said = error.__cause__ if isinstance(error.__cause__, TypeError | DiagnosticError) else error
+        raise InputError(f"{spec}: called without arguments, it fails: {said}") from error
     if not isinstance(program, tirx.PrimFunc):
         raise InputError(f"{spec}: returns a {type(program).__name__}; needed is a PrimFunc")
     return program

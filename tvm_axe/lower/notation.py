@@ -1,7 +1,7 @@
 """A schedule as CoCoNet writes it: ``ol(MM, fuse(RS-C-AG))``.
 
-MM is a product that sums (a matmul), C any other computing, AR, RS, AG, R, B, A2A and P2P the collectives; ``fuse`` has
-what one kernel does, ``ol`` the stages that overlap. (Jangda et al., ASPLOS 2022, section 6.)
+MM is a product that sums (a matmul), each by itself, C any other computing, AR, RS, AG, R, B, A2A and P2P the
+collectives; ``fuse`` has what one kernel does, ``ol`` the stages that overlap. (Jangda et al., ASPLOS 2022, section 6.)
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from tvm_axe.lower.derive import EXCHANGE, Step, push_axis, remote_axis
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.order import regions
 from tvm_axe.lower.program import Block
+
+_PRODUCT = "MM"
 
 
 def notation(steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> str:
@@ -45,7 +47,7 @@ def _block(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> list[str]
     if push_axis(write, shardings[write.buffer]) is not None:
         return [Collective.ALL_GATHER.letters]
     if not pulled:
-        return ["MM" if is_product(statement) else "C"]
+        return [_PRODUCT if is_product(statement) else "C"]
     axis = remote_axis(pulled[0], shardings[pulled[0].buffer])
     if axis is not None and block.peer_dims(pulled[0], axis):
         scatters = axis in shardings[write.buffer].axes
@@ -58,5 +60,5 @@ def _block(block: Block, shardings: Mapping[tirx.Buffer, Sharding]) -> list[str]
 
 
 def _merged(parts: Sequence[str]) -> list[str]:
-    """The parts, with neighbours that say the same said once."""
-    return [part for i, part in enumerate(parts) if i == 0 or part != parts[i - 1]]
+    """The parts, with neighbours that say the same said once, but for products: each of them is one."""
+    return [part for i, part in enumerate(parts) if i == 0 or part != parts[i - 1] or _PRODUCT in part]
