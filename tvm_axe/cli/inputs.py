@@ -123,11 +123,12 @@ def _reason(error: Exception) -> str:
 
 
 def _is_raised_here(error: Exception) -> bool:
-    """Whether this package's own code raised it."""
+    """Whether this package's own code raised it, and not the call of what was given, which may want other arguments."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and Path(trace.tb_frame.f_code.co_filename).is_relative_to(Path(__file__).parents[1])
+    file = __file__ if trace is None else trace.tb_frame.f_code.co_filename
+    return file != __file__ and Path(file).is_relative_to(Path(__file__).parents[1])
 
 
 def read_npz(path: str) -> dict[str, np.ndarray]:
