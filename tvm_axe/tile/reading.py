@@ -31,7 +31,6 @@ from tvm_axe.tile.nodes import (
 )
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile, constant
-from tvm_axe.tile.rewording import reworded
 from tvm_axe.tile.walking import tiles_of
 
 _OPERATION = "tirx.tile."
@@ -61,7 +60,7 @@ class Reader:
             tile = Tile(param, "global", tuple(constant(e) for e in param.shape), str(param.dtype))
             self.known[param] = tile
             params.append(tile)
-        grid, options, stmt = self._kernel(reworded(self.func.body))
+        grid, options, stmt = self._kernel(self.func.body)
         body = self._nodes(stmt)
         return TileProgram(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body)
 
