@@ -2,9 +2,7 @@
 
 import re
 
-import numpy as np
 import pytest
-from on_cpu import agree
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -367,83 +365,15 @@ def test_parallel_stores_of_its_own():
                 x = A[i, j] * T.float32(2)
                 a[i, j] = x
                 flat[i * 8 + (j ^ 3)] = a[i, j] + x
+                B[index[i], j] = x
                 if j == 0:
                     r[i] = a[i, j]
                 if i + 1 < 16:
                     a[i, j] = A[i + 1, j]
             with tile.parallel(16, 8) as (i, j):
                 a[i, j] = T.if_then_else(i > 0, flat[(i - 1) * 8 + j], r[i])
-            with tile.parallel(16, 8, distinct=True) as (i, j):
-                B[index[i], j] = a[i, j]
-            with tile.parallel(16, 8) as (i, j):
-                if j == 3:
-                    a[i, index[i]] = a[i, index[i]] + T.float32(1)
 
     tile.read(func)
-
-
-def by_index(case: str, distinct: bool) -> tirx.PrimFunc:
-    @T.prim_func
-    def func(A: T.Buffer((16,), "float32"), index: T.Buffer((16,), "int32"), B: T.Buffer((16, 16), "float32")):
-        with tile.kernel(1):
-            h = tile.shared((16,), "float32")
-            tile.fill(h, 0)
-            with tile.parallel(16, distinct=distinct) as i:
-                if case == "histogram":
-                    h[index[i]] = h[index[i]] + T.float32(1)
-                elif case == "scatter":
-                    A[index[i]] = h[i]
-                elif case == "half":
-                    B[i // 2, index[i]] = h[i]
-                elif case == "name":
-                    place = index[i] * 2
-                    A[place] = h[i]
-                elif case == "row":
-                    B[i, index[i]] = B[i, index[i]] + h[i]
-                elif case == "one":  # noqa: SIM102
-                    if i == 5:
-                        A[index[i]] = h[i]
-
-    return func
-
-
-@pytest.mark.parametrize("case", ["histogram", "scatter", "half", "name", "row", "one"])
-def test_points_at_one_index_race(case):
-    """What comes from a tensor may be the same at two points, unless the program says that it isn't."""
-    tile.read(by_index(case, distinct=True))
-    if case in ("row", "one"):
-        tile.read(by_index(case, distinct=False))
-    else:
-        refused(by_index(case, distinct=False), "parallel", "two points may have the same", "distinct=True")
-
-
-def parameter(kind: str) -> tirx.PrimFunc:
-    strides = {"strides": (16, 1), "compact": (8, 1)}.get(kind, ())
-    offset = 8 if kind == "offset" else 0
-    scope = "shared" if kind == "scope" else "global"
-
-    @T.prim_func
-    def func(A: T.Buffer((16, 8), "float32", strides=strides, elem_offset=offset, scope=scope)):
-        with tile.kernel(1), tile.parallel(16, 8) as (i, j):
-            A[i, j] = T.float32(1)
-
-    return func
-
-
-@pytest.mark.parametrize(
-    "kind, words",
-    [
-        ("strides", [r"parameter A: strides \(16, 1\) of shape \(16, 8\)", "without gaps"]),
-        ("offset", ["parameter A: an offset of 8 elements"]),
-        ("scope", ["parameter A: scope 'shared'", "tile.shared"]),
-    ],
-)
-def test_parameters_refused(kind, words):
-    refused(parameter(kind), *words)
-
-
-def test_strides_without_gaps():
-    agree(parameter("compact"), np.zeros((16, 8), "float32"))
 
 
 def stores(body: str):

@@ -74,9 +74,6 @@ GRID = "axe.grid"
 STAGES = "axe.stages"
 """Annotation of a loop whose loads run ahead: how many iterations' tiles are held at once."""
 
-DISTINCT = "axe.distinct"
-"""Annotation of the loops of a `parallel`: indices that come from tensors are different at any two points."""
-
 LAYOUT = "axe.layout"
 """Annotation of a tile's allocation: its layout's canonical text, instead of the inferred one."""
 
@@ -160,19 +157,16 @@ def kernel(
 
 
 @contextlib.contextmanager
-def parallel(*extents: int, distinct: bool = False) -> Iterator[Any]:
+def parallel(*extents: int) -> Iterator[Any]:
     """Run the body once for every point of `extents`, in no order; yields the point's coordinates.
 
     The body stores elements: ``c[i, j] = T.max(c[i, j] + bias[j], 0)``. It may read and write tiles and tensors in
-    global memory, by any index, under ``if``, so that gathers, masks and scatters are written here. A scatter stores at
-    an index that comes from a tensor; with `distinct` the program says that no two points have the same one, which
-    nothing checks.
+    global memory, by any index, under ``if``, so that gathers, masks and scatters are written here.
     """
     if not extents:
         raise TileError("parallel: takes at least one extent")
-    said = {DISTINCT: 1} if distinct else {}
     with contextlib.ExitStack() as loops:
-        points = [loops.enter_context(T.parallel(0, extent, annotations=said)) for extent in extents]
+        points = [loops.enter_context(T.parallel(0, extent)) for extent in extents]
         yield tuple(points) if len(points) > 1 else points[0]
 
 

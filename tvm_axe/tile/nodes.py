@@ -209,15 +209,12 @@ class Parallel(Statement):
         Upstream's statement, made of stores, names and branches.
     accesses : tuple of (Tile, indices, bool)
         All that the body touches: loads, then stores (True), each in order.
-    distinct : bool
-        Whether indices that come from tensors are said to be different at any two points.
     """
 
     vars: tuple[tirx.Var, ...]
     extents: tuple[int, ...]
     body: tirx.Stmt
     accesses: tuple[tuple[Tile, tuple, bool], ...]
-    distinct: bool = False
 
     @cached_property
     def reads(self) -> tuple[Tile, ...]:

@@ -1,8 +1,7 @@
 """What may not happen in no order: between the points of a `parallel`, and between blocks.
 
-Only what is known without running the program is judged, at the first and the last iteration of what is around. Of
-indices that come from a tensor nothing is known: two points may have the same, unless the program says that they don't
-(`parallel(..., distinct=True)`). Where blocks store at places that come from a tensor, that is the program's business.
+Only what is known without running the program is judged, at the first and the last iteration of what is around; where
+indices come from a tensor, that no two of them are equal is the program's own business.
 """
 
 from __future__ import annotations
@@ -82,8 +81,6 @@ def _spread(parallel: Parallel, store: Access) -> None:
 def _apart(parallel: Parallel, touched: list[Access], stores: list[Access]) -> None:
     """Refuse one element that a point stores and another point stores or loads."""
     if not all(access.known for access in touched):
-        if _own(touched):
-            return
         for access in touched:
             other = next((s for s in stores if not _same(s, access)), None)
             if other is not None:
@@ -92,12 +89,6 @@ def _apart(parallel: Parallel, touched: list[Access], stores: list[Access]) -> N
                     f"{'stored' if access.stores else 'read'} beside it: that no two points meet in one element can't "
                     "be shown where indices come from tensors; valid is one index for both, or two `parallel`"
                 )
-        if stores and not parallel.distinct:
-            raise TileError(
-                f"parallel: {stores[0]} is stored, at an index that comes from a tensor, and two points may have the "
-                "same: they would store one element in no order; valid are tile.parallel(..., distinct=True) where no "
-                "two points have the same, a loop in order around, or an index that has the point's own coordinates"
-            )
         return
     elements = _elements(touched)
     owner = np.full(max(int(element.max(initial=0)) for element in elements) + 1, -1)
@@ -111,18 +102,6 @@ def _apart(parallel: Parallel, touched: list[Access], stores: list[Access]) -> N
     for load, element in zip(touched, elements):
         if not load.stores:
             _meet(parallel, load, element, owner, "read")
-
-
-def _own(touched: list[Access]) -> bool:
-    """Whether what is known of the indices keeps any two points apart, whatever the rest of them is."""
-    known = [d for d in range(len(touched[0].where)) if all(access.where[d] is not None for access in touched)]
-    owner: dict[tuple[int, ...], int] = {}
-    for access in touched:
-        for point in np.flatnonzero(access.guard.mask):
-            place = tuple(int(access.where[d][point]) for d in known)
-            if owner.setdefault(place, int(point)) != point:
-                return False
-    return True
 
 
 def _meet(parallel: Parallel, access: Access, element: np.ndarray, owner: np.ndarray, what: str) -> None:

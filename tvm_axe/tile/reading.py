@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.flags import ADD, ORDERED, RESET, SIGNAL, WAIT
-from tvm_axe.tile.language import DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.language import FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
 from tvm_axe.tile.nodes import (
     Assign,
     Branch,
@@ -56,7 +56,6 @@ class Reader:
                     raise TileError(f"parameter {param.name}: {param.ty}; valid scalars are {', '.join(SCALARS)}")
                 scalars.append(param)
                 continue
-            _check_parameter(param)
             tile = Tile(param, "global", tuple(constant(e) for e in param.shape), str(param.dtype))
             self.known[param] = tile
             params.append(tile)
@@ -177,7 +176,6 @@ class Reader:
 
     def _parallel(self, stmt: tirx.For) -> Parallel:
         points, extents = [], []
-        distinct = DISTINCT in stmt.annotations
         while isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
             extent = constant(stmt.extent)
             if not isinstance(extent, int):
@@ -196,7 +194,7 @@ class Reader:
 
         tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
         tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
-        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses), distinct)
+        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses))
 
     def _points(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """The body of a `parallel`, in which ``z = value`` is a name for a value: upstream makes it a tile of one."""
@@ -290,30 +288,6 @@ def _renamed(stmt: tirx.Stmt, buffer: tirx.Buffer, name: tirx.Var) -> tirx.Stmt:
 
 def _layout(text: str) -> Layout | ComposeLayout:
     return ComposeLayout.parse(text) if text.startswith(ComposeLayout.__name__) else Layout.parse(text)
-
-
-def _check_parameter(param: tirx.Var) -> None:
-    """Refuse a tensor that isn't in global memory, row by row without gaps: kernels are called with such."""
-    if str(param.scope()) != "global":
-        raise TileError(
-            f"parameter {param.name}: scope {param.scope()!r}; valid are tensors in global memory, and tile.shared or "
-            "tile.fragment for tiles within the kernel"
-        )
-    compact: list[Any] = [1]
-    for extent in reversed(list(param.shape)[1:]):
-        compact.insert(0, compact[0] * extent)
-    strides = list(param.strides)
-    if strides and not all(map(sym.Analyzer().can_prove_equal, strides, compact)):
-        raise TileError(
-            f"parameter {param.name}: strides ({', '.join(map(str, strides))}) of shape "
-            f"({', '.join(map(str, param.shape))}); valid is a tensor without gaps (T.Buffer(shape, dtype)), of which "
-            "the kernel reads a part by its indices"
-        )
-    if not (isinstance(param.elem_offset, tirx.IntImm) and int(param.elem_offset) == 0):
-        raise TileError(
-            f"parameter {param.name}: an offset of {param.elem_offset} elements; valid is a tensor that begins at its "
-            "first element, and an index that adds the offset"
-        )
 
 
 def _plain(value: Any) -> Any:
