@@ -11,6 +11,7 @@ from tvm import ir, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.tile.arithmetic import plain
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.flags import ADD, ORDERED, RESET, SIGNAL, WAIT
@@ -59,7 +60,7 @@ class Reader:
             tile = Tile(param, "global", tuple(constant(e) for e in param.shape), str(param.dtype))
             self.known[param] = tile
             params.append(tile)
-        grid, options, stmt = self._kernel(self.func.body)
+        grid, options, stmt = self._kernel(plain(self.func.body))
         body = self._nodes(stmt)
         return TileProgram(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body)
 
