@@ -20,6 +20,7 @@ __all__ = [
     "ScheduleError",
     "StreamError",
     "TileError",
+    "TileWarning",
     "TuneError",
     "WorkerError",
 ]
@@ -55,6 +56,10 @@ class TuneError(AxeError, RuntimeError):
 
 class TileError(AxeError, ValueError):
     """A tile program that is malformed, or that a target cannot run."""
+
+
+class TileWarning(UserWarning):
+    """A tile program that is right, and slow for a reason that its author can take away."""
 
 
 class StreamError(AxeError, ValueError):

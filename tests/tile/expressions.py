@@ -74,6 +74,8 @@ class Evaluator:
         if isinstance(expr, tirx.Cast):
             value, dtype = self(expr.value), str(expr.ty)
             return np.asarray(value, "float64") if "float" in dtype else wrapped(np.trunc(value), dtype)
+        if isinstance(expr, tirx.BitwiseNot):
+            return np.invert(self(expr.a))
         if isinstance(expr, tirx.Not):
             return np.logical_not(self(expr.a))
         if isinstance(expr, tirx.Select):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
 import tvm
+from formulas import Formulas
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -128,7 +129,8 @@ class Maker:
         """Draw one; under a loop or a condition it writes a tile that was written before."""
         kinds = [self.elementwise, self.elementwise, self.reduce, self.convert]
         if not self.choose(range(3)):
-            self.choose([self.load, self.gemm, self.gather, self.count])()
+            kinds = [self.load, self.gemm, self.gather, self.count, self.formula, self.permute, self.histogram]
+            self.choose(kinds)()
             return
         depth = self.block()
         self.choose(kinds)(new=not depth and self.choose([True, False]))
@@ -215,6 +217,36 @@ class Maker:
         self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
         self.line(f'    {dst}[i, j] = T.if_then_else(j < {self.columns}, {load}, T.cast(7, "{dtype}"))')
 
+    def formula(self) -> None:
+        """Shifts, bits, quotients and truth values of the coordinates and of data."""
+        dst, dtype = self.target("mn", True)
+        terms = (("i", self.m), ("j", self.n), ("m", 3), ("n", 3), (f"{self.counts}[i]", max(self.rows, self.columns)))
+        text, _ = Formulas(self.choose, terms).integer(self.choose([1, 2, 3]))
+        self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
+        self.line(f'    {dst}[i, j] = T.cast(T.floormod({text}, 61) - 20, "{dtype}")')
+
+    def permute(self) -> None:
+        """Rows stored where a tensor says, all in places of their own."""
+        src = self.choose(self.written("mn"))
+        dtype = self.tiles[src][1]
+        order = self.parameter("P", self.rng.permutation(self.m).astype("int32"))
+        moved = self.alloc("p", "mn", dtype, "shared")
+        self.line(f"with tile.parallel({self.m}, {self.n}, distinct=True) as (i, j):")
+        self.line(f"    {moved}[{order}[i], j] = {src}[i, j]")
+        self.tiles[moved] = ("mn", dtype)
+
+    def histogram(self) -> None:
+        """Rows added where a tensor says, several to one: atomically, by all blocks."""
+        src = self.choose(self.written("mn"))
+        dtype = self.choose(["float32", "int32", self.tiles[src][1]])
+        bins = self.choose([1, 2, 5])
+        where = self.input("B", (self.m,), "int32", 0, bins)
+        held = self.alloc("h", "mn", dtype, "shared")
+        total = self.parameter("H", np.ones((bins, self.n)).astype(dtype))
+        self.line(f"tile.copy({src}, {held})")
+        self.line(f"for row in range({self.m}):")
+        self.line(f'    tile.copy({held}[row, 0:{self.n}], {total}[{where}[row], 0], atomic="add")')
+
     def count(self) -> None:
         """A scalar that a loop of dynamic extent adds to, and a tile filled with it."""
         name = f"s{len(self.allocs)}"
@@ -249,11 +281,50 @@ class Maker:
         self.line(f"tile.fill({c}, {self.choose([0, 2])})")
         stages = self.choose([None, *range(1, min(steps, 3) + 1)])
         loop = self.choose([f"tile.pipelined({steps}, stages={stages})", f"range({steps})"])
+        products = [(b, c)]
+        if self.choose([False, False, True]):  # another accumulator, of another right operand
+            other = self.input("B", b_shape, operand)
+            products.append((self.alloc("b", str(b_tile), operand, "shared"), self.alloc("c", "mn", dtype, "fragment")))
+            self.tiles[products[1][1]] = ("mn", dtype)
+            self.line(f"tile.fill({products[1][1]}, 1)")
+        small = self.small(steps) if self.choose([False, False, True]) else None
         self.line(f"for k in {loop}:")
         self.indent += 1
         self.line(f"tile.copy({left}[{a_at}], {a})")
+        early = self.choose([False, True])
+        if small is not None and early:
+            self.line(small[0])
         self.line(f"tile.copy({right}[{b_at}], {b})")
         if through:
             self.line(f"tile.copy({a}, {held})")
         self.line(f"tile.gemm({held}, {b}, {c}, transpose_a={ta}, transpose_b={tb})")
+        for more, total in products[1:]:
+            self.line(f"tile.copy({other}[{b_at}], {more})")
+            self.line(f"tile.gemm({held}, {more}, {total}, transpose_a={ta}, transpose_b={tb})")
+        if small is not None:
+            for text in (*small[early:3],):
+                self.line(text)
         self.indent -= 1
+        if small is not None:
+            self.line(small[3])
+            self.line(small[4])
+
+    def small(self, steps: int) -> tuple[str, str, str, str, str]:
+        """A tile of few bytes, rarely a multiple of 128, that a product's loop loads too, and what sums it up."""
+        rows, columns = self.choose([1, 3, 5]), self.choose([4, 8, 20, 36])
+        dtype = self.choose(["float32", "float16", "bfloat16", "int8"])
+        total = "int32" if dtype == "int8" else "float32"
+        parts = self.input("E", (steps * rows, columns), dtype)
+        part, whole = (
+            self.alloc(name, f"({rows}, {columns})", of, scope)
+            for name, of, scope in (("b", dtype, "shared"), ("a", total, "fragment"))
+        )
+        self.line(f"tile.fill({whole}, 0)")
+        out = self.parameter("Y", np.full((rows, columns), np.nan if "float" in total else -77).astype(total))
+        return (
+            f"tile.copy({parts}[k * {rows}, 0], {part})",
+            f"with tile.parallel({rows}, {columns}) as (x, y):",
+            f'    {whole}[x, y] = {whole}[x, y] + T.cast({part}[x, y], "{total}")',
+            "if m + n == 0:",
+            f"    tile.copy({whole}, {out}[0, 0])",
+        )

@@ -206,7 +206,7 @@ def gathered(count: int, width: int) -> tirx.PrimFunc:
                 f[i, j] = T.float16(0)
                 if where[i] >= 0:
                     f[i, j] = X[where[i], j]
-            with tile.parallel(count, width) as (i, j):
+            with tile.parallel(count, width, distinct=True) as (i, j):
                 s[to[i], j] = f[i, j]
             with tile.parallel(count, width) as (i, j):
                 if j < width - 3:

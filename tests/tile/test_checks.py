@@ -361,7 +361,7 @@ def test_parallel_stores_of_its_own():
             a = tile.shared((16, 8), "float32")
             r = tile.fragment((16,), "float32")
             flat = tile.shared((128,), "float32")
-            with tile.parallel(16, 8) as (i, j):
+            with tile.parallel(16, 8, distinct=True) as (i, j):
                 x = A[i, j] * T.float32(2)
                 a[i, j] = x
                 flat[i * 8 + (j ^ 3)] = a[i, j] + x

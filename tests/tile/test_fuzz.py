@@ -1,20 +1,15 @@
 """Random tile programs on every target, beside the interpreter: integers as data, so that every bit counts."""
 
-import random
-
-import numpy as np
 import pytest
-from generator import LARGEST, Maker
+from generator import Maker
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from interpreter import TooLarge, interpret
+from interpreter import TooLarge
+from judging import drawn, judge, wanted
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines.cache import Cache
-
-TILED = {"sizes": (64, 128), "depths": (32, 64, 100, 128), "blocks": (32, 64)}
-"""Tiles that tensor cores' instructions are made for."""
 
 
 @pytest.fixture(scope="module")
@@ -23,33 +18,26 @@ def store(tmp_path_factory):
     return Cache(tmp_path_factory.mktemp("cache"))
 
 
-def judge(executable, made, expected):
-    arrays = [array.copy() for array in made.arrays]
-    executable(*arrays)
-    for number, (array, want) in enumerate(zip(arrays, expected, strict=True)):
-        np.testing.assert_array_equal(array.astype(want.dtype), want, err_msg=f"parameter {number} of\n{made.source}")
-
-
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_llvm(store, data):
     made = Maker(lambda options: data.draw(st.sampled_from(list(options)))).make()
     func = made.func
     try:
-        expected = interpret(func, *made.arrays, largest=LARGEST)
+        expected = wanted(made, func)
     except TooLarge:
         assume(False)
     judge(tile.compile(func, "llvm", store), made, expected)
 
 
-def drawn(seeds: range, target: str, **sizes):
+def lowered(seeds: range, target: str, sizes: str, options: str = ""):
     """Programs that the target takes, each with its function and what it should give; no more than half are refused."""
     programs, refused = [], 0
     for seed in seeds:
-        made = Maker(random.Random(seed).choice, name=f"func{seed}", **sizes).make()
+        made = drawn(seed, sizes, options)
         func = made.func
         try:
-            expected = interpret(func, *made.arrays, largest=LARGEST)
+            expected = wanted(made, func)
             tile.lower(func, target)
             programs.append((made, func, expected))
         except TileError:  # a CPU takes all of them; a GPU's registers and shared memory are few
@@ -61,18 +49,18 @@ def drawn(seeds: range, target: str, **sizes):
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
-@pytest.mark.parametrize("sizes", [{}, TILED], ids=["small", "tiled"])
+@pytest.mark.parametrize("sizes", ["small", "tiled"])
 def test_cuda_lowers_or_refuses(target, sizes):
     """Nothing but a TileError leaves a lowering."""
-    assert drawn(range(15), target, **sizes)
+    assert lowered(range(15), target, sizes)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", ["", ', roles="uniform"'], ids=["inferred", "uniform"])
-@pytest.mark.parametrize("sizes", [{}, TILED], ids=["small", "tiled"])
+@pytest.mark.parametrize("sizes", ["small", "tiled"])
 @pytest.mark.parametrize("seeds", [range(first, first + 10) for first in range(0, 40, 10)], ids=str)
 def test_cuda(cuda, store, seeds, sizes, options):
-    programs = drawn(seeds, "cuda", options=options, **sizes)
+    programs = lowered(seeds, "cuda", sizes, options)
     executables = tile.compile_all([func for _, func, _ in programs], "cuda", store)
     for executable, (made, _, expected) in zip(executables, programs, strict=True):
         judge(executable, made, expected)

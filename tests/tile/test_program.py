@@ -1,6 +1,7 @@
 """Reading: what becomes a node, names and scalars, and what is no tile program."""
 
 import pytest
+import tvm
 from tvm import sym, tirx
 from tvm.script import tirx as T
 
@@ -217,3 +218,32 @@ def test_a_program_is_read_without_being_changed():
     before = lengths.script()
     tile.read(lengths)
     assert lengths.script() == before
+
+
+def with_parameter(options: str) -> tirx.PrimFunc:
+    source = f"""@T.prim_func
+def func(O: T.Buffer((4, 8), "int32", {options})):
+    with tile.kernel(1) as m:
+        with tile.parallel(4, 8) as (i, j):
+            O[i, j] = 1
+"""
+    return tvm.script.from_source(source, extra_vars={"tile": tile, "T": T})
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ("strides=(16, 1)", r"parameter O: strides \['16', '1'\]; valid is a dense tensor in row-major order"),
+        ("strides=(1, 4)", r"parameter O: strides \['1', '4'\]; .* index that"),
+        ("elem_offset=8", "parameter O: elem_offset 8; valid is a tensor from its first element"),
+        ('scope="shared"', "parameter O: scope 'shared'; valid are tensors in global memory"),
+        ('scope="local"', "parameter O: scope 'local'; valid are tensors in global memory"),
+    ],
+)
+def test_a_parameter_that_no_tensor_can_be(options, says):
+    with pytest.raises(TileError, match=says):
+        tile.read(with_parameter(options))
+
+
+def test_a_parameter_that_says_it_is_dense():
+    tile.read(with_parameter("strides=(8, 1)"))

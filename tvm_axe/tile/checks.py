@@ -35,6 +35,9 @@ from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.races import check_blocks, check_parallel
 from tvm_axe.tile.regions import Region, Tile
 
+ATOMIC = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint32")
+"""The types that every target adds atomically in global memory."""
+
 
 def check(program: TileProgram) -> None:
     """Raise TileError where the program can't be right on any target."""
@@ -78,6 +81,8 @@ def _copy(copy: Copy, scope: Scope, known: _Known) -> None:
         raise TileError(f"{copy}: src has shape {src.extents}, dst {dst.extents}; they must be equal up to ones")
     if copy.atomic and dst.tile.scope != "global":
         raise TileError(f"{copy}: atomically into {dst.tile}; valid is a tensor in global memory")
+    if copy.atomic and dst.tile.dtype not in ATOMIC:
+        raise TileError(f"{copy}: atomically into {dst.tile}; valid are tensors of {', '.join(ATOMIC)}")
     if src.tile is dst.tile and not _disjoint(src, dst, known.analyzer):
         raise TileError(f"{copy}: src and dst may overlap; valid are parts of {src.tile} that provably don't")
 

@@ -77,6 +77,9 @@ STAGES = "axe.stages"
 LAYOUT = "axe.layout"
 """Annotation of a tile's allocation: its layout's canonical text, instead of the inferred one."""
 
+DISTINCT = "axe.distinct"
+"""Annotation of the outermost loop of a `parallel` whose author says that data used as indices are distinct."""
+
 OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "epilogue_tile")
 """What `kernel` takes beside the grid; each becomes the annotation ``axe.<name>`` of the outermost grid loop."""
 
@@ -157,16 +160,34 @@ def kernel(
 
 
 @contextlib.contextmanager
-def parallel(*extents: int) -> Iterator[Any]:
+def parallel(*extents: int, distinct: bool = False) -> Iterator[Any]:
     """Run the body once for every point of `extents`, in no order; yields the point's coordinates.
 
     The body stores elements: ``c[i, j] = T.max(c[i, j] + bias[j], 0)``. It may read and write tiles and tensors in
     global memory, by any index, under ``if``, so that gathers, masks and scatters are written here.
+
+    Parameters
+    ----------
+    *extents : int
+        How many points there are along each dimension.
+    distinct : bool
+        Whether no two points of the kernel store to one element where the index is data, loaded from a tensor or a
+        tile, as in ``B[to[i], j] = a[i, j]`` with a permutation in `to`. Nothing checks it. Without it, a store is
+        refused in which the data alone tell two points apart.
+
+    Raises
+    ------
+    TileError
+        There are no extents.
     """
     if not extents:
         raise TileError("parallel: takes at least one extent")
+    annotations: dict[str, Any] = {DISTINCT: 1} if distinct else {}
     with contextlib.ExitStack() as loops:
-        points = [loops.enter_context(T.parallel(0, extent)) for extent in extents]
+        points = [
+            loops.enter_context(T.parallel(0, extent, annotations={} if dimension else annotations))
+            for dimension, extent in enumerate(extents)
+        ]
         yield tuple(points) if len(points) > 1 else points[0]
 
 

@@ -209,12 +209,15 @@ class Parallel(Statement):
         Upstream's statement, made of stores, names and branches.
     accesses : tuple of (Tile, indices, bool)
         All that the body touches: loads, then stores (True), each in order.
+    distinct : bool
+        Whether the author says that no two points store to one element where an index is data.
     """
 
     vars: tuple[tirx.Var, ...]
     extents: tuple[int, ...]
     body: tirx.Stmt
     accesses: tuple[tuple[Tile, tuple, bool], ...]
+    distinct: bool = False
 
     @cached_property
     def reads(self) -> tuple[Tile, ...]:

@@ -12,13 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Parallel
 from tvm_axe.tile.program import TileProgram
-from tvm_axe.tile.walking import variables_in
+from tvm_axe.tile.walking import substitute_in, variables_in
 
 Values = Mapping[tirx.Var, Any]
+
+_SOME = 104729
+"""What stands for a number that isn't known and is the same at all points: a prime, no stride or bound of anything."""
 
 _BINARY: dict[type, Callable] = {
     tirx.Add: np.add,
@@ -206,6 +210,9 @@ class Access:
         The variables, of points too, that the indices depend on, directly or by names.
     stores : bool
         Whether it is a store.
+    apart : tuple of array or None
+        The value of each index, with some number for what is unknown but the same at all points, such as a scalar
+        parameter; None if it is data: loaded from where the point says.
     """
 
     buffer: tirx.Buffer
@@ -214,6 +221,7 @@ class Access:
     guard: Guard
     vars: frozenset[tirx.Var]
     stores: bool
+    apart: tuple[Any, ...] = ()
 
     @property
     def known(self) -> bool:
@@ -232,7 +240,7 @@ def accesses(parallel: Parallel, values: Values | None = None) -> list[Access]:
     extents = (1,) * len(parallel.extents) if values is None else parallel.extents
     values = {} if values is None else values
     points = np.indices(extents).reshape(len(extents), -1)
-    walk = _Walk({**values, **dict(zip(parallel.vars, points))}, points.shape[1])
+    walk = _Walk({**values, **dict(zip(parallel.vars, points))}, points.shape[1], frozenset(parallel.vars))
     walk.statement(parallel.body, Guard(np.ones(points.shape[1], bool)))
     return walk.found
 
@@ -241,8 +249,10 @@ def accesses(parallel: Parallel, values: Values | None = None) -> list[Access]:
 class _Walk:
     values: dict[tirx.Var, Any]
     count: int
+    points: frozenset[tirx.Var]
     found: list[Access] = field(default_factory=list)
     behind: dict[tirx.Var, frozenset[tirx.Var]] = field(default_factory=dict)
+    named: dict[tirx.Var, Any] = field(default_factory=dict)
 
     def statement(self, stmt: tirx.Stmt, guard: Guard) -> None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -252,6 +262,7 @@ class _Walk:
             self.loads(stmt.value, guard)
             self.values[stmt.var] = evaluate(stmt.value, self.values)
             self.behind[stmt.var] = self.vars(stmt.value)
+            self.named[stmt.var] = self.opened(stmt.value)
         elif isinstance(stmt, tirx.IfThenElse):
             self.loads(stmt.condition, guard)
             for case, holds in ((stmt.then_case, True), (stmt.else_case, False)):
@@ -280,7 +291,28 @@ class _Walk:
         found = (evaluate(index, self.values) for index in indices)
         where = tuple(None if index is None else np.broadcast_to(index, self.count) for index in found)
         vars = frozenset().union(*(self.vars(index) for index in indices))
-        self.found.append(Access(buffer, tuple(indices), where, guard, vars, stores))
+        apart = tuple(self.apart(index) for index in indices) if stores else ()
+        self.found.append(Access(buffer, tuple(indices), where, guard, vars, stores, apart))
+
+    def opened(self, expr: Any) -> Any:
+        """An expression with values in the place of names that the body gives."""
+        return expr if isinstance(expr, int) else substitute_in(expr, self.named)
+
+    def apart(self, index: Any) -> Any:
+        """The values of an index at every point but for a number that all points have; None if it is data."""
+        index = self.opened(index)
+        data: list[bool] = []
+
+        def uniform(load: ir.TensorLoad) -> Any:
+            data.append(bool(variables_in(*load.indices) & self.points))
+            return tirx.const(_SOME, load.ty.dtype)
+
+        if not isinstance(index, int):
+            index = tvm_ffi.structural_map(index, (ir.TensorLoad, uniform))
+            unknown = [var for var in variables_in(index) if self.values.get(var) is None]
+            index = substitute_in(index, {var: tirx.const(_SOME, var.ty.dtype) for var in unknown})
+        found = None if any(data) else evaluate(index, self.values)
+        return None if found is None else np.broadcast_to(found, self.count)
 
     def vars(self, expr: Any) -> frozenset[tirx.Var]:
         return frozenset().union(*(self.behind.get(var, frozenset([var])) for var in variables_in(expr)))

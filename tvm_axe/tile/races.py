@@ -1,7 +1,7 @@
 """What may not happen in no order: between the points of a `parallel`, and between blocks.
 
-Only what is known without running the program is judged, at the first and the last iteration of what is around; where
-indices come from a tensor, that no two of them are equal is the program's own business.
+Only what is known without running the program is judged, at the first and the last iteration of what is around. Where
+indices are data, loaded from a tensor or a tile, they may be equal unless the author says otherwise (`distinct`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def check_parallel(parallel: Parallel, scope: Scope, tiles: dict[tirx.Buffer, Ti
             stores = [access for access in of_tile if access.stores]
             for store in stores:
                 _spread(parallel, store)
+                _told(parallel, store)
             _apart(parallel, of_tile, stores)
 
 
@@ -76,6 +77,28 @@ def _spread(parallel: Parallel, store: Access) -> None:
                 f"parallel: {store} is stored by all {extent} points along {var.name}, in no order; valid is an index "
                 f"that depends on {var.name}, or a `parallel` without it"
             )
+
+
+def _told(parallel: Parallel, store: Access) -> None:
+    """Refuse a store whose points are told apart by data alone, which may be equal."""
+    if store.known or parallel.distinct:
+        return
+    known = [index for index in store.apart if index is not None]
+    if len(known) == len(store.apart):
+        return  # it is unknown, but no data
+    active = np.flatnonzero(store.guard.mask)
+    columns = np.stack([index[active] for index in known] or [np.zeros(len(active), "int64")])
+    _, first, number = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    number = number.reshape(-1)
+    again = np.flatnonzero(first[number] != np.arange(len(active)))
+    if len(again):
+        one, other = int(active[first[number[again[0]]]]), int(active[again[0]])
+        raise TileError(
+            f"parallel: {store} is stored at {_point(parallel, one)} and at {_point(parallel, other)}, in no order, "
+            "and the index is data, which may be equal there; valid are a loop over these points around, in order, "
+            "copy(..., atomic='add') of what is to be added, or parallel(..., distinct=True), which says that no two "
+            "points store to one element"
+        )
 
 
 def _apart(parallel: Parallel, touched: list[Access], stores: list[Access]) -> None:

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.tile.arithmetic import plain
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.flags import ADD, ORDERED, RESET, SIGNAL, WAIT
-from tvm_axe.tile.language import FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.language import DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
 from tvm_axe.tile.nodes import (
     Assign,
     Branch,
@@ -56,10 +57,11 @@ class Reader:
                     raise TileError(f"parameter {param.name}: {param.ty}; valid scalars are {', '.join(SCALARS)}")
                 scalars.append(param)
                 continue
+            _dense(param)
             tile = Tile(param, "global", tuple(constant(e) for e in param.shape), str(param.dtype))
             self.known[param] = tile
             params.append(tile)
-        grid, options, stmt = self._kernel(self.func.body)
+        grid, options, stmt = self._kernel(plain(self.func.body))
         body = self._nodes(stmt)
         return TileProgram(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body)
 
@@ -176,6 +178,7 @@ class Reader:
 
     def _parallel(self, stmt: tirx.For) -> Parallel:
         points, extents = [], []
+        distinct = DISTINCT in stmt.annotations
         while isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
             extent = constant(stmt.extent)
             if not isinstance(extent, int):
@@ -194,7 +197,7 @@ class Reader:
 
         tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
         tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
-        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses))
+        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses), distinct)
 
     def _points(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """The body of a `parallel`, in which ``z = value`` is a name for a value: upstream makes it a tile of one."""
@@ -262,16 +265,42 @@ def read(func: tirx.PrimFunc) -> TileProgram:
     Raises
     ------
     TileError
-        No kernel, or more than one, or statements beside it; a statement that is none of the language's words; a tile
-        without constant extents; operands whose shapes, scopes or types don't go together; a copy that leaves a tile,
-        or that starts outside of a tensor; an access of `parallel` outside of a tile; points of a `parallel`, or
-        blocks, that race; what is read and was never written; a pipelined loop with more stages than iterations, or
-        whose iterations race on a shared tile; flags that aren't int32 in global memory, lie outside of their tensor,
-        are touched otherwise too, or are set or reset by several blocks.
+        A parameter with strides or an offset, or outside of global memory; no kernel, or more than one, or statements
+        beside it; a statement that is none of the language's words; a tile without constant extents; operands whose
+        shapes, scopes or types don't go together; a copy that leaves a tile, or that starts outside of a tensor; an
+        access of `parallel` outside of a tile; points of a `parallel`, or blocks, that race; what is read and was never
+        written; a pipelined loop with more stages than iterations, or whose iterations race on a shared tile; flags
+        that aren't int32 in global memory, lie outside of their tensor, are touched otherwise too, or are set or reset
+        by several blocks.
     """
     program = Reader(func).program()
     check(program)
     return program
+
+
+def _dense(param: tirx.Buffer) -> None:
+    """Refuse a tensor that a caller's tensor can't be: elsewhere than in global memory, or not dense from its start."""
+    scope, strides, offset = str(param.scope()), [*param.strides], param.elem_offset
+    if scope != "global":
+        raise TileError(
+            f"parameter {param.name}: scope {scope!r}; valid are tensors in global memory, from which a tile of that "
+            "scope is copied (tile.shared, tile.fragment, tile.local)"
+        )
+    dense: list[Any] = [1]
+    for extent in list(param.shape)[:0:-1]:
+        dense.insert(0, dense[0] * extent)
+    analyzer = sym.Analyzer()
+    if strides and not all(analyzer.can_prove_equal(stride, step) for stride, step in zip(strides, dense)):
+        raise TileError(
+            f"parameter {param.name}: strides {[str(stride) for stride in strides]}; valid is a dense tensor in "
+            f"row-major order, {[str(step) for step in dense]}, or none given: take the tensor that it is a part of, "
+            "and index that"
+        )
+    if not isinstance(offset, tirx.Var) and not analyzer.can_prove_equal(offset, 0):  # a variable is the caller's
+        raise TileError(
+            f"parameter {param.name}: elem_offset {offset}; valid is a tensor from its first element, elem_offset 0: "
+            "take all of the tensor, and index from there"
+        )
 
 
 def _is_on_flags(stmt: tirx.Stmt) -> bool:

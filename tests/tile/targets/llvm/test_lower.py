@@ -275,11 +275,11 @@ def test_parallel_gathers_and_scatters(rng):
             with tile.parallel(16, 24) as (i, j):
                 row = b * 16 + i
                 t[i, j] = T.if_then_else(row < 30, A[rows[T.min(row, 29)], j], T.float32(0))
-            with tile.parallel(16, 24) as (i, j):
+            with tile.parallel(16, 24, distinct=True) as (i, j):
                 if b * 16 + i < 30:
                     B[b * 16 + i, j] = t[i, j]
                     C[rows[b * 16 + i], 23 - j] = t[i, j] + T.float32(1)
-            with tile.parallel(24, 16) as (j, i):
+            with tile.parallel(24, 16, distinct=True) as (j, i):
                 if b * 16 + i < 30 and t[i, j] > T.float32(0):
                     C[rows[b * 16 + i], 23 - j] = T.float32(0)
 

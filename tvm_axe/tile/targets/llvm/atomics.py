@@ -55,8 +55,6 @@ end:
 }
 """
 
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32")
-
 
 def source(dtype: str) -> str:
     """The function that adds elements of a type, given in the type that they are computed with."""

@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_axe.tile.arithmetic import chosen
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
@@ -191,7 +192,7 @@ class _Body:
 
     def _choose(self, call: ir.Call) -> Any:
         if call.op.name == _CONDITIONAL and self._differs(call.args[0]):
-            return tirx.Select(*call.args)
+            return chosen(*call.args)
         return call
 
 

@@ -18,7 +18,6 @@ from tvm_axe.tile.nodes import Copy, Gemm, Loop, Signal, Wait
 from tvm_axe.tile.plans import Decisions, Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
-from tvm_axe.tile.targets.llvm import atomics
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype
 from tvm_axe.tile.targets.llvm.elision import read_in_place
 from tvm_axe.tile.targets.llvm.storage import Storage, as_annotated, in_panels, in_rows
@@ -275,9 +274,6 @@ def _check_dtypes(program: TileProgram) -> None:
     for tile in (*program.params, *program.tiles):
         if tile.dtype not in DTYPES:
             raise TileError(f"{tile}: CPU code is made for {', '.join(DTYPES)}, not {tile.dtype}")
-    for node in program.nodes():
-        if isinstance(node, Copy) and node.atomic and node.dst.tile.dtype not in atomics.DTYPES:
-            raise TileError(f"{node}: on a CPU, {', '.join(atomics.DTYPES)} add atomically, {node.dst.tile.dtype} not")
 
 
 def _check_flags(program: TileProgram) -> None:

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import sym, tirx
 from tvm.script import tirx as T
 
-from tvm_axe.errors import TileError
+from tvm_axe import _tvm
 from tvm_axe.layout import ComposeLayout, Iter, Layout
 from tvm_axe.tile.nodes import Copy, Fill
 from tvm_axe.tile.regions import Region, Tile
@@ -26,8 +26,6 @@ from tvm_axe.tile.targets.cuda.fragments.walk import FragmentWalk, StridedWalk, 
 def copy(emitter: Emitter, node: Copy) -> None:
     """Emit a copy."""
     src, dst = (emitter.storages[region.tile] for region in (node.src, node.dst))
-    if node.atomic:
-        _check_atomic(node)
     if isinstance(src, Registers) and isinstance(dst, Registers):
         _between(emitter, node, src, dst)
     elif isinstance(dst, Registers):
@@ -204,13 +202,18 @@ class Place:
 
     def add(self, value: Any) -> None:
         """Add atomically to one element."""
-        T.evaluate(T.cuda.atomic_add(self.pointer(), value))
+        if self.tile.dtype == "int64":
+            T.evaluate(_tvm.device_call("axe_atomic_add_int64", self.pointer(), value, code=_ADD_INT64))
+        else:
+            T.evaluate(T.cuda.atomic_add(self.pointer(), value))
 
 
-def _check_atomic(node: Copy) -> None:
-    tile = node.dst.tile
-    if tile.scope != "global" or tile.dtype not in ("float32", "int32"):
-        raise TileError(f"{node}: valid are atomic additions to float32 or int32 in global memory, not to {tile}")
+_ADD_INT64 = """
+__device__ __forceinline__ void axe_atomic_add_int64(void* to, long long number) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(number));
+}
+"""
+"""CUDA's own is of the unsigned type, whose sums have the same bits."""
 
 
 def _cast(value: Any, dtype: str) -> Any:

@@ -39,12 +39,17 @@ COLUMNS = 256
 
 @dataclass(frozen=True)
 class Operands:
-    """What the instruction takes of a type: its name there, elements along k a step, and the type it sums in."""
+    """What the instruction takes of a type: its name there, elements along k a step, and the type it sums in.
+
+    Of its columns, it does `columns` at most, and beyond 32 a multiple of `step`.
+    """
 
     ptx: str
     depth: int
     total: str
     ptx_total: str = "f32"
+    columns: int = COLUMNS
+    step: int = 8
 
     @property
     def transposes(self) -> bool:
@@ -63,7 +68,7 @@ OPERANDS = {
     "float32": Operands("tf32", 8, "float32"),
     "float8_e4m3fn": Operands("e4m3", 32, "float32"),
     "float8_e5m2": Operands("e5m2", 32, "float32"),
-    "int8": Operands("s8", 32, "int32", "s32"),
+    "int8": Operands("s8", 32, "int32", "s32", columns=224, step=16),  # upstream knows none of 240 or 256
 }
 
 
@@ -77,8 +82,11 @@ def obstacle(gemm: Gemm) -> str | None:
         return f"products of {dtype} are summed in a fragment of {takes.total}, c is {gemm.c.tile}"
     if gemm.b.tile.scope != "shared" or gemm.a.tile.scope not in ("shared", "fragment"):
         return f"a is in shared memory or a fragment and b in shared memory, they are {gemm.a.tile} and {gemm.b.tile}"
-    if m % ROWS or n % 8 or k % takes.depth or (dtype == "int8" and n > 32 and n % 16):
-        return f"m x n x k = {m} x {n} x {k}; m is a multiple of {ROWS}, n of 8, k of {takes.depth} for {dtype}"
+    if m % ROWS or n % 8 or k % takes.depth or (n > 32 and n % takes.step):
+        return (
+            f"m x n x k = {m} x {n} x {k}; m is a multiple of {ROWS}, n of {takes.step if n > 32 else 8}, k of "
+            f"{takes.depth} for {dtype}"
+        )
     if (gemm.transpose_a or not gemm.transpose_b) and not takes.transposes:
         return f"operands of {dtype} lie along k: transpose_b, and not transpose_a"
     if gemm.a.tile.scope == "fragment" and (gemm.transpose_a or takes.depth != 16 or not gemm.a.whole):
@@ -113,12 +121,16 @@ def warpgroup_fragment(rows: int, columns: int) -> Any:
     return _tvm.warpgroup_layout(extents[first:], strides[first:])
 
 
-def _columns_at_once(columns: int, along_k: bool) -> int:
-    """How many columns one instruction does of more than `COLUMNS`: equal shares, in whole panels unless along k."""
+def columns_at_once(columns: int, takes: Operands, along_k: bool) -> int:
+    """How many columns one instruction does of more than it can: equal shares, in whole panels unless along k.
+
+    >>> columns_at_once(256, OPERANDS["int8"], along_k=True), columns_at_once(320, OPERANDS["float16"], along_k=True)
+    (128, 160)
+    """
     if not along_k:
-        return min(columns, COLUMNS)
-    shares = -(-columns // COLUMNS)
-    while columns % shares or columns // shares % 8:
+        return min(columns, takes.columns)
+    shares = -(-columns // takes.columns)
+    while columns % shares or columns // shares % (takes.step if columns // shares > 32 else 8):
         shares += 1
     return columns // shares
 
@@ -174,7 +186,7 @@ def _wgmma(call: Any, _context: Any) -> Any:
     rows, columns = (int(r.extent) for r in c.region)
     depth = int(b.region[-2 if trans_b else -1].extent)
     in_registers = a.source.scope() == "local"
-    share = _columns_at_once(columns, along_k=not trans_b)
+    share = columns_at_once(columns, takes, along_k=not trans_b)
     name = f"wgmma.mma_async.sync.aligned.m64n{share}k{takes.depth}.{takes.ptx_total}.{takes.ptx}.{other.ptx}"
     trans = () if not takes.transposes else (trans_b,) if in_registers else (trans_a, trans_b)
     flags, registers, step = ((1, 1) if takes.scales else ()) + trans, share // 2, takes.depth

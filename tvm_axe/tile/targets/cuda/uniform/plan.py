@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm.target import Target
 
-from tvm_axe.errors import TileError
+from tvm_axe.errors import TileError, TileWarning
 from tvm_axe.machines.registry import described
 from tvm_axe.tile.nodes import Gemm, Signal, Wait
 from tvm_axe.tile.plans import Decisions
@@ -129,6 +130,8 @@ def _products(
     for gemm in gemms:
         _check_gemm(gemm)
     by_fma = [gemm for gemm in gemms if _instruction(gemm, decisions) == "fma"]
+    for gemm in by_fma:
+        _warn_of_fragment(program, gemm)
     across = fma.threads_along_rows([gemm.shape[1] for gemm in by_fma], threads)
     for gemm in gemms:
         m, n, k = gemm.shape
@@ -188,6 +191,20 @@ def _check_annotated(gemm: Gemm, fragments: Mapping[Tile, LayoutChoice], fixed: 
                 f"{tile.name}: its layout is {fragments[tile].layout}, from {fragments[tile].origin}, and "
                 f"{fixed[tile].layout}, from {fixed[tile].origin}; they must be one"
             )
+
+
+def _warn_of_fragment(program: TileProgram, gemm: Gemm) -> None:
+    """Warn of a product that is far slower than it need be, since its left operand is in registers."""
+    tile = gemm.a.tile
+    from_shared = replace(gemm, a=replace(gemm.a, tile=replace(tile, scope="shared")))
+    why, other = mma.obstacle(gemm), mma.obstacle(from_shared)
+    if gemm.instruction is None and tile.dtype != "float32" and why is not None and other is None:
+        warnings.warn(
+            f"{program.name}: {gemm} is done by multiply-adds, tens of times slower than tensor cores: {why}; with "
+            f"{tile.name} a tile.shared, mma does it",
+            TileWarning,
+            stacklevel=2,
+        )
 
 
 def _instruction(gemm: Gemm, decisions: Decisions) -> str:

@@ -1,0 +1,35 @@
+"""How a random tile program is drawn, and judged beside the interpreter: by tests, and by scripts/fuzz_tiles.py."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from generator import LARGEST, Made, Maker
+from interpreter import interpret
+
+SIZES: dict[str, Mapping[str, Sequence[int]]] = {
+    "small": {},
+    "tiled": {"sizes": (64, 128), "depths": (32, 64, 100, 128), "blocks": (32, 64)},
+    "wide": {"sizes": (64, 256), "depths": (64, 128), "blocks": (64,)},
+}
+"""What the sizes of tiles are drawn of: any, those that tensor cores' instructions are made for, and large ones."""
+
+
+def drawn(seed: int, sizes: str, options: str = "") -> Made:
+    """The program of a seed."""
+    return Maker(random.Random(seed).choice, name=f"func{seed}", options=options, **SIZES[sizes]).make()
+
+
+def wanted(made: Made, func: object) -> list[np.ndarray]:
+    """What each parameter holds afterwards; TooLarge if a number on the way isn't exact in its type."""
+    return interpret(func, *made.arrays, largest=LARGEST)
+
+
+def judge(executable, made: Made, expected: Sequence[np.ndarray]) -> None:
+    """Run on the program's inputs, its outputs poisoned, and compare every element of every parameter."""
+    arrays = [array.copy() for array in made.arrays]
+    executable(*arrays)
+    for number, (array, want) in enumerate(zip(arrays, expected, strict=True)):
+        np.testing.assert_array_equal(array.astype(want.dtype), want, err_msg=f"parameter {number} of\n{made.source}")

@@ -1,0 +1,221 @@
+"""Expressions written so that upstream treats them right: the same values, in words that it knows.
+
+Upstream's analyzer has bounds that are wrong, and drops the ``% 2`` of ``(i >> (k - j)) % 2``: of a shift by a number
+whose range it doesn't know, of numbers that a cast wraps, and of floats that were divided. Its code generator for CPUs
+takes truth values for floats, and a CPU traps where an integer is divided by zero. So a program is read with each of
+these rewritten, for all checks and all targets:
+
+==============================  ====================================================================
+``a >> b``, ``a << b``          the number of places taken modulo the type's bits, on every target
+a shift left, a float's cast    ``x | 0``, of which the analyzer says nothing but the type's range
+to an integer, unsigned sums
+a cast that wraps               the bits that stay, and arithmetic that puts the sign in its place
+``a // b`` and the like, where  the same, with any value where ``b`` is 0
+``b`` may be 0
+truth values compared, cast,    comparisons of 0 and 1, and ``and``, ``or``, ``not``
+chosen, or their bits combined
+==============================  ====================================================================
+
+Source: upstream's ``src/arith/const_int_bound.cc``, ``modular_set.cc`` and ``src/target/llvm/codegen_llvm.cc``.
+
+>>> from tvm import tirx
+>>> i, k = tirx.Var("i", "int32"), tirx.Var("k", "int32")
+>>> plain((i < 3) == (k < 5))
+T.Select(i < 3, 1, 0) == T.Select(k < 5, 1, 0)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+
+from tvm_axe.errors import TileError
+
+__all__ = ["chosen", "plain"]
+
+_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+_SHIFTS = (tirx.LShift, tirx.RShift)
+_CHOICE = "prim.if_then_else"
+
+
+def plain(value: Any) -> Any:
+    """An expression or a statement with every expression in it as the module says; its values are the same.
+
+    Law: where no integer is divided by zero and no shift is by less than 0 or by more places than there are, each
+    expression has the value that it had.
+
+    Raises
+    ------
+    TileError
+        A shift by a constant that the type has no such places for; arithmetic on truth values.
+    """
+    return _Plain(value).written(value)
+
+
+def chosen(condition: Any, then: Any, otherwise: Any) -> Any:
+    """A choice both sides of which are computed, whatever the condition is.
+
+    Upstream simplifies each side as if it were computed under its condition alone, and leaves out what keeps a divisor
+    from 0 or an index inside of its tensor elsewhere; so from sides with such the condition is hidden.
+    """
+    found: list[Any] = []
+    for side in (then, otherwise):
+        if not isinstance(side, int | float):
+            tvm_ffi.structural_walk(side, ((*_DIVISIONS, ir.TensorLoad), found.append))
+    return tirx.Select(_opaque(_number(condition)) != 0 if found else condition, then, otherwise)
+
+
+class _Plain:
+    def __init__(self, value: Any) -> None:
+        self.analyzer = sym.Analyzer()
+        self.refused: list[TileError] = []
+        tvm_ffi.structural_walk(value, (tirx.For, self._range))
+
+    def _range(self, loop: tirx.For) -> None:
+        if isinstance(loop.min, tirx.IntImm) and isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 0:
+            self.analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
+
+    def written(self, value: Any) -> Any:
+        rules = (
+            (tirx.Cast, self._cast),
+            (_COMPARISONS, _comparison),
+            (_SHIFTS, self._shift),
+            (_DIVISIONS, self._division),
+            ((tirx.Add, tirx.Sub, tirx.Mul), self._sum),
+            ((tirx.Min, tirx.Max), lambda node: _logical(node, tirx.And, tirx.Or, tirx.Min)),
+            ((tirx.BitwiseAnd, tirx.BitwiseOr), lambda node: _logical(node, tirx.And, tirx.Or, tirx.BitwiseAnd)),
+            (tirx.BitwiseXor, lambda node: _number(node.a) != _number(node.b) if _is_bool(node) else node),
+            (tirx.BitwiseNot, lambda node: tirx.Not(node.a) if _is_bool(node) else node),
+            (tirx.Select, _select),
+            (ir.Call, _call),
+        )
+        done = tvm_ffi.structural_map(value, tuple((kind, self._caught(rule)) for kind, rule in rules))
+        if self.refused:
+            raise self.refused[0]
+        return done
+
+    def _caught(self, rule: Any) -> Any:
+        def safe(node: Any) -> Any:
+            try:
+                return rule(node)
+            except TileError as error:  # whose type is lost on the way through upstream
+                self.refused.append(error)
+                return node
+
+        return safe
+
+    def _cast(self, cast: Any) -> Any:
+        if _is_bool(cast.value):
+            return cast.value if _is_bool(cast) else _number(cast.value, str(cast.ty.dtype))
+        if _is_bool(cast):
+            return cast.value != tirx.const(0, cast.value.ty.dtype)
+        if not _is_integer(cast):
+            return cast
+        if not _is_integer(cast.value):
+            return _opaque(cast)
+        return cast if self._fits(cast.value, str(cast.ty.dtype)) else _wrapped(cast.value, str(cast.ty.dtype))
+
+    def _fits(self, value: Any, dtype: str) -> bool:
+        """Whether a type has all values of an integer expression."""
+        low, high = _limits(dtype)
+        bottom, top = _limits(str(value.ty.dtype))
+        bound = self.analyzer.const_int_bound(value)
+        known = int(bound.min_value) <= int(bound.max_value)
+        return known and low <= max(bottom, int(bound.min_value)) and min(top, int(bound.max_value)) <= high
+
+    def _shift(self, node: Any) -> Any:
+        _refuse_bool(node, "valid is a shift of integers")
+        bits = tvm_ffi.dtype(str(node.ty.dtype)).bits
+        if isinstance(node.b, tirx.IntImm):
+            if not 0 <= int(node.b) < bits:
+                raise TileError(f"{node}: a shift by {int(node.b)} places of {node.ty}; valid is 0 to {bits - 1}")
+            shifted = node
+        else:
+            shifted = type(node)(node.a, tirx.BitwiseAnd(node.b, tirx.const(bits - 1, node.b.ty.dtype)))
+        left = isinstance(node, tirx.LShift)
+        return _opaque(shifted) if left and not self._fits(shifted, str(node.ty.dtype)) else shifted
+
+    def _sum(self, node: Any) -> Any:
+        _refuse_bool(node, "valid are `and`, `or` and `not` of truth values, and T.cast of them to a number")
+        wraps = _is_integer(node) and str(node.ty.dtype).startswith("u")
+        return _opaque(node) if wraps and not self._fits(node, str(node.ty.dtype)) else node
+
+    def _division(self, node: Any) -> Any:
+        _refuse_bool(node, "valid is a division of numbers, to which T.cast brings truth values")
+        if not _is_integer(node) or self.analyzer.can_prove(node.b > 0):
+            return node
+        if isinstance(node.b, tirx.IntImm):
+            if int(node.b) == 0:
+                raise TileError(f"{node}: a division by zero; valid is any other divisor")
+            return node
+        # The least number divided by -1 traps too.
+        zero, one, least = (tirx.const(x, node.b.ty.dtype) for x in (0, 1, -1))
+        if str(node.ty.dtype).startswith("u") or self.analyzer.can_prove(node.b >= 0):
+            return type(node)(node.a, tirx.Select(node.b == zero, one, node.b))
+        divisor = tirx.Select(tirx.Or(node.b == zero, node.b == least), one, node.b)
+        done = type(node)(node.a, divisor)
+        return done if isinstance(node, (tirx.FloorMod, tirx.Mod)) else done * tirx.Select(node.b == least, least, one)
+
+
+def _comparison(node: Any) -> Any:
+    return type(node)(_number(node.a), _number(node.b)) if _is_bool(node.a) else node
+
+
+def _logical(node: Any, both: type, either: type, of_both: type) -> Any:
+    return node if not _is_bool(node) else (both if isinstance(node, of_both) else either)(node.a, node.b)
+
+
+def _select(node: Any) -> Any:
+    if not _is_bool(node):
+        return chosen(node.condition, node.true_value, node.false_value)
+    return chosen(node.condition, _number(node.true_value), _number(node.false_value)) != 0
+
+
+def _call(call: Any) -> Any:
+    if str(getattr(call.op, "name", "")) != _CHOICE or not _is_bool(call):
+        return call
+    condition, then, otherwise = call.args
+    return tirx.if_then_else(condition, _number(then), _number(otherwise)) != 0
+
+
+def _refuse_bool(node: Any, valid: str) -> None:
+    if _is_bool(node):
+        raise TileError(f"{node}: arithmetic on truth values; {valid}")
+
+
+def _number(truth: Any, dtype: str = "int32") -> Any:
+    return tirx.Select(truth, tirx.const(1, dtype), tirx.const(0, dtype))
+
+
+def _wrapped(value: Any, dtype: str) -> Any:
+    """An integer in a type that doesn't have all of its values, by arithmetic that has no bounds to be wrong about."""
+    bits, own = tvm_ffi.dtype(dtype).bits, str(value.ty.dtype)
+    if bits == 64:
+        return tirx.reinterpret(dtype, value if tvm_ffi.dtype(own).bits == 64 else tirx.Cast("int64", value))
+    value = tirx.reinterpret("int64", value) if own == "uint64" else value
+    wide = "int64" if bits == 32 or "64" in own or own == "uint32" else "int32"
+    low = tirx.BitwiseAnd(value if own == wide else tirx.Cast(wide, value), tirx.const(2**bits - 1, wide))
+    if dtype.startswith("u"):
+        return tirx.Cast(dtype, low)
+    sign = tirx.const(2 ** (bits - 1), wide)
+    return tirx.Cast(dtype, tirx.BitwiseXor(low, sign) - sign)
+
+
+def _opaque(value: Any) -> Any:
+    return tirx.BitwiseOr(value, tirx.const(0, value.ty.dtype))
+
+
+def _is_bool(value: Any) -> bool:
+    return str(value.ty.dtype) == "bool"
+
+
+def _is_integer(value: Any) -> bool:
+    return "int" in str(value.ty.dtype)
+
+
+def _limits(dtype: str) -> tuple[int, int]:
+    bits, unsigned = tvm_ffi.dtype(dtype).bits, dtype.startswith("u")
+    return (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
