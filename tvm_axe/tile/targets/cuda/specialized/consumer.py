@@ -73,9 +73,8 @@ class Consumer:
             storages[tile] = Registers(flat, fragment, inferred.origin)
         self.index = context.group * wgmma.WARPGROUP + context.warp * 32 + context.lane
         for buffer in plan.memory.buffers:
-            size = {tile: tile.bytes // tma.item_bytes(tile.dtype) for tile in buffer.tiles}
             for tile in buffer.tiles:
-                offset = self.cursors[buffer].slot * size[tile]
+                offset = self.cursors[buffer].slot * tma.slot_elements(tile)
                 storages[tile] = Memory(context.flat[tile], tma.axe_layout(tile), offset)
         storages |= {tile: Memory(context.flat[tile], tma.axe_layout(tile)) for tile in plan.memory.own_tiles}
         # Of a storing warp's staging buffers, which are empty to begin with.
