@@ -206,3 +206,32 @@ def chained(m: int, n: int, branch: bool = False) -> tirx.PrimFunc:
             tile.copy(o, O[i * 128, 0])
 
     return func
+
+
+def scaled(rows: int, columns: int, dtype: str = "float16", steps: int = 5, stages: int | None = None) -> tirx.PrimFunc:
+    """C = A A^T summed over the steps; D sums small tiles of S, one a step, of any size."""
+
+    @T.prim_func
+    def func(
+        A: T.Buffer((128, 64 * steps), "float16"),
+        S: T.Buffer((steps * rows, columns), dtype),
+        C: T.Buffer((128, 128), "float32"),
+        D: T.Buffer((rows, columns), "float32"),
+    ):
+        with tile.kernel(1):
+            s = tile.shared((rows, columns), dtype)
+            a = tile.shared((128, 64), "float16")
+            c = tile.fragment((128, 128), "float32")
+            d = tile.fragment((rows, columns), "float32")
+            tile.fill(c, 0)
+            tile.fill(d, 0)
+            for l in tile.pipelined(steps, stages=stages):
+                tile.copy(S[l * rows, 0], s)
+                tile.copy(A[0, l * 64], a)
+                tile.gemm(a, a, c, transpose_b=True)
+                with tile.parallel(rows, columns) as (x, y):
+                    d[x, y] = d[x, y] + T.cast(s[x, y], "float32")
+            tile.copy(c, C[0, 0])
+            tile.copy(d, D[0, 0])
+
+    return func

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import programs_hopper as programs
 import pytest
-from tvm import sym, tirx
+import tvm_ffi
+from programs_interleaved import interleaved
+from tvm import ir, sym, tirx
 
 from tvm_axe import tile
 from tvm_axe.tile.nodes import Branch, Fill, Gemm, Loop
@@ -34,11 +36,16 @@ ZERO = "zero"
 
 
 def value(expr, names):
-    """An expression's value; that of one which loads from a tensor is drawn from its text."""
+    """An expression's value; that of an element of a tensor is drawn from its text."""
     if isinstance(expr, (bool, int)):
         return int(expr)
-    simple = sym.Analyzer().simplify(substitute_in(expr, {var: tirx.const(at, "int32") for var, at in names.items()}))
-    return int(simple) if isinstance(simple, tirx.IntImm) else sum(map(ord, str(simple))) % 3
+    known = substitute_in(expr, {var: tirx.const(at, "int32") for var, at in names.items()})
+    known = tvm_ffi.structural_map(known, (ir.TensorLoad, drawn))
+    return int(sym.Analyzer().simplify(known))
+
+
+def drawn(load):
+    return tirx.const(sum(map(ord, str(sym.Analyzer().simplify(load)))) % 3, "int32")
 
 
 @dataclass
@@ -146,6 +153,12 @@ PROGRAMS = {
     "chained": programs.chained(128, 256),
     "chained once": programs.chained(128, 64),
     "under a branch": programs.chained(128, 320, branch=True),
+    "read the other way round": interleaved("as", "si"),
+    "a barrier of two apart": interleaved("abs", "sg"),
+    "a third between": interleaved("asb", "yhg"),
+    "inner loops": interleaved("abs", "sgz", outer=3),
+    "inner loops of any extent": interleaved("bs", "szh", extent="n[0]", outer=3),
+    "inner loops of another extent": interleaved("ab", "ggi", "pipelined", "n[o]", outer=4),
 }
 
 

@@ -25,6 +25,7 @@ from tvm_axe.tile.regions import Region, Tile
 
 BOX = 256  # the most elements of a box along a dimension
 _ALIGNED = 16  # bytes: of the tensor's address and of its strides
+_SHARED_ALIGNED = 128  # bytes: of an address in shared memory
 ATOM_ROWS = 8  # after which a swizzle's pattern begins anew
 
 
@@ -51,12 +52,42 @@ def panel(tile: Tile) -> int:
     return (16 << mode) // item_bytes(tile.dtype) if mode else columns
 
 
+def alignment(tile: Tile) -> int:
+    """Bytes that a copy into a tile is aligned to: 128, or those after which the swizzle's pattern begins anew.
+
+    Source: PTX ISA, "Tensors" (swizzling modes: 256, 512 and 1024 bytes for 32, 64 and 128).
+    """
+    return _SHARED_ALIGNED << swizzle(tile)
+
+
+def slot_bytes(tile: Tile) -> int:
+    """How far it is from one slot of a tile to the next, in bytes: its size, padded so that every slot is aligned.
+
+    >>> row = Tile(None, "shared", (32,), "float16")
+    >>> row.bytes, slot_bytes(row)
+    (64, 128)
+    """
+    return -(-tile.bytes // alignment(tile)) * alignment(tile)
+
+
+def slot_elements(tile: Tile) -> int:
+    """The same in elements."""
+    return slot_bytes(tile) // item_bytes(tile.dtype)
+
+
+def height(tile: Tile) -> int:
+    """Rows of one copy: the most that a box holds, that divide the tile's, and of which each begins aligned; or 0."""
+    rows, pitch = matrix(tile)[0], panel(tile) * item_bytes(tile.dtype)
+    counts = (count for count in range(-(-rows // BOX), rows + 1) if rows % count == 0)
+    return next((rows // n for n in counts if n == 1 or rows // n * pitch % alignment(tile) == 0), 0)
+
+
 def shared_layout(tile: Tile, slots: int) -> Any:
     """Where (slot, row, column) of a tile lies, as upstream's layout."""
     mode, shape = swizzle(tile), (slots, *matrix(tile))
     if mode:
         return _tvm.swizzled_layout(tile.dtype, mode, shape)
-    return _tvm.memory_layout(shape, (shape[1] * shape[2], shape[2], 1))
+    return _tvm.memory_layout(shape, (slot_elements(tile), shape[2], 1))
 
 
 def axe_layout(tile: Tile) -> ComposeLayout | Layout:
@@ -85,6 +116,12 @@ def obstacle(tensor: Region, tile: Tile) -> str | None:
         return f"{tensor} doesn't run along the last dimension of {tensor.tile.name} as {tile.name} does"
     if panel(tile) > BOX or panel(tile) * item_bytes(dtype) % _ALIGNED:
         return f"rows of {tile.name} are {tile.shape[-1]} {dtype}; at most {BOX}, in multiples of {_ALIGNED} bytes"
+    if not height(tile):
+        rows = matrix(tile)[0]
+        return (
+            f"{rows} rows of {tile.name} are more than {BOX}, and no number of them that divides {rows} takes a "
+            f"multiple of {_SHARED_ALIGNED} bytes"
+        )
     if sum(extent != 1 for extent in tensor.extents[:-1]) > 1:
         return f"{tensor} has more than two dimensions"
     return None
@@ -94,11 +131,11 @@ def load(tile: Tile, buffer: Any, slot: Any, source: Region, barrier: Any, tf32:
     """Emit the copies of a region into a slot of a tile's buffer; they complete on a barrier. `tf32`: rounded to it."""
     rows, columns = matrix(tile)
     width = _width(source, columns, panel(tile))
-    height = next(rows // n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= BOX)
-    with each(rows // height) as i, each(columns // width) as j:
-        row, column = i * height, j * width
-        part = buffer[slot, row : row + height, column : column + width]
-        from_ = box(source, row, height, column, width)
+    tall = height(tile)
+    with each(rows // tall) as i, each(columns // width) as j:
+        row, column = i * tall, j * width
+        part = buffer[slot, row : row + tall, column : column + width]
+        from_ = box(source, row, tall, column, width)
         rounding = {"tma_dtype": "tf32"} if tf32 else {}
         primitives.copy_async(part, from_, dispatch=_dispatch(width, panel(tile)), mbar=barrier, **rounding)
 

@@ -7,7 +7,6 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from tvm_axe import _tvm
 from tvm_axe.tile.nodes import Copy
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.instructions import tma
-from tvm_axe.tile.targets.cuda.specialized.memory import BARRIERS
+from tvm_axe.tile.targets.cuda.specialized.memory import ALIGNMENT
 from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.staging import Staging
 
@@ -55,18 +54,21 @@ class BlockContext:
         if plan.has_storing_warp:
             self.staged_full = {copy: Barriers(pool, 1, plan.warpgroups) for copy in memory.staging}
             self.staged_empty = {copy: Barriers(pool, 1, 1) for copy in memory.staging}
-        pool.move_base_to(BARRIERS)
-        slots = {tile: count for buffer, count in memory.buffers.items() for tile in buffer.tiles}
-        slots |= dict.fromkeys(memory.own_tiles, 1)
+        assert pool.offset <= memory.barriers, (pool.offset, memory.barriers)
+        place = memory.barriers
         self.tiles: dict[Tile, Any] = {}
         self.flat: dict[Tile, Any] = {}
-        for tile, count in slots.items():
+        for tile, count in memory.slots.items():
+            pool.move_base_to(place)
             shape = (count, *tma.matrix(tile))
-            made = pool.alloc(shape, tile.dtype, align=BARRIERS, layout=tma.shared_layout(tile, count))
-            self.tiles[tile], self.flat[tile] = made, flat(made, tile.dtype, math.prod(shape))
+            made = pool.alloc(shape, tile.dtype, align=ALIGNMENT, layout=tma.shared_layout(tile, count))
+            self.tiles[tile], self.flat[tile] = made, flat(made, tile.dtype, count * tma.slot_elements(tile))
+            place += memory.room(tile)
+        pool.move_base_to(place)
         self.staged = {copy: self._stage(pool, copy, staging) for copy, staging in memory.staging.items()}
-        self.exchange = pool.alloc((memory.scratch,), "uint8", align=BARRIERS) if memory.scratch else None
-        pool.commit()
+        self.exchange = pool.alloc((memory.scratch,), "uint8", align=ALIGNMENT) if memory.scratch else None
+        assert pool.offset <= memory.bytes, (pool.offset, memory.bytes)
+        pool.commit(memory.bytes)
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         T.evaluate(T.cuda.cta_sync())
         plan.await_previous()
@@ -76,7 +78,7 @@ class BlockContext:
         shape = (self.plan.warpgroups, staging.slots, rows, staging.columns)
         dtype = copy.dst.tile.dtype
         mode = tma.swizzle(Tile(copy.src.tile.buffer, "shared", (rows, staging.columns), dtype))
-        return pool.alloc(shape, dtype, align=BARRIERS, layout=_tvm.swizzled_layout(dtype, mode, shape))
+        return pool.alloc(shape, dtype, align=ALIGNMENT, layout=_tvm.swizzled_layout(dtype, mode, shape))
 
 
 class Barriers:

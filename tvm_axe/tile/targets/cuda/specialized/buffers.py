@@ -6,7 +6,7 @@ same two statements share one, so that one barrier serves all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tvm_axe.tile.nodes import Branch, Copy, Gemm, Loop, Node
@@ -52,6 +52,32 @@ class CircularBuffer:
     @property
     def name(self) -> str:
         return ", ".join(tile.name for tile in self.tiles)
+
+
+class Order:
+    """In which order a producer fills slots, and consumers take them, in one pass through a program.
+
+    Parameters
+    ----------
+    program : TileProgram
+        The program.
+    buffers : iterable of CircularBuffer
+        Its circular buffers.
+    """
+
+    def __init__(self, program: TileProgram, buffers: Iterable[CircularBuffer]) -> None:
+        self.at = {node: at for at, node in enumerate(program.nodes())}
+        self._taken = {buffer: (self.at[buffer.first], number) for number, buffer in enumerate(buffers)}
+
+    def stands_before(self, other: CircularBuffer, buffer: CircularBuffer) -> bool:
+        """Whether a slot of `other` that consumers haven't taken yet is what a slot of `buffer` to take comes behind.
+
+        So it is if the producer begins to fill the one before it has filled the other, and consumers take them the
+        other way round: then the one has to be given back, of an iteration before, when the other is waited for.
+        """
+        opens = min(self.at[copy] for copy in other.copies + other.others)
+        filled = max(self.at[copy] for copy in buffer.copies + buffer.others)
+        return opens < filled and self._taken[other] > self._taken[buffer]
 
 
 def loaded_tiles(program: TileProgram) -> tuple[Tile, ...]:

@@ -73,9 +73,8 @@ class Consumer:
             storages[tile] = Registers(flat, fragment, inferred.origin)
         self.index = context.group * wgmma.WARPGROUP + context.warp * 32 + context.lane
         for buffer in plan.memory.buffers:
-            size = {tile: tile.bytes // tma.item_bytes(tile.dtype) for tile in buffer.tiles}
             for tile in buffer.tiles:
-                offset = self.cursors[buffer].slot * size[tile]
+                offset = self.cursors[buffer].slot * tma.slot_elements(tile)
                 storages[tile] = Memory(context.flat[tile], tma.axe_layout(tile), offset)
         storages |= {tile: Memory(context.flat[tile], tma.axe_layout(tile)) for tile in plan.memory.own_tiles}
         # Of a storing warp's staging buffers, which are empty to begin with.
@@ -116,20 +115,16 @@ class Consumer:
         T.evaluate(T.ptx["bar.sync"](T.uint32(_CONSUMERS), T.uint32(self.plan.threads)))
 
     def begin(self) -> None:
-        if self.plays_ping_pong:
+        if self.plan.schedule.takes_turns:
             with when(self.context.group == self.plan.warpgroups - 1):
                 T.evaluate(T.ptx["bar.arrive"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
 
     def end(self) -> None:
-        if self.plays_ping_pong:
+        if self.plan.schedule.takes_turns:
             with when(self.context.group == 0):
                 T.evaluate(T.ptx["bar.sync"](T.uint32(_TURNS), T.uint32(2 * wgmma.WARPGROUP)))
         if self.staged and not self.plan.has_storing_warp:
             T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
-
-    @property
-    def plays_ping_pong(self) -> bool:
-        return bool(self.plan.schedule.deferred) and self.plan.warpgroups > 1
 
     def tile(self, values: Values) -> None:
         """Emit a consumer's part of one tile of the grid."""

@@ -19,9 +19,10 @@ from tvm_axe.tile.targets.cuda.specialized import buffers, staging
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 from tvm_axe.tile.targets.cuda.specialized.staging import Staging
 
-BARRIERS = 1024
-"""Bytes in front of the tiles, for barriers; also what a swizzled tile is aligned to."""
+ALIGNMENT = 1024
+"""Bytes that everything in shared memory is aligned to, as a swizzled tile has to be."""
 
+_BARRIER = 8  # bytes
 _MOST_SLOTS = 8
 
 
@@ -47,11 +48,26 @@ class SpecializedMemory:
     scratch: int
 
     @property
+    def slots(self) -> dict[Tile, int]:
+        """How many there are of each tile."""
+        slots = {tile: count for buffer, count in self.buffers.items() for tile in buffer.tiles}
+        return slots | dict.fromkeys(self.own_tiles, 1)
+
+    @property
+    def barriers(self) -> int:
+        """Bytes in front of the tiles: a full and an empty barrier a slot, and as many for each staged copy."""
+        return _aligned(2 * _BARRIER * (sum(self.buffers.values()) + len(self.staging)))
+
+    def room(self, tile: Tile) -> int:
+        """Bytes that all the slots of a tile take, with what pads each slot and what is up to the next tile."""
+        return _aligned(tma.slot_bytes(tile) * self.slots[tile])
+
+    @property
     def bytes(self) -> int:
         """How much there is in all, with the barriers."""
-        tiles = sum(buffer.bytes * count for buffer, count in self.buffers.items())
-        tiles += sum(tile.bytes for tile in self.own_tiles)
-        return BARRIERS + tiles + sum(piece.bytes for piece in self.staging.values()) + self.scratch
+        tiles = sum(self.room(tile) for tile in self.slots)
+        staged = sum(_aligned(staging.bytes) for staging in self.staging.values())
+        return self.barriers + tiles + staged + self.scratch
 
 
 def decide_memory(
@@ -88,7 +104,7 @@ def decide_memory(
     assert not isinstance(found, str), found
     loaded = {tile for buffer in found for tile in buffer.tiles}
     own = tuple(tile for tile in program.tiles if tile.scope == "shared" and tile not in loaded)
-    scratch = -(-scratch_bytes(program, fragments, warpgroups * wgmma.WARPGROUP) // BARRIERS) * BARRIERS
+    scratch = _aligned(scratch_bytes(program, fragments, warpgroups * wgmma.WARPGROUP))
     pieces, whole = (staging.find(program, warpgroups, fragments, whole) for whole in (False, True))
     apart, piece = staging.has_storing_warp(program), staging.epilogue_tile(program)
     once = SpecializedMemory(dict.fromkeys(found, 1), own, whole if apart else pieces, scratch)
@@ -118,13 +134,22 @@ def decide_memory(
 
 def _too_much(memory: SpecializedMemory, most: int) -> str:
     annotated = {buffer: (buffer.loop.stages if buffer.loop else None) or 1 for buffer in memory.buffers}
-    sizes = [f"{buffer.name}: {buffer.bytes} bytes x {slots}" for buffer, slots in annotated.items()]
+    sizes = [f"{buffer.name}: {_slot(buffer)} bytes x {slots}" for buffer, slots in annotated.items()]
     sizes += [f"{tile.name}: {tile.bytes} bytes" for tile in memory.own_tiles]
     sizes += [f"{copy.dst.tile.name} on its way out: {stage.bytes} bytes" for copy, stage in memory.staging.items()]
     return (
-        f"shared memory: a block has {most} bytes, {BARRIERS} of them for barriers; the tiles take {'; '.join(sizes)}. "
-        "Take smaller tiles or fewer stages"
+        f"shared memory: a block has {most} bytes, {memory.barriers} of them for barriers; the tiles take "
+        f"{'; '.join(sizes)}. Take smaller tiles or fewer stages"
     )
+
+
+def _slot(buffer: CircularBuffer) -> int:
+    """The size of a slot, padded."""
+    return sum(tma.slot_bytes(tile) for tile in buffer.tiles)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _fewest(buffer: CircularBuffer) -> int:
@@ -160,7 +185,7 @@ def _with_slots(memory: SpecializedMemory, persistent: bool, most: int) -> Speci
 def _explain_buffer(buffer: CircularBuffer, slots: int, decisions: Decisions) -> None:
     annotated = buffer.loop is not None and buffer.loop.stages
     how = "as annotated" if annotated else "as many as fit" if buffer.loop else "loaded once a tile"
-    decisions.add(f"circular buffer of {buffer.name}", f"{slots} slots of {buffer.bytes} bytes", how)
+    decisions.add(f"circular buffer of {buffer.name}", f"{slots} slots of {_slot(buffer)} bytes", how)
     for tile in buffer.tiles:
         layout, width = tma.axe_layout(tile), tma.panel(tile)
         decisions.add(tile, layout, f"panels of {width} columns, one TMA copy each; {_conflicts(tile)}")

@@ -21,6 +21,7 @@ from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
 from tvm_axe.tile.targets.cuda.specialized import ordering, staging
 from tvm_axe.tile.targets.cuda.specialized.memory import SpecializedMemory, decide_memory
 from tvm_axe.tile.targets.cuda.specialized.obstacles import same_layout
+from tvm_axe.tile.targets.cuda.specialized.progress import Stall, find_stall
 from tvm_axe.tile.targets.cuda.specialized.schedule import Schedule, schedule
 
 REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
@@ -28,6 +29,13 @@ REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
 
 With one warpgroup a thread has enough, so none are reallocated (PTX ISA, "Miscellaneous Instructions: setmaxnreg").
 """
+
+_SCHEDULES = (
+    (True, True, ""),
+    (False, True, "warpgroups don't take turns"),
+    (False, False, "no product is deferred"),
+)
+"""Whether warpgroups take turns and loops defer a product, the fastest first, and what to say of the difference."""
 
 _MOST_REGISTERS = 255
 _OTHER_REGISTERS = 24  # that addresses, loops and barriers take at least
@@ -79,7 +87,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     TileError
         The threads asked for can't share the products' rows; the tiles don't fit shared memory; a fragment's uses
         want different layouts; what a wait or a signal wouldn't order (`ordering.check`); pieces to store that the
-        tiles don't divide into.
+        tiles don't divide into; roles that may wait for each other for ever (`progress.find_stall`).
     """
     decisions, gpu = Decisions(program), gpu_of(target)
     warpgroups = _warpgroups(program)
@@ -99,11 +107,11 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     ordering.check(program, memory.buffers, memory.staging)
     for node, who, why in ordering.roles(program):
         decisions.add(node, who, why)
-    made = schedule(program, memory.buffers, ping_pong=warpgroups > 1)
+    made = _schedule(program, memory, warpgroups, grid.persistent, decisions)
     for fill, gemm in made.folded:
         decisions.add(fill, "left out", f"{gemm} sets its accumulator the first time")
     for gemm, loop in made.deferred:
-        how = "deferred by an iteration" + (", warpgroups issue in turns" if warpgroups > 1 else "")
+        how = "deferred by an iteration" + (", warpgroups issue in turns" if made.takes_turns else "")
         decisions.add(gemm, how, f"what threads compute in loop {loop.var.name} runs beside products")
     return SpecializedPlan(
         program=program,
@@ -114,6 +122,26 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         fragments=fragments,
         memory=memory,
         schedule=made,
+    )
+
+
+def _schedule(
+    program: TileProgram, memory: SpecializedMemory, warpgroups: int, persistent: bool, decisions: Decisions
+) -> Schedule:
+    """The fastest schedule that is proved to get on."""
+    stalls: list[Stall] = []
+    for ping_pong, defers, less in _SCHEDULES:
+        made = schedule(program, memory.buffers, ping_pong and warpgroups > 1, defers)
+        stall = find_stall(program, memory, made.steps, warpgroups, persistent)
+        if stall is None:
+            if stalls:
+                decisions.add("schedule", less, f"with it, {stalls[0]}")
+            return made
+        stalls.append(stall)
+    names = ", ".join(stalls[-1].names) or "the tiles of a loop"
+    raise TileError(
+        f"circular buffers of {names}: the kernel would wait for ever: {stalls[-1]}; valid is to load tiles in the "
+        "order in which they are read, more stages, or roles='uniform'"
     )
 
 

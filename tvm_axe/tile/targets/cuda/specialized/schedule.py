@@ -35,7 +35,7 @@ from tvm_axe.tile.nodes import (
 )
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
+from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer, Order
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
@@ -50,6 +50,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
     Step,
     Sync,
 )
+from tvm_axe.tile.targets.cuda.specialized.steps import walk as all_steps
 from tvm_axe.tile.walking import leaves, walk
 
 
@@ -71,8 +72,15 @@ class Schedule:
     folded: tuple[tuple[Fill, Gemm], ...]
     deferred: tuple[tuple[Gemm, Loop], ...]
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether warpgroups take turns at issuing products."""
+        return any(isinstance(step, PingPong) for step in all_steps(self.steps))
 
-def schedule(program: TileProgram, buffers: Mapping[CircularBuffer, int], ping_pong: bool) -> Schedule:
+
+def schedule(
+    program: TileProgram, buffers: Mapping[CircularBuffer, int], ping_pong: bool, defers: bool = True
+) -> Schedule:
     """The steps of a consumer.
 
     Parameters
@@ -83,8 +91,10 @@ def schedule(program: TileProgram, buffers: Mapping[CircularBuffer, int], ping_p
         The circular buffers, with how many slots each has.
     ping_pong : bool
         Whether warpgroups take turns at issuing the products of loops that defer one.
+    defers : bool
+        Whether loops defer their last product where they can.
     """
-    scheduler = _Scheduler(program, dict(buffers), ping_pong)
+    scheduler = _Scheduler(program, dict(buffers), ping_pong, defers)
     scheduler.body(program.body)
     scheduler.settle(len(scheduler.flights))
     return Schedule(tuple(scheduler.steps), tuple(scheduler.folded), tuple(scheduler.deferred))
@@ -134,8 +144,8 @@ class _Scheduler:
       the same products, as it found; before the first these are none, which `when` says.
     """
 
-    def __init__(self, program: TileProgram, slots: dict[CircularBuffer, int], ping_pong: bool) -> None:
-        self.slots, self.ping_pong = slots, ping_pong
+    def __init__(self, program: TileProgram, slots: dict[CircularBuffer, int], ping_pong: bool, defers: bool) -> None:
+        self.slots, self.ping_pong, self.defers = slots, ping_pong, defers
         self.analyzer = program.analyzer()
         self.steps: list[Step] = []
         self.flights: list[_Flight] = []
@@ -144,6 +154,8 @@ class _Scheduler:
         self.folded: list[tuple[Fill, Gemm]] = []
         self.deferred: list[tuple[Gemm, Loop]] = []
         self.turn: tuple[Node, Gemm] | None = None  # the products that begin and end a turn
+        self.late: tuple[CircularBuffer, Node] | None = None  # what a deferred product takes, behind which statement
+        self.order = Order(program, slots)
         self.loads = _others(program, slots)
         buffered = {tile for buffer in slots for tile in buffer.tiles}
         own = [node for node in leaves(program.body) if node not in self.loads]
@@ -207,10 +219,20 @@ class _Scheduler:
         self.synchronize_for(node)
         self.steps.append(Define(node))
 
+    def make_room(self, buffer: CircularBuffer) -> None:
+        """Give back the slots that the producer needs before it can have filled the next of a buffer."""
+        count = 0
+        for other, slots in self.slots.items():
+            held = [i for i, flight in enumerate(self.flights) if any(of is other for of, _ in flight.held)]
+            spare = slots - (other is buffer or self.order.stands_before(other, buffer))
+            if self.late and other is self.late[0] and self.order.at[buffer.first] <= self.order.at[self.late[1]]:
+                spare -= 1  # it has a slot that is taken an iteration late
+            if len(held) > spare:
+                count = max(count, held[len(held) - spare - 1] + 1)
+        self.settle(count)
+
     def acquire(self, buffer: CircularBuffer) -> None:
-        held = [i for i, flight in enumerate(self.flights) if any(other is buffer for other, _ in flight.held)]
-        if len(held) >= self.slots[buffer]:
-            self.settle(held[len(held) - self.slots[buffer]] + 1)
+        self.make_room(buffer)
         self.steps.append(Acquire(buffer))
         self.acquired[buffer] += 1
 
@@ -235,8 +257,12 @@ class _Scheduler:
     def branch(self, node: Branch) -> None:
         """Both arms leave as many products in flight: none of their own."""
         self.settle_for(node)
-        if any(isinstance(inner, Gemm) for inner in walk((node,))):
+        inside = set(walk((node,)))
+        if any(isinstance(inner, Gemm) for inner in inside):
             self.settle(len(self.flights))
+        for buffer in self.slots:
+            if buffer.first in inside:
+                self.make_room(buffer)  # before the arms: what was issued before them is waited for in both or in none
         outer, arms, before = self.steps, [], set(self.touched)
         touched: set[tuple[Tile, bool]] = set()
         for nodes in (node.then, node.otherwise):
@@ -289,7 +315,9 @@ class _Scheduler:
 
     def iteration(self, nodes: tuple[Node, ...], carried: set[_Flight] | dict) -> None:
         self.body(nodes)
-        self.settle(sum(1 for flight in self.flights if flight in carried))
+        # What is in flight only under a condition is not carried on: the next iteration would need this one's.
+        ends = [i for i, flight in enumerate(self.flights) if flight in carried or flight.when is not None]
+        self.settle(ends[-1] + 1 if ends else 0)
         if any(self.common & set(node.reads + node.writes) for node in nodes):
             self.barrier()
 
@@ -297,7 +325,9 @@ class _Scheduler:
         """Where in a loop's body its last product may be issued for the iteration before: after which statement."""
         nodes = [node for node in loop.body if node not in self.loads]
         last = nodes[-1]
-        if loop.stages is None or not isinstance(last, Gemm) or last.a.tile.scope != "fragment" or not last.accumulate:
+        if not self.defers or loop.stages is None:
+            return None
+        if not isinstance(last, Gemm) or last.a.tile.scope != "fragment" or not last.accumulate:
             return None
         firsts = [i for i, node in enumerate(nodes[:-1]) if isinstance(node, Gemm)]
         buffer = next((buffer for buffer in self.slots if buffer.first is last), None)
@@ -327,9 +357,10 @@ class _Scheduler:
         if sets:
             self.sets[last] = _after_first(loop.var, loop.start + 1)
         rotated = (*nodes[: at + 1], last, *nodes[at + 1 : -1])
+        self.late = next(buffer for buffer in self.slots if buffer.first is last), nodes[at]
         self.repeat(loop.var, loop.start + 1, loop.extent - 1, rotated)
         self.settle(len(self.flights))
-        self.turn = None
+        self.turn, self.late = None, None
         if sets:
             self.sets[last] = loop.extent > 1
         self.statement(last)
