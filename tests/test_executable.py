@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,12 +248,82 @@ def test_a_function_on_a_gpu(cuda: tvm.runtime.Device, on_hopper: axe.Executable
 
 def test_a_mesh_has_workers(compiled: Callable[..., axe.Executable], launched: Callable[..., Workers]) -> None:
     exe = compiled(update, mesh=TP)
-    with pytest.raises(axe.LowerError, match=r"runs on workers: exe\.run\(workers, A, W, total\), where workers is"):
-        exe(*ARRAYS)
     with pytest.raises(axe.LowerError, match=r"\.vm is of a Relax model .* this is compiled for the mesh tp=2"):
         _ = exe.vm
     a, w, total = ARRAYS
     assert is_right(exe(launched(TP), *ARRAYS)) and is_right(exe.run(launched(TP), a, W=w, total=total))
+
+
+def test_a_mesh_has_workers_of_its_own(compiled: Callable[..., axe.Executable]) -> None:
+    """They are launched when they are first needed, kept, ended by `close`, and then launched again."""
+    exe = compiled(update, mesh=TP)
+    a, w, total = ARRAYS
+    with exe as same:
+        assert same is exe and exe._own is None
+        assert is_right(exe(*ARRAYS))
+        own = exe._own[1]
+        assert is_right(exe.run(a, total=total, W=w)) and exe._own[1] is own
+        assert len(exe.time(*ARRAYS, repeat=3)) == 3 and exe._own[1] is own
+    assert own.closed and exe._own is None
+    assert is_right(exe(*ARRAYS))
+    again = exe._own[1]
+    again._session.close(force=True)  # as after a fault
+    assert is_right(exe(*ARRAYS)) and exe._own[1] is not again
+    last = exe._own[1]
+    del exe, same
+    gc.collect()
+    assert last.closed
+
+
+def test_all_that_is_wrong_is_listed(compiled: Callable[..., axe.Executable]) -> None:
+    exe = compiled(update, mesh=TP)
+    a, w, total = ARRAYS
+    with pytest.raises(axe.LowerError) as caught:
+        exe(a.T, W=w.astype("float64"), bias=total)
+    assert str(caught.value).splitlines() == [
+        "update takes 3 arrays (A, W, total); 'bias' is none of them; "
+        "A has the shape (12, 19); got an array of (19, 12); W is float32; got an array of float64",
+        "  A: float32[12, 19]      got float32[19, 12]",
+        "  W: float32[19, 16]      got float64[19, 16]",
+        "  total: float32[12, 16]  got nothing",
+    ]
+    assert exe._own is None  # nothing was launched for it
+
+
+class Elsewhere:
+    """An array of a package that speaks DLPack and isn't numpy; this module is the package."""
+
+    def __init__(self, array: Any) -> None:
+        self.held = array if isinstance(array, np.ndarray) else np.from_dlpack(array)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.held.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.held.__dlpack_device__()
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=Elsewhere)
+
+
+@pytest.mark.parametrize("mesh", [None, TP])
+def test_arrays_of_other_packages_come_and_go(compiled: Callable[..., axe.Executable], mesh: axe.Mesh | None) -> None:
+    with compiled(update, mesh=mesh) as exe:
+        a, w, total = ARRAYS
+        outputs = exe(Elsewhere(np.asfortranarray(a)), w, Elsewhere(total))
+        assert all(isinstance(output, Elsewhere) for output in outputs)
+        assert is_right(tuple(output.held for output in outputs))
+        with pytest.raises(axe.LowerError, match=r"A has the shape \(12, 19\); got an array of \(19, 12\)"):
+            exe(Elsewhere(a.T), w, total)
+
+
+@pytest.mark.parametrize("package", ["torch", "jax.numpy"])
+def test_arrays_of_torch_and_jax(compiled: Callable[..., axe.Executable], package: str) -> None:
+    found = pytest.importorskip(package, reason=f"{package} is not installed")
+    make = found.from_numpy if package == "torch" else found.asarray
+    outputs = compiled(update)(*(make(array) for array in ARRAYS))
+    assert all(type(output) is type(make(ARRAYS[0])) for output in outputs)
+    assert is_right(tuple(np.asarray(output) for output in outputs))
 
 
 def test_what_was_lowered_before_is_compiled_as_it_is(

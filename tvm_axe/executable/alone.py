@@ -16,7 +16,8 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.directions import directions
 from tvm_axe.analysis.parameters import parameters
 from tvm_axe.errors import LowerError
-from tvm_axe.executable.base import Arrays, Executable, Input
+from tvm_axe.executable.arguments import Arrays, Input
+from tvm_axe.executable.base import Executable
 from tvm_axe.machines import backend_of
 
 __all__ = ["FunctionExecutable", "Interface", "ModelExecutable", "interfaces"]

@@ -5,40 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.target import Target
 
 from tvm_axe.collective import Timeline, Workers
 from tvm_axe.errors import LowerError
+from tvm_axe.executable.arguments import Arrays, Input, foreign, given_back, matched
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import Stage
 from tvm_axe.schedule import Schedule
 from tvm_axe.schedule.tiles import choices_in
-
-Arrays = tuple[np.ndarray, ...]
-
-
-class Input(NamedTuple):
-    """An array that an executable takes; an extent that is None may be any."""
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: str
 
 
 class Executable:
     """A compiled function, program or model, for one device or for a mesh. ::
 
         exe = axe.compile(program, mesh=mesh)          exe = axe.compile(function)
-        with axe.launch(exe.mesh) as workers:          out = exe(x, w)
-            out = exe.run(workers, x, w)               out = exe(x, W=w)
+        with exe:                                      out = exe(x, w)
+            out = exe(x, W=w)
 
-    Whole numpy arrays go in, by position or by name, and whole arrays come out. What was compiled for a mesh runs on
-    workers, which come before the arrays; what was compiled for one device runs in this process, without any.
+        with axe.launch(exe.mesh) as workers:
+            out = exe.run(workers, x, w)
+
+    Whole arrays go in, by position or by name, and whole arrays come out: numpy's, or those of a package that speaks
+    DLPack, such as PyTorch and JAX, and then the outputs are that package's. What was compiled for one device runs in
+    this process. What was compiled for a mesh runs on workers: those that come before the arrays, or its own, which it
+    launches at the first call and keeps until it is closed, by `close` or at the end of a `with`, or is collected.
 
     Attributes
     ----------
@@ -103,41 +98,52 @@ class Executable:
             f"as {self._usage()}"
         )
 
-    def __call__(self, *arguments: Workers | np.ndarray, **named: np.ndarray) -> np.ndarray | Arrays:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run once; the same as `run`."""
         return self.run(*arguments, **named)
 
-    def run(self, *arguments: Workers | np.ndarray, **named: np.ndarray) -> np.ndarray | Arrays:
+    def __enter__(self) -> Executable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers that it has launched for itself, if there are any; the next call launches others."""
+
+    def run(self, *arguments: Any, **named: Any) -> Any:
         """Run once on whole arrays.
 
         Parameters
         ----------
         *arguments
-            First the workers that `axe.launch` gave for `mesh`, where there is one; then arrays, in the order of
-            `inputs`, of their whole shapes and types.
-        **named : numpy.ndarray
+            First the workers that `axe.launch` gave for `mesh`, if it isn't to run on its own; then arrays, in the
+            order of `inputs`, of their whole shapes and types: numpy's, or any that have ``__dlpack__``.
+        **named
             The arrays that are given by name.
 
         Returns
         -------
         outputs : numpy.ndarray or tuple of them
-            The whole outputs; one array if there is one output.
+            The whole outputs; one array if there is one output. Where an input was another package's array, those of
+            the package of the first such.
 
         Raises
         ------
         LowerError
-            If workers are missing, left over or of another mesh, or if the number, a name, a shape or a dtype of the
-            arrays is wrong.
+            If workers are left over or of another mesh, or if the number, a name, a shape or a dtype of the arrays is
+            wrong; all that is wrong is listed, beside what is expected.
         WorkerError
-            If a worker fails, dies or doesn't answer.
+            If a worker doesn't start, fails, dies or doesn't answer.
         """
         workers, arrays = self._taken(arguments, named)
-        outputs = self._run(workers, arrays)
+        outputs: tuple[Any, ...] = self._run(workers, arrays)
+        like = foreign([*arguments, *named.values()])
+        if like is not None:
+            outputs = tuple(given_back(array, like) for array in outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def time(
-        self, *arguments: Workers | np.ndarray, repeat: int = 20, warmup: int = 3, **named: np.ndarray
-    ) -> list[float]:
+    def time(self, *arguments: Any, repeat: int = 20, warmup: int = 3, **named: Any) -> list[float]:
         """Seconds of each of `repeat` runs on arrays as `run` takes them, which are in place before.
 
         On a mesh a run takes as long as on the slowest device; on a GPU its own clock counts.
@@ -149,7 +155,7 @@ class Executable:
         """
         return self._time(*self._taken(arguments, named), repeat, warmup)
 
-    def trace(self, *arguments: Workers | np.ndarray, warmup: int = 3, **named: np.ndarray) -> Timeline:
+    def trace(self, *arguments: Any, warmup: int = 3, **named: Any) -> Timeline:
         """What each device does when in a run on arrays as `run` takes them; `warmup` runs come first.
 
         Raises
@@ -215,15 +221,12 @@ class Executable:
 
     def _usage(self) -> str:
         """How it is run."""
-        arrays = ", ".join(self.inputs)
-        return f"exe({arrays})" if self.mesh is None else f"exe.run(workers, {arrays})"
+        return f"exe({', '.join(self.inputs)})"
 
     # ---- Arguments ---------------------------------------------------------------------------------------------------
 
-    def _taken(
-        self, arguments: Sequence[Workers | np.ndarray], named: Mapping[str, np.ndarray]
-    ) -> tuple[Workers | None, Arrays]:
-        """The workers, if there are any, and the arrays in order, checked."""
+    def _taken(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Workers | None, Arrays]:
+        """The workers, if there is a mesh, and the arrays in order, checked."""
         workers: Workers | None = None
         if arguments and isinstance(arguments[0], Workers):
             workers, arguments = arguments[0], arguments[1:]
@@ -232,34 +235,12 @@ class Executable:
                 f"{self.name} was compiled for one device and runs in this process, without workers: {self._usage()}; "
                 "to have it run on workers, name their mesh to axe.compile"
             )
-        if self.mesh is not None and workers is None:
-            raise LowerError(
-                f"{self.name} was compiled for the mesh {self.mesh} and runs on workers: {self._usage()}, where "
-                "workers is what axe.launch(exe.mesh) gave"
-            )
-        return workers, self._ordered(arguments, named)
+        arrays = matched(self.name, self._inputs(), arguments, named)
+        return workers or self._workers(), arrays
 
-    def _ordered(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Arrays:
-        inputs = self._inputs()
-        names = ", ".join(each.name for each in inputs)
-        wrong = [name for name in named if name not in [each.name for each in inputs[len(arrays) :]]]
-        if wrong:
-            why = "is given twice" if wrong[0] in [each.name for each in inputs] else "is none of them"
-            raise LowerError(f"{self.name} takes {len(inputs)} arrays ({names}); {wrong[0]!r} {why}")
-        if len(arrays) + len(named) != len(inputs):
-            raise LowerError(f"{self.name} takes {len(inputs)} arrays ({names}); got {len(arrays) + len(named)}")
-        found = (*arrays, *(named[each.name] for each in inputs[len(arrays) :]))
-        for each, array in zip(inputs, found):
-            if not isinstance(array, np.ndarray):
-                raise LowerError(f"{self.name}: {each.name} must be a numpy array; got {type(array).__name__}")
-            fits = len(array.shape) == len(each.shape)
-            if not fits or any(own not in (None, extent) for own, extent in zip(each.shape, array.shape)):
-                raise LowerError(
-                    f"{self.name}: {each.name} has the shape {_shown(each.shape)}; got an array of {array.shape}"
-                )
-            if str(array.dtype) != each.dtype:
-                raise LowerError(f"{self.name}: {each.name} is {each.dtype}; got an array of {array.dtype}")
-        return found
+    def _workers(self) -> Workers | None:
+        """Its own workers, launched if they aren't there; None for one device."""
+        return None
 
     def _note(self, function: str) -> str:
         """What was chosen for a function of the module, in brackets; nothing if nothing was."""
@@ -267,8 +248,3 @@ class Executable:
         if function in self.tuned:
             notes.append(f"tuned: {self.tuned[function] * 1e3:.3f} ms")
         return f"  ({', '.join(notes)})" if notes else ""
-
-
-def _shown(shape: tuple[int | None, ...]) -> str:
-    extents = ["any" if extent is None else str(extent) for extent in shape]
-    return f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm.target import Target
 
-from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers
+from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers, launch
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import LowerError
-from tvm_axe.executable.base import Arrays, Executable, Input
+from tvm_axe.executable.arguments import Arrays, Input
+from tvm_axe.executable.base import Executable
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
@@ -53,6 +56,7 @@ class MeshExecutable(Executable):
         self.mesh, self.stages = lowered.mesh, lowered.stages
         self.notation, self.layouts = lowered.notation, lowered.layouts
         self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
+        self._own: tuple[int, Workers] | None = None  # the process that launched them, and its own workers
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -72,7 +76,7 @@ class MeshExecutable(Executable):
         loaded = self._load(workers, arrays)
         return workers.time(loaded.program, loaded.arguments, repeat, warmup)
 
-    def trace(self, *arguments: Workers | np.ndarray, warmup: int = 3, **named: np.ndarray) -> Timeline:
+    def trace(self, *arguments: Any, warmup: int = 3, **named: Any) -> Timeline:
         workers, arrays = self._taken(arguments, named)
         assert workers is not None
         loaded = self._load(workers, arrays)
@@ -143,9 +147,20 @@ class MeshExecutable(Executable):
             loaded.scatter(buffer, array)
         return loaded
 
-    def _taken(
-        self, arguments: Sequence[Workers | np.ndarray], named: Mapping[str, np.ndarray]
-    ) -> tuple[Workers | None, Arrays]:
+    def close(self) -> None:
+        if self._own is not None and self._own[0] == os.getpid():
+            self._own[1].close()
+        self._own = None
+
+    def _workers(self) -> Workers:
+        process = os.getpid()
+        if self._own is None or self._own[0] != process or self._own[1].closed:
+            workers = launch(self.mesh)
+            weakref.finalize(self, workers.close)
+            self._own = process, workers
+        return self._own[1]
+
+    def _taken(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Workers | None, Arrays]:
         if arguments and isinstance(arguments[0], Workers) and arguments[0].mesh != self.mesh:
             mesh = arguments[0].mesh
             raise LowerError(

@@ -28,7 +28,8 @@ from tvm.target import Target
 
 from tvm_axe.errors import InputError
 from tvm_axe.executable.alone import FunctionExecutable, Interface, ModelExecutable
-from tvm_axe.executable.base import Executable, Input
+from tvm_axe.executable.arguments import Input
+from tvm_axe.executable.base import Executable
 from tvm_axe.executable.mesh import MeshExecutable
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.layout.holding import Holding

@@ -1,0 +1,131 @@
+"""What an executable is called with: whole arrays by position or by name, of numpy or of what speaks DLPack.
+
+An array of another package, such as PyTorch or JAX, is read where it lies, through the DLPack protocol
+(https://dmlc.github.io/dlpack/latest/python_spec.html), and the outputs come back as that package's; none of these
+packages is imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm
+
+from tvm_axe import _tvm
+from tvm_axe.errors import LowerError
+
+Arrays = tuple[np.ndarray, ...]
+
+_CPU = 1  # DLDeviceType kDLCPU
+
+
+class Input(NamedTuple):
+    """An array that an executable takes; an extent that is None may be any."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join('any' if extent is None else str(extent) for extent in self.shape)}]"
+
+
+def matched(name: str, inputs: Sequence[Input], arrays: Sequence[Any], named: Mapping[str, Any]) -> Arrays:
+    """Return the arrays in the order of the inputs, as numpy's.
+
+    Raises
+    ------
+    LowerError
+        If the number, a name, a shape or a dtype is wrong; the message has all that is, beside what is expected.
+    """
+    own = [each.name for each in inputs]
+    wrong = [
+        f"{key!r} {'is given twice' if key in own else 'is none of them'}"
+        for key in named
+        if key not in own[len(arrays) :]
+    ]
+    given = dict(zip(own, arrays)) | {key: value for key, value in named.items() if key in own[len(arrays) :]}
+    count = len(arrays) + len(named)
+    takes = f"{name} takes {len(own)} array{'s' * (len(own) != 1)} ({', '.join(own)})"
+    if count != len(own):
+        wrong.append(f"got {count}")
+    problems = [f"{takes}; {'; '.join(wrong)}"] if wrong else []
+    found: list[np.ndarray] = []
+    rows: list[tuple[str, str]] = []
+    for each in inputs:
+        array, seen, why = _seen(each, given[each.name]) if each.name in given else (None, "nothing", "")
+        rows.append((f"{each.name}: {each}", seen))
+        if why:
+            problems.append(f"{each.name} {why}" if problems else f"{name}: {each.name} {why}")
+        elif array is not None:
+            found.append(array)
+    rows += [("nothing more", _described(value)) for value in arrays[len(own) :]]
+    if problems:
+        width = max(len(expected) for expected, _ in rows)
+        table = [f"  {expected:<{width}}  got {seen}" for expected, seen in rows]
+        raise LowerError("\n".join(["; ".join(problems), *table]))
+    return tuple(found)
+
+
+def foreign(values: Sequence[Any]) -> Any:
+    """Return the first array of another package than numpy; None if there is none."""
+    return next((v for v in values if not isinstance(v, np.ndarray) and hasattr(v, "__dlpack__")), None)
+
+
+def given_back(array: np.ndarray, like: Any) -> Any:
+    """Return an array as one of the package that `like` is of, on its device; itself if that takes no DLPack."""
+    namespace = getattr(like, "__array_namespace__", None)
+    package = namespace() if namespace is not None else sys.modules.get(type(like).__module__.partition(".")[0])
+    take = getattr(package, "from_dlpack", None)
+    if take is None:
+        return array
+    # numpy gives only the types that are its own; the compiler's tensor has them all.
+    made = take(array if array.dtype.isbuiltin == 1 else _tvm.as_tensor(array))
+    if like.__dlpack_device__()[0] == _CPU:
+        return made
+    return made.to(like.device) if hasattr(made, "to") else made.to_device(like.device)
+
+
+def _seen(each: Input, value: Any) -> tuple[np.ndarray | None, str, str]:
+    """The array, what it is in words, and what is wrong with it, if something is."""
+    array = value
+    if not isinstance(value, np.ndarray):
+        if not hasattr(value, "__dlpack__"):
+            other = "arrays of other packages are taken, too, by DLPack"
+            return None, _described(value), f"must be a numpy array; got {type(value).__name__}; {other}"
+        try:
+            array = _read(value)
+        except Exception as error:  # whatever the other package raises
+            return None, _described(value), f"cannot be read by DLPack: {error}"
+    seen = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+    fits = len(array.shape) == len(each.shape)
+    if not fits or any(own not in (None, extent) for own, extent in zip(each.shape, array.shape)):
+        return None, seen, f"has the shape {shown(each.shape)}; got an array of {array.shape}"
+    if str(array.dtype) != each.dtype:
+        return None, seen, f"is {each.dtype}; got an array of {array.dtype}"
+    return array, seen, ""
+
+
+def _read(value: Any) -> np.ndarray:
+    """Return another package's array as numpy's: the same memory if it is the CPU's, and else a copy."""
+    if value.__dlpack_device__()[0] == _CPU:
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError):  # of a type that numpy doesn't know; or for a reason that is said again
+            return _tvm.as_array(tvm.runtime.from_dlpack(value))
+    return tvm.runtime.from_dlpack(value).numpy()
+
+
+def _described(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    kind = type(value).__name__
+    return kind if shape is None or dtype is None else f"{kind} of {dtype}[{', '.join(map(str, shape))}]"
+
+
+def shown(shape: tuple[int | None, ...]) -> str:
+    """Return a shape as Python writes a tuple, with `any` for an extent that may be any."""
+    extents = ["any" if extent is None else str(extent) for extent in shape]
+    return f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"
