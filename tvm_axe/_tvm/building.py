@@ -28,10 +28,34 @@ def register_pipeline(name: str, base: str, host_pass: ir.transform.Pass) -> Non
 
     def pipeline() -> tuple[Any, Any, Any]:
         lower, finish_host, finish_device = tirx.get_tir_pipeline(base)
-        last = [host_pass, tirx.transform.LowerIntrin()]
-        return lower, lambda: ir.transform.Sequential([finish_host(), *last]), finish_device
+        return lower, lambda: ir.transform.Sequential([finish_host(), _and_lowered(host_pass)]), finish_device
 
     tirx.register_tir_pipeline(name, pipeline)
+
+
+def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
+    """A pass, and the lowering of intrinsics in those functions that it changes.
+
+    They were lowered before, where each remainder became a name for a value. Lowering them again fails where one such
+    name is in two places, whose values upstream simplifies to different ones; so the names are left out then.
+    """
+
+    def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
+        done = host_pass(mod)
+        changed = {
+            var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.Let, _without_name)))
+            for var, func in done.functions.items()
+            if not func.body.same_as(mod[var].body)
+        }
+        if changed:
+            done.update(tirx.transform.LowerIntrin()(IRModule(changed)))
+        return done
+
+    return ir.transform.module_pass(run, opt_level=0, name="AndLowered")
+
+
+def _without_name(let: tirx.Let) -> tirx.Expr:
+    return tvm_ffi.structural_map(let.body, (tirx.Var, lambda var: let.value if var.same_as(let.var) else var))
 
 
 def build_cuda(

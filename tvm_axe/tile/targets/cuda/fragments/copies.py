@@ -149,8 +149,8 @@ class Place:
         outside = region.overruns(emitter.analyzer) if region.tile.scope == "global" else ()
         self.bounds = [self.index[d] < region.tile.shape[d] for d in outside]
 
-    def _address(self, lane: Any) -> list[Any]:
-        address = self.stored.address(self.index, self.tile.shape)
+    def _address(self, lane: Any, length: int = 1) -> list[Any]:
+        address = self.stored.address(self.index, self.tile.shape, length)
         return [*address[:-1], address[-1] + lane]
 
     def pointer(self) -> Any:
@@ -183,12 +183,12 @@ class Place:
 
     def _load_vector(self, vector: int, buffer: tirx.Buffer, base: Any) -> None:
         with T.vectorized(vector) as lane:
-            T.buffer_store(buffer, self.stored.buffer[tuple(self._address(lane))], [base + lane])
+            T.buffer_store(buffer, self.stored.buffer[tuple(self._address(lane, vector))], [base + lane])
 
     def store_from(self, vector: int, buffer: tirx.Buffer, base: Any) -> None:
         """Store ``buffer[base ...]``, of the tile's type."""
         with T.vectorized(vector) as lane:
-            T.buffer_store(self.stored.buffer, buffer[base + lane], self._address(lane))
+            T.buffer_store(self.stored.buffer, buffer[base + lane], self._address(lane, vector))
 
     def store(self, vector: int, value: Any) -> None:
         """Store ``value(lane)`` for every lane, of the tile's type."""

@@ -81,8 +81,8 @@ class Memory:
     layout: Layout | ComposeLayout | None = None
     offset: Any = 0
 
-    def address(self, index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
-        """The indices into `buffer` of an element of the tile."""
+    def address(self, index: Sequence[Any], shape: Sequence[int], length: int = 1) -> list[Any]:
+        """The indices into `buffer` of an element of the tile, the first of `length` that are one piece of memory."""
         if self.layout is None:
             return list(index)
         plain = self.layout.tile_layout if isinstance(self.layout, ComposeLayout) else self.layout
@@ -95,16 +95,22 @@ class Memory:
                 below *= int(it.extent)
                 address = address + (step if it is grouped.D[start] else step % it.extent) * it.stride
         if isinstance(self.layout, ComposeLayout):
-            address = swizzled(self.layout, address)
+            address = swizzled(self.layout, address, length)
         return [address + self.offset]
 
 
-def swizzled(layout: ComposeLayout, address: Any) -> Any:
-    """`ComposeLayout.address` of an expression of the compiler."""
+def swizzled(layout: ComposeLayout, address: Any, length: int = 1) -> Any:
+    """`ComposeLayout.address` of an expression of the compiler, a multiple of `length` elements.
+
+    Upstream knows of no number that an exclusive or divides by, and loads one element at a time, by a vector of indices
+    that it has no code for, where it can't show that all are one aligned piece. So `length` is a factor of it.
+    """
     fine, atom, count = 2**layout.per_element, 2**layout.atom_len, 2**layout.swizzle_len
     row = address // fine
     low, high = (row // atom % count, 1) if layout.swizzle_inner else (row % count, atom)
-    return T.bitwise_xor(address, low * high * fine)
+    if length == 1 or fine % length:
+        return T.bitwise_xor(address, low * high * fine)
+    return T.bitwise_xor(address // length, low * high * (fine // length)) * length
 
 
 class Emitter:

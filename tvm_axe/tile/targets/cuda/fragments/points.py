@@ -236,7 +236,7 @@ class _Body:
         for access in self.accesses:
             held = T.alloc_buffer((length,), access.tile.dtype, scope="local")
             if not access.stores:
-                buffer, address = self._address(access)
+                buffer, address = self._address(access, length)
                 with T.vectorized(length) as lane:
                     place = (*address[:-1], address[-1] + lane)
                     T.buffer_store(held, buffer[place], [lane])
@@ -246,16 +246,16 @@ class _Body:
         """Store what neighbouring points wrote."""
         for access in self.accesses:
             if access.stores:
-                buffer, address = self._address(access)
+                buffer, address = self._address(access, length)
                 with (
                     self.emitter.guarded(self.walk.first_copy(self.emitter.threads.index)),
                     T.vectorized(length) as lane,
                 ):
                     T.buffer_store(buffer, access.held[lane], [*address[:-1], address[-1] + lane])
 
-    def _address(self, access: _Access) -> tuple[Any, list[Any]]:
-        stored = self.emitter.memory(access.tile)
-        return stored.buffer, stored.address([self._expression(i) for i in access.indices], access.tile.shape)
+    def _address(self, access: _Access, length: int) -> tuple[Any, list[Any]]:
+        stored, indices = self.emitter.memory(access.tile), [self._expression(i) for i in access.indices]
+        return stored.buffer, stored.address(indices, access.tile.shape, length)
 
     def emit(self, stmt: tirx.Stmt) -> None:
         """Emit a statement for one point."""

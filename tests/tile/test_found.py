@@ -1,0 +1,65 @@
+"""Programs that the fuzzer found, each as small as it got."""
+
+import shutil
+
+import numpy as np
+import pytest
+from interpreter import interpret
+from tvm.script import tirx as T
+
+from tvm_axe import tile
+from tvm_axe.machines.cache import Cache
+
+
+def test_remainders_in_two_places_of_a_product_whose_rows_end_early(tmp_path):
+    @T.prim_func
+    def func(A: T.Buffer((96, 100), "float32"), B: T.Buffer((257, 100), "float32"), Y: T.Buffer((96, 257), "float32")):
+        with tile.kernel(2, 3) as (m, n):
+            a = tile.shared((64, 32), "float32")
+            b = tile.shared((128, 32), "float32")
+            c = tile.fragment((64, 128), "float32")
+            tile.fill(c, 0)
+            for k in range(4):
+                tile.copy(A[m * 64, k * 32], a)
+                tile.copy(B[n * 128, k * 32], b)
+                tile.gemm(a, b, c, transpose_b=True)
+            tile.copy(c, Y[m * 64, n * 128])
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(-3, 4, shape).astype("float32") for shape in ((96, 100), (257, 100))]
+    out = np.full((96, 257), np.nan, "float32")
+    expected = interpret(func, *arrays, out)[2]
+    tile.compile(func, "llvm", Cache(tmp_path))(*arrays, out)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_vectors_of_a_swizzled_tile_are_loaded_as_one_piece(tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc on PATH")
+
+    @T.prim_func
+    def func(
+        X: T.Buffer((64, 64), "bfloat16"),
+        A: T.Buffer((64, 64), "float16"),
+        B: T.Buffer((64, 64), "float16"),
+        Y: T.Buffer((64, 64), "float16"),
+        Z: T.Buffer((64, 64), "float32"),
+    ):
+        with tile.kernel(1):
+            t = tile.shared((64, 64), "bfloat16")
+            x = tile.fragment((64, 64), "bfloat16")
+            a = tile.shared((64, 64), "float16")
+            b = tile.shared((64, 64), "float16")
+            c = tile.fragment((64, 64), "float32")
+            tile.copy(X, x)
+            with tile.parallel(64, 64) as (i, j):
+                t[i, j] = x[i, j]
+            tile.fill(c, 0)
+            for k in tile.pipelined(1):
+                tile.copy(A[0, k * 64], a)
+                tile.copy(B[k * 64, 0], b)
+                tile.gemm(a, b, c)
+            tile.copy(t, Y)
+            tile.copy(c, Z)
+
+    assert "longlong4" not in tile.compile(func, "cuda:sm_90a", Cache(tmp_path)).source  # a vector of indices
