@@ -21,6 +21,9 @@ from tvm_axe import tile
 LARGEST = {"float32": 2.0**22, "float16": 512.0, "bfloat16": 128.0, "int32": 2.0**30, "int8": 127.0}
 """Integers up to here, and their sums and products on the way, are exact in each type."""
 
+LARGEST_TILE = 16384
+"""Elements of a tile, of which a block's registers hold a few."""
+
 Draw = Callable[[Sequence], object]
 
 
@@ -60,7 +63,8 @@ class Maker:
         """Draw the sizes, some operations, and a copy of every tile to an output of its own."""
         self.seed = self.choose(range(1000))
         self.rng = np.random.default_rng(self.seed)
-        self.m, self.n = (self.choose(self.sizes) for _ in range(2))
+        self.m = self.choose(self.sizes)
+        self.n = self.choose([size for size in self.sizes if self.m * size <= LARGEST_TILE] or self.sizes)
         self.grid = [self.choose([1, 2, 3]) for _ in range(2)]
         self.rows, self.columns = (
             (g - 1) * t + self.choose(sorted({1, (t + 1) // 2, t})) for g, t in zip(self.grid, (self.m, self.n))

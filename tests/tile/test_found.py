@@ -63,3 +63,22 @@ def test_vectors_of_a_swizzled_tile_are_loaded_as_one_piece(tmp_path):
             tile.copy(c, Z)
 
     assert "longlong4" not in tile.compile(func, "cuda:sm_90a", Cache(tmp_path)).source  # a vector of indices
+
+
+def test_a_division_that_an_unrolled_loop_reaches_with_a_zero(tmp_path):
+    """Under its own condition it is not computed, and nobody may compute it beforehand."""
+
+    @T.prim_func
+    def func(Y: T.Buffer((16, 17), "float16")):
+        with tile.kernel(1):
+            t = tile.fragment((16, 17), "float16")
+            with tile.parallel(16, 17) as (i, j):
+                t[i, j] = T.cast(T.if_then_else(j != 0, T.truncdiv(i, j), 7), "float16")
+            tile.copy(t, Y)
+
+    out = np.full((16, 17), np.nan, "float16")
+    tile.compile(func, "llvm", Cache(tmp_path))(out)
+    i, j = np.indices((16, 17))
+    np.testing.assert_array_equal(out, np.where(j == 0, 7, i // np.maximum(j, 1)))
+    if shutil.which("nvcc") is not None:
+        tile.compile(func, "cuda:sm_90a", Cache(tmp_path))

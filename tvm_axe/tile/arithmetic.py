@@ -65,7 +65,7 @@ def chosen(condition: Any, then: Any, otherwise: Any) -> Any:
     for side in (then, otherwise):
         if not isinstance(side, int | float):
             tvm_ffi.structural_walk(side, ((*_DIVISIONS, ir.TensorLoad), found.append))
-    return tirx.Select(_opaque(_number(condition)) != 0 if found else condition, then, otherwise)
+    return tirx.Select(_hidden(condition, tirx.BitwiseOr) if found else condition, then, otherwise)
 
 
 class _Plain:
@@ -151,11 +151,12 @@ class _Plain:
             if int(node.b) == 0:
                 raise TileError(f"{node}: a division by zero; valid is any other divisor")
             return node
-        # The least number divided by -1 traps too.
+        # The least number divided by -1 traps too. Where a condition around says that it is not 0, upstream would
+        # leave a plain choice out, and fail at what an unrolled loop makes of the divisor under it.
         zero, one, least = (tirx.const(x, node.b.ty.dtype) for x in (0, 1, -1))
         if str(node.ty.dtype).startswith("u") or self.analyzer.can_prove(node.b >= 0):
-            return type(node)(node.a, tirx.Select(node.b == zero, one, node.b))
-        divisor = tirx.Select(tirx.Or(node.b == zero, node.b == least), one, node.b)
+            return type(node)(node.a, tirx.Select(_hidden(node.b == zero, tirx.BitwiseXor), one, node.b))
+        divisor = tirx.Select(_hidden(tirx.Or(node.b == zero, node.b == least), tirx.BitwiseXor), one, node.b)
         done = type(node)(node.a, divisor)
         return done if isinstance(node, (tirx.FloorMod, tirx.Mod)) else done * tirx.Select(node.b == least, least, one)
 
@@ -202,6 +203,14 @@ def _wrapped(value: Any, dtype: str) -> Any:
         return tirx.Cast(dtype, low)
     sign = tirx.const(2 ** (bits - 1), wide)
     return tirx.Cast(dtype, tirx.BitwiseXor(low, sign) - sign)
+
+
+def _hidden(condition: Any, by: type) -> Any:
+    """A condition of which the analyzer doesn't see when it holds.
+
+    It would see the same one around, hidden alike: so choices and divisors are hidden by operations of their own.
+    """
+    return by(_number(condition), tirx.const(0, "int32")) != 0
 
 
 def _opaque(value: Any) -> Any:

@@ -56,6 +56,13 @@ def check(program: TileProgram) -> None:
     check_blocks(program)
 
 
+def check_atomics(program: TileProgram) -> None:
+    """Raise TileError where a program adds atomically to a type that no target does it for, alike on all of them."""
+    for node in program.nodes():
+        if isinstance(node, Copy) and node.atomic and node.dst.tile.dtype not in ATOMIC:
+            raise TileError(f"{node}: atomically into {node.dst.tile}; valid are tensors of {', '.join(ATOMIC)}")
+
+
 @dataclass(frozen=True)
 class _Known:
     """What rules know of a program beside a node: what its analyzer proves, and the tile behind each buffer."""
@@ -81,8 +88,6 @@ def _copy(copy: Copy, scope: Scope, known: _Known) -> None:
         raise TileError(f"{copy}: src has shape {src.extents}, dst {dst.extents}; they must be equal up to ones")
     if copy.atomic and dst.tile.scope != "global":
         raise TileError(f"{copy}: atomically into {dst.tile}; valid is a tensor in global memory")
-    if copy.atomic and dst.tile.dtype not in ATOMIC:
-        raise TileError(f"{copy}: atomically into {dst.tile}; valid are tensors of {', '.join(ATOMIC)}")
     if src.tile is dst.tile and not _disjoint(src, dst, known.analyzer):
         raise TileError(f"{copy}: src and dst may overlap; valid are parts of {src.tile} that provably don't")
 

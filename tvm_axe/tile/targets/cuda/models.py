@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
+from tvm_axe.tile.checks import check_atomics
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.program import TileProgram
@@ -36,6 +37,7 @@ def decide(program: TileProgram, target: Target) -> CudaPlan:
         The program asks for what the target or its tiles can't do: roles, an instruction, threads, shared memory, a
         type; or the uses of a fragment want different layouts.
     """
+    check_atomics(program)
     why, roles = obstacle(program, target), program.options.get("roles")
     if why is None and roles != "uniform":
         return _decide_specialized(program, target)

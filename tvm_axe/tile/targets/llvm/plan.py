@@ -14,6 +14,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.machines import Cpu, machine_of
+from tvm_axe.tile.checks import check_atomics
 from tvm_axe.tile.nodes import Copy, Gemm, Loop, Signal, Wait
 from tvm_axe.tile.plans import Decisions, Plan
 from tvm_axe.tile.program import TileProgram
@@ -274,6 +275,7 @@ def _check_dtypes(program: TileProgram) -> None:
     for tile in (*program.params, *program.tiles):
         if tile.dtype not in DTYPES:
             raise TileError(f"{tile}: CPU code is made for {', '.join(DTYPES)}, not {tile.dtype}")
+    check_atomics(program)
 
 
 def _check_flags(program: TileProgram) -> None:
