@@ -91,9 +91,9 @@ def test_turns_and_deferred_products_are_given_up_where_they_stall(monkeypatch):
 
         monkeypatch.setattr(plans, "find_stall", first_stalls)
         made = planned(programs.attention(1, 1, 512))
-        assert f"schedule: {expected}  (with it, someone waits)" in made.explain()
+        text = f"schedule: {expected}  (with it, circular buffers of k: the kernel would wait for ever: someone waits"
+        assert text in made.explain()
         assert bool(made.schedule.deferred) == (count == 1) and not made.schedule.takes_turns
-        assert "bar" + ".arrive" not in tile.lower(programs.attention(1, 1, 512), HOPPER).script() or found == []
 
 
 # ---- The proof and every order of events --------------------------------------------------------------------------
