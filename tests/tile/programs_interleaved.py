@@ -33,7 +33,7 @@ LOADS = {
 }
 
 
-def interleaved(loads: str, uses: str, loop: str = "range", extent: object = 4, outer: int = 0) -> tirx.PrimFunc:
+def interleaved(loads: str, uses: str, loop: str = "range", extent: object = 4, outer: object = 0) -> tirx.PrimFunc:
     """A loop that has `loads` in this order, and then `uses`; with `outer`, as often around it."""
     lines = [f"for l in {LOOPS[loop].format(extent)}:"]
     for made in [LOADS[name] for name in loads] + [USES[name] for name in uses]:
