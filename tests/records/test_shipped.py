@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 from tvm.ir import IRModule
+from tvm.s_tir.meta_schedule.database import Workload
 
 import tvm_axe as axe
+from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.records import apply_best, shipped
-from tvm_axe.records.database import normalize
+from tvm_axe.records.database import find_databases, normalize, read_records, read_workloads
 from tvm_axe.records.folders import folder_for
 from tvm_axe.records.maintenance import tuned, validate
+from tvm_axe.records.record import FAILED_SECONDS
+from tvm_axe.tile import lowering
 
 
 def _target(mcpu: str, cores: int = 2, **more):
@@ -85,3 +89,18 @@ def test_the_records_that_ship_are_in_order():
     assert good > 0
     assert {entry.folder.parent.parent for entry in tuned(shipped.SHIPPED)} == {shipped.SHIPPED}
     assert all(entry.runs and entry.best for entry in tuned(shipped.SHIPPED))
+
+
+def test_shipped_records_with_tile_kernels_still_plan(monkeypatch):
+    """What was fastest on a GPU is refused by no check that came later."""
+    target, plans = resolve_target("cuda:sm_90a"), []
+    plan = lowering.plan
+    monkeypatch.setattr(lowering, "plan", lambda *args: plans.append(plan(*args)) or plans[-1])
+    for folder in find_databases(shipped.SHIPPED / "cuda-sm_90a"):
+        workloads = read_workloads(folder)
+        for record in read_records(folder, workloads):
+            workload = workloads[record.workload]
+            if workload and record.seconds < FAILED_SECONDS:
+                scheduled = record.schedule(Workload.from_json(list(workload)).mod)
+                with_tile_kernels(scheduled.mod, target)
+    assert len(plans) >= 50

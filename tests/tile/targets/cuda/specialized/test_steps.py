@@ -5,17 +5,20 @@ program must end with the same terms; no statement may touch what a product in f
 no slot may be given back that one reads, and every slot taken is given back once, in order.
 """
 
+import random
 from dataclasses import dataclass, field
 
 import programs_hopper as programs
 import pytest
 import tvm_ffi
-from programs_interleaved import interleaved
+from programs_interleaved import interleaved, nested
 from tvm import ir, sym, tirx
+from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.tile.nodes import Branch, Fill, Gemm, Loop
 from tvm_axe.tile.targets.cuda.specialized import buffers
+from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.schedule import schedule
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
@@ -33,6 +36,7 @@ from tvm_axe.tile.targets.cuda.specialized.steps import (
 from tvm_axe.tile.walking import substitute_in
 
 ZERO = "zero"
+HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 
 
 def value(expr, names):
@@ -173,3 +177,20 @@ def test_steps_do_what_the_program_does(name, count, turns):
     got = by_steps(program, slots, made.steps, loaded)
     outputs = [param for param in program.params if param in expected]
     assert outputs and all(got[param] == expected[param] for param in outputs)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_of_loops_in_loops_do_what_the_program_does(seed):
+    """With the slots that fit, and proved to get on."""
+    draw, judged = random.Random(seed), 0
+    while judged < 12:
+        program = tile.read(nested(draw))
+        made = tile.plan(program, HOPPER)
+        if not isinstance(made, SpecializedPlan):
+            continue
+        slots = made.memory.buffers
+        expected, loaded = in_order(program, [copy for buffer in slots for copy in buffer.copies])
+        got = by_steps(program, slots, made.schedule.steps, loaded)
+        assert all(got[param] == expected[param] for param in program.params if param in expected)
+        assert "schedule:" not in made.explain()
+        judged += 1

@@ -240,7 +240,7 @@ class _Consumer:
         self.events.append(Event("wait", Barrier("full", step.buffer, slot), phase + 1))
 
     def release(self, step: Release) -> None:
-        if step.when is not None and not self.roles.conditions.condition(step.when)(self):
+        if step.when is not None and not self.roles.conditions.of(step)(self):
             return
         buffer = step.buffer
         self.given[buffer] += 1
@@ -322,7 +322,7 @@ class _Conditions:
         self.branches: dict[Any, Branch] = {}
         self.around: dict[Node, tuple[Loop | None, ...]] = {}
         self.analyzer = sym.Analyzer()
-        self.known: dict[Any, Callable[[_Consumer], bool]] = {}
+        self.known: dict[Release, Callable[[_Consumer], bool]] = {}
         self.distances: dict[tuple[Any, Any], int] = {}
         self._visit(program.body, (None,))
 
@@ -348,25 +348,25 @@ class _Conditions:
             self.distances[value, base] = found
         return self.distances[value, base]
 
-    def condition(self, condition: Any) -> Callable[[_Consumer], bool]:
-        """Whether a release is made: in no first iteration, or if a loop has any."""
-        if condition not in self.known:
-            self.known[condition] = self._read(condition)
-        return self.known[condition]
+    def of(self, release: Release) -> Callable[[_Consumer], bool]:
+        """Whether a release is made: in no first iteration of its loop, or if that has any."""
+        if release not in self.known:
+            self.known[release] = self._read(release)
+        return self.known[release]
 
-    def _read(self, condition: Any) -> Callable[[_Consumer], bool]:
+    def _read(self, release: Release) -> Callable[[_Consumer], bool]:
+        condition: Any = release.when
         simple = constant(self.analyzer.simplify(condition))
         if isinstance(simple, int):
             return lambda consumer: bool(simple)
-        if isinstance(condition, tirx.NE) and condition.a in self.loops:
-            loop = self.loops[condition.a]
+        loop = None if release.var is None else self.loops[release.var]
+        if loop is not None and isinstance(condition, tirx.NE) and condition.a.same_as(loop.var):
             first = self.difference(condition.b, loop.start)
             if first is not None:
                 return lambda consumer: consumer.around[loop] != first
-        if isinstance(condition, tirx.GT | tirx.LT):
+        if loop is not None and isinstance(condition, tirx.GT | tirx.LT):
             more, less = (condition.a, condition.b) if isinstance(condition, tirx.GT) else (condition.b, condition.a)
-            for loop in self.loops.values():
-                beyond = self.difference(more - less, loop.extent)
-                if beyond is not None:
-                    return lambda consumer: consumer.way(loop) + beyond > 0
-        raise TileError(f"a slot is given back if {condition}, which says nothing of the program's loops")
+            beyond = self.difference(more - less, loop.extent)
+            if beyond is not None:
+                return lambda consumer: consumer.way(loop) + beyond > 0
+        raise TileError(f"`{release}`: the condition isn't one of the iterations of its loop")

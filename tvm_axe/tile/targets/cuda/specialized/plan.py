@@ -14,6 +14,7 @@ from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.targets.cuda.fragments import pressure
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
 from tvm_axe.tile.targets.cuda.grid import decide_grid
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
@@ -21,8 +22,11 @@ from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
 from tvm_axe.tile.targets.cuda.specialized import ordering, staging
 from tvm_axe.tile.targets.cuda.specialized.memory import SpecializedMemory, decide_memory
 from tvm_axe.tile.targets.cuda.specialized.obstacles import same_layout
-from tvm_axe.tile.targets.cuda.specialized.progress import Stall, find_stall
+from tvm_axe.tile.targets.cuda.specialized.pressure import uses_of_steps
+from tvm_axe.tile.targets.cuda.specialized.progress import find_stall
 from tvm_axe.tile.targets.cuda.specialized.schedule import Schedule, schedule
+from tvm_axe.tile.targets.cuda.specialized.steps import Issue
+from tvm_axe.tile.targets.cuda.specialized.steps import walk as walk_steps
 
 REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
 """Registers of a thread of the producer and of the consumers, by the number of consumer warpgroups.
@@ -87,7 +91,8 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     TileError
         The threads asked for can't share the products' rows; the tiles don't fit shared memory; a fragment's uses
         want different layouts; what a wait or a signal wouldn't order (`ordering.check`); pieces to store that the
-        tiles don't divide into; roles that may wait for each other for ever (`progress.find_stall`).
+        tiles don't divide into; roles that may wait for each other for ever (`progress.find_stall`); fragments that
+        take more registers at once than a thread has.
     """
     decisions, gpu = Decisions(program), gpu_of(target)
     warpgroups = _warpgroups(program)
@@ -107,7 +112,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     ordering.check(program, memory.buffers, memory.staging)
     for node, who, why in ordering.roles(program):
         decisions.add(node, who, why)
-    made = _schedule(program, memory, warpgroups, grid.persistent, decisions)
+    made = _schedule(program, memory, warpgroups, grid.persistent, fragments, decisions)
     for fill, gemm in made.folded:
         decisions.add(fill, "left out", f"{gemm} sets its accumulator the first time")
     for gemm, loop in made.deferred:
@@ -126,23 +131,53 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
 
 
 def _schedule(
-    program: TileProgram, memory: SpecializedMemory, warpgroups: int, persistent: bool, decisions: Decisions
+    program: TileProgram,
+    memory: SpecializedMemory,
+    warpgroups: int,
+    persistent: bool,
+    fragments: Mapping[Tile, LayoutChoice],
+    decisions: Decisions,
 ) -> Schedule:
-    """The fastest schedule that is proved to get on."""
-    stalls: list[Stall] = []
+    """The fastest schedule that is proved to get on, with fragments that fit the registers."""
+    failures: list[str] = []
     for ping_pong, defers, less in _SCHEDULES:
         made = schedule(program, memory.buffers, ping_pong and warpgroups > 1, defers)
         stall = find_stall(program, memory, made.steps, warpgroups, persistent)
-        if stall is None:
-            if stalls:
-                decisions.add("schedule", less, f"with it, {stalls[0]}")
-            return made
-        stalls.append(stall)
-    names = ", ".join(stalls[-1].names) or "the tiles of a loop"
-    raise TileError(
-        f"circular buffers of {names}: the kernel would wait for ever: {stalls[-1]}; valid is to load tiles in the "
-        "order in which they are read, more stages, or roles='uniform'"
-    )
+        if stall is not None:
+            names = ", ".join(stall.names) or "the tiles of a loop"
+            failures.append(
+                f"circular buffers of {names}: the kernel would wait for ever: {stall}; valid is to load tiles in the "
+                "order in which they are read, more stages, or roles='uniform'"
+            )
+            continue
+        try:
+            peak = _check_pressure(made, fragments, warpgroups)
+        except TileError as error:
+            failures.append(str(error))
+            continue
+        if failures:
+            decisions.add("schedule", less, f"with it, {failures[0]}")
+        most = _registers(warpgroups)
+        decisions.add("registers", f"{peak.registers} for fragments", f"of {most} of a thread, where most are needed")
+        return made
+    raise TileError(failures[-1])
+
+
+def _check_pressure(made: Schedule, fragments: Mapping[Tile, LayoutChoice], warpgroups: int) -> pressure.Peak:
+    """Refuse accumulators, and fragments in all, that don't fit a consumer's registers; give where most are needed.
+
+    What threads compute makes do with less than the assembler would like, next to accumulators of instructions: of
+    attention's fragments of 230 registers none spill where a thread has 232, of accumulators of 208 all do.
+    """
+    registers, uses = pressure.registers_of_all(fragments), uses_of_steps(made.steps)
+    sums = {step.gemm.c.tile for step in walk_steps(made.steps) if isinstance(step, Issue)}
+    most, threads = _registers(warpgroups), warpgroups * wgmma.WARPGROUP
+    remedy = f"rows for more warpgroups, of 64 each and up to {max(REGISTERS)}"
+    accumulators = pressure.find_peak(uses, {tile: count for tile, count in registers.items() if tile in sums})
+    pressure.check(accumulators, most - _INSTRUCTION_REGISTERS, threads, remedy)
+    peak = pressure.find_peak(uses, registers)
+    pressure.check(peak, most, threads, remedy)
+    return peak
 
 
 def _warpgroups(program: TileProgram) -> int:
@@ -181,8 +216,13 @@ def _fragments(program: TileProgram, warpgroups: int, decisions: Decisions) -> d
 
 def operand_registers(warpgroups: int) -> int:
     """The registers of a consumer's thread that a product's operands and accumulator may take."""
+    return _registers(warpgroups) - _OTHER_REGISTERS
+
+
+def _registers(warpgroups: int) -> int:
+    """The registers of a consumer's thread."""
     registers = REGISTERS[warpgroups]
-    return (_MOST_REGISTERS if registers is None else registers[1]) - _OTHER_REGISTERS
+    return _MOST_REGISTERS if registers is None else registers[1]
 
 
 def widest_product(warpgroups: int) -> int:

@@ -112,11 +112,14 @@ class _Flight:
         The slots to release once it is waited for, each by the number of its acquisition.
     when : Expr or None
         The condition under which it is in flight at all: not in a loop's first iteration, say.
+    var : Var or None
+        The variable of the loop that the condition is about.
     """
 
     gemm: Gemm
     held: list[tuple[CircularBuffer, int]] = field(default_factory=list)
     when: tirx.Expr | None = None
+    var: tirx.Var | None = None
 
     def conflicts(self, node: Node) -> bool:
         """Whether a statement can't be begun before the product is done."""
@@ -173,7 +176,7 @@ class _Scheduler:
         self.steps.append(Await(len(self.flights) - count))
         for flight in self.flights[:count]:
             for buffer, number in flight.held:
-                self.steps.append(Release(buffer, self.acquired[buffer] - number, flight.when))
+                self.steps.append(Release(buffer, self.acquired[buffer] - number, flight.when, flight.var))
         del self.flights[:count]
 
     def settle_for(self, node: Node) -> None:
@@ -302,6 +305,7 @@ class _Scheduler:
                     flight.gemm,
                     [(buffer, self.acquired[buffer] - (before[buffer] - number)) for buffer, number in flight.held],
                     _after_first(var, start),
+                    var,
                 )
                 for flight in self.flights
             ]
@@ -309,7 +313,7 @@ class _Scheduler:
             self.iteration(nodes, set(self.flights))
         if not self.analyzer.can_prove(extent >= 1):
             for flight in self.flights:
-                flight.when = extent > 0
+                flight.when, flight.var = extent > 0, var
         self.steps, steps = outer, self.steps
         self.steps.append(Repeat(var, start, extent, tuple(steps)))
 

@@ -29,11 +29,12 @@ class Acquire:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Give back the slot acquired `lag` slots before the current one; only if `when`."""
+    """Give back the slot acquired `lag` slots before the current one; only if `when`, which the loop of `var` says."""
 
     buffer: CircularBuffer
     lag: int
     when: tirx.Expr | None
+    var: tirx.Var | None = None
 
     def __str__(self) -> str:
         behind = f", {self.lag} behind" if self.lag else ""

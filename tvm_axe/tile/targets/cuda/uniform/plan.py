@@ -10,14 +10,20 @@ from dataclasses import dataclass, replace
 import tvm_ffi
 from tvm.target import Target
 
+<<<<<<< HEAD
 from tvm_axe.errors import TileError, TileWarning
+=======
+from tvm_axe.errors import TileError
+from tvm_axe.machines import Gpu
+>>>>>>> plans
 from tvm_axe.machines.registry import described
 from tvm_axe.tile.nodes import Gemm, Signal, Wait
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.targets.cuda.fragments import pressure
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
-from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER, FragmentLayout
+from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.grid import decide_grid
 from tvm_axe.tile.targets.cuda.instructions import fma, mma
 from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
@@ -27,6 +33,7 @@ from tvm_axe.tile.targets.cuda.uniform.schedule import decide_pipelines
 _LARGE = 128 * 128  # elements of a gemm's accumulator from which a block has 256 threads
 _ROWS = 4096  # elements of a tile from which a block without gemm has 256 threads
 _REGISTERS = 255  # of 32 bits, that a thread can have
+_OTHER_REGISTERS = 24  # that addresses, operands and loops take: with two accumulators of 104, none spill; of 112, some
 _LANES = 32
 
 
@@ -59,7 +66,7 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
     ------
     TileError
         Threads that are no warps; a type that the target doesn't compute with; a gemm that no instruction does; more
-        shared memory than a block may have.
+        shared memory than a block may have; more registers than a thread may have.
     """
     decisions, gpu = Decisions(program), gpu_of(target)
     decisions.add("roles", "uniform: every warp loads and computes", reason)
@@ -70,6 +77,7 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
         decisions.add("epilogue_tile", "no pieces", "only a specialized kernel has a storing warp")
     threads = _threads(program, gpu.block_threads, decisions)
     products, fragments = _products(program, threads, decisions)
+    _check_pressure(program, fragments, threads, decisions)
     memory = decide_memory(program, fragments, products, threads, decisions)
     memory = decide_pipelines(program, memory, gpu.shared_bytes, decisions)
     grid = decide_grid(program, gpu, decisions, fills_processor=False)
@@ -162,7 +170,7 @@ def _products(
 
 
 def _check_fragment(tile: Tile, held: LayoutChoice, threads: int) -> None:
-    count = -(-int(held.layout.span(REGISTER)) * int(tvm_ffi.dtype(tile.dtype).bits) // 32)
+    count = pressure.registers_of(tile, held)
     try:
         FragmentLayout(held.layout, tile.shape, threads)
     except TileError as error:
@@ -172,6 +180,17 @@ def _check_fragment(tile: Tile, held: LayoutChoice, threads: int) -> None:
             f"{tile}: takes {count} registers of each of {threads} threads, which have {_REGISTERS}; its layout is "
             f"{held.layout}, from {held.origin}; valid are smaller tiles, and extents with more factors of two"
         )
+
+
+def _check_pressure(
+    program: TileProgram, fragments: Mapping[Tile, LayoutChoice], threads: int, decisions: Decisions
+) -> None:
+    """Refuse fragments that don't fit a thread's registers together."""
+    peak = pressure.find_peak(pressure.uses_of(program.body), pressure.registers_of_all(fragments))
+    most = min(_REGISTERS, Gpu.registers // threads) - _OTHER_REGISTERS
+    pressure.check(peak, most, threads, "more threads")
+    if peak.registers:
+        decisions.add("registers", f"{peak.registers} for fragments", f"of {most} of a thread, where most are needed")
 
 
 def _check_gemm(gemm: Gemm) -> None:
