@@ -182,7 +182,7 @@ ENTRY = [0, [[GOOD, [[2, [4, 8]]]], [0.5], {"kind": "llvm"}, [["TENSOR", "float3
         ((1, 2), 7, "target: 7 is no object"),
         ((1, 3), [["TENSOR", "float33", [4]]], '"float33" is no dtype'),
         ((1, 3), [["TENSOR", "float32", [-4]]], "[-4] is no shape"),
-        ((1, 3), [["SCALAR"]], "isn't TENSOR, a dtype and a shape"),
+        ((1, 3), [["TENSOR", "float32"]], "isn't TENSOR, a dtype and a shape"),
     ],
 )
 def test_a_record_that_upstream_would_follow_is_named(path, value, said):

@@ -7,7 +7,7 @@ from math import prod
 
 from tvm_axe.records.graph import Graph, Wrong, is_dtype, short
 
-__all__ = ["check_function"]
+__all__ = ["check_function", "check_nodes"]
 
 _SIDES = {f"prim.{name}" for name in ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max")}
 _BITS = {f"prim.{name}" for name in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift")}
@@ -29,6 +29,17 @@ def check_function(graph: Graph) -> None:
     """
     if graph.type(graph.root) != "ir.IRModule":
         raise Wrong(f"the root is of the type {graph.type(graph.root)}, not ir.IRModule")
+    check_nodes(graph)
+
+
+def check_nodes(graph: Graph) -> None:
+    """Check a graph of something else, such as a map of indices.
+
+    Raises
+    ------
+    Wrong
+        As `check_function`.
+    """
     for number in range(len(graph.nodes)):
         kind = graph.type(number)
         check = _CHECKS.get(kind)

@@ -9,7 +9,8 @@ from math import prod
 from typing import Any
 
 from tvm_axe import _tvm
-from tvm_axe.records.graph import Wrong, short
+from tvm_axe.records.expressions import check_nodes
+from tvm_axe.records.graph import Wrong, parse_graph, short
 
 __all__ = ["check_trace"]
 
@@ -119,6 +120,9 @@ def _check_instruction(instruction: Any, made: set[str]) -> tuple[str, list[str]
         kinds = _letters(form.attributes, len(attributes), "attributes")
         for at, (kind, value) in enumerate(zip(kinds, attributes)):
             _check_attribute(kind, value, f"attributes[{at}]")
+    for value in attributes:
+        if isinstance(value, str) and value.startswith('{"root_index"'):
+            check_nodes(parse_graph(value))
     kinds = _letters(form.outputs if form else "x*", len(outputs), "outputs")
     for at, (kind, value) in enumerate(zip(kinds, outputs)):
         fresh = isinstance(value, str) and _NAME.fullmatch(value) and value not in made
@@ -158,7 +162,9 @@ def _check_input(kind: str, value: Any, made: set[str], where: str) -> None:
             if value[0] in {"a": "bl", "e": "v", "x": "blv"}.get(kind, kind):
                 return
             raise Wrong(f"{where}: {short(value)} is of another sort than it takes")
-        # Index expressions such as v1 * 2 are texts of their own; no name of a value has an operator.
+        if value.startswith("{") and kind == "x":  # a map of indices, say, which is encoded as functions are
+            check_nodes(parse_graph(value))
+            return
         raise Wrong(f"{where}: {short(value)} is what no instruction before it gives")
     elif kind == "e":
         if type(value) is not int or not 0 < value <= _LARGEST:
