@@ -16,6 +16,7 @@ from tvm_axe._tvm.errors import (
     why_refused,
 )
 from tvm_axe._tvm.meta_schedule import flops, record_json, structural_equal, tune_context, workload_hash
+from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
 from tvm_axe._tvm.relax import relax_lowering, split_preproc
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import block_realize, plain, put_back, statement, tensor_argument, widened
@@ -36,6 +37,7 @@ __all__ = [
     "DISCO_EXECUTE",
     "UPSTREAM_ERRORS",
     "DiscoSession",
+    "NodeType",
     "as_array",
     "as_tensor",
     "block_realize",
@@ -50,13 +52,16 @@ __all__ = [
     "flops",
     "function_frame",
     "host_triple",
+    "is_instruction",
     "is_own_fault",
     "is_unsaid",
     "is_valid_cpu",
     "load_llvm",
     "memory_layout",
+    "node_type",
     "nvrtc_cubin",
     "nvrtc_version",
+    "operators",
     "plain",
     "put_back",
     "raise_own_fault",

@@ -29,6 +29,8 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
+from tvm_axe.records.checks import Checks, note_checked
+from tvm_axe.records.faults import entry_fault, workload_fault
 from tvm_axe.records.files import append_line, ends_well, locked, replace_file
 from tvm_axe.records.packing import LAYOUT_FREE, layout_free
 from tvm_axe.records.record import FAILED_SECONDS, Record, parse_record
@@ -46,6 +48,7 @@ __all__ = [
     "read_records",
     "read_workloads",
     "scan_records",
+    "scan_workloads",
     "with_only_attrs",
 ]
 
@@ -100,7 +103,10 @@ class Database:
     def commit_tuning_record(self, record: ms.database.TuningRecord) -> None:
         """Add a record, and its workload before it if that isn't there."""
         with locked(self.folder):
-            append_line(self.folder / RECORDS, json.dumps([self._number(record.workload), _tvm.record_json(record)]))
+            entry = _tvm.record_json(record)
+            append_line(self.folder / RECORDS, json.dumps([self._number(record.workload), entry]))
+            digest, encoded = (str(text) for text in record.workload.as_json())
+            note_checked((digest, encoded), [entry])
 
     def records(self, workload: ms.database.Workload, target: Target) -> list[ms.database.TuningRecord]:
         """The records of a workload for exactly this target, in the order of their commits, by all processes so far.
@@ -167,6 +173,7 @@ def add_records(folder: Path, workload: tuple[str, str], entries: Sequence[list[
         new = {text: entry for entry in entries if (text := _canonical(entry)) not in known}
         if new:
             append_line(folder / RECORDS, "\n".join(json.dumps([number, entry]) for entry in new.values()))
+            note_checked(workload, new.values())
     return len(new)
 
 
@@ -232,7 +239,13 @@ def _is_on(device: int, folder: str) -> bool:
 
 def read_workloads(folder: Path) -> list[tuple[str, str] | None]:
     """(hash, encoded function) of each line; None for a line that cannot be read, so that the numbers stay right."""
-    return [_workload(line) for line in _lines(folder / WORKLOADS)]
+    return [workload for workload, _ in scan_workloads(folder)]
+
+
+def scan_workloads(folder: Path) -> list[tuple[tuple[str, str] | None, str | None]]:
+    """As `read_workloads`, each with what is wrong with its line."""
+    with Checks() as checks:
+        return [_workload(line, checks) for line in _lines(folder / WORKLOADS)]
 
 
 def read_records(folder: Path, workloads: list[tuple[str, str] | None]) -> list[Record]:
@@ -246,13 +259,15 @@ def read_records(folder: Path, workloads: list[tuple[str, str] | None]) -> list[
 def scan_records(folder: Path, workloads: list[tuple[str, str] | None]) -> tuple[list[Record], list[str]]:
     """As `read_records`, with the messages about other lines instead of warnings."""
     path, records, broken = folder / RECORDS, [], []
-    readable = {number for number, workload in enumerate(workloads) if workload is not None}
-    for number, line in enumerate(_lines(path), 1):
-        record = parse_record(line, readable, f"{path}:{number}")
-        if record is None:
-            broken.append(f"{path}:{number}: skipped a broken tuning record: {line[:60]!r}")
-        else:
-            records.append(record)
+    with Checks() as checks:
+        for number, line in enumerate(_lines(path), 1):
+            record, fault = _record(line, workloads, f"{path}:{number}", checks)
+            if record is None:
+                broken.append(
+                    f"{path}:{number}: skipped a broken tuning record: {line[:60]!r}{f' ({fault})' if fault else ''}"
+                )
+            else:
+                records.append(record)
     return records, broken
 
 
@@ -265,11 +280,15 @@ def choose_records(folder: Path, choose: Callable[[list[Record]], list[Record]])
     """
     with locked(folder):
         _repair(folder)
-        records = read_records(folder, read_workloads(folder))
+        workloads = read_workloads(folder)
+        records = read_records(folder, workloads)
         chosen = choose(records)
         if chosen != records:
             lines = (json.dumps([record.workload, record.entry]) for record in chosen)
             replace_file(folder / RECORDS, "".join(f"{line}\n" for line in lines))
+            for number, workload in enumerate(workloads):
+                if workload is not None:
+                    note_checked(workload, [record.entry for record in chosen if record.workload == number])
     return len(chosen), len(records) - len(chosen)
 
 
@@ -287,11 +306,12 @@ def _repair(folder: Path) -> list[str]:
         What was moved, in words; empty if the database (or its absence) is in order.
     """
     lines = {name: list(_lines(folder / name)) for name in (WORKLOADS, RECORDS)}
-    workloads = [_workload(line) for line in lines[WORKLOADS]]
-    readable = {number for number, workload in enumerate(workloads) if workload is not None}
+    with Checks() as checks:
+        workloads = [_workload(line, checks)[0] for line in lines[WORKLOADS]]
+        records = [_record(line, workloads, "", checks)[0] for line in lines[RECORDS]]
     filler = next((line for line, workload in zip(lines[WORKLOADS], workloads) if workload is not None), None)
     whole = {
-        RECORDS: [parse_record(line, readable, "") is not None for line in lines[RECORDS]],
+        RECORDS: [record is not None for record in records],
         WORKLOADS: [workload is not None for workload in workloads],
     }
     moved = []
@@ -316,6 +336,7 @@ def _commit_workload(folder: Path, digest: str, encoded: str) -> int:
         if workload.mod.script() == mod.script():
             return number
     append_line(folder / WORKLOADS, json.dumps([digest, encoded]))
+    note_checked((digest, encoded))
     return len(workloads)
 
 
@@ -353,13 +374,31 @@ def _canonical(entry: list[Any]) -> str:
     return json.dumps(entry, sort_keys=True)
 
 
-def _workload(line: str) -> tuple[str, str] | None:
+def _workload(line: str, checks: Checks) -> tuple[tuple[str, str] | None, str | None]:
+    """A line's (hash, encoded function), or None and why it is none."""
     try:
         digest, encoded = json.loads(line)
-        if not isinstance(digest, str) or not isinstance(encoded, str):
-            return None
-        ms.database.Workload.from_json([digest, encoded])
-    # What isn't JSON, or isn't a pair, and what upstream raises at a function that it cannot decode.
-    except _tvm.UPSTREAM_ERRORS:
-        return None
-    return digest, encoded
+    except (ValueError, TypeError, RecursionError):
+        return None, workload_fault(line) or "isn't a list of a hash and an encoded function"
+    if not isinstance(digest, str) or not isinstance(encoded, str):
+        return None, workload_fault(line) or "isn't a list of a hash and an encoded function"
+    fault = checks.workload_fault(line, (digest, encoded))
+    return (None if fault else (digest, encoded)), fault
+
+
+def _record(
+    line: str, workloads: Sequence[tuple[str, str] | None], place: str, checks: Checks
+) -> tuple[Record | None, str | None]:
+    """The record that a line is, or None and why it is none."""
+    try:
+        number, entry = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None, None  # isn't JSON or no pair, as anybody sees
+    workload = workloads[number] if type(number) is int and 0 <= number < len(workloads) else None
+    if workload is None:
+        return None, entry_fault(line) or f"there is no workload {number} that can be read"
+    fault = checks.entry_fault(line, workload, entry)
+    if fault is not None:
+        return None, fault
+    record = parse_record(line, {number}, place)
+    return record, None if record else "its times or its target aren't any"

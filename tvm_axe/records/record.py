@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
+from tvm_axe.records.folders import target_name
 
 __all__ = ["FAILED_SECONDS", "Record", "parse_record"]
 
@@ -97,7 +98,7 @@ def parse_record(line: str, workloads: Container[int], place: str) -> Record | N
         (insts, decisions), run_secs, target, args = entry
         seconds = sorted(float(s) for s in run_secs)[len(run_secs) // 2]
         shaped = all(isinstance(part, list) for part in (insts, decisions, run_secs, args))
-    except (ValueError, TypeError, IndexError, RecursionError):
+    except (ValueError, TypeError, IndexError, RecursionError, OverflowError):
         return None
     known = type(workload) is int and workload in workloads
     named = isinstance(target, dict) and _is_target(json.dumps(target))
@@ -108,9 +109,9 @@ def parse_record(line: str, workloads: Container[int], place: str) -> Record | N
 
 @functools.cache
 def _is_target(config: str) -> bool:
-    """Whether upstream makes a target of this JSON; else it refuses the whole database that has it."""
+    """Whether upstream makes a target of this JSON that LLVM knows; else it refuses the whole database that has it."""
     try:
-        Target(json.loads(config))
+        target_name(Target(json.loads(config)))
     except _tvm.UPSTREAM_ERRORS as error:
         _tvm.raise_own_fault(error)
         return False
