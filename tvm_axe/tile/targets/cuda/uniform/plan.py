@@ -10,12 +10,8 @@ from dataclasses import dataclass, replace
 import tvm_ffi
 from tvm.target import Target
 
-<<<<<<< HEAD
 from tvm_axe.errors import TileError, TileWarning
-=======
-from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu
->>>>>>> plans
 from tvm_axe.machines.registry import described
 from tvm_axe.tile.nodes import Gemm, Signal, Wait
 from tvm_axe.tile.plans import Decisions
