@@ -45,6 +45,11 @@ def loads_in(part: object) -> list[ir.TensorLoad]:
     return found
 
 
+def is_choice(expr: object) -> bool:
+    """Return whether an expression is ``if_then_else``, of which one side alone is computed."""
+    return isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and expr.op.name == "prim.if_then_else"
+
+
 def unconditional_loads(part: tirx.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
     """Return the loads that happen whatever the numbers are: none that a choice may leave out."""
     chosen: list[tirx.Expr] = []
@@ -52,7 +57,7 @@ def unconditional_loads(part: tirx.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
     def on_choice(choice: tirx.Select | ir.Call) -> None:
         if isinstance(choice, tirx.Select):
             chosen.extend((choice.true_value, choice.false_value))
-        elif isinstance(choice.op, ir.Op) and choice.op.name == "prim.if_then_else":
+        elif is_choice(choice):
             chosen.extend(choice.args[1:])
 
     tvm_ffi.structural_walk(part, [(tirx.Select, on_choice), (ir.Call, on_choice)])

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 
 from tvm_axe.analysis.accesses import LeafBlock
-from tvm_axe.analysis.expressions import loads_in
+from tvm_axe.analysis.expressions import is_choice, loads_in
 
 __all__ = ["partial_buffers"]
-
-_CHOICE = "prim.if_then_else"
 
 
 def partial_buffers(
@@ -87,7 +85,7 @@ def _degree(expr: tirx.Expr, partial: Sequence[tirx.Buffer]) -> int | None:
         return _degree(expr.value, partial) if _is_float(expr) else None
     if isinstance(expr, tirx.Select):
         return _choice([expr.condition, expr.true_value, expr.false_value], partial)
-    if isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and expr.op.name == _CHOICE:
+    if is_choice(expr):
         return _choice(list(expr.args), partial)
     if isinstance(expr, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)):
         a, b = _degree(expr.a, partial), _degree(expr.b, partial)

@@ -15,9 +15,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from tvm import ir, tirx
+from tvm import tirx
 
-from tvm_axe.analysis.expressions import variables_of
+from tvm_axe.analysis.expressions import is_choice, variables_of
 
 __all__ = ["LIMIT", "points", "values"]
 
@@ -69,7 +69,7 @@ def values(expr: tirx.Expr, at: Mapping[tirx.Var, np.ndarray]) -> np.ndarray | N
         parts, combine = [expr.condition, expr.true_value, expr.false_value], np.where
     elif isinstance(expr, tirx.Cast) and "int" in str(expr.ty):
         parts, combine = [expr.value], np.asarray
-    elif isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and expr.op.name == "prim.if_then_else":
+    elif is_choice(expr):
         parts, combine = list(expr.args), np.where
     else:
         return None

@@ -17,7 +17,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from tvm_axe.analysis.expressions import loads_in, uses
+from tvm_axe.analysis.expressions import is_choice, loads_in, uses
 from tvm_axe.checking.comparing import is_float
 from tvm_axe.checking.inputs import Indices
 
@@ -101,7 +101,7 @@ class _Bounds:
             term = self._of(value)
         finally:
             self.buffers[store.buffer] = start
-        if isinstance(value, tirx.Max | tirx.Min | tirx.Select) or _is_call(value, "if_then_else"):
+        if isinstance(value, tirx.Max | tirx.Min | tirx.Select) or is_choice(value):
             return _Bound(max(start.most, term.most), min(start.step, term.step))
         if not isinstance(value, tirx.Add | tirx.Sub):
             raise _Rounds
@@ -164,7 +164,7 @@ class _Bounds:
         return _Bound(max(self._of(value.a).most, self._of(value.b).most), 1.0)
 
     def call(self, value: ir.Call) -> _Bound:
-        if _is_call(value, "if_then_else"):
+        if is_choice(value):
             return _either(self._of(value.args[1]), self._of(value.args[2]))
         if _is_call(value, "fabs") or _is_call(value, "abs"):
             return self._of(value.args[0])

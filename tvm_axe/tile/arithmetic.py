@@ -31,6 +31,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
+from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.errors import TileError
 
 __all__ = ["chosen", "plain"]
@@ -38,7 +39,6 @@ __all__ = ["chosen", "plain"]
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 _SHIFTS = (tirx.LShift, tirx.RShift)
-_CHOICE = "prim.if_then_else"
 
 
 def plain(value: Any) -> Any:
@@ -176,7 +176,7 @@ def _select(node: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    if str(getattr(call.op, "name", "")) != _CHOICE or not _is_bool(call):
+    if not is_choice(call) or not _is_bool(call):
         return call
     condition, then, otherwise = call.args
     return tirx.if_then_else(condition, _number(then), _number(otherwise)) != 0

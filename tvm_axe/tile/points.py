@@ -15,6 +15,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
+from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Parallel
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.walking import substitute_in, variables_in
@@ -65,16 +66,12 @@ def evaluate(expr: Any, values: Values) -> Any:
     operands = [evaluate(operand, values) for operand in _operands(expr)]
     if not operands or any(operand is None for operand in operands):
         return None
-    if isinstance(expr, tirx.Select) or _is_choice(expr):
+    if isinstance(expr, tirx.Select) or is_choice(expr):
         return np.where(*operands)
     function = _BINARY.get(type(expr))
     if function is None or (function in (np.floor_divide, np.mod) and not np.all(operands[1])):
         return None
     return function(*operands)
-
-
-def _is_choice(expr: Any) -> bool:
-    return isinstance(expr, ir.Call) and str(getattr(expr.op, "name", "")).endswith("if_then_else")
 
 
 def _operands(expr: Any) -> tuple:
@@ -275,7 +272,7 @@ class _Walk:
             self.touch(stmt.buffer, stmt.indices, guard, stores=True)
 
     def loads(self, expr: Any, guard: Guard) -> None:
-        if _is_choice(expr):
+        if is_choice(expr):
             condition, then, otherwise = expr.args
             self.loads(condition, guard)
             vars = self.vars(condition)

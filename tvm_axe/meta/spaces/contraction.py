@@ -21,7 +21,7 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import alike, uses
+from tvm_axe.analysis.expressions import alike, is_choice, uses
 from tvm_axe.analysis.patterns import is_move, is_pointwise
 from tvm_axe.records.packing import layout_free
 
@@ -33,8 +33,6 @@ __all__ = [
     "is_plain_nest",
     "positions",
 ]
-
-_CHOICE = "prim.if_then_else"
 
 
 @dataclass(frozen=True)
@@ -257,7 +255,7 @@ def _factor(term: tirx.Expr) -> Factor | None:
     if isinstance(term, tirx.Cast):
         term = term.value
     guard = None
-    if isinstance(term, ir.Call) and str(term.op.name) == _CHOICE and _is_zero(term.args[2]):
+    if is_choice(term) and _is_zero(term.args[2]):
         guard, term = term.args[0], term.args[1]
     return Factor(term, guard) if isinstance(term, ir.TensorLoad) and "float" in str(term.source.dtype) else None
 

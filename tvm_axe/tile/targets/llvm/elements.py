@@ -9,13 +9,12 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.tile.arithmetic import chosen
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
 from tvm_axe.tile.targets.llvm.writer import Writer, points
-
-_CONDITIONAL = "prim.if_then_else"
 
 
 def write_parallel(writer: Writer, node: Parallel) -> None:
@@ -126,7 +125,7 @@ class _Body:
 
         def on_call(call: ir.Call) -> None:
             name = str(getattr(call.op, "name", ""))
-            if name == _CONDITIONAL:
+            if is_choice(call):
                 inner = chosen or self._differs(call.args[0])
                 fine.extend(self._expression(side, inner) for side in call.args[1:])
             elif name not in FUNCTIONS and name != "tirx.reinterpret":
@@ -191,7 +190,7 @@ class _Body:
         return self.writer.expr(value)
 
     def _choose(self, call: ir.Call) -> Any:
-        if call.op.name == _CONDITIONAL and self._differs(call.args[0]):
+        if is_choice(call) and self._differs(call.args[0]):
             return chosen(*call.args)
         return call
 

@@ -121,6 +121,20 @@ def test_neighbouring_points_access_memory_at_once():
     assert "*(float4*)(Y_ptr" not in source(programs.fused(64, 37))
 
 
+def test_a_load_under_a_condition_is_made_under_it():
+    """Not with its neighbours' ahead of the condition, which alone keeps it inside of its tensor."""
+
+    @T.prim_func
+    def padded(A: T.Buffer((1, 64), "float16"), row: T.Buffer((64,), "int32"), B: T.Buffer((64, 128), "float16")):
+        with tile.kernel(1), tile.parallel(64, 128) as (i, j):
+            B[i, j] = T.if_then_else(j < 64, A[row[i], j], T.float16(7))
+
+    text = source(padded)
+    assert "*(uint4*)(A_ptr" not in text and "*(float4*)(A_ptr" not in text
+    choices = [line for line in tile.lower(padded, AMPERE).script().splitlines() if "A[row[" in line]
+    assert choices and all(line.index("if_then_else") < line.index("A[row[") for line in choices)
+
+
 def test_annotated_layouts_are_kept():
     swizzled = ComposeLayout(3, 3, 3, Layout.parse("S[(64, 64) : (64, 1)]"))
 

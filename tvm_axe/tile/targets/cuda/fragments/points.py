@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.script import tirx as T
 
+from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.errors import TileError
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.regions import Tile
@@ -30,8 +31,6 @@ from tvm_axe.tile.targets.cuda.fragments.walk import (
     vector_lengths,
 )
 from tvm_axe.tile.walking import substitute_in, variables_in
-
-_CONDITIONAL = ("tirx.if_then_else",)
 
 
 def parallel(emitter: Emitter, node: Parallel) -> None:
@@ -195,7 +194,7 @@ class _Unconditional:
         tvm_ffi.structural_walk(body, ((tirx.IfThenElse, tirx.Select, ir.Call), self._meet))
 
     def _meet(self, found: Any) -> None:
-        if not isinstance(found, ir.Call) or str(getattr(found.op, "name", "")) in _CONDITIONAL:
+        if not isinstance(found, ir.Call) or is_choice(found):
             self.branches = True
 
     def accesses(self, node: Parallel) -> list[tuple[Tile, tuple[Any, ...], bool]]:
