@@ -1,10 +1,14 @@
 """The specialized model's programs on a Hopper GPU, beside numpy in float64, outputs poisoned."""
 
+import random
+
 import ml_dtypes  # noqa: F401  (numpy's names of small floats)
 import numpy as np
 import programs_hopper as programs
 import pytest
 import tvm
+from interpreter import interpret
+from programs_interleaved import interleaved, nested
 
 from tvm_axe import tile
 
@@ -145,3 +149,54 @@ def test_two_products_a_step(keys, branch):
         scores = scores * (np.arange(keys) // 64 % 2)
     expected = scores @ v.astype("float64")
     assert np.linalg.norm(got - expected) <= TOLERANCE["float16"] * np.linalg.norm(expected)
+
+
+# ---- Programs of integers, beside the interpreter, bit for bit ----------------------------------------------------
+
+ORDERS = [("as", "si"), ("abs", "sg"), ("bta", "tgh"), ("sbt", "xhh"), ("atb", "tghi"), ("asbt", "ytgh")]
+COUNTS = np.array([2, 0, 1, 3, 0, 2, 1, 4], "int32")
+
+
+def judged(func, target="cuda"):
+    """Run a program of `programs_interleaved` on integers, and compare what it leaves with the interpreter's."""
+    rng = np.random.default_rng(0)
+    a, s = (rng.integers(-2, 3, shape).astype("float16") for shape in ((128, 1024), (17, 64)))
+    outputs = [np.full(shape, np.nan, "float32") for shape in ((64, 64), (64, 64), (64,))]
+    expected = interpret(func, a, s, COUNTS, *outputs)
+    tile.compile(func, target)(a, s, COUNTS, *outputs)
+    for got, want in zip(outputs, expected[3:], strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("extent", [1, 5, "n[0]", "n[1]"])
+@pytest.mark.parametrize("loop", ["range", "one stage"])
+@pytest.mark.parametrize(("loads", "uses"), ORDERS)
+def test_loads_in_another_order_than_reads(loads, uses, loop, extent):
+    judged(interleaved(loads, uses, loop, extent))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("extent", ["n[0]", "n[1]", "n[o]"])
+def test_inner_loops_that_may_not_run(extent):
+    judged(interleaved("ab", "gg", "one stage", extent, outer=4))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(12))
+def test_loops_in_loops(seed):
+    judged(nested(random.Random(seed)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "columns"), [(1, 8), (1, 32), (1, 40), (3, 24), (5, 8), (7, 56), (9, 64), (264, 64)])
+@pytest.mark.parametrize("stages", [None, 1, 3])
+def test_small_tiles_in_circular_buffers(rows, columns, stages):
+    func = programs.scaled(rows, columns, stages=stages)
+    rng = np.random.default_rng(0)
+    a, s = (rng.integers(-2, 3, shape).astype("float16") for shape in ((128, 320), (5 * rows, columns)))
+    outputs = [np.full(shape, np.nan, "float32") for shape in ((128, 128), (rows, columns))]
+    tile.compile(func, "cuda")(a, s, *outputs)
+    wide = a.astype("float64")
+    np.testing.assert_array_equal(outputs[0], wide @ wide.T)
+    np.testing.assert_array_equal(outputs[1], s.astype("float64").reshape(5, rows, columns).sum(0))
