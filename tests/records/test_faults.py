@@ -175,7 +175,6 @@ ENTRY = [0, [[GOOD, [[2, [4, 8]]]], [0.5], {"kind": "llvm"}, [["TENSOR", "float3
         ((1, 0, 1), [[2, [4]]], "isn't 2 positive factors"),
         ((1, 0, 1), [[2, [2**30, 2**30]]], "has a product that no loop has"),
         ((1, 0, 1), [[9, [4, 8]]], "isn't the number of an instruction"),
-        ((1, 0, 1), [[4, 0]], "it chooses nothing"),
         ((1, 1), [], "run_secs: [] isn't a list of times"),
         ((1, 1), ["x"], 'run_secs: "x" is no time'),
         ((1, 1), [-1.0], "run_secs: -1.0 is no time"),
