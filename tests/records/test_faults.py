@@ -162,7 +162,7 @@ ENTRY = [0, [[GOOD, [[2, [4, 8]]]], [0.5], {"kind": "llvm"}, [["TENSOR", "float3
         ((0,), True, "workload: true is no line's number"),
         ((1, 0, 0, 0, 0), "GetSBlocc", "there is no such instruction"),
         ((1, 0, 0, 1, 1), [], "has 0 inputs"),
-        ((1, 0, 0, 1, 1), ["l7"], '"l7" is what no instruction before it gives'),
+        ((1, 0, 0, 1, 1), ["q7"], '"q7" is the name of no value'),
         ((1, 0, 0, 2, 1), ["b0"], '"b0" is of another sort than it takes'),
         ((1, 0, 0, 2, 2), [3, 64], "gives 2 values, not 3"),
         ((1, 0, 0, 2, 2), [2, "64"], 'attributes[1]: "64" isn\'t a whole number'),
