@@ -4,8 +4,8 @@
 'function: its header gives 8459484551590473582 bytes, and there are 6'
 >>> entry_fault("[0, [[[], []], [0.25], 7, []]]")
 'target: 7 is no object'
->>> entry_fault('[0, [[[["Fuse", ["l1"], [1], ["l2"]]], []], [0.25], {"kind": "llvm"}, []]]')
-'trace: instruction 0 ("Fuse"): inputs[0]: "l1" is what no instruction before it gives'
+>>> entry_fault('[0, [[[["Fuse", ["l1", 7], [1], ["l2"]]], []], [0.25], {"kind": "llvm"}, []]]')
+'trace: instruction 0 ("Fuse"): inputs[1]: 7 is the name of no value'
 
 Upstream's parsers check less than they rely on: one byte of a line can end the process. A line without a fault may
 still: so those that aren't known are tried in another process.
