@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe.analysis.sharing import bound_axis
+from tvm_axe.analysis.tree import why_unschedulable
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
@@ -35,7 +37,7 @@ _LOG = logging.getLogger("tvm_axe")
 
 def compile(
     program: Schedule | tirx.PrimFunc | IRModule | Lowered,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
     target: str | dict[str, Any] | Target = "llvm",
     work_dir: str | Path | None = WORK_DIR,
     *,
@@ -53,9 +55,9 @@ def compile(
         A schedule; a function over whole tensors, scheduled or not; a module that holds one such function; a Relax
         model, which `tvm_axe.relax.schedule_model` schedules for a mesh (call it yourself for one of several axes); or
         what `tvm_axe.lower.lower` made of a function, if that is there already.
-    mesh : Mesh, optional
-        The devices; taken from the schedule, or from what was lowered, where one is given. Without a mesh a function
-        or a model is compiled for one device.
+    mesh : Mesh or mapping, optional
+        The devices, such as ``{"tp": 2}``; taken from the schedule, or from what was lowered, where one is given.
+        Without a mesh a function or a model is compiled for one device.
     target : str | dict | Target
         What to compile each device's kernels for; a plain ``"llvm"`` means this machine's CPU, its cores shared by the
         devices.
@@ -90,7 +92,8 @@ def compile(
     """
     if redistribute not in ("refuse", "insert"):
         raise LowerError(f'compile: redistribute is {redistribute!r}; valid are "insert" and "refuse"')
-    exe = _compiled(program, mesh, target, work_dir, pack_weights, redistribute == "insert")
+    devices = None if mesh is None else Mesh.of(mesh)
+    exe = _compiled(program, devices, target, work_dir, pack_weights, redistribute == "insert")
     if isinstance(program, Schedule):
         exe.source = program.copy()  # as it is now
     elif not isinstance(program, Lowered) and not isinstance(exe, ModelExecutable):
@@ -138,11 +141,6 @@ def _on_mesh(work: Work) -> Executable:
 
 
 def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | None) -> Executable:
-    if not isinstance(func.body, s_tir.SBlockRealize):
-        raise LowerError(
-            "compile: the function is no schedulable one (@T.prim_func(s_tir=True)); a tile program is compiled by "
-            "tvm_axe.tile.compile"
-        )
     axes: list[str] = []
 
     def on_loop(loop: tirx.For) -> None:
@@ -171,7 +169,7 @@ def _model(model: IRModule, target: Target, work_dir: str | Path | None, pack_we
 
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:
     if isinstance(program, tirx.PrimFunc):
-        return program
+        return _schedulable(program)
     module = program.mod if isinstance(program, s_tir.Schedule) else program
     if not isinstance(module, IRModule):
         raise LowerError(f"compile: a schedule, a function or a module is compiled, not a {type(module).__name__}")
@@ -180,4 +178,11 @@ def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = 
     functions = [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
     if len(functions) != 1:
         raise LowerError(f"compile: the module has {len(functions)} functions; compile one function over whole tensors")
-    return functions[0]
+    return _schedulable(functions[0])
+
+
+def _schedulable(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    why = why_unschedulable(func)
+    if why is not None:
+        raise LowerError(f"compile: {why}")
+    return func

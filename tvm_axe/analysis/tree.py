@@ -68,6 +68,12 @@ class BlockTree:
         return found[0]
 
     @functools.cached_property
+    def nested(self) -> tuple[NestedBlock, ...]:
+        """All the blocks but the functions' roots, also those within others."""
+        roots = {func.body.block for func in self.functions}
+        return tuple(nested for nested, _ in self._scopes.values() if nested.block not in roots)
+
+    @functools.cached_property
     def _named(self) -> dict[str, list[NestedBlock]]:
         found: dict[str, list[NestedBlock]] = {}
         for nested, _ in self._scopes.values():
@@ -120,6 +126,17 @@ def is_one_of(block: NestedBlock, blocks: Sequence[NestedBlock]) -> bool:
 
 
 @functools.lru_cache(maxsize=128)
+def why_unschedulable(func: tirx.PrimFunc) -> str | None:
+    """Return why a function can't be scheduled, and what to write; None if it can."""
+    if isinstance(func.body, s_tir.SBlockRealize):
+        return None
+    name = str((func.attrs or {}).get("global_symbol", "main"))
+    return (
+        f"function {name!r} is no schedulable one: it isn't made of blocks; write @T.prim_func(s_tir=True) and compute "
+        'within `with T.sblock("name")` (a tile program is compiled by tvm_axe.tile.compile)'
+    )
+
+
 def tree_of(mod: ir.IRModule) -> BlockTree:
     """Return the tree of a module; that of one object is made once."""
     return BlockTree(mod)

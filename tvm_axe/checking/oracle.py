@@ -42,7 +42,7 @@ _Arrays = Mapping[str, np.ndarray]
 
 def check(
     program: Schedule | Executable | tirx.PrimFunc | IRModule,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
     *,
     origin: tirx.PrimFunc | IRModule | None = None,
     engine: str | Workers = "threads",
@@ -77,7 +77,7 @@ def check(
     program : Schedule, Executable, PrimFunc or IRModule
         A schedule; what `tvm_axe.compile` made, but of a model; or a function over whole tensors or a module of one,
         scheduled or not.
-    mesh : Mesh, optional
+    mesh : Mesh or mapping, optional
         The devices of a function; a schedule and an executable know theirs. A function without a mesh is compiled for
         one device.
     origin : PrimFunc or IRModule, optional
@@ -113,7 +113,7 @@ def check(
     """
     if seeds < 1:
         raise InputError(f"check: seeds must be at least 1, not {seeds}")
-    subject = _subject(program, mesh, origin, target, work_dir)
+    subject = _subject(program, None if mesh is None else Mesh.of(mesh), origin, target, work_dir)
     with _workers(subject.exe, engine) as workers:
         report = _Check(subject, workers).run(seeds)
     report.raise_if_wrong()

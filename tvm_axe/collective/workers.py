@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,7 +173,8 @@ class Workers:
         if not self._engine.matches(target):
             devices = self._engine.device_type
             raise InputError(
-                f"load: engine {self.engine!r} has devices of type {devices}; target {target} is for others"
+                f"load: engine {self.engine!r} has devices of type {devices}; target {target} is for others; compile "
+                f'the program for them: axe.compile(..., target="{"llvm" if devices == "cpu" else devices}")'
             )
         carrier = self.mesh_tensor(text.shape, "uint8", shared=True)
         carrier.slab(0)[:] = text
@@ -430,7 +431,7 @@ class Workers:
         self.close()
 
 
-def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Workers:
+def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: float = 60.0) -> Workers:
     """Start a worker for each device of a mesh.
 
     There may be more workers than cores. Each gets max(1, cores // workers) threads for the parallel loops of its
@@ -438,8 +439,8 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
 
     Parameters
     ----------
-    mesh : Mesh
-        The devices.
+    mesh : Mesh or mapping
+        The devices, such as ``{"tp": 2}``.
     engine : str
         ``"processes"``: one process a worker, except worker 0, which is a thread of this one. ``"threads"``: all are
         threads of this process, for debugging: Python code in them takes turns. ``"mpi"``: they are the ranks of the
@@ -461,8 +462,9 @@ def launch(mesh: Mesh, engine: str = "processes", timeout: float = 60.0) -> Work
         If a worker doesn't start.
     """
     found = registry.find(engine)
-    if not isinstance(mesh, Mesh):
+    if not isinstance(mesh, Mesh | Mapping):
         raise InputError(f"launch: mesh must be a Mesh, such as Mesh({{'tp': 2}}), not {mesh!r}")
+    mesh = Mesh.of(mesh)
     found.check(mesh)
     if not timeout > 0:
         raise InputError(f"launch: timeout must be a positive number of seconds, not {timeout!r}")

@@ -172,6 +172,15 @@ class Mesh:
         coords = self.coords(device)
         return tuple(self.device({**coords, axis: position}) for position in range(size))
 
+    @classmethod
+    def of(cls, mesh: Mesh | Mapping[str, int]) -> Mesh:
+        """Return a mesh as it is, or one of these axes.
+
+        >>> Mesh.of({"tp": 2}) == Mesh({"tp": 2}) == Mesh.of(Mesh({"tp": 2}))
+        True
+        """
+        return mesh if isinstance(mesh, Mesh) else cls(mesh)
+
     @staticmethod
     def parse(text: str) -> Mesh:
         """Read a mesh from its text, such as ``tp=2,dp=2`` or ``tp=2,dp=2@0.2.1.3``: the inverse of ``str``.

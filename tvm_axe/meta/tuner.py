@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ __all__ = ["tune"]
 def tune(
     program: tirx.PrimFunc | IRModule | Schedule,
     *,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
     patience: int | None = None,

@@ -19,7 +19,7 @@ when the next process is started. A child that this process forks has no part in
 own if it starts processes.
 """
 
-from tvm_axe.processes.interpreter import interpreter
+from tvm_axe.processes.fresh import interpreter
 from tvm_axe.processes.process import LastWords, Process, is_open, start
 
 __all__ = ["LastWords", "Process", "interpreter", "is_open", "start"]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_axe.processes.interpreter import module_path
+from tvm_axe.processes.fresh import module_path
 
 # Variables that are read while a process starts and while it imports the compiler and numpy: by the loader and the C
 # library, by Python, by numpy and OpenBLAS, by TVM and LLVM. A server has these for good.

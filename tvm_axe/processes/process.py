@@ -17,8 +17,8 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
+from tvm_axe.processes.fresh import interpreter
 from tvm_axe.processes.inherited import Inherited
-from tvm_axe.processes.interpreter import interpreter
 from tvm_axe.processes.server import MANY_THREADS, NUMBER, Request, kill
 
 _STARTUP = 60.0  # seconds that a server may take to fork, its imports included, before it is taken for hung

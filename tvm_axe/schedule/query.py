@@ -6,8 +6,9 @@ then acts on: `loop_rv`, `loop_of`, `sole_block` and `outermost` take their hand
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tvm import s_tir, tirx
@@ -56,6 +57,66 @@ def given(sch: s_tir.Schedule, rv: SBlockRV | LoopRV, primitive: str) -> s_tir.S
         raise ScheduleError(
             f"{primitive}: the {kind} given is not of this schedule, or was changed since; take it from {source}"
         ) from error
+
+
+def block_of(sch: s_tir.Schedule, block: SBlockRV | str, primitive: str) -> SBlockRV:
+    """Return the handle of a block that is given by its handle or its name.
+
+    Raises
+    ------
+    ScheduleError
+        If there is no block of that name, or more than one; or if something else was given.
+    """
+    if isinstance(block, SBlockRV):
+        return block
+    names = [str(nest.block.name_hint) for nest in tree(sch).nested]
+    if not isinstance(block, str):
+        what = "a loop" if isinstance(block, LoopRV) else f"a {type(block).__name__}"
+        raise ScheduleError(
+            f"{primitive}: {what} was given where a block is due; valid is what sch.get_sblock(name) gives, or its "
+            f"name: {_listed(names)}"
+        )
+    if names.count(block) != 1:
+        how = f"is the name of {names.count(block)} blocks" if block in names else "is no block"
+        raise ScheduleError(
+            f"{primitive}: {block!r} {how} of the function{_near(block, names)}; it has {_listed(names)}"
+        )
+    return sch.get_sblock(block)
+
+
+def loop_named(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV | str, primitive: str) -> LoopRV:
+    """Return the handle of a block's loop that is given by its handle or its variable's name.
+
+    Raises
+    ------
+    ScheduleError
+        If the block has no loop of that name, or more than one; or if something else was given.
+    """
+    if isinstance(loop, LoopRV):
+        return loop
+    given(sch, block, primitive)
+    names = [str(own.loop_var.name) for own in nest_of(sch, block).loops]
+    if not isinstance(loop, str):
+        what = "a block" if isinstance(loop, SBlockRV) else f"a {type(loop).__name__}"
+        raise ScheduleError(
+            f"{primitive}: {what} was given where a loop of block {name_of(sch, block)!r} is due; valid is one that "
+            f"sch.get_loops gives, or its variable's name: {_listed(names)}"
+        )
+    if names.count(loop) != 1:
+        how = f"is the name of {names.count(loop)} loops" if loop in names else "is no loop"
+        raise ScheduleError(
+            f"{primitive}: {loop!r} {how} of block {name_of(sch, block)!r}{_near(loop, names)}; it has {_listed(names)}"
+        )
+    return sch.get_loops(block)[names.index(loop)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names)) or "none"
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    found = difflib.get_close_matches(name, names, 1) if name not in names else []
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def tree(sch: s_tir.Schedule) -> BlockTree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tvm import s_tir
@@ -13,7 +13,10 @@ from tvm.ir import IRModule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.tirx import PrimFunc
 
+from tvm_axe.analysis.tree import why_unschedulable
+from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import ComposeLayout, Layout, Mesh
+from tvm_axe.schedule import query
 from tvm_axe.schedule.fusing import fuse_collective
 from tvm_axe.schedule.memory import set_layout
 from tvm_axe.schedule.overlapping import overlap
@@ -66,14 +69,15 @@ class Schedule(s_tir.Schedule):
 
     Every upstream primitive is there as it is. The communication primitives are the functions of `tvm_axe.schedule` of
     the same name, applied to this schedule and its mesh; they record stock instructions only, so that ``sch.trace``
-    replays on a plain ``s_tir.Schedule``.
+    replays on a plain ``s_tir.Schedule``. Here a block may be given by its name, and where a loop is due a block and
+    the name of its loop's variable: ``sch.shard("mm", "k", "tp")``.
 
     Parameters
     ----------
     mod : PrimFunc or IRModule
         An ordinary ``@T.prim_func(s_tir=True)``, or a module whose ``main`` is one.
-    mesh : Mesh
-        The devices that the function is scheduled for.
+    mesh : Mesh or mapping
+        The devices that the function is scheduled for, such as ``{"tp": 2}``.
     **options : Any
         Further arguments of `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
     """
@@ -86,9 +90,14 @@ class Schedule(s_tir.Schedule):
     applied: tuple[Applied, ...]
     """The methods below that were called, in order; what a trace brought in is in none."""
 
-    def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh, **options: Any) -> None:
+    def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh | Mapping[str, int], **options: Any) -> None:
+        functions = [mod] if isinstance(mod, PrimFunc) else [func for _, func in mod.functions_items()]
+        for func in functions:
+            why = why_unschedulable(func) if isinstance(func, PrimFunc) else None
+            if why is not None:
+                raise ScheduleError(f"Schedule: {why}")
         super().__init__(mod, **options)
-        self.mesh = mesh
+        self.mesh = Mesh.of(mesh)
         self.origin = self.mod
         self.applied = ()
 
@@ -101,43 +110,71 @@ class Schedule(s_tir.Schedule):
         copied.applied = self.applied
         return copied
 
+    def _block(self, block: SBlockRV | str, primitive: str) -> SBlockRV:
+        return query.block_of(self, block, primitive)
+
+    def _loop(
+        self, primitive: str, first: LoopRV | SBlockRV | str, second: LoopRV | str, third: Any
+    ) -> tuple[LoopRV, str, SBlockRV | None]:
+        """Return the loop, the mesh axis and the block of (loop, axis, block or None) or of (block, loop, axis)."""
+        if isinstance(first, LoopRV):
+            if not isinstance(second, str):
+                raise ScheduleError(f"{primitive}: a mesh axis is due behind the loop, not a {type(second).__name__}")
+            return first, second, None if third is None else self._block(third, primitive)
+        block = self._block(first, primitive)
+        loops = query.loop_names(query.nest_of(self, block))
+        if not isinstance(third, str):
+            raise ScheduleError(
+                f"{primitive}: block {query.name_of(self, block)!r} was given where a loop is due; valid is "
+                f'{primitive}(block, loop, axis), with one of its loops {loops}: sch.{primitive}("'
+                f'{query.name_of(self, block)}", "{loops.partition(",")[0]}", "{self.mesh.names[0]}")'
+            )
+        return query.loop_named(self, block, second, primitive), third, block
+
     @_documented_by(shard)
     def shard(
-        self, loop: LoopRV, axis: str, block: SBlockRV | None = None
+        self, loop: LoopRV | SBlockRV | str, axis: LoopRV | str, block: SBlockRV | str | None = None
     ) -> tuple[LoopRV, LoopRV] | tuple[SBlockRV, SBlockRV]:
-        return shard(self, loop, axis, self.mesh, block)
+        own, along, of = self._loop("shard", loop, axis, block)
+        return shard(self, own, along, self.mesh, of)
 
     @_documented_by(all_reduce)
-    def all_reduce(self, loop: LoopRV, axis: str) -> SBlockRV:
-        return all_reduce(self, loop, axis, self.mesh)
+    def all_reduce(
+        self, loop: LoopRV | SBlockRV | str, axis: LoopRV | str, block: SBlockRV | str | None = None
+    ) -> SBlockRV:
+        own, along, of = self._loop("all_reduce", loop, axis, block)
+        return all_reduce(self, own, along, self.mesh, of)
 
     @_documented_by(split_collective)
-    def split_collective(self, block: SBlockRV, dim: int = 0, root: int | None = None) -> tuple[SBlockRV, SBlockRV]:
-        return split_collective(self, block, self.mesh, dim, root)
+    def split_collective(
+        self, block: SBlockRV | str, dim: int = 0, root: int | None = None
+    ) -> tuple[SBlockRV, SBlockRV]:
+        return split_collective(self, self._block(block, "split_collective"), self.mesh, dim, root)
 
     @_documented_by(reorder_collective)
-    def reorder_collective(self, gather: SBlockRV, consumers: Sequence[SBlockRV]) -> list[SBlockRV]:
-        return reorder_collective(self, gather, consumers, self.mesh)
+    def reorder_collective(self, gather: SBlockRV | str, consumers: Sequence[SBlockRV | str]) -> list[SBlockRV]:
+        blocks = [self._block(consumer, "reorder_collective") for consumer in _several(consumers)]
+        return reorder_collective(self, self._block(gather, "reorder_collective"), blocks, self.mesh)
 
     @_documented_by(as_slice)
-    def as_slice(self, gather: SBlockRV) -> SBlockRV:
-        return as_slice(self, gather, self.mesh)
+    def as_slice(self, gather: SBlockRV | str) -> SBlockRV:
+        return as_slice(self, self._block(gather, "as_slice"), self.mesh)
 
     @_documented_by(redistribute)
-    def redistribute(self, block: SBlockRV, buffer: str, axis: str, dim: int | None = None) -> SBlockRV:
-        return redistribute(self, block, buffer, axis, self.mesh, dim)
+    def redistribute(self, block: SBlockRV | str, buffer: str, axis: str, dim: int | None = None) -> SBlockRV:
+        return redistribute(self, self._block(block, "redistribute"), buffer, axis, self.mesh, dim)
 
     @_documented_by(send)
-    def send(self, block: SBlockRV, axis: str) -> LoopRV:
-        return send(self, block, axis, self.mesh)
+    def send(self, block: SBlockRV | str, axis: str) -> LoopRV:
+        return send(self, self._block(block, "send"), axis, self.mesh)
 
     @_documented_by(fuse_collective)
-    def fuse_collective(self, blocks: Sequence[SBlockRV]) -> LoopRV:
-        return fuse_collective(self, blocks)
+    def fuse_collective(self, blocks: Sequence[SBlockRV | str]) -> LoopRV:
+        return fuse_collective(self, [self._block(block, "fuse_collective") for block in _several(blocks)])
 
     @_documented_by(overlap)
-    def overlap(self, blocks: Sequence[SBlockRV], axis: str, chunks: int | ExprRV) -> list[LoopRV]:
-        return overlap(self, blocks, axis, chunks, self.mesh)
+    def overlap(self, blocks: Sequence[SBlockRV | str], axis: str, chunks: int | ExprRV) -> list[LoopRV]:
+        return overlap(self, [self._block(block, "overlap") for block in _several(blocks)], axis, chunks, self.mesh)
 
     @_documented_by(set_layout)
     def set_layout(self, buffer: str, layout: Layout | ComposeLayout | str, tile: Sequence[int] | None = None) -> None:
@@ -145,6 +182,12 @@ class Schedule(s_tir.Schedule):
 
     @_documented_by(tile_kernel)
     def tile_kernel(
-        self, block: SBlockRV, kernel: str, epilogue: SBlockRV | None = None, **parameters: int | ExprRV
+        self, block: SBlockRV | str, kernel: str, epilogue: SBlockRV | str | None = None, **parameters: int | ExprRV
     ) -> None:
-        tile_kernel(self, block, kernel, epilogue, **parameters)
+        behind = None if epilogue is None else self._block(epilogue, "tile_kernel")
+        tile_kernel(self, self._block(block, "tile_kernel"), kernel, behind, **parameters)
+
+
+def _several(blocks: Sequence[SBlockRV | str]) -> Sequence[SBlockRV | str]:
+    """Return the blocks; one name alone is one block."""
+    return [blocks] if isinstance(blocks, str | SBlockRV) else blocks

@@ -48,7 +48,8 @@ def shard(
     sch : s_tir.Schedule
         The schedule; only stock instructions are recorded in its trace.
     loop : LoopRV
-        A loop of one block, not bound yet.
+        A loop of one block, not bound yet. `Schedule`'s method also takes a block, one of its loops and the axis:
+        ``sch.shard("mm", "k", "tp")``.
     axis : str
         A mesh axis.
     mesh : Mesh
@@ -99,6 +100,11 @@ def shard_loop(
     size = axis_size(mesh, axis, "shard")
     name = query.name_of(sch, block)
     stmt = query.loop_of_block(sch, block, loop, "shard")
+    if isinstance(stmt.extent, tirx.IntImm) and int(stmt.extent) < 1:
+        raise ScheduleError(
+            f"shard: block {name!r}: loop {stmt.loop_var.name!r} has no iterations, as an extent of a buffer is 0; "
+            "valid is a loop that has some"
+        )
     if bound_axis(stmt) is not None:
         raise ScheduleError(
             f"shard: block {name!r}: loop {stmt.loop_var.name!r} is already bound to {bound_axis(stmt)!r}; "
@@ -139,7 +145,7 @@ def shard_loop(
 
 
 @query.all_or_nothing
-def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlockRV:
+def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh, block: SBlockRV | None = None) -> SBlockRV:
     """Have a sum over a dimension that counts the devices be an all-reduce: each device holds one of its terms. ::
 
         for i, k in T.grid(N, n):                  for i in range(N):
@@ -159,11 +165,14 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
     sch : s_tir.Schedule
         The schedule.
     loop : LoopRV
-        A reduction loop with as many iterations as the axis has devices, not bound yet.
+        A reduction loop with as many iterations as the axis has devices, not bound yet. `Schedule`'s method also takes
+        a block, one of its loops and the axis: ``sch.all_reduce("sum", "k", "dp")``.
     axis : str
         A mesh axis.
     mesh : Mesh
         Says how many devices `axis` has.
+    block : SBlockRV, optional
+        The block to act on; needed only where `loop` encloses several.
 
     Returns
     -------
@@ -189,7 +198,7 @@ def all_reduce(sch: s_tir.Schedule, loop: LoopRV, axis: str, mesh: Mesh) -> SBlo
     """
     size = axis_size(mesh, axis, "all_reduce")
     query.given(sch, loop, "all_reduce")
-    block = query.sole_block(sch, loop, "all_reduce")
+    block = query.sole_block(sch, loop, "all_reduce") if block is None else block
     name, nest = query.name_of(sch, block), query.nest_of(sch, block)
     stmt = query.loop_of_block(sch, block, loop, "all_reduce")
     if bound_axis(stmt) is not None:

@@ -47,7 +47,7 @@ _FOLDER = "schedules"  # of the work_dir: the records of all programs' schedules
 
 def search(
     program: tirx.PrimFunc | Schedule,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
     target: str | dict[str, Any] | Target = "llvm",
     *,
     keep: Collection[str] = (),

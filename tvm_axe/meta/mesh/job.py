@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ _TIMEOUT = 60.0  # seconds for one schedule, which every device compiles
 
 def tune_program(
     program: tirx.PrimFunc | Schedule,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
     *,
     target: str | dict[str, Any] | Target = "llvm",
     trials: int = 64,
@@ -145,7 +145,7 @@ def tune_program(
 
 def best_schedule(
     program: tirx.PrimFunc | Schedule,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
     *,
     target: str | dict[str, Any] | Target = "llvm",
     work_dir: str | Path = WORK_DIR,
@@ -175,7 +175,7 @@ def best_schedule(
 def base_of(
     primitive: str,
     program: tirx.PrimFunc | Schedule,
-    mesh: Mesh | None,
+    mesh: Mesh | Mapping[str, int] | None,
     schedule: Callable[[tirx.PrimFunc, Mesh], Schedule],
 ) -> Schedule:
     """The schedule that a search of a program starts from: the one given, or what `schedule` makes of a function.
@@ -185,6 +185,7 @@ def base_of(
     LowerError
         If no mesh is given, or another one than the schedule's.
     """
+    mesh = None if mesh is None else Mesh.of(mesh)
     if isinstance(program, Schedule):
         if mesh is not None and mesh != program.mesh:
             raise LowerError(f"{primitive}: the schedule is for the mesh {program.mesh}, not {mesh}; leave mesh out")
