@@ -296,7 +296,7 @@ def test_bad_launches_are_refused() -> None:
     with pytest.raises(InputError, match="timeout must be a positive number of seconds, not 0"):
         launch(Mesh({"tp": 2}), timeout=0)
     with pytest.raises(InputError, match="mesh must be a Mesh"):
-        launch({"tp": 2})  # type: ignore[arg-type]
+        launch("tp=2")  # type: ignore[arg-type]
 
 
 def test_closed_workers_are_refused(two: Mesh, engine: str) -> None:
