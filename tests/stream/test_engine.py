@@ -237,7 +237,7 @@ def test_runs_with_and_without_values_take_the_same_time():
         rows.map(functions.matmul(), rows.load(w, (8, 8)).flatten().flatten()).output(f"y{number}")
     rng = np.random.default_rng(1)
     given = {"s": [0, 1, 1, 0] * 4}
-    arrays = {"x": rng.standard_normal((16, 8)), "w": rng.standard_normal((8, 8))}
+    arrays = {"x": rng.standard_normal((16, 8), "float32"), "w": rng.standard_normal((8, 8), "float32")}
     full, shapes = p.run(given | arrays, Accelerator()), p.run(given, Accelerator(), values=False)
     assert full.cycles == shapes.cycles > 0 and full.units == shapes.units
     assert shapes.outputs == {"y0": [(8, 8)], "y1": [(8, 8)]}

@@ -88,5 +88,5 @@ def test_an_empty_list_has_a_result_only_with_an_initial_state():
         p.run({"x": [[]]})
     q = StreamProgram("zero")
     x = q.input("x", StreamType((1, symbol("n")), Tile(2, 4)))
-    x.accum(functions.sum_tiles().starting(np.zeros((2, 4)))).output("y")
+    x.accum(functions.sum_tiles().starting(np.zeros((2, 4), "float32"))).output("y")
     np.testing.assert_array_equal(q.run({"x": [[]]}).outputs["y"][0], np.zeros((2, 4)))

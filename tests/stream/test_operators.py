@@ -232,5 +232,7 @@ def test_streams_of_other_shapes_are_found_when_they_come():
     a, b = (kind(2), [[1, 2], [3]], [9]), (kind(2), [[1], [2, 3]], [9])
     with pytest.raises(StreamError, match="Zip 'Zip0': its inputs don't have the same shape; at cycle 0"):
         compute(lambda p, x, y: x.zip(y), a, b)
-    with pytest.raises(StreamError, match=r"deadlock: .*\n  Expand 'Expand0' waits for a token from 'in0' \(empty\)"):
+    with pytest.raises(
+        StreamError, match=r"deadlock: .*\n  Expand 'Expand0' waits for a token from 'in0' \(which has ended\)"
+    ):
         compute(lambda p, x, y: x.expand(y), (kind(1), [1], [9]), (kind(2), [[1], [2]], [9]))

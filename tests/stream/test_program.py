@@ -134,7 +134,7 @@ def test_programs_that_break_a_shape_rule(p, build, message):
 def test_outputs_must_be_used(p):
     x = tiles(p, 2)
     x.map(functions.exp(), name="left")
-    given = {"x": [np.ones((4, 8))] * 2}
+    given = {"x": [np.ones((4, 8), "float32")] * 2}
     with pytest.raises(
         StreamError, match=r"Map 'left': output 'left', \[2\] of Tile\(4, 8, float32\), isn't connected"
     ):
@@ -161,9 +161,7 @@ def test_selectors_out_of_range(p, chosen):
     s = p.input("s", StreamType((1,), Selector(2)))
     for number, part in enumerate(p.input("x", StreamType((1,), Scalar())).partition(s)):
         part.output(f"y{number}")
-    with pytest.raises(
-        StreamError, match=r"Partition 'Partition0': a selector names .* must name different ones of 0 to 1"
-    ):
+    with pytest.raises(StreamError, match=r"Input 's': value 0 must be Selector\(2\), different ones of 0 to 1, not "):
         p.run({"x": [5], "s": [chosen]})
 
 
@@ -174,7 +172,7 @@ def test_inputs_must_fit(p):
         p.run()
     with pytest.raises(StreamError, match="has no input or tensor 'z'; it has x"):
         p.run({"x": [[one] * 3] * 2, "z": 1})
-    with pytest.raises(StreamError, match=r"\[2, 3\] of Tile.* needs 6 elements in all for its dim 3, and has 5"):
+    with pytest.raises(StreamError, match=r"lists of 2 and 3 elements where the dim is 3; it is a stream \[2, 3\] of"):
         p.run({"x": [[one] * 3, [one] * 2]})
     with pytest.raises(StreamError, match="must be lists nested as deep as its rank; 5 is no list"):
         p.run({"x": [5, 5]})
@@ -189,7 +187,7 @@ def test_tensors_must_fit(p):
         p.run({"w": np.ones((4, 9))})
     report = p.run({"w": (5, 8)}, Accelerator(), values=False)
     assert report.outputs["y"] == [[(1, 8)]] * 5 and report.bindings == {N: 5}
-    values = np.arange(40.0).reshape(5, 8)
+    values = np.arange(40, dtype="float32").reshape(5, 8)
     np.testing.assert_array_equal(np.concatenate([row for (row,) in p.run({"w": values}).outputs["y"]]), values)
 
 

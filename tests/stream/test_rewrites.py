@@ -44,8 +44,8 @@ def experts(tile=4):
 
 def beside():
     """As an accumulation, two halves beside each other."""
-    return functions.elementwise("beside", lambda a: a, 0, combine=lambda a, b: np.concatenate([a, b], axis=1)).costing(
-        cycles=0
+    return functions.elementwise(
+        "beside", lambda a: a, 0, combine=lambda a, b: np.concatenate([a, b], axis=1), grows=1, cycles=0
     )
 
 

@@ -29,6 +29,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=positive, default=16, help="tokens or requests (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the requests and the arrays (default: %(default)s)")
+    parser.add_argument("--max-cycles", type=positive, metavar="N", help="give up after so many cycles")
     parser.add_argument("--units", action="store_true", help="say what each unit did, too")
     parser.add_argument("--trace", metavar="T.json", help="what each unit did when, for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -65,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
         raise InputError(f"--model must be one of {', '.join(MODELS)}, not {args.model}")
     model = MODELS[args.model]
     sample = make_sample(args.name, model, args.batch, args.seed)
-    report = sample.run(values=model is SMALL, trace=args.trace is not None)
+    report = sample.run(values=model is SMALL, trace=args.trace is not None, max_cycles=args.max_cycles)
     error = sample.error(report) if model is SMALL else None
     if args.trace is not None:
         report.save_trace(args.trace)

@@ -12,6 +12,7 @@ A generator yields the channel that it is blocked on, or None if it has arranged
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.codec import Token
+from tvm_axe.stream.codec import EMPTY, Token
 from tvm_axe.stream.memory import Accelerator, MemoryQueue, Occupancy, Tenant
 
 if TYPE_CHECKING:
@@ -46,13 +47,18 @@ class Channel:
         The unit that is blocked on it: its reader if it is empty, its writer if it is full.
     stored : bool
         Whether its tiles lie in on-chip memory, so that whoever takes one reads it from there.
+    returns : bool
+        Whether it is feedback, in which tokens are left at the end.
+    left : int
+        Values that came after its reader had all that it needs.
     """
 
-    __slots__ = ("depth", "items", "room", "source", "stored", "target", "type", "waiter")
+    __slots__ = ("depth", "items", "left", "returns", "room", "source", "stored", "target", "type", "waiter")
 
-    def __init__(self, type: StreamType, source: str, depth: int, stored: bool) -> None:
-        self.type, self.source, self.depth, self.stored = type, source, depth, stored
+    def __init__(self, type: StreamType, source: str, depth: int, stored: bool, returns: bool = False) -> None:
+        self.type, self.source, self.depth, self.stored, self.returns = type, source, depth, stored, returns
         self.target = ""
+        self.left = 0
         self.items: deque[tuple[int, Any, int]] = deque()
         self.room: deque[int] = deque([0] * depth)
         self.waiter: Unit | None = None
@@ -203,10 +209,15 @@ class Engine:
         Whether tiles are computed. If not, a tile is its (rows, columns).
     traced : bool
         Whether to keep when each unit worked.
+    max_cycles : int, optional
+        The cycles after which it is given up.
     """
 
-    def __init__(self, accelerator: Accelerator | None, values: bool, traced: bool) -> None:
+    def __init__(
+        self, accelerator: Accelerator | None, values: bool, traced: bool, max_cycles: int | None = None
+    ) -> None:
         self.accelerator, self.values, self.traced = accelerator, values, traced
+        self.max_cycles = max_cycles
         self.hop = accelerator.hop if accelerator else 0
         self.memory = MemoryQueue(accelerator.off_chip, accelerator.hop) if accelerator else None
         self.occupancy = Occupancy()
@@ -255,19 +266,23 @@ class Engine:
         if capacity is not None and size > capacity:
             raise unit.fail(f"a buffer of {size:,} bytes is larger than the on-chip memory, {capacity:,} bytes")
 
-    def place(self, unit: Unit, tensor: Tensor, row: int, column: int, value: np.ndarray) -> None:
-        """Store a tile of a tensor.
+    def rows_of(self, tensor: Tensor) -> int | None:
+        """Return the rows of a tensor: declared, given, or None where those that are stored decide."""
+        return tensor.rows if isinstance(tensor.rows, int) else self.rows.get(tensor.name)
+
+    def place(self, unit: Unit, tensor: Tensor, row: int, column: int, value: Any) -> None:
+        """Store a tile of a tensor; without values, only see whether it could be.
 
         Raises
         ------
         StreamError
             If part of it would be outside.
         """
-        rows, columns = value.shape
-        below = isinstance(tensor.rows, int) and row + rows > tensor.rows
-        if row < 0 or below or column + columns > tensor.columns:
+        (rows, columns), most = value.shape if self.values else value, self.rows_of(tensor)
+        if row < 0 or (most is not None and row + rows > most) or column + columns > tensor.columns:
             raise unit.fail(f"a tile of {rows} x {columns} at row {row}, column {column} is outside of {tensor}")
-        self.written.setdefault(tensor.name, []).append((row, column, value))
+        if self.values:
+            self.written.setdefault(tensor.name, []).append((row, column, value))
 
     def run(self) -> None:
         """Run until every sink has what it waits for.
@@ -275,7 +290,7 @@ class Engine:
         Raises
         ------
         StreamError
-            If units wait for each other.
+            If units wait for each other, leave values that they were sent, or run for longer than they may.
         """
         self.ready.extend(self.units)
         while True:
@@ -285,11 +300,18 @@ class Engine:
         if not all(unit.done for unit in self.sinks):
             raise StreamError(self._deadlock())
         for unit in self.units:
+            for channel in unit.inputs:
+                channel.left += sum(value is not EMPTY for _, value, _ in channel.items)
+                if channel.left and not channel.returns:
+                    raise unit.fail(
+                        f"{channel.left} values of {channel.source!r} are left: it ended without taking them"
+                    )
             unit.process.close()
 
     def _run_ready(self) -> None:
         ready = self.ready
         take = ready.popleft
+        limit = math.inf if self.max_cycles is None else self.max_cycles
         while ready:
             unit = take()
             for channel in unit.process:
@@ -299,6 +321,8 @@ class Engine:
                 break
             else:
                 self._finish(unit)
+            if unit.clock > limit:
+                raise StreamError(self._too_long(unit))
 
     def _finish(self, unit: Unit) -> None:
         """Take what is still sent to a unit that needs no more, so that its senders come to their ends."""
@@ -308,7 +332,8 @@ class Engine:
         unit.waits = ()
         for channel in unit.inputs:
             drain = Unit(f"{unit.name}, done", "drain", self)
-            drain.process = _drain(drain, channel)
+            drain.inputs.append(channel)
+            drain.process = _drain(drain)
             self.ready.append(drain)
 
     def _next_event(self) -> bool:
@@ -330,30 +355,45 @@ class Engine:
             self.ready.append(unit)
         return True
 
+    def _too_long(self, unit: Unit) -> str:
+        return (
+            f"max_cycles={self.max_cycles:,}: {unit.kind} {unit.name!r} is at cycle {unit.clock:,}, and "
+            f"{self._missing()} didn't end:\n" + self._waiting()
+        )
+
     def _deadlock(self) -> str:
+        return (
+            f"deadlock: {self._missing()} never ended, and every operator waits for another; deeper channels "
+            "(Stream.buffered) help if a full one is in the cycle:\n" + self._waiting()
+        )
+
+    def _missing(self) -> str:
+        return ", ".join(repr(unit.name) for unit in self.sinks if not unit.done)
+
+    def _waiting(self) -> str:
         lines: list[tuple[bool, str]] = []
+        ended = {unit.name for unit in self.units if unit.done}
         for unit in self.units:
             waits = () if unit.done else unit.waits
             if waits:
-                said = ", ".join(_state(unit, channel) for channel in waits)
+                said = ", ".join(_state(unit, channel, channel.source in ended) for channel in waits)
                 lines.append((waits[0] in unit.inputs, f"  {unit.kind} {unit.name!r} waits {said}"))
         # Full channels first: whoever starves does so because of them, or they say where the cycle is.
         shown = [line for _, line in sorted(lines, key=lambda line: line[0])]
         if len(shown) > _MOST_LINES:
             shown[_MOST_LINES:] = [f"  and {len(shown) - _MOST_LINES} more that wait"]
-        missing = ", ".join(repr(unit.name) for unit in self.sinks if not unit.done)
-        return (
-            f"deadlock: {missing} never ended, and every operator waits for another; deeper channels "
-            "(Stream.buffered) help if a full one is in the cycle:\n" + "\n".join(shown)
-        )
+        return "\n".join(shown)
 
 
-def _state(unit: Unit, channel: Channel) -> str:
+def _state(unit: Unit, channel: Channel, ended: bool) -> str:
     if channel in unit.inputs:
-        return f"for a token from {channel.source!r} (empty)"
+        state = "there" if channel.items else "which has ended" if ended else "empty"
+        return f"for a token from {channel.source!r} ({state})"
     return f"for room in the channel to {channel.target!r} (full, {channel.depth} tokens)"
 
 
-def _drain(unit: Unit, channel: Channel) -> Process:
+def _drain(unit: Unit) -> Process:
+    (channel,) = unit.inputs
     while True:
-        yield from unit.get(channel)
+        value, _ = yield from unit.get(channel)
+        channel.left += value is not EMPTY

@@ -43,10 +43,12 @@ class TileFunction:
     initial : Any, optional
         The state before the first element; without, that is what the function makes of the first one, and an empty list
         has no result.
-    grows : bool
-        Whether `combine` puts rows below each other; else a state has the shape of what the function makes.
+    grows : int, optional
+        The dim of tiles that `combine` puts parts behind each other in: 0 rows, 1 columns; without, a state has the
+        shape of what the function makes.
     on_numbers : bool
-        Whether it computes on numbers or selectors, which runs without values have too.
+        Whether it computes numbers or selectors, which runs without values need too: of such, or of tiles, which are
+        their (rows, columns) there.
     cycles : int, optional
         The cycles that it takes, whatever its FLOPs.
     """
@@ -57,7 +59,7 @@ class TileFunction:
     flops: Callable[..., Size]
     combine: Callable[[Any, Any], Any] = operator.add
     initial: Any = None
-    grows: bool = False
+    grows: int | None = None
     on_numbers: bool = False
     cycles: int | None = None
 
@@ -72,7 +74,9 @@ class TileFunction:
 
     def grown(self, state: Any, part: Any) -> Any:
         """Return the shape of the state after a part of that shape."""
-        return part if state is None or not self.grows else (state[0] + part[0], part[1])
+        if state is None or self.grows is None:
+            return part
+        return (state[0] + part[0], part[1]) if self.grows == 0 else (part[0], state[1] + part[1])
 
     def starting(self, initial: Any) -> TileFunction:
         """Return the function with another initial state, an array or a number."""
@@ -128,22 +132,22 @@ def elementwise(name: str, call: Callable[..., np.ndarray], each: int = 1, **mor
 
 def add() -> TileFunction:
     """Return the function ``a + b``."""
-    return elementwise("add", np.add)
+    return _arithmetic("add", np.add)
 
 
 def sub() -> TileFunction:
     """Return the function ``a - b``."""
-    return elementwise("sub", np.subtract)
+    return _arithmetic("sub", np.subtract)
 
 
 def mul() -> TileFunction:
     """Return the function ``a * b``."""
-    return elementwise("mul", np.multiply)
+    return _arithmetic("mul", np.multiply)
 
 
 def div() -> TileFunction:
-    """Return the function ``a / b``."""
-    return elementwise("div", np.divide)
+    """Return the function ``a / b`` of floats."""
+    return _arithmetic("div", np.divide, floats=True)
 
 
 def scale(factor: float) -> TileFunction:
@@ -152,23 +156,23 @@ def scale(factor: float) -> TileFunction:
 
 
 def exp() -> TileFunction:
-    """Return the function ``e ** a``; 4 FLOPs an element."""
-    return elementwise("exp", np.exp, 4)
+    """Return the function ``e ** a`` of floats; 4 FLOPs an element."""
+    return _arithmetic("exp", np.exp, 4, floats=True)
 
 
 def rsqrt() -> TileFunction:
-    """Return the function ``1 / sqrt(a)``; 4 FLOPs an element."""
-    return elementwise("rsqrt", lambda a: 1 / np.sqrt(a), 4)
+    """Return the function ``1 / sqrt(a)`` of floats; 4 FLOPs an element."""
+    return _arithmetic("rsqrt", lambda a: (1 / np.sqrt(a)).astype(a.dtype), 4, floats=True)
 
 
 def silu() -> TileFunction:
-    """Return the function ``a / (1 + e ** -a)``; 8 FLOPs an element."""
-    return elementwise("silu", lambda a: a / (1 + np.exp(-a)), 8)
+    """Return the function ``a / (1 + e ** -a)`` of floats; 8 FLOPs an element."""
+    return _arithmetic("silu", lambda a: (a / (1 + np.exp(-a))).astype(a.dtype), 8, floats=True)
 
 
 def maximum() -> TileFunction:
     """Return the function that takes the larger of two elements."""
-    return elementwise("maximum", np.maximum)
+    return _arithmetic("maximum", np.maximum)
 
 
 def sum_tiles() -> TileFunction:
@@ -183,7 +187,7 @@ def max_tiles() -> TileFunction:
 
 def row_sum() -> TileFunction:
     """Return the function that sums each row to a column; as an accumulation it sums the rows of all the tiles."""
-    return _by_row("row_sum", lambda a: a.sum(axis=1, keepdims=True))
+    return _by_row("row_sum", lambda a: a.sum(axis=1, keepdims=True, dtype=a.dtype))
 
 
 def row_max() -> TileFunction:
@@ -194,7 +198,7 @@ def row_max() -> TileFunction:
 def retile() -> TileFunction:
     """Return the function that puts tiles below each other into one, as an accumulation; it takes no time."""
     return elementwise(
-        "retile", lambda a: a, 0, combine=lambda state, part: np.concatenate([state, part]), grows=True, cycles=0
+        "retile", lambda a: a, 0, combine=lambda state, part: np.concatenate([state, part]), grows=0, cycles=0
     )
 
 
@@ -222,6 +226,24 @@ class _Folding(TileFunction):
 
     def accumulate(self, state: Any, *values: Any) -> Any:
         return values[0] if state is None else self.call(state, *values)
+
+
+def _arithmetic(
+    name: str, call: Callable[..., np.ndarray], each: int = 1, floats: bool = False, **more: Any
+) -> TileFunction:
+    """Return an elementwise function of tiles of one dtype, which is the result's."""
+    function = elementwise(name, call, each, **more)
+
+    def result(*arguments: DataType) -> DataType:
+        found = function.result(*arguments)
+        dtypes = list(dict.fromkeys(tile.dtype for tile in _tiles(name, *arguments)))
+        if len(dtypes) > 1:
+            raise StreamError(f"{name} takes tiles of one dtype, not of {' and '.join(dtypes)}")
+        if floats and not dtypes[0].startswith(("float", "bfloat")):
+            raise StreamError(f"{name} takes tiles of floats, not of {dtypes[0]}")
+        return found
+
+    return replace(function, result=result)
 
 
 def _by_row(name: str, call: Callable[..., np.ndarray], **more: Any) -> TileFunction:

@@ -5,13 +5,13 @@ A stream's methods are the operators that take it; they read as the paper's figu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import sympy
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.types import Size, StreamType, Tile, as_size, data_differ, symbol
+from tvm_axe.stream.types import DataType, Size, StreamType, Tile, as_size, data_differ, symbol
 
 if TYPE_CHECKING:
     from tvm_axe.stream.functions import TileFunction
@@ -230,7 +230,13 @@ class Stream:
 
         return self.program.add(Scan(function, rank, compute, writes), [self, *others], name)[0]
 
-    def flat_map(self, function: Any, type: StreamType, cycles: int = 0, name: str | None = None) -> Stream:
+    def flat_map(
+        self,
+        function: Callable[[Any], Any],
+        type: StreamType | Callable[[DataType], StreamType],
+        cycles: int = 0,
+        name: str | None = None,
+    ) -> Stream:
         """FlatMap: `function` makes a tensor of each element, nested lists of `type.rank`.
 
         Shape: ``[a]`` -> ``[a, type.shape]``, flattened afterwards where one wants it.
@@ -239,8 +245,9 @@ class Stream:
         ----------
         function : Callable
             A function of the element's value. In runs without values a tile is its (rows, columns).
-        type : StreamType
-            The type of what it returns.
+        type : StreamType or Callable
+            The type of what it returns, or a function to it from the type of the elements, so that programs can be
+            rewritten to other tiles.
         cycles : int
             The cycles that each element of the result takes.
         """

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_axe.errors import StreamError
+from tvm_axe.stream.codec import Token, decode
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,19 @@ class Tenant:
         """Note that the tenant is needed at that time."""
         if time > self.stop:
             self.stop = time
+
+
+class Stored:
+    """A tensor of tiles in on-chip memory: what a buffer's reference refers to."""
+
+    __slots__ = ("rank", "tenant", "tokens")
+
+    def __init__(self, tokens: list[Token], rank: int, tenant: Tenant) -> None:
+        self.tokens, self.rank, self.tenant = tokens, rank, tenant
+
+    def nested(self) -> list:
+        """Return the tiles as nested lists."""
+        return decode(self.tokens, self.rank)
 
 
 def _check_positive(what: Any, names: tuple[str, ...]) -> None:

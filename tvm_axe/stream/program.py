@@ -175,6 +175,7 @@ class StreamProgram:
         accelerator: Accelerator | None = None,
         values: bool = True,
         trace: bool = False,
+        max_cycles: int | None = None,
     ) -> Report:
         """Compute the program, simulate it on an accelerator, or both.
 
@@ -189,6 +190,8 @@ class StreamProgram:
             Whether to compute tiles; without, they have shapes only, which is much faster.
         trace : bool
             Whether to keep when each unit worked.
+        max_cycles : int, optional
+            The cycles that the accelerator may take; by default any number.
 
         Returns
         -------
@@ -198,12 +201,13 @@ class StreamProgram:
         Raises
         ------
         StreamError
-            If an output isn't connected, an input is missing or doesn't fit, a selector is out of range, a buffer is
-            larger than the on-chip memory, or operators wait for each other.
+            If an output isn't connected, an input is missing or doesn't fit, a function fails or returns something else
+            than its type says, values are left that nobody takes, a tensor isn't stored whole, a buffer is larger than
+            the on-chip memory, operators wait for each other, or `max_cycles` have passed.
         """
         from tvm_axe.stream.running import run
 
-        return run(self, dict(inputs or {}), accelerator, values, trace)
+        return run(self, dict(inputs or {}), accelerator, values, trace, max_cycles)
 
     def __str__(self) -> str:
         lines = [f"program {self.name!r}"]

@@ -46,7 +46,7 @@ def dynamic_tiling(program: StreamProgram) -> StreamProgram:
         nonlocal found
         if not isinstance(node.operator, Reshape) or node.operator.pad is None:
             return None
-        if not any(isinstance(c.operator, Accum) and c.operator.function.grows for c in node.outputs[0].consumers):
+        if not any(isinstance(c.operator, Accum) and c.operator.function.grows == 0 for c in node.outputs[0].consumers):
             return None
         found = True
         rows = inputs[0].reshape(None, name=node.name)

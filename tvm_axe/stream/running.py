@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,63 +11,35 @@ import numpy as np
 import sympy
 
 from tvm_axe.errors import StreamError
-from tvm_axe.stream.codec import EMPTY, Token, decode, encode
+from tvm_axe.stream.codec import decode
 from tvm_axe.stream.engine import Channel, Engine, Unit
+from tvm_axe.stream.feeding import Meter, feed
 from tvm_axe.stream.memory import Accelerator
-from tvm_axe.stream.operators.base import shape_of
-from tvm_axe.stream.operators.endpoints import Input, Loop, Output
+from tvm_axe.stream.operators.endpoints import Loop, Output
 from tvm_axe.stream.operators.higher import Accum, Map, Scan
-from tvm_axe.stream.operators.off_chip import LinearLoad, LinearStore, RandomLoad, RandomStore
+from tvm_axe.stream.operators.off_chip import LinearStore, RandomStore
 from tvm_axe.stream.operators.routing import broadcast
 from tvm_axe.stream.program import Node, Stream, StreamProgram
 from tvm_axe.stream.report import Activity, Report
-from tvm_axe.stream.types import Selector, StreamType, Tile
-
-
-class Meter(deque):
-    """The queue of a channel that counts what is sent, to find out how long dynamic dims were."""
-
-    def __init__(self, type: StreamType) -> None:
-        super().__init__()
-        self.type = type
-        self.counts = [0] * type.rank  # how many elements of each dim, innermost first
-        self.rows = 0
-        self._filled = [False] * (type.rank + 1)
-
-    def append(self, token: tuple[int, Any, int]) -> None:
-        """Count a token (time, value, stop), and take it."""
-        super().append(token)
-        _, value, stop = token
-        counts, filled = self.counts, self._filled
-        if value is not EMPTY:
-            counts[0] += 1
-            filled[1] = True
-            if isinstance(self.type.data, Tile):
-                self.rows += shape_of(value)[0]
-        for level in range(1, min(stop + 1, self.type.rank)):
-            if filled[level] or level == stop:
-                counts[level] += 1
-                filled[level], filled[level + 1] = False, True
-
-    def bind(self, bindings: dict[sympy.Symbol, Any]) -> None:
-        """Add the values of the symbols that are sizes of this stream."""
-        outer = 1
-        for dim, found in zip(self.type.shape, reversed(self.counts)):
-            if isinstance(dim.size, sympy.Symbol):
-                bindings.setdefault(dim.size, found if dim.ragged else sympy.Rational(found, outer) if outer else 0)
-            outer = found
-        data = self.type.data
-        if isinstance(data, Tile) and isinstance(data.rows, sympy.Symbol):
-            bindings.setdefault(data.rows, sympy.Rational(self.rows, outer) if outer else 0)
+from tvm_axe.stream.types import Tile, as_size
 
 
 def run(
-    program: StreamProgram, inputs: dict[str, Any], accelerator: Accelerator | None, values: bool, trace: bool
+    program: StreamProgram,
+    inputs: dict[str, Any],
+    accelerator: Accelerator | None,
+    values: bool,
+    trace: bool,
+    max_cycles: int | None,
 ) -> Report:
     """Run a program; see `StreamProgram.run`."""
-    engine = Engine(accelerator, values, trace and accelerator is not None)
+    if max_cycles is not None:
+        as_size("max_cycles", max_cycles)
+        if accelerator is None:
+            raise StreamError(f"max_cycles={max_cycles}: without an accelerator nothing takes time; pass one")
+    engine = Engine(accelerator, values, trace and accelerator is not None, max_cycles)
     with _no_collection():
-        bindings = _feed(program, inputs, engine)
+        bindings = feed(program, inputs, engine)
         meters = _connect(program, engine)
         engine.run()
     for meter in meters:
@@ -85,7 +56,7 @@ def run(
     return Report(
         program=program.name,
         outputs={node.name: _collected(node, engine) for node in program.nodes if isinstance(node.operator, Output)},
-        tensors=_stored(program, engine, inputs, bindings),
+        tensors=_stored(program, engine),
         cycles=cycles,
         units=tuple(_activity(unit, nodes.get(unit.name), accelerator) for unit in engine.units),
         bindings=bindings,
@@ -105,62 +76,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _feed(program: StreamProgram, inputs: dict[str, Any], engine: Engine) -> dict[sympy.Symbol, Any]:
-    """Give the engine the inputs; return the symbols that they determine."""
-    bindings: dict[sympy.Symbol, Any] = {}
-    wanted = {node.name: node for node in program.nodes if isinstance(node.operator, Input)}
-    unknown = set(inputs) - set(wanted) - set(program.tensors)
-    if unknown:
-        known = ", ".join(sorted([*wanted, *program.tensors]))
-        raise StreamError(f"program {program.name!r} has no input or tensor {sorted(unknown)[0]!r}; it has {known}")
-    for name, node in wanted.items():
-        if name not in inputs:
-            raise node.fail("it isn't given; pass nested lists of its values")
-        engine.fed[name] = _tokens(node, inputs[name])
-    loaded = {
-        node.operator.tensor.name: node for node in program.nodes if isinstance(node.operator, (LinearLoad, RandomLoad))
-    }
-    for name, node in loaded.items():
-        tensor, given = program.tensors[name], inputs.get(name)
-        shape = given if isinstance(given, tuple) else getattr(given, "shape", None)
-        if shape is None and (engine.values or not isinstance(tensor.rows, int)):
-            raise node.fail(f"{tensor} isn't given; pass an array, or without values its (rows, columns)")
-        if shape is None:
-            continue
-        fits = len(shape) == 2 and shape[1] == tensor.columns
-        if not fits or (isinstance(tensor.rows, int) and shape[0] != tensor.rows):
-            raise node.fail(f"{tensor} is given with shape {tuple(shape)}")
-        engine.rows[name] = int(shape[0])
-        if isinstance(tensor.rows, sympy.Symbol):
-            bindings[tensor.rows] = int(shape[0])
-        if engine.values:
-            engine.tensors[name] = np.asarray(given)
-    return bindings
-
-
-def _tokens(node: Node, given: Any) -> list[Token]:
-    (stream,) = node.outputs
-    nested = given.tolist() if isinstance(given, np.ndarray) and not isinstance(stream.type.data, Tile) else given
-    if isinstance(nested, np.ndarray):
-        nested = list(nested)
-    try:
-        tokens = encode(nested, stream.type.rank)
-    except StreamError as error:
-        raise node.fail(f"{error}; it is a stream {stream}") from error
-    meter = Meter(stream.type)
-    for number, (value, stop) in enumerate(tokens):
-        if isinstance(stream.type.data, Selector) and value is not EMPTY:
-            value = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
-            tokens[number] = (value, stop)
-        meter.append((0, value, stop))
-    outer = 1
-    for dim, found in zip(stream.type.shape, reversed(meter.counts)):
-        if isinstance(dim.size, int) and found != outer * dim.size:
-            raise node.fail(f"{stream} needs {outer * dim.size} elements in all for its dim {dim}, and has {found}")
-        outer = found
-    return tokens
 
 
 def _connect(program: StreamProgram, engine: Engine) -> list[Meter]:
@@ -212,7 +127,8 @@ def _wire(
         raise unit.fail(f"output {stream.name!r}, {stream}, isn't connected; use it, or say Stream.discard()")
 
     def channel(source: Unit, known: Stream) -> Channel:
-        made = Channel(stream.type, source.name, known.depth or depth, stream.stored)
+        returns = isinstance(known.node.operator, Loop)
+        made = Channel(stream.type, source.name, known.depth or depth, stream.stored, returns)
         source.outputs.append(made)
         return made
 
@@ -270,9 +186,7 @@ def _collected(node: Node, engine: Engine) -> list:
     return decode(engine.outputs[node.name], node.inputs[0].type.rank)
 
 
-def _stored(
-    program: StreamProgram, engine: Engine, inputs: dict[str, Any], bindings: dict[sympy.Symbol, Any]
-) -> dict[str, np.ndarray]:
+def _stored(program: StreamProgram, engine: Engine) -> dict[str, np.ndarray]:
     """Return the tensors that were stored to: over what was given, else over NaN or zeros."""
     found: dict[str, np.ndarray] = {}
     stores = (LinearStore, RandomStore)
@@ -280,8 +194,8 @@ def _stored(
         if not engine.values:
             continue
         tensor, tiles = program.tensors[name], engine.written.get(name, [])
-        if name in inputs:
-            array = np.array(inputs[name])
+        if name in engine.tensors:
+            array = engine.tensors[name].copy()
         else:
             reached = max((row + len(value) for row, _, value in tiles), default=0)
             rows = tensor.rows if isinstance(tensor.rows, int) else reached

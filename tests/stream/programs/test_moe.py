@@ -79,5 +79,5 @@ def test_sizes_that_do_not_fit(columns, regions, message):
 def test_an_expert_that_is_not_there():
     chosen = np.array([[0, 1, 8]])
     given = arrays(1, LAYER, np.random.default_rng())
-    with pytest.raises(StreamError, match=r"route.*must name different ones of 0 to 7"):
+    with pytest.raises(StreamError, match=r"'experts'.*different ones of 0 to 7, not tuple \(0, 1, 8\)"):
         moe_layer(LAYER, 1, None, 5).run({**moe_inputs(chosen), **given})

@@ -114,6 +114,7 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
     try:
         while True:
             while not items:
+                unit.clock = clock
                 yield source
             time, value, stop = items[0]
             if time > clock:
@@ -132,6 +133,7 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
                     source.waiter = None
             for value, ends in made:
                 while not credit:
+                    unit.clock = clock
                     yield sink
                 free = credit.popleft()
                 if free > clock:

@@ -9,7 +9,19 @@ from tvm_axe.errors import StreamError
 from tvm_axe.stream.codec import EMPTY, Token, encode
 from tvm_axe.stream.engine import Process, Unit
 from tvm_axe.stream.operators.base import Cost, Operator, bandwidth, byte_counter, pipe, shape_of
-from tvm_axe.stream.types import DataType, Dim, StreamType, Tile, Tuple, as_size, merged, shapes_differ
+from tvm_axe.stream.types import (
+    DataType,
+    Dim,
+    Size,
+    StreamType,
+    Tile,
+    Tuple,
+    as_size,
+    data_differ,
+    merged,
+    shapes_differ,
+)
+from tvm_axe.stream.values import lengths_fault, seen, value_check
 
 if TYPE_CHECKING:
     from tvm_axe.stream.functions import TileFunction
@@ -42,6 +54,9 @@ class Map(Operator):
         prices: dict[Any, Price] = {}
         single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
 
+        _check_computed(node, unit, function)
+        call, check = calling(unit, function.name, function), _result_check(node, unit, function)
+
         def shaped(value: Any, stop: int) -> tuple[int, tuple[Token]]:
             if value is EMPTY:
                 return 0, ((EMPTY, stop),)
@@ -60,7 +75,9 @@ class Map(Operator):
             if found is None:
                 found = prices[shapes] = price(shapes)
             unit.flops += found[2]
-            return found[0], ((function(*values), stop),)
+            made = call(*values)
+            check(made, found[1], shapes)
+            return found[0], ((made, stop),)
 
         return pipe(unit, valued if unit.engine.values or function.on_numbers else shaped)
 
@@ -80,15 +97,16 @@ class Scan(Operator):
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
         _check_together(node, inputs)
         _check_rank(node, self.rank, inputs[0])
-        return [StreamType(inputs[0].shape, _state(node, self.function, inputs, self.rank))]
+        last = _state(node, self.function, inputs, self.rank)
+        return [StreamType(inputs[0].shape, _unfinished(node, self.function, last))]
 
     def stored(self, inputs: list[bool]) -> bool:
         return self.writes
 
     def process(self, node: Node, unit: Unit) -> Process:
         update = _updating(node, unit, self)
-        function, values, rank = self.function, unit.engine.values, self.rank
-        state = start = _start(function, unit, values)
+        rank = self.rank
+        state = start = _start(node, unit, self.function)
 
         def step(value: Any, stop: int) -> tuple[int, tuple[Token]]:
             nonlocal state
@@ -108,15 +126,17 @@ class Accum(Scan):
     kind = "Accum"
 
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
-        (scanned,) = super().types(node, inputs)
-        return [StreamType(scanned.shape[: -self.rank] or (Dim(1),), scanned.data)]
+        _check_together(node, inputs)
+        _check_rank(node, self.rank, inputs[0])
+        data = _state(node, self.function, inputs, self.rank)
+        return [StreamType(inputs[0].shape[: -self.rank] or (Dim(1),), data)]
 
     def process(self, node: Node, unit: Unit) -> Process:
         update = _updating(node, unit, self)
-        function, values, rank = self.function, unit.engine.values, self.rank
+        function, rank = self.function, self.rank
         whole = rank == unit.inputs[0].rank
         written = writing_cost(node, unit) if self.writes else None
-        state = start = _start(function, unit, values)
+        state = start = _start(node, unit, function)
         filled = False
 
         def step(value: Any, stop: int) -> tuple[int, tuple[Token, ...]]:
@@ -147,23 +167,43 @@ class FlatMap(Operator):
 
     kind = "FlatMap"
 
-    def __init__(self, function: Callable[[Any], Any], type: StreamType, cycles: int) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], type: StreamType | Callable[[DataType], StreamType], cycles: int
+    ) -> None:
         self.function, self.type, self.cycles = function, type, cycles
 
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
-        return [StreamType(tuple(inner_dims(node, inputs[0].shape, self.type.shape)), self.type.data)]
+        made = self.made(inputs[0].data)
+        return [StreamType(tuple(inner_dims(node, inputs[0].shape, made.shape)), made.data)]
+
+    def made(self, data: DataType) -> StreamType:
+        """Return the type of what the function makes of an element of that type."""
+        return self.type if isinstance(self.type, StreamType) else self.type(data)
 
     def stored(self, inputs: list[bool]) -> bool:
         return False
 
     def process(self, node: Node, unit: Unit) -> Process:
-        rank, function = self.type.rank, self.function
+        type = self.made(unit.inputs[0].type.data)
+        rank, dims = type.rank, type.shape
+        name = getattr(self.function, "__name__", "<lambda>").replace("<lambda>", "its function")
+        function, check = calling(unit, name, self.function), value_check(type.data, unit.engine.values)
         cost = self.cycles if unit.engine.accelerator is not None else 0
 
         def step(value: Any, stop: int) -> tuple[int, list[Token]]:
             if value is EMPTY:
                 return 0, [(EMPTY, stop + rank)]
-            made = encode(function(value), rank)
+            nested = function(value)
+            try:
+                made = encode(nested, rank)
+            except StreamError as error:
+                raise unit.fail(f"{name} must return {type}: {error}") from error
+            fault = lengths_fault(nested, dims)
+            for item, _ in made:
+                if item is not EMPTY:
+                    fault = fault or check(item)
+            if fault is not None:
+                raise unit.fail(f"{name} must return {type}, and returned {fault}; it was given {seen(value)}")
             if stop and made[-1][0] is EMPTY:
                 made.append((EMPTY, stop + rank))
             elif stop:
@@ -176,6 +216,47 @@ class FlatMap(Operator):
 def inner_dims(node: Node, outer: tuple[Dim, ...], inner: tuple[Dim, ...]) -> list[Dim]:
     """Return the dims of a tensor of `outer` tensors of `inner`, whose dynamic sizes may differ between them."""
     return [*outer, *(dim if dim.static else Dim(node.symbol(f"_{at}"), ragged=True) for at, dim in enumerate(inner))]
+
+
+def calling(unit: Unit, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a user's function so that what it raises says which operator called it, on what."""
+
+    def call(*values: Any) -> Any:
+        try:
+            return function(*values)
+        except Exception as error:
+            given = ", ".join(map(seen, values))
+            raise unit.fail(f"{name} raised {type(error).__name__}: {error}; it was given {given}") from error
+
+    return call
+
+
+def _check_computed(node: Node, unit: Unit, function: TileFunction) -> None:
+    """Refuse a run without values of a function that makes something else than tiles of them."""
+    data = node.outputs[0].type.data
+    if not unit.engine.values and not function.on_numbers and not isinstance(data, Tile):
+        raise unit.fail(f"{function.name} makes {data} of values, and the run is without; see functions.number")
+
+
+def _result_check(node: Node, unit: Unit, function: TileFunction) -> Callable[[Any, Any, tuple], None]:
+    """Return the check of a function's result: of the stream's type, and a tile of the shape that is expected.
+
+    That is the one which a run without values goes on with, and the cost counts.
+    """
+    data, name = _state_type(node, function), function.name
+    check = value_check(data, unit.engine.values)
+    shaped = isinstance(data, Tile)
+
+    def checked(made: Any, expected: Any, shapes: tuple) -> None:
+        fault = check(made)
+        if fault is None and shaped and shape_of(made) != expected:
+            fault = seen(made)
+        if fault is not None:
+            wanted = Tile(expected[0], expected[1], data.dtype) if isinstance(data, Tile) else data
+            given = ", ".join(str(shape) for shape in shapes if shape is not None)
+            raise unit.fail(f"{name} must return {wanted}" + f" of {given}" * bool(given) + f", and returned {fault}")
+
+    return checked
 
 
 def _arguments(inputs: list[StreamType]) -> list[DataType]:
@@ -198,40 +279,59 @@ def _check_rank(node: Node, rank: int, type: StreamType) -> None:
 def _result(node: Node, function: TileFunction, arguments: list[DataType]) -> DataType:
     try:
         return function.result(*arguments)
-    except StreamError as error:
-        raise node.fail(f"{error}; its inputs are {' and '.join(map(str, arguments))}") from error
+    except Exception as error:
+        said = str(error) if isinstance(error, StreamError) else f"{type(error).__name__}: {error}"
+        raise node.fail(f"{said}; its inputs are {' and '.join(map(str, arguments))}") from error
 
 
 def _state(node: Node, function: TileFunction, inputs: list[StreamType], rank: int) -> DataType:
     """Return the type of the last state: of a function that grows its state by what comes, after all of the dims."""
     arguments = _arguments(inputs)
     first = _result(node, function, arguments)
-    if not function.grows:
+    if function.grows is None:
         return first
-    if not isinstance(first, Tile) or not isinstance(arguments[0], Tile):
-        raise node.fail(f"{function.name} concatenates tiles, not {arguments[0]}")
+    if not isinstance(first, Tile) or function.grows not in (0, 1):
+        raise node.fail(f"{function.name} puts parts of dim {function.grows} behind each other, and makes {first}")
     dims = inputs[0].shape[-rank:]
     if any(dim.ragged for dim in dims):
-        return Tile(node.symbol("_rows"), first.columns, first.dtype)
-    return Tile(as_size("rows", merged(dims, True).size * arguments[0].rows, least=0), first.columns, first.dtype)
+        return _unfinished(node, function, first)
+    return _resized(first, function.grows, as_size("size", merged(dims, True).size * first.shape[function.grows], 0))
+
+
+def _unfinished(node: Node, function: TileFunction, last: DataType) -> DataType:
+    """Return the type of any state, given the last one's: while states grow they are shorter."""
+    if function.grows is None or not isinstance(last, Tile):
+        return last
+    return _resized(last, function.grows, node.symbol(("_rows", "_columns")[function.grows]))
+
+
+def _resized(tile: Tile, dim: int, size: Size) -> Tile:
+    return Tile(tile.rows, size, tile.dtype) if dim else Tile(size, tile.columns, tile.dtype)
+
+
+def _state_type(node: Node, function: TileFunction) -> DataType:
+    return _unfinished(node, function, node.outputs[0].type.data)
 
 
 def _pricing(
     node: Node, unit: Unit, function: TileFunction, compute: int | None, writes: bool
 ) -> Callable[[tuple], Price]:
     """Return the function from arguments' shapes to a unit's cycles, the result's shape and the FLOPs."""
-    accelerator = unit.engine.accelerator
+    accelerator, declared = unit.engine.accelerator, node.outputs[0].type.data
     data = _arguments([channel.type for channel in unit.inputs])
     stored = [channel.stored for channel in unit.inputs] * (len(data) if len(unit.inputs) == 1 else 1)
     counters = [byte_counter(item) for item in data]
     rates = [bandwidth(unit, item) if accelerator else 1 for item in data]
     written = writing_cost(node, unit) if writes else None
+    count_flops = calling(unit, f"flops of {function.name}", function.flops)
 
     def price(shapes: tuple) -> Price:
         types = [_concrete(item, shape) for item, shape in zip(data, shapes)]
-        result = function.result(*types)
+        result = _result(node, function, types)
+        if data_differ(result, declared) and function.grows is None:
+            raise node.fail(f"{function.name} makes {result} of {' and '.join(map(str, types))}, not {declared}")
         shape = result.shape if isinstance(result, Tile) else 0
-        flops = int(function.flops(*types))
+        flops = int(count_flops(*types))
         if accelerator is None:
             return 0, shape, flops
         reading = sum(-(-size(s) // rate) for size, rate, s, here in zip(counters, rates, shapes, stored) if here)
@@ -257,10 +357,23 @@ def _concrete(data: DataType, shape: Any) -> DataType:
     return Tile(shape[0], shape[1], data.dtype) if isinstance(data, Tile) else data
 
 
-def _start(function: TileFunction, unit: Unit, values: bool) -> Any:
-    """Return the state before anything has come: None where the first element is the first state."""
-    initial = function.initial
-    return initial if initial is None or values or function.on_numbers else shape_of(initial)
+def _start(node: Node, unit: Unit, function: TileFunction) -> Any:
+    """Return the state before anything has come: None where the first element is the first state.
+
+    Raises
+    ------
+    StreamError
+        If it isn't of the type of the states, of those that grow but for the rows.
+    """
+    initial, data = function.initial, _state_type(node, function)
+    if initial is None:
+        return None
+    if not (unit.engine.values or function.on_numbers):
+        initial = shape_of(initial)
+    fault = value_check(data, unit.engine.values)(initial)
+    if fault is not None:
+        raise unit.fail(f"{function.name} has states of {data}, and its initial one is {fault}")
+    return initial
 
 
 def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tuple[int, Any]]:
@@ -269,6 +382,9 @@ def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tu
     price = _pricing(node, unit, function, operator.compute, operator.writes and not isinstance(operator, Accum))
     single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
     valued = unit.engine.values or function.on_numbers
+    _check_computed(node, unit, function)
+    accumulate = calling(unit, function.name, function.accumulate)
+    check = _result_check(node, unit, function)
     prices: dict[Any, Price] = {}
 
     def update(state: Any, value: Any) -> tuple[int, Any]:
@@ -278,8 +394,10 @@ def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tu
         if found is None:
             found = prices[shapes] = price(shapes)
         unit.flops += found[2]
-        if valued:
-            return found[0], function.accumulate(state, *values)
-        return found[0], function.grown(state, found[1])
+        if not valued:
+            return found[0], function.grown(state, found[1])
+        made = accumulate(state, *values)
+        check(made, function.grown(None if state is None else _shapes((state,))[0], found[1]), shapes)
+        return found[0], made
 
     return update

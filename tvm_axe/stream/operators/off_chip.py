@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tvm_axe.stream.codec import EMPTY
 from tvm_axe.stream.engine import Process, Unit
 from tvm_axe.stream.operators.base import Operator, shape_of
@@ -47,14 +45,15 @@ class _Load(Operator):
         across = self.grid(node)[1]
         row_bytes = columns * self.data.itemsize
         requests = engine.accelerator.off_chip.requests(rows, row_bytes) if engine.accelerator else 0
-        if not engine.values:
-            return lambda number: (rows, columns), requests
-        array = engine.tensors[self.tensor.name]
+        held = engine.rows_of(self.tensor)
+        array = engine.tensors[self.tensor.name] if engine.values else None
 
-        def tile(number: int) -> np.ndarray:
+        def tile(number: int) -> Any:
             down, right = divmod(number, across)
-            if not 0 <= down * rows < array.shape[0]:
-                raise unit.fail(f"tile {number} is outside of {self.tensor}, which has {len(array) // rows * across}")
+            if held is not None and not 0 <= down * rows < held:
+                raise unit.fail(f"tile {number} is outside of {self.tensor}, which has {held // rows * across}")
+            if array is None:
+                return rows, columns
             return array[down * rows : (down + 1) * rows, right * columns : (right + 1) * columns]
 
         return tile, requests
@@ -94,9 +93,9 @@ class LinearLoad(_Load):
             down, across = self.grid(node)
             if not isinstance(down, int):
                 down = unit.engine.rows[self.tensor.name] // self.tile[0]
-            view = View((max(1, down), across), (across, 1))
-        order = list(zip(view.positions(), view.stops()))
-        rank = len(view.shape)
+            view = View((down, across), (across, 1)) if down else None
+        order = [] if view is None else list(zip(view.positions(), view.stops()))
+        rank = 2 if view is None else len(view.shape)
         source = unit.inputs[0] if unit.inputs else None
         value, stop = None, 0
         while True:
@@ -109,6 +108,8 @@ class LinearLoad(_Load):
                     unit.read += size
                     yield from unit.access(requests)
                     yield from unit.put(sink, tile(number), ends + stop if ends == rank else ends)
+                if not order:
+                    yield from unit.put(sink, EMPTY, rank + stop)
             if source is None or stop == source.rank:
                 return
 
@@ -187,20 +188,29 @@ class LinearStore(_Store):
 
     def process(self, node: Node, unit: Unit) -> Process:
         (source,) = unit.inputs
-        row = column = 0
+        engine, tensor = unit.engine, self.tensor
+        row = column = height = 0
         while True:
             value, stop = yield from unit.peek(source)
             if value is not EMPTY:
                 yield from self.write(unit, value)
                 rows, columns = shape_of(value)
-                if unit.engine.values:
-                    unit.engine.place(unit, self.tensor, row, column, value)
+                if column and rows != height:
+                    raise unit.fail(f"a tile of {rows} rows comes beside one of {height}, at row {row} of {tensor}")
+                engine.place(unit, tensor, row, column, value)
+                height = rows
                 column += columns
-                if column == self.tensor.columns:
+                if column == tensor.columns:
                     row, column = row + rows, 0
             unit.free(source)
             if stop == source.rank:
-                return
+                break
+        if column:
+            raise unit.fail(f"the tiles end at column {column}, row {row} of {tensor}")
+        # How many rows a dynamic stream has is known when it has ended: its tensor has room for the most.
+        static = isinstance(node.inputs[0].type.count, int)
+        if static and row < (engine.rows_of(tensor) or 0) and tensor.name not in engine.rows:
+            raise unit.fail(f"the tiles fill {row} rows of {tensor}; pass what is to be in the others as its input")
 
 
 class RandomStore(_Store):
@@ -222,18 +232,22 @@ class RandomStore(_Store):
 
     def process(self, node: Node, unit: Unit) -> Process:
         (source, addresses), (sink,) = unit.inputs, unit.outputs
+        ended = False  # the addresses
         while True:
             value, stop = yield from unit.peek(source)
             if value is EMPTY:
                 yield from unit.put(sink, EMPTY, stop)
             else:
-                row, _ = yield from unit.peek(addresses)
+                row: Any = EMPTY
                 while row is EMPTY:
-                    unit.free(addresses)
-                    row, _ = yield from unit.peek(addresses)
+                    if ended:
+                        raise unit.fail(f"its addresses, from {addresses.source!r}, have ended before its tiles")
+                    row, ends = yield from unit.peek(addresses)
+                    ended = ends == addresses.rank
+                    if row is EMPTY:
+                        unit.free(addresses)
                 yield from self.write(unit, value)
-                if unit.engine.values:
-                    unit.engine.place(unit, self.tensor, int(row), 0, value)
+                unit.engine.place(unit, self.tensor, int(row), 0, value)
                 unit.free(addresses)
                 yield from unit.put(sink, 1, stop)
             unit.free(source)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvm_axe.stream.codec import EMPTY, Token, decode
+from tvm_axe.stream.codec import EMPTY, Token
 from tvm_axe.stream.engine import Process, Unit
-from tvm_axe.stream.memory import Tenant
+from tvm_axe.stream.memory import Stored, Tenant
 from tvm_axe.stream.operators.base import Operator, bandwidth, byte_counter
 from tvm_axe.stream.operators.higher import inner_dims
 from tvm_axe.stream.types import Buffer, Dim, StreamType, Tile, as_dims
@@ -14,19 +14,6 @@ from tvm_axe.stream.views import View
 
 if TYPE_CHECKING:
     from tvm_axe.stream.graph import Node
-
-
-class Stored:
-    """A tensor of tiles in on-chip memory: what a buffer's reference refers to."""
-
-    __slots__ = ("rank", "tenant", "tokens")
-
-    def __init__(self, tokens: list[Token], rank: int, tenant: Tenant) -> None:
-        self.tokens, self.rank, self.tenant = tokens, rank, tenant
-
-    def nested(self) -> list:
-        """Return the tiles as nested lists."""
-        return decode(self.tokens, self.rank)
 
 
 class Bufferize(Operator):

@@ -52,9 +52,7 @@ class Partition(Operator):
         rank, sinks = self.rank, unit.outputs
         cost = read_cost(unit, source)
         routing = 0 if unit.engine.accelerator is None else 1
-        known = selector.type.data
-        assert isinstance(known, Selector)
-        ended = False
+        ended = selected = False  # the data, and the selectors
         while not ended:
             # A selector isn't taken before there is something to send: with feedback there are more than data.
             while not source.items:
@@ -65,12 +63,13 @@ class Partition(Operator):
                 continue
             chosen: Any = EMPTY
             while chosen is EMPTY:
+                if selected:
+                    raise unit.fail(f"its selectors, from {selector.source!r}, have ended before its data")
                 while not selector.items:
                     yield selector
                 chosen, stop = yield from unit.get(selector)
-                if chosen is EMPTY and stop == selector.rank:
-                    raise unit.fail(f"its selectors, from {selector.source!r}, have ended before its data")
-            targets = [sinks[number] for number in check_selected(unit, chosen, known.outputs)]
+                selected = stop == selector.rank
+            targets = [sinks[number] for number in sorted(chosen)]
             while True:
                 value, stop = yield from unit.peek(source)
                 if value is not EMPTY:
@@ -116,7 +115,7 @@ class Reassemble(Operator):
             if chosen is EMPTY:
                 yield from unit.put(sink, EMPTY, stop + rank + 1)
             else:
-                left = check_selected(unit, chosen, len(sources))
+                left = sorted(chosen)
                 for number in left if self.in_order else ():
                     yield from unit.peek(sources[number])
                 if not left:
@@ -210,20 +209,6 @@ def broadcast(unit: Unit) -> Process:
         unit.free(source)
         if stop == source.rank:
             return
-
-
-def check_selected(unit: Unit, chosen: Any, outputs: int) -> list[int]:
-    """Return the numbers that a selector names, in ascending order.
-
-    Raises
-    ------
-    StreamError
-        If one is out of range or named twice.
-    """
-    found = sorted(chosen)
-    if found and not (found[0] >= 0 and found[-1] < outputs and len(set(found)) == len(found)):
-        raise unit.fail(f"a selector names {found}, and must name different ones of 0 to {outputs - 1}")
-    return found
 
 
 def as_sum(sizes: list[Size], node: Node) -> sympy.Expr:

@@ -10,6 +10,7 @@ from tvm_axe.stream.codec import EMPTY, Token
 from tvm_axe.stream.engine import Process, Unit
 from tvm_axe.stream.operators.base import Operator, pipe, transform
 from tvm_axe.stream.types import Dim, Scalar, StreamType, Tuple, as_size, count, merged, shapes_differ
+from tvm_axe.stream.values import value_check
 
 if TYPE_CHECKING:
     from tvm_axe.stream.graph import Node
@@ -126,6 +127,9 @@ class Reshape(Operator):
         (source,), (data, padding) = unit.inputs, unit.outputs
         assert self.size is not None
         pad = self.pad if unit.engine.values else getattr(self.pad, "shape", self.pad)
+        fault = value_check(source.type.data, unit.engine.values)(pad)
+        if fault is not None:
+            raise unit.fail(f"pad must be {source.type.data}, not {fault}")
         found = 0
         while True:
             value, stop = yield from unit.peek(source)

@@ -235,7 +235,9 @@ def masked_exp() -> functions.TileFunction:
 
 def arrived() -> functions.TileFunction:
     """Return the function that counts a request's tiles, as an accumulation, to say that all have come."""
-    return functions.TileFunction("arrived", lambda tile: 1, lambda tile: Scalar(), lambda *_: 0, cycles=1)
+    return functions.TileFunction(
+        "arrived", lambda tile: 1, lambda tile: Scalar(), lambda *_: 0, on_numbers=True, cycles=1
+    )
 
 
 def cached_tiles(lengths: NDArray[np.int64], tile: int) -> NDArray[np.int64]:

@@ -120,7 +120,7 @@ def _heads(p: StreamProgram, x: Stream, heads: Heads, name: str, batch: int, wid
     count = heads.queries if name == "q" else 1
     columns = count * heads.size
     weights = p.load(p.tensor(f"w_{name}", heads.groups * width, columns, dtype), (width, columns)).flatten()
-    every = x.flat_map(lambda tile: [tile] * heads.groups, StreamType((heads.groups,), x.type.data)).flatten()
+    every = x.flat_map(lambda tile: [tile] * heads.groups, lambda data: StreamType((heads.groups,), data)).flatten()
     return _rows(every.map(functions.matmul(), weights), batch).flatten().map(_reshaped(count, heads.size))
 
 

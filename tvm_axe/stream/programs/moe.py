@@ -186,7 +186,7 @@ def _pack(tokens: Stream, tile: int | None, batch: int, name: str) -> tuple[Stre
 def _swiglu(tiles: Stream, weights: list[Stream], pieces: int, name: str) -> Stream:
     """Compute (silu(x W_gate) * (x W_up)) W_down of each tile, a piece of the hidden dim at a time."""
     gate, up, down = weights
-    x = tiles.flat_map(lambda tile: [tile] * pieces, StreamType((pieces,), tiles.type.data))
+    x = tiles.flat_map(lambda tile: [tile] * pieces, lambda data: StreamType((pieces,), data))
     hidden = x.map(functions.matmul(), up)
     gated = x.map(functions.matmul(), gate).map(functions.silu())
     return hidden.map(functions.mul(), gated).accum(functions.matmul(), down, name=name)

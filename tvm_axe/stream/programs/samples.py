@@ -65,10 +65,10 @@ class Sample:
             if name not in ("y", "out")
         }
 
-    def run(self, values: bool = True, trace: bool = False) -> Report:
-        """Compute and simulate the program, or only simulate it."""
+    def run(self, values: bool = True, trace: bool = False, max_cycles: int | None = None) -> Report:
+        """Compute and simulate the program, or only simulate it; see `StreamProgram.run`."""
         given = self.arrays() if values else {}
-        return self.program.run({**self.streams, **given}, self.accelerator, values=values, trace=trace)
+        return self.program.run({**self.streams, **given}, self.accelerator, values, trace, max_cycles)
 
     def error(self, report: Report) -> float:
         """Return the largest difference of a run's results from the reference, over the largest value; NaN is wrong."""
