@@ -30,6 +30,16 @@ def test_llvm(store, data):
     judge(tile.compile(func, "llvm", store), made, expected)
 
 
+@pytest.mark.parametrize(
+    ("seed", "sizes"),
+    [pytest.param(501478, "tiled", id="a remainder by a negative number, in two places that upstream knows of")],
+)
+def test_found(store, seed, sizes):
+    """What `scripts/fuzz_tiles.py` has found on a CPU."""
+    made = drawn(seed, sizes)
+    judge(tile.compile(made.func, "llvm", store), made, wanted(made, made.func))
+
+
 def lowered(seeds: range, target: str, sizes: str, options: str = ""):
     """Programs that the target takes, each with its function and what it should give; no more than half are refused."""
     programs, refused = [], 0

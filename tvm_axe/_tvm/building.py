@@ -24,6 +24,8 @@ def register_pipeline(name: str, base: str, host_pass: ir.transform.Pass) -> Non
     """Make a pipeline for ``tvm.compile(..., tir_pipeline=name)``: upstream's `base`, with one pass more.
 
     Host functions pass through it when intrinsics have become LLVM's; those that it brings in are lowered after it.
+    The names that lowering gives to remainders are left out before: upstream fails where one such name is in two
+    places, whose values it simplifies to different ones, when it lowers again and when it makes LLVM's code.
     """
 
     def pipeline() -> tuple[Any, Any, Any]:
@@ -34,19 +36,16 @@ def register_pipeline(name: str, base: str, host_pass: ir.transform.Pass) -> Non
 
 
 def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
-    """A pass, and the lowering of intrinsics in those functions that it changes.
-
-    They were lowered before, where each remainder became a name for a value. Lowering them again fails where one such
-    name is in two places, whose values upstream simplifies to different ones; so the names are left out then.
-    """
+    """A pass, and the lowering of intrinsics in those functions that it changes."""
 
     def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
+        named = mod.functions.items()
+        mod = IRModule(
+            {var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.Let, _without_name))) for var, func in named},
+            attrs=mod.attrs,
+        )
         done = host_pass(mod)
-        changed = {
-            var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.Let, _without_name)))
-            for var, func in done.functions.items()
-            if not func.body.same_as(mod[var].body)
-        }
+        changed = {var: func for var, func in done.functions.items() if not func.body.same_as(mod[var].body)}
         if changed:
             done.update(tirx.transform.LowerIntrin()(IRModule(changed)))
         return done
@@ -55,7 +54,16 @@ def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
 
 
 def _without_name(let: tirx.Let) -> tirx.Expr:
+    calls: list[ir.Call] = []
+    tvm_ffi.structural_walk(let.value, (ir.Call, calls.append))
+    if not all(_only_reads(call) for call in calls):
+        return let
     return tvm_ffi.structural_map(let.body, (tirx.Var, lambda var: let.value if var.same_as(let.var) else var))
+
+
+def _only_reads(call: ir.Call) -> bool:
+    effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, ir.Op) else None
+    return effect is not None and int(effect) <= int(tirx.CallEffectKind.ReadState.value)
 
 
 def build_cuda(
