@@ -32,7 +32,10 @@ def test_llvm(store, data):
 
 @pytest.mark.parametrize(
     ("seed", "sizes"),
-    [pytest.param(501478, "tiled", id="a remainder by a negative number, in two places that upstream knows of")],
+    [
+        pytest.param(501478, "tiled", id="a remainder by a negative number, in two places that upstream knows of"),
+        pytest.param(700516, "tiled", id="a divisor that a condition keeps from 0, computed before the condition"),
+    ],
 )
 def test_found(store, seed, sizes):
     """What `scripts/fuzz_tiles.py` has found on a CPU."""

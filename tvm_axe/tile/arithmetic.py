@@ -152,11 +152,13 @@ class _Plain:
                 raise TileError(f"{node}: a division by zero; valid is any other divisor")
             return node
         # The least number divided by -1 traps too. Where a condition around says that it is not 0, upstream would
-        # leave a plain choice out, and fail at what an unrolled loop makes of the divisor under it.
+        # leave a plain choice out, fail at what an unrolled loop makes of the divisor under it, and compute the
+        # quotient before the condition if it is there twice; so what is compared is hidden as well.
         zero, one, least = (tirx.const(x, node.b.ty.dtype) for x in (0, 1, -1))
+        known = _opaque(node.b)
         if str(node.ty.dtype).startswith("u") or self.analyzer.can_prove(node.b >= 0):
-            return type(node)(node.a, tirx.Select(_hidden(node.b == zero, tirx.BitwiseXor), one, node.b))
-        divisor = tirx.Select(_hidden(tirx.Or(node.b == zero, node.b == least), tirx.BitwiseXor), one, node.b)
+            return type(node)(node.a, tirx.Select(_hidden(known == zero, tirx.BitwiseXor), one, node.b))
+        divisor = tirx.Select(_hidden(tirx.Or(known == zero, known == least), tirx.BitwiseXor), one, node.b)
         done = type(node)(node.a, divisor)
         return done if isinstance(node, (tirx.FloorMod, tirx.Mod)) else done * tirx.Select(node.b == least, least, one)
 
