@@ -42,13 +42,8 @@ def apply(sch: axe.Schedule, action: Action) -> None:
 
 
 def labelled(sch: axe.Schedule) -> dict[str, Any]:
-    """The blocks by name, in program order; ``@1`` behind the name of the second block that has it."""
-    found: dict[str, Any] = {}
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        name = str(sch.get(block).name_hint)
-        count = sum(label.split("@")[0] == name for label in found)
-        found[f"{name}@{count}" if count else name] = block
-    return found
+    """The blocks by name, in program order."""
+    return {str(sch.get(block).name_hint): block for block in sch.get_child_blocks(sch.get_sblock("root"))}
 
 
 def _block(sch: axe.Schedule, label: str) -> Any:

@@ -19,7 +19,7 @@ from tvm_axe._tvm.meta_schedule import flops, record_json, structural_equal, tun
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
 from tvm_axe._tvm.relax import relax_lowering, split_preproc
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
-from tvm_axe._tvm.tensorir import block_realize, plain, put_back, statement, tensor_argument, widened
+from tvm_axe._tvm.tensorir import block_realize, plain, put_back, rename_block, statement, tensor_argument, widened
 from tvm_axe._tvm.tile import (
     builder,
     device_call,
@@ -70,6 +70,7 @@ __all__ = [
     "register_functions",
     "register_pipeline",
     "relax_lowering",
+    "rename_block",
     "save_llvm",
     "schedule_error_reason",
     "split_preproc",

@@ -24,6 +24,15 @@ def statement(sch: s_tir.Schedule, rv: SBlockRV | LoopRV) -> Any:
     return _schedule_ffi.ScheduleGet(sch, rv)
 
 
+def rename_block(sch: s_tir.Schedule, block: s_tir.SBlock, name: str) -> None:
+    """Give a block of a schedule another name, which no trace has an instruction for; handles stay valid."""
+    renamed = s_tir.SBlock(
+        block.iter_vars, block.reads, block.writes, name, block.body, block.init, block.alloc_buffers,
+        block.match_buffers, block.annotations, block.span,
+    )  # fmt: skip
+    sch.state.replace(sch.get_sref(block), renamed, {block: renamed})
+
+
 def put_back(sch: s_tir.Schedule, before: s_tir.Schedule) -> None:
     """Have a schedule be what its copy `before` is, which is used up: state, trace, and what the handles stand for.
 

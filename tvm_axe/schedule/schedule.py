@@ -19,6 +19,7 @@ from tvm_axe.layout import ComposeLayout, Layout, Mesh
 from tvm_axe.schedule import query
 from tvm_axe.schedule.fusing import fuse_collective
 from tvm_axe.schedule.memory import set_layout
+from tvm_axe.schedule.naming import block_at, block_named, block_names, tell_apart
 from tvm_axe.schedule.overlapping import overlap
 from tvm_axe.schedule.redistributing import redistribute
 from tvm_axe.schedule.reordering import reorder_collective
@@ -82,13 +83,15 @@ class Schedule(s_tir.Schedule):
         Further arguments of `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
     """
 
-    __slots__ = ("applied", "mesh", "origin")
+    __slots__ = ("applied", "mesh", "origin", "renamed")
 
     mesh: Mesh
     origin: IRModule
     """The module before anything was scheduled: what the trace applies to."""
     applied: tuple[Applied, ...]
     """The methods below that were called, in order; what a trace brought in is in none."""
+    renamed: frozenset[str]
+    """The blocks' names that upstream doesn't know, or gave to several: those of which a block was told apart."""
 
     def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh | Mapping[str, int], **options: Any) -> None:
         functions = [mod] if isinstance(mod, PrimFunc) else [func for _, func in mod.functions_items()]
@@ -100,6 +103,7 @@ class Schedule(s_tir.Schedule):
         self.mesh = Mesh.of(mesh)
         self.origin = self.mod
         self.applied = ()
+        self.renamed = frozenset()
 
     def copy(self) -> Schedule:
         """Return a copy with its own state; the loops and blocks held of this one are valid in it."""
@@ -108,7 +112,14 @@ class Schedule(s_tir.Schedule):
         copied.mesh = self.mesh
         copied.origin = self.origin
         copied.applied = self.applied
+        copied.renamed = self.renamed
         return copied
+
+    def get_sblock(self, name: str, func_name: str | None = None) -> SBlockRV:
+        """Return the handle of the block of that name, as upstream's does; names are unique here."""
+        if name not in self.renamed or name not in block_names(self.mod):
+            return super().get_sblock(name, func_name)
+        return block_at(self, block_named(self.mod, name))
 
     def _block(self, block: SBlockRV | str, primitive: str) -> SBlockRV:
         return query.block_of(self, block, primitive)
@@ -186,6 +197,32 @@ class Schedule(s_tir.Schedule):
     ) -> None:
         behind = None if epilogue is None else self._block(epilogue, "tile_kernel")
         tile_kernel(self, self._block(block, "tile_kernel"), kernel, behind, **parameters)
+
+
+def _named_apart(primitive: Callable[P, T]) -> Callable[P, T]:
+    """Let blocks that one of upstream's primitives makes have names of their own."""
+
+    @functools.wraps(primitive)
+    def named(*args: P.args, **kwargs: P.kwargs) -> T:
+        sch = args[0]
+        assert isinstance(sch, Schedule)
+        before = sch.mod
+        result = primitive(*args, **kwargs)
+        names = block_names(sch.mod)
+        if len(set(names)) < len(names):
+            sch.renamed |= tell_apart(sch, before)
+        return result
+
+    return named
+
+
+for _primitive in (
+    "blockize", "cache_index", "cache_inplace", "cache_read", "cache_write", "decompose_padding",
+    "decompose_reduction", "fuse_reduction_epilogue", "loop_partition", "merge", "pad_einsum", "read_at", "reindex",
+    "reindex_cache_read", "reindex_cache_write", "rfactor", "rolling_buffer", "tensorize", "transform_block_layout",
+    "transform_layout", "write_at",
+):  # fmt: skip
+    setattr(Schedule, _primitive, _named_apart(getattr(s_tir.Schedule, _primitive)))
 
 
 def _several(blocks: Sequence[SBlockRV | str]) -> Sequence[SBlockRV | str]:
