@@ -16,6 +16,7 @@ from tvm.tirx import PrimFunc
 from tvm_axe.analysis.tree import why_unschedulable
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import ComposeLayout, Layout, Mesh
+from tvm_axe.notebook import preformatted
 from tvm_axe.schedule import query
 from tvm_axe.schedule.fusing import fuse_collective
 from tvm_axe.schedule.memory import set_layout
@@ -24,6 +25,7 @@ from tvm_axe.schedule.redistributing import redistribute
 from tvm_axe.schedule.reordering import reorder_collective
 from tvm_axe.schedule.sending import send
 from tvm_axe.schedule.sharding import all_reduce, shard
+from tvm_axe.schedule.showing import described
 from tvm_axe.schedule.slicing import as_slice
 from tvm_axe.schedule.splitting import split_collective
 from tvm_axe.schedule.tiles import tile_kernel
@@ -109,6 +111,9 @@ class Schedule(s_tir.Schedule):
         copied.origin = self.origin
         copied.applied = self.applied
         return copied
+
+    def _repr_html_(self) -> str:
+        return preformatted(described(self))
 
     def _block(self, block: SBlockRV | str, primitive: str) -> SBlockRV:
         return query.block_of(self, block, primitive)

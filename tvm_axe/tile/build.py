@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import Built, backend_of, cache, resolve_target
+from tvm_axe.notebook import preformatted
 from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.plans import Plan
@@ -80,6 +81,9 @@ class TileExecutable:
     def explain(self) -> str:
         """Every decision about the program on its target, a line each, with its reason."""
         return self._plan.explain()
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.explain())
 
     def _bind(self, arguments: Sequence[Any]) -> Any:
         if not self._backend.on_host and not self._device.exist:
