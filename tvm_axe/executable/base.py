@@ -153,6 +153,8 @@ class Executable:
         ------
         LowerError, WorkerError
             As `run`.
+        InputError
+            If `repeat` or `warmup` is too small.
         """
         return self._time(*self._taken(arguments, named), repeat, warmup)
 
