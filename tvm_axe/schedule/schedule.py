@@ -82,6 +82,11 @@ class Schedule(s_tir.Schedule):
         The devices that the function is scheduled for, such as ``{"tp": 2}``.
     **options : Any
         Further arguments of `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
+
+    Raises
+    ------
+    ScheduleError
+        If `mod` is neither, or a function of it has nothing that could be scheduled.
     """
 
     __slots__ = ("applied", "mesh", "origin")
@@ -93,6 +98,11 @@ class Schedule(s_tir.Schedule):
     """The methods below that were called, in order; what a trace brought in is in none."""
 
     def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh | Mapping[str, int], **options: Any) -> None:
+        if not isinstance(mod, PrimFunc | IRModule):
+            raise ScheduleError(
+                f"Schedule: a {type(mod).__name__} can't be scheduled; valid is a function over whole tensors, "
+                "@T.prim_func(s_tir=True), or a module whose main is one"
+            )
         functions = [mod] if isinstance(mod, PrimFunc) else [func for _, func in mod.functions_items()]
         for func in functions:
             why = why_unschedulable(func) if isinstance(func, PrimFunc) else None
