@@ -413,6 +413,41 @@ def test_ctrl_c(engine: str) -> None:
     assert not any(map(psutil.pid_exists, children))
 
 
+CLOSING = """
+    from tvm_axe._tvm import disco
+    with launch(Mesh({"tp": 3})):
+        pass
+    before = held()
+
+    def interrupted(*given):
+        pool = disco._process_pool(*given)
+        return lambda worker: pool(worker) if worker else signal.raise_signal(signal.SIGINT)
+
+    disco.register_functions({disco._DISCO_POOL: interrupted})
+    workers = launch(Mesh({"tp": 3}))
+    children = psutil.Process().children(recursive=True)
+    assert len(children) == 3
+    try:
+        workers.close()
+    except KeyboardInterrupt:
+        assert workers.closed
+        assert sum(child.is_running() for child in children) == 1, "the server alone"
+        disco.register_functions({disco._DISCO_POOL: disco._process_pool})
+        del workers
+        assert held() == before, (held(), before)
+        with launch(Mesh({"tp": 3})) as workers:
+            check_usable(workers)
+        print("interrupted")
+"""
+
+
+def test_ctrl_c_while_workers_end() -> None:
+    """In the middle of what C++ calls in a destructor, which no exception may leave."""
+    process = run_script(CLOSING)
+    output, errors = process.communicate(timeout=60)
+    assert (output, errors, process.returncode) == ("interrupted\n", "", 0)
+
+
 def test_a_killed_controller_leaves_no_worker() -> None:
     process = run_script("ENGINE = 'processes'\n" + textwrap.dedent(LONG_RUN))
     assert process.stdout is not None

@@ -6,7 +6,12 @@ import re
 from pathlib import Path
 
 import tvm
+import tvm_ffi
 from tvm.error import DiagnosticError
+
+# Ctrl-C is raised in whatever Python runs then, and that is often what upstream's C++ has called, for a walk over a
+# function, say. It would come out as a RuntimeError, which is taken for upstream's refusal of a candidate.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 
 
 def schedule_error_reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tvm_axe.errors import CheckError
+from tvm_axe.notebook import preformatted
 
 __all__ = ["LOOSE", "CheckReport", "Mismatch"]
 
@@ -112,6 +113,9 @@ class CheckReport:
             f"{self.name}: right on {' and on '.join(self.ran)}, {self.rounds} sets of arrays each; {exact}; "
             f"relative errors: {errors}{sample}"
         )
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
     def raise_if_wrong(self) -> None:
         """Raise a `CheckError` with this report if something was wrong."""

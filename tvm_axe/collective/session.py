@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.interrupts import uninterrupted
 from tvm_axe.collective.sync import ABORTED, DONE, LATE, Control
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
@@ -88,7 +89,8 @@ class Session(ABC):
                 self._send(json.dumps(command))
                 self._wait(max(self._timeout, STARTUP) if command[0] in ("start", "load") else self._timeout)
             except BaseException:
-                self._close(force=True)
+                with uninterrupted():
+                    self._close(force=True)
                 raise
             failures = self._failures()
             if failures:
@@ -145,7 +147,7 @@ class Session(ABC):
 
     @abstractmethod
     def _close(self, force: bool) -> None:
-        """End the workers, unless that is done already."""
+        """End the workers, unless that is done already; within seconds, as Ctrl-C is held back meanwhile."""
 
     def _failures(self) -> str:
         """Say what the workers that answered the last command have to complain about, or nothing."""
@@ -179,7 +181,7 @@ class Session(ABC):
 
     def close(self, force: bool = False) -> None:
         """End the workers and give everything back; `force` doesn't wait for what they are doing."""
-        with self._busy:
+        with self._busy, uninterrupted():
             self._close(force)
 
     def _threads_idle(self, ranks: Sequence[int]) -> bool:

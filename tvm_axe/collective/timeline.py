@@ -30,6 +30,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from tvm_axe.errors import InputError
+from tvm_axe.notebook import preformatted
 
 WAITING = "waiting"
 """The kind of an event in which a worker waits for others."""
@@ -174,6 +175,9 @@ class Timeline:
                 json.dump(self.trace_events(), file)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.text(max(120, 80 + max(map(len, self.workers), default=0))))
 
     def text(self, width: int = 120) -> str:
         """Draw a bar for each worker, `width` columns wide with its name.

@@ -422,7 +422,8 @@ class Workers:
 
     def close(self) -> None:
         """End the workers. Arrays over mesh tensors stay valid; everything else of these workers can't be used."""
-        self._closer()
+        self._session.close()
+        self._closer.detach()  # last, so that what is interrupted before is still closed in the end
 
     def __enter__(self) -> Workers:
         return self

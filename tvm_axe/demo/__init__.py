@@ -21,6 +21,7 @@ from tvm_axe.collective import Workers
 from tvm_axe.demo import baseline, block
 from tvm_axe.executable import Executable
 from tvm_axe.meta import tune
+from tvm_axe.notebook import preformatted
 
 __all__ = ["DemoReport", "DemoRow", "run"]
 
@@ -70,6 +71,9 @@ class DemoReport:
         ]:
             lines.append(f"{name:<39} {ms:>10.2f} ms, {ms / best:.2f} times the chosen schedule's time")
         return "\n".join([*lines, f"chosen: {self.chosen}"])
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.table())
 
 
 def run(trials: int, work_dir: Path) -> DemoReport:

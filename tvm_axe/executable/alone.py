@@ -19,6 +19,7 @@ from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input
 from tvm_axe.executable.base import Executable
 from tvm_axe.machines import backend_of
+from tvm_axe.machines.timing import timed
 
 __all__ = ["FunctionExecutable", "Interface", "ModelExecutable", "interfaces"]
 
@@ -68,7 +69,7 @@ class FunctionExecutable(Executable):
         return tuple(_fetched(tensor) for tensor, direction in zip(tensors, self._directions) if direction.is_output)
 
     def _time(self, workers: object, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
-        return _timed(self.built, "main", self._placed(arrays), repeat, warmup)
+        return timed(self.built, "main", _device(self), self._placed(arrays), repeat, warmup)
 
     def _placed(self, arrays: Arrays) -> list[tvm.runtime.Tensor]:
         """A tensor for each parameter, with the array in it if it is an input."""
@@ -209,7 +210,8 @@ class ModelExecutable(Executable):
 
     def _time(self, workers: object, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
         device = _device(self)
-        return _timed(self._machine.module, self.name, [_tensor(array, device) for array in arrays], repeat, warmup)
+        tensors = [_tensor(array, device) for array in arrays]
+        return timed(self._machine.module, self.name, device, tensors, repeat, warmup)
 
     def _described(self) -> str:
         return "a model compiled for one device"
@@ -263,10 +265,3 @@ def _arrays(result: Any) -> list[np.ndarray]:
     if isinstance(result, tvm.runtime.Tensor):
         return [_fetched(result)]
     return [array for each in result for array in _arrays(each)]
-
-
-def _timed(module: Module, name: str, tensors: Sequence[tvm.runtime.Tensor], repeat: int, warmup: int) -> list[float]:
-    for _ in range(warmup):
-        module[name](*tensors)
-    timer = module.time_evaluator(name, tensors[0].device, number=1, repeat=repeat)
-    return [float(seconds) for seconds in timer(*tensors).results]

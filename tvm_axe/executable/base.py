@@ -16,6 +16,7 @@ from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input, foreign, given_back, matched
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import Stage
+from tvm_axe.notebook import preformatted
 from tvm_axe.schedule import Schedule
 from tvm_axe.schedule.tiles import choices_in
 
@@ -152,6 +153,8 @@ class Executable:
         ------
         LowerError, WorkerError
             As `run`.
+        InputError
+            If `repeat` or `warmup` is too small.
         """
         return self._time(*self._taken(arguments, named), repeat, warmup)
 
@@ -173,6 +176,9 @@ class Executable:
     def show(self) -> str:
         """What it is in words: on a mesh layouts and derived collectives with their bytes; and the module."""
         raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.show())
 
     def save(self, path: str | Path) -> None:
         """Write to a file what `load` makes the same of in another process, without the sources.

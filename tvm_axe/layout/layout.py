@@ -58,6 +58,7 @@ from tvm_axe.layout.shapes import check_extents, check_shape, show
 from tvm_axe.layout.sharding import Cuts, block_iters, block_region, block_shape, checked_cuts, find_blocks, find_cuts
 from tvm_axe.layout.symbolic import Number, Symbolic, index_value, is_expression
 from tvm_axe.layout.text import format_layout, parse_layout
+from tvm_axe.notebook import preformatted
 
 if TYPE_CHECKING:
     from tvm_axe.layout.memory import Access
@@ -412,6 +413,9 @@ class Layout:
 
     def __str__(self) -> str:
         return format_layout(self.D, self.R, self.O)
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> str:
         """Return how ``self.op(*args, **kwargs)`` comes about, step by step: see `tvm_axe.layout.explain`."""

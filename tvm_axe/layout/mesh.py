@@ -27,6 +27,7 @@ from types import MappingProxyType
 
 from tvm_axe.errors import LayoutError
 from tvm_axe.layout.axes import MEMORY_AXES, THREAD_AXES, check_axis, check_int, is_mesh_axis
+from tvm_axe.notebook import preformatted
 
 _ORDER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})*")
 _ENTRY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*([0-9]{1,18})\s*")
@@ -215,6 +216,9 @@ class Mesh:
     def __str__(self) -> str:
         order = "" if self.is_row_major else "@" + ".".join(map(str, self.order))
         return ",".join(f"{name}={size}" for name, size in self._items) + order
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
     def __repr__(self) -> str:
         return f"Mesh({dict(self._items)!r})" if self.is_row_major else f"Mesh({dict(self._items)!r}, {self.order})"

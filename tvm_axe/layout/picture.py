@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tvm_axe.notebook import with_picture
+
 
 class Cell(NamedTuple):
     """What one cell shows: lines of text, and the number of its legend entry; a cell without one is blank."""
@@ -78,6 +80,9 @@ class Picture:
         from tvm_axe.layout.draw_svg import html_page
 
         return html_page(self)
+
+    def _repr_html_(self) -> str:
+        return with_picture(self.svg(), self.text())
 
 
 NAMED = ("#8ecae6", "#ffd166", "#a7d8a0", "#f4a6a0", "#cdb4db", "#f6bd8b", "#b8c0cc", "#e6d5a8")

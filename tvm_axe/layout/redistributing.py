@@ -54,6 +54,7 @@ from tvm_axe.layout.moves import Move, moves, permutation, permutes
 from tvm_axe.layout.placement import Placement
 from tvm_axe.layout.shapes import check_shape
 from tvm_axe.layout.traffic import received_of_all_reduce
+from tvm_axe.notebook import preformatted
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,9 @@ class Plan:
             lines += [f"{number}. {step}", f"   {step.layout}"]
         lines.append(f"total: {self.bytes:,} bytes a device, {_microseconds(self.seconds)}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.explain())
 
 
 def plan_redistribution(

@@ -25,6 +25,7 @@ from tvm_axe.layout.image import positions
 from tvm_axe.layout.layout import Layout
 from tvm_axe.layout.symbolic import Number
 from tvm_axe.layout.text import parse_composed
+from tvm_axe.notebook import preformatted
 
 if TYPE_CHECKING:
     from tvm_axe.layout.memory import Access
@@ -243,6 +244,9 @@ class ComposeLayout:
     def __str__(self) -> str:
         bits = f"{self.per_element}, {self.swizzle_len}, {self.atom_len}"
         return f"ComposeLayout({bits}, {self.tile_layout}{'' if self.swizzle_inner else ', swizzle_inner=False'})"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
 
 def as_composed(layout: ComposeLayout | Layout) -> ComposeLayout:

@@ -11,9 +11,12 @@ from tvm.target import Target
 from tvm_axe.errors import TuneError
 from tvm_axe.lower import Lowered
 from tvm_axe.meta.task import TaskResult
+from tvm_axe.notebook import preformatted
 from tvm_axe.schedule import Schedule
 
 __all__ = ["Found", "TuneResult"]
+
+_HEAD = f"{'schedule':<44} {'bytes':>13} {'model ms':>9} {'median ms':>10}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,14 @@ class Found:
     median_ms: float | None
     why_not: str
     inserted: tuple[str, ...]
+
+    def __str__(self) -> str:
+        median = self.why_not if self.median_ms is None else f"{self.median_ms:10.3f}"
+        line = f"{self.notation:<44} {self.bytes:>13,} {self.estimate_ms:>9.3f} {median}"
+        return "\n".join([line, *(f"  redistributed: {copies}" for copies in self.inserted)])
+
+    def _repr_html_(self) -> str:
+        return preformatted("\n".join([_HEAD, str(self), "", *self.steps]).rstrip())
 
     @classmethod
     def of(
@@ -141,9 +152,7 @@ class TuneResult:
                 cells = " ".join(f"{'-' if ms is None else f'{ms:.3f}':>12}" for ms in (task.before_ms, task.best_ms))
                 lines.append(f"{task.name:<44} {cells} {task.trials:>8}")
             return "\n".join(lines)
-        lines = [f"{'schedule':<44} {'bytes':>13} {'model ms':>9} {'median ms':>10}"]
-        for found in self.schedules:
-            median = found.why_not if found.median_ms is None else f"{found.median_ms:10.3f}"
-            lines.append(f"{found.notation:<44} {found.bytes:>13,} {found.estimate_ms:>9.3f} {median}")
-            lines += [f"  redistributed: {copies}" for copies in found.inserted]
-        return "\n".join(lines)
+        return "\n".join([_HEAD, *map(str, self.schedules)])
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.table())

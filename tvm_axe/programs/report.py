@@ -18,6 +18,7 @@ from tvm_axe.compiler import compile
 from tvm_axe.errors import InputError
 from tvm_axe.executable import Executable
 from tvm_axe.layout import Mesh
+from tvm_axe.notebook import preformatted
 from tvm_axe.programs.program import DistributedProgram
 from tvm_axe.programs.registry import PROGRAMS
 from tvm_axe.schedule import Schedule
@@ -72,6 +73,9 @@ class ProgramsReport:
             ).rstrip()
             for line in (head, *cells)
         )
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.table())
 
 
 def chosen(mesh: Mesh | None, names: Sequence[str] | None) -> dict[str, Mesh]:

@@ -16,6 +16,7 @@ from tvm.tirx import PrimFunc
 from tvm_axe.analysis.tree import why_unschedulable
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import ComposeLayout, Layout, Mesh
+from tvm_axe.notebook import preformatted
 from tvm_axe.schedule import query
 from tvm_axe.schedule.fusing import fuse_collective
 from tvm_axe.schedule.memory import set_layout
@@ -25,6 +26,7 @@ from tvm_axe.schedule.redistributing import redistribute
 from tvm_axe.schedule.reordering import reorder_collective
 from tvm_axe.schedule.sending import send
 from tvm_axe.schedule.sharding import all_reduce, shard
+from tvm_axe.schedule.showing import described
 from tvm_axe.schedule.slicing import as_slice
 from tvm_axe.schedule.splitting import split_collective
 from tvm_axe.schedule.tiles import tile_kernel
@@ -81,6 +83,11 @@ class Schedule(s_tir.Schedule):
         The devices that the function is scheduled for, such as ``{"tp": 2}``.
     **options : Any
         Further arguments of `s_tir.Schedule` (``seed``, ``debug_mask``, ...).
+
+    Raises
+    ------
+    ScheduleError
+        If `mod` is neither, or a function of it has nothing that could be scheduled.
     """
 
     __slots__ = ("applied", "mesh", "origin", "renamed")
@@ -94,6 +101,11 @@ class Schedule(s_tir.Schedule):
     """The blocks' names that upstream doesn't know, or gave to several: those of which a block was told apart."""
 
     def __init__(self, mod: PrimFunc | IRModule, *, mesh: Mesh | Mapping[str, int], **options: Any) -> None:
+        if not isinstance(mod, PrimFunc | IRModule):
+            raise ScheduleError(
+                f"Schedule: a {type(mod).__name__} can't be scheduled; valid is a function over whole tensors, "
+                "@T.prim_func(s_tir=True), or a module whose main is one"
+            )
         functions = [mod] if isinstance(mod, PrimFunc) else [func for _, func in mod.functions_items()]
         for func in functions:
             why = why_unschedulable(func) if isinstance(func, PrimFunc) else None
@@ -120,6 +132,9 @@ class Schedule(s_tir.Schedule):
         if name not in self.renamed or name not in block_names(self.mod):
             return super().get_sblock(name, func_name)
         return block_at(self, block_named(self.mod, name))
+
+    def _repr_html_(self) -> str:
+        return preformatted(described(self))
 
     def _block(self, block: SBlockRV | str, primitive: str) -> SBlockRV:
         return query.block_of(self, block, primitive)

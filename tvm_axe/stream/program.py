@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.errors import StreamError
+from tvm_axe.notebook import with_picture
 from tvm_axe.stream.graph import Feedback, Node, Stream, Tensor
 from tvm_axe.stream.types import Size, StreamType, Tile
 
@@ -216,3 +217,8 @@ class StreamProgram:
             sent = "; ".join(map(str, node.outputs))
             lines.append(f"  {node.name} = {node.kind}({taken})" + (f": {sent}" if sent else ""))
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from tvm_axe.stream.draw import graph_svg
+
+        return with_picture(graph_svg(self), str(self))

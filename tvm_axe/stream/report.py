@@ -12,6 +12,7 @@ import numpy as np
 import sympy
 
 from tvm_axe.errors import InputError
+from tvm_axe.notebook import preformatted, with_picture
 
 
 @dataclass(frozen=True)
@@ -182,3 +183,10 @@ class Report:
         ]
         lines += [f"{u.name:<24}{u.busy:>12,}{u.memory:>12,}{u.blocked:>12,}{u.starved:>12,}" for u in self.units]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        if not any(unit.spans for unit in self.units):
+            return preformatted(str(self))
+        from tvm_axe.stream.draw import timeline_svg
+
+        return with_picture(timeline_svg(self), str(self))

@@ -16,6 +16,8 @@ from tvm.target import Target
 
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import Built, backend_of, cache, resolve_target
+from tvm_axe.machines.timing import timed
+from tvm_axe.notebook import preformatted
 from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
 from tvm_axe.tile.plans import Plan
@@ -64,13 +66,10 @@ class TileExecutable:
         Raises
         ------
         InputError
-            As a call.
+            As a call; or if `repeat` or `warmup` is too small.
         """
         bound = self._bind(arguments)
-        for _ in range(warmup):
-            self._built.module[self.name](*bound.values)
-        timer = self._built.module.time_evaluator(self.name, self._device, number=1, repeat=repeat)
-        return [float(seconds) for seconds in timer(*bound.values).results]
+        return timed(self._built.module, self.name, self._device, bound.values, repeat, warmup)
 
     @property
     def source(self) -> str:
@@ -80,6 +79,9 @@ class TileExecutable:
     def explain(self) -> str:
         """Every decision about the program on its target, a line each, with its reason."""
         return self._plan.explain()
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.explain())
 
     def _bind(self, arguments: Sequence[Any]) -> Any:
         if not self._backend.on_host and not self._device.exist:

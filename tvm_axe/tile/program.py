@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
+from tvm_axe.notebook import preformatted
 from tvm_axe.tile.nodes import Loop, Node
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.walking import walk
@@ -57,6 +58,9 @@ class TileProgram:
         lines += [f"    scalar {scalar.name}: {scalar.ty}" for scalar in self.scalars]
         lines += [f"    {tile}" for tile in (*self.params, *self.tiles)]
         return "\n".join([*lines, *_lines(self.body, "    ")])
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
     def nodes(self) -> Iterator[Node]:
         """Every node, loops and branches before what is in them."""

@@ -271,8 +271,12 @@ def read(func: tirx.PrimFunc) -> TileProgram:
         access of `parallel` outside of a tile; points of a `parallel`, or blocks, that race; what is read and was never
         written; a pipelined loop with more stages than iterations, or whose iterations race on a shared tile; flags
         that aren't int32 in global memory, lie outside of their tensor, are touched otherwise too, or are set or reset
-        by several blocks.
+        by several blocks; or what is no function.
     """
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileError(
+            f"a {type(func).__name__} is no tile program; valid is a function, @T.prim_func, with tile.kernel"
+        )
     program = Reader(func).program()
     check(program)
     return program
