@@ -142,3 +142,13 @@ def test_formulas_on_a_cpu(tmp_path, seed):
 def test_refused(text, says):
     with pytest.raises(TileError, match=says):
         tile.read(program([text]))
+
+
+@pytest.mark.parametrize("by", [-1, -2, -6, -7])
+@pytest.mark.parametrize("kind", [tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod])
+def test_divisions_by_negative_numbers_are_by_positive_ones(kind, by):
+    at = {I: np.arange(-20, 20)}
+    expr = kind(I, tirx.const(by, "int32"))
+    found = Evaluator(at, lambda *_: None)
+    np.testing.assert_array_equal(found(plain(expr)), found(expr))
+    assert f"-{abs(by)}" not in str(plain(expr)), "no divisor is negative"

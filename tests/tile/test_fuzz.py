@@ -35,6 +35,7 @@ def test_llvm(store, data):
     [
         pytest.param(501478, "tiled", id="a remainder by a negative number, in two places that upstream knows of"),
         pytest.param(700516, "tiled", id="a divisor that a condition keeps from 0, computed before the condition"),
+        pytest.param(800707, "tiled", id="a quotient by a negative number, in bounds that upstream has wrong"),
     ],
 )
 def test_found(store, seed, sizes):

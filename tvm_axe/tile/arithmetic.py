@@ -12,6 +12,8 @@ to an integer, unsigned sums
 a cast that wraps               the bits that stay, and arithmetic that puts the sign in its place
 ``a // b`` and the like, where  the same, with any value where ``b`` is 0
 ``b`` may be 0
+the same, where ``b`` is less   a division by ``-b``, and one less where something is left
+than 0
 truth values compared, cast,    comparisons of 0 and 1, and ``and``, ``or``, ``not``
 chosen, or their bits combined
 ==============================  ====================================================================
@@ -150,7 +152,7 @@ class _Plain:
         if isinstance(node.b, tirx.IntImm):
             if int(node.b) == 0:
                 raise TileError(f"{node}: a division by zero; valid is any other divisor")
-            return node
+            return _by_positive(node)
         # The least number divided by -1 traps too. Where a condition around says that it is not 0, upstream would
         # leave a plain choice out, fail at what an unrolled loop makes of the divisor under it, and compute the
         # quotient before the condition if it is there twice; so what is compared is hidden as well.
@@ -161,6 +163,22 @@ class _Plain:
         divisor = tirx.Select(_hidden(tirx.Or(known == zero, known == least), tirx.BitwiseXor), one, node.b)
         done = type(node)(node.a, divisor)
         return done if isinstance(node, (tirx.FloorMod, tirx.Mod)) else done * tirx.Select(node.b == least, least, one)
+
+
+def _by_positive(node: Any) -> Any:
+    """A division by a negative number as one by its amount: the only ones that upstream simplifies right in wraps."""
+    by = -int(node.b)
+    if by <= 0 or by > _limits(str(node.ty.dtype))[1]:
+        return node
+    divisor, zero = tirx.const(by, node.ty.dtype), tirx.const(0, node.ty.dtype)
+    if isinstance(node, tirx.Mod):
+        return tirx.Mod(node.a, divisor)
+    if isinstance(node, tirx.Div):
+        return zero - tirx.Div(node.a, divisor)
+    rest = tirx.FloorMod(node.a, divisor)
+    if isinstance(node, tirx.FloorMod):
+        return rest - tirx.Select(rest != zero, divisor, zero)
+    return zero - tirx.FloorDiv(node.a, divisor) - tirx.Select(rest != zero, tirx.const(1, node.ty.dtype), zero)
 
 
 def _comparison(node: Any) -> Any:
