@@ -33,6 +33,9 @@ def test_a_byte_beside_an_array_is_seen(place):
     assert not guarded.intact()
     at.value ^= 1
     assert guarded.intact()
+    at.value ^= 1
+    guarded.fill(np.arange(9, dtype="float32"))
+    assert guarded.intact() and guarded.array.tolist() == list(range(9))
 
 
 @pytest.mark.parametrize("place", [4096, -1])

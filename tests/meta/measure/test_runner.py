@@ -175,6 +175,13 @@ def test_a_fault_of_the_builder_is_no_candidates(target, tmp_path):
         runner.prepare(normalize(double))
 
 
+def test_what_writes_beyond_an_argument_says_nothing_of_those_behind(worker):
+    """Their processes go on: each begins with whole surroundings."""
+    found = worker.measure_all([normalize(starts_before)] * 4 + [_vectorized()] * 8)
+    failures = [one.failure for one in found]
+    assert failures == ["ValueError: wrong result: it writes beyond argument 1"] * 4 + [None] * 8
+
+
 def test_processes_stay_up_between_candidates(worker):
     list(worker.measure_all([_vectorized()] * 8))
     before = [slot.child.pid for slot in worker._slots]

@@ -77,7 +77,7 @@ class OnCpu:
     def fill(self) -> None:
         for arrays, own in zip(self.inputs, self.guarded):
             for array, guarded in zip(arrays, own):
-                guarded.array[...] = array
+                guarded.fill(array)
 
     def call(self, module: Module, number: int) -> float:
         function, start = module["main"], time.perf_counter()

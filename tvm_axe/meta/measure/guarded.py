@@ -46,8 +46,16 @@ class Guarded:
         start = page + (inner - size) // _ALIGNMENT * _ALIGNMENT
         self.array: np.ndarray = whole[start : start + size].view(dtype).reshape(shape)
         self._around = (whole[page:start], whole[start + size : page + inner])
+        self._mark()
+
+    def _mark(self) -> None:
         for rest in self._around:
             rest[...] = _PATTERN
+
+    def fill(self, array: np.ndarray) -> None:
+        """Put an array into it, and around it what `intact` looks for, whatever a kernel has left there."""
+        self.array[...] = array
+        self._mark()
 
     def intact(self) -> bool:
         """Whether nothing was written around the array."""
