@@ -145,6 +145,7 @@ def soak(rng: np.random.Generator, commands: int, launches: int, engine: str) ->
 def test_nothing_is_left_behind(engine: str) -> None:
     rng = np.random.default_rng(2105)
     for _ in range(2):  # what stays for the whole process, such as loaded libraries, is there after the first half
+        gc.collect()  # not least what other tests have left
         before = left()
         assert list(soak(rng, COMMANDS // 2, LAUNCHES, engine))
     gc.collect()

@@ -33,6 +33,7 @@ SECONDS = 30.0
 
 _MEMORY = 8 << 30  # bytes that a line may take
 _STARTUP = 60.0
+_ENDED = "ends the process that reads it ({})"
 
 
 class Trials:
@@ -72,6 +73,11 @@ class Trials:
         return self._ask(list(workload), entry)
 
     def _ask(self, workload: list[str], entry: Any) -> str | None:
+        fault = self._asked(workload, entry)
+        # No line kills: the system for want of memory does, or somebody else.
+        return self._asked(workload, entry) if fault == _ENDED.format(signal.SIGKILL.name) else fault
+
+    def _asked(self, workload: list[str], entry: Any) -> str | None:
         connection = self._started()
         deadline = time.monotonic() + self.seconds
         try:
@@ -81,7 +87,7 @@ class Trials:
             self.close()
             return f"takes more than {self.seconds:g} s"
         except (ConnectionError, EOFError):
-            return f"ends the process that reads it ({self._how()})"
+            return _ENDED.format(self._how())
         return None if answer is None else str(answer)
 
     def _started(self) -> socket.socket:
