@@ -174,7 +174,10 @@ class Executable:
         )
 
     def show(self) -> str:
-        """What it is in words: on a mesh layouts and derived collectives with their bytes; and the module."""
+        """What it is in words: on a mesh layouts and derived collectives with their bytes; and the module.
+
+        Once `trace` or `time` has measured on a mesh, also what the search's model predicts beside what was measured.
+        """
         raise NotImplementedError
 
     def _repr_html_(self) -> str:

@@ -16,6 +16,7 @@ from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input
 from tvm_axe.executable.base import Executable
+from tvm_axe.executable.measured import Measured, measured_stages, measured_whole
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
@@ -57,6 +58,7 @@ class MeshExecutable(Executable):
         self.notation, self.layouts = lowered.notation, lowered.layouts
         self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
         self._own: tuple[int, Workers] | None = None  # the process that launched them, and its own workers
+        self._measured: Measured | None = None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -74,14 +76,18 @@ class MeshExecutable(Executable):
     def _time(self, workers: Workers | None, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
         assert workers is not None
         loaded = self._load(workers, arrays)
-        return workers.time(loaded.program, loaded.arguments, repeat, warmup)
+        seconds = workers.time(loaded.program, loaded.arguments, repeat, warmup)
+        self._measured = measured_whole(self._measured, self.lowered, workers.engine, seconds)
+        return seconds
 
     def trace(self, *arguments: Any, warmup: int = 3, **named: Any) -> Timeline:
         workers, arrays = self._taken(arguments, named)
         assert workers is not None
         loaded = self._load(workers, arrays)
         recordings = workers.trace(loaded.program, loaded.arguments, len(self.lowered.calls), warmup)
-        return timeline_of(self.lowered, recordings)
+        timeline = timeline_of(self.lowered, recordings)
+        self._measured = measured_stages(self._measured, self.lowered, workers.engine, timeline)
+        return timeline
 
     def held(self, workers: Workers) -> dict[str, np.ndarray]:
         """What the tensors of the mesh held after the last run on these workers, each put together, by name.
@@ -128,6 +134,8 @@ class MeshExecutable(Executable):
             note = "" if stage.kernel is None else self._note(stage.kernel)
             lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {stage.bytes:>12,}{note}")
         lines += [f"  {'in all':<{width + 12}}  {'':<24}  {self.bytes:>12,}", ""]
+        if self._measured is not None:
+            lines += [*self._measured.lines(self.lowered), ""]
         if self.lowered.inserted:
             lines += ["redistributed", *(f"  {line}" for line in self.lowered.inserted), ""]
         lines.append(self.module.script())

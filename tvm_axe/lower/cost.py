@@ -8,11 +8,8 @@ model of `tvm_axe.layout.redistributing`.)
 
 from __future__ import annotations
 
-from math import prod
-
 from tvm import tirx
 
-from tvm_axe.analysis.patterns import is_product
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower import Lowered
@@ -20,6 +17,9 @@ from tvm_axe.lower.program import parse_program
 
 SHARED_MEMORY = Link(latency=10e-6, bandwidth=10e9)
 """Worker processes of one machine: what waking a sleeper takes, and the memory bandwidth that a core sees."""
+
+OPERATIONS_PER_SECOND = 1e11
+"""Of a device in a tuned matmul; where axes are left out, devices do more of them."""
 
 _WAITS = {"local": 0, Collective.ALL_REDUCE: 2}  # of any other kind: 1
 
@@ -63,9 +63,15 @@ def features_of_program(lowered: Lowered, link: Link = SHARED_MEMORY) -> dict[st
 
 def operations(func: tirx.PrimFunc, mesh: Mesh) -> tuple[float, float]:
     """Multiplications and additions in the matmuls of a scheduled function: of a device on average, and of all once."""
-    own = whole = 0.0
-    for block in parse_program(func, mesh).blocks():
-        if is_product(block.realize.block):
-            count = 2.0 * prod(int(iv.dom.extent) for iv in block.realize.block.iter_vars)
-            own, whole = own + count / prod(map(mesh.axis_size, block.device)), whole + count
-    return own, whole
+    counts = [block.operations(mesh) for block in parse_program(func, mesh).blocks()]
+    return sum(own for own, _ in counts), sum(whole for _, whole in counts)
+
+
+def expected(lowered: Lowered, link: Link = SHARED_MEMORY) -> list[float]:
+    """Seconds that each stage is expected to take, its arithmetic with them: what the search ranks by, taken apart."""
+    return [
+        (stage.bytes + stage.memory) / link.bandwidth
+        + _WAITS.get(stage.kind, 1) * link.latency
+        + stage.operations / OPERATIONS_PER_SECOND
+        for stage in lowered.stages
+    ]

@@ -29,7 +29,8 @@ class Stage:
     `kind` is one that `derive` lists; `axis` is ``"*"`` where it is over several; `received` is what each device
     receives of its peers, in bytes, and `memory` the bytes of its own that it touches; `kernel` is the name of its
     function in the module, None for a plain collective; `chunks` is how many pieces of a device's slice it takes in
-    turn, 1 where it overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`).
+    turn, 1 where it overlaps no other; `inserted` is what it was inserted for (`tvm_axe.lower.inserting`);
+    `operations` are the multiplications and additions of its matmuls, of a device on average.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Stage:
     memory: int
     chunks: int
     inserted: str | None = None
+    operations: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -145,6 +147,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
             memory,
             1 if step.stage.overlap is None else step.stage.overlap.chunks,
             step.stage.inserted,
+            sum(block.operations(mesh)[0] for block in step.stage.blocks),
         )
         for step, kernel, memory in zip(steps, emitted.kernels, emitted.memory)
     )

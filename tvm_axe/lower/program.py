@@ -12,6 +12,7 @@ inference, derivation and localization all read the result.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from tvm.sym import Analyzer
 from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import NestedBlock, ranges_of, statements, stays_in
 from tvm_axe.analysis.expressions import alike, loads_in, substitute, unconditional_loads, uses
-from tvm_axe.analysis.patterns import REDUCE
+from tvm_axe.analysis.patterns import REDUCE, is_product
 from tvm_axe.analysis.sharing import bound_axis, root_of
 from tvm_axe.analysis.writing import first_unwritten
 from tvm_axe.errors import LowerError
@@ -70,6 +71,13 @@ class Block:
     iterators: tuple[LocalIterator, ...]
     accesses: tuple[Access, ...]
     analyzer: Analyzer = field(repr=False)
+
+    def operations(self, mesh: Mesh) -> tuple[float, float]:
+        """Multiplications and additions, if it is a matmul: of a device on average, and of all once."""
+        if not is_product(self.realize.block):
+            return 0.0, 0.0
+        whole = 2.0 * math.prod(int(iv.dom.extent) for iv in self.realize.block.iter_vars)
+        return whole / math.prod(map(mesh.axis_size, self.device)), whole
 
     @property
     def name(self) -> str:

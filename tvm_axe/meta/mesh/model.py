@@ -23,11 +23,10 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.patterns import is_product
 from tvm_axe.layout import Link
 from tvm_axe.lower import Lowered
-from tvm_axe.lower.cost import SHARED_MEMORY, features_of_program
+from tvm_axe.lower.cost import OPERATIONS_PER_SECOND, SHARED_MEMORY, features_of_program
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.kernels import local_kernels
 from tvm_axe.meta.mesh.moves import structure
-from tvm_axe.meta.mesh.space import OPERATIONS_PER_SECOND
 from tvm_axe.records.database import normalize
 
 __all__ = ["ProgramModel"]

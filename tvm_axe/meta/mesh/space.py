@@ -17,7 +17,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe.layout import Mesh
-from tvm_axe.lower.cost import estimate
+from tvm_axe.lower.cost import OPERATIONS_PER_SECOND, estimate
 from tvm_axe.meta.mesh.candidates import Candidates, mesh_of
 from tvm_axe.meta.mesh.moves import Candidate, one_after_other, spaces, structure
 from tvm_axe.meta.mesh.seeds import sharings
@@ -33,7 +33,6 @@ ENGINE, KEEP = "axe.engine", "axe.keep"
 
 CHUNKS = (2, 4, 8)  # pieces of a device's slice; which of them divide it is seen for each schedule
 SHARINGS, SCHEDULES = 16, 48  # ways to share, and schedules that go on to be overlapped: those expected to take least
-OPERATIONS_PER_SECOND = 1e11  # of a device in a tuned matmul; where axes are left out, devices do more of them
 
 
 def program_workload(
