@@ -16,6 +16,8 @@ from tvm.target import Target
 from tvm.tirx import TensorMapType
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
+from tvm_axe._tvm.structural import structural_map
+
 _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is
 _OVERLAP = "tirx.use_programtic_dependent_launch"  # the runtime's spelling
 
@@ -43,7 +45,7 @@ def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
     def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
         done = host_pass(mod)
         changed = {
-            var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.Let, _without_name)))
+            var: func.with_body(structural_map(func.body, (tirx.Let, _without_name)))
             for var, func in done.functions.items()
             if not func.body.same_as(mod[var].body)
         }
@@ -55,7 +57,7 @@ def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
 
 
 def _without_name(let: tirx.Let) -> tirx.Expr:
-    return tvm_ffi.structural_map(let.body, (tirx.Var, lambda var: let.value if var.same_as(let.var) else var))
+    return structural_map(let.body, (tirx.Var, lambda var: let.value if var.same_as(let.var) else var))
 
 
 def build_cuda(
