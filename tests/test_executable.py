@@ -347,6 +347,7 @@ import tvm_axe as axe
 path, arrays, results, devices = sys.argv[1:]
 exe = axe.Executable.load(path)
 given = list(np.load(arrays).values())
+shown = exe.show()
 if exe.mesh is None:
     outputs = exe(*given)
 else:
@@ -357,7 +358,7 @@ else:
 outputs = outputs if isinstance(outputs, tuple) else (outputs,)
 assert exe.mesh is None or exe.mesh.size == int(devices)
 np.savez(results, *outputs)
-print(exe.show())
+print(shown)
 """
 
 

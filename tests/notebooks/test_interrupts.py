@@ -89,8 +89,9 @@ def test_an_interrupted_cell_ends_and_the_next_one_works(ready, name):
 
 def test_what_was_launched_and_interrupted_says_that_it_is_closed(ready):
     """The workers that a user launched are the user's to launch again; those of an executable are its own."""
-    ready.works("workers = axe.launch(mesh)")
-    outcome = ready.run("print('begins', flush=True)\nwhile True: exe.run(workers, *arrays)", interrupt_after=0.3)
+    ready.works("workers = axe.launch(mesh)\nexe.run(workers, *arrays)")
+    long = "exe.time(workers, *arrays, repeat=10**7)"
+    outcome = ready.run(f"print('begins', flush=True)\n{long}", interrupt_after=0.6)
     assert outcome.error == "KeyboardInterrupt", outcome.text
     outcome = ready.run("exe.run(workers, *arrays)")
     assert outcome.error == "WorkerError"

@@ -18,6 +18,7 @@ from tvm_axe._tvm.errors import (
 from tvm_axe._tvm.meta_schedule import flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
 from tvm_axe._tvm.relax import relax_lowering, split_preproc
+from tvm_axe._tvm.structural import structural_map
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import block_realize, plain, put_back, rename_block, statement, tensor_argument, widened
 from tvm_axe._tvm.tile import (
@@ -76,6 +77,7 @@ __all__ = [
     "split_preproc",
     "statement",
     "structural_equal",
+    "structural_map",
     "swizzle_of",
     "swizzled_layout",
     "system_cpu",

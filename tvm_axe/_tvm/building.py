@@ -16,6 +16,8 @@ from tvm.target import Target
 from tvm.tirx import TensorMapType
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
+from tvm_axe._tvm.structural import structural_map
+
 _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources) -> module; only where a driver is
 _OVERLAP = "tirx.use_programtic_dependent_launch"  # the runtime's spelling
 
@@ -41,7 +43,7 @@ def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
     def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
         named = mod.functions.items()
         mod = IRModule(
-            {var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.Let, _without_name))) for var, func in named},
+            {var: func.with_body(structural_map(func.body, (tirx.Let, _without_name))) for var, func in named},
             attrs=mod.attrs,
         )
         done = host_pass(mod)
@@ -58,7 +60,7 @@ def _without_name(let: tirx.Let) -> tirx.Expr:
     tvm_ffi.structural_walk(let.value, (ir.Call, calls.append))
     if not all(_only_reads(call) for call in calls):
         return let
-    return tvm_ffi.structural_map(let.body, (tirx.Var, lambda var: let.value if var.same_as(let.var) else var))
+    return structural_map(let.body, (tirx.Var, lambda var: let.value if var.same_as(let.var) else var))
 
 
 def _only_reads(call: ir.Call) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import tvm_ffi
 from tvm import ir, tirx
 
+from tvm_axe import _tvm
+
 __all__ = ["alike", "loads_in", "substitute", "unconditional_loads", "uses", "variables_of"]
 
 
@@ -30,7 +32,7 @@ def variables_of(expr: object) -> set[tirx.Var]:
 
 def substitute(value: tirx.Expr, replacements: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
     """Return `value` with variables replaced."""
-    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))
+    return _tvm.structural_map(value, (tirx.Var, lambda var: replacements.get(var, var)))
 
 
 def alike(some: Sequence[tirx.Expr], others: Sequence[tirx.Expr]) -> bool:

@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.analysis.parameters import Param, parameters
 from tvm_axe.checking.comparing import is_float
@@ -86,7 +87,7 @@ def _outermost(loads: list[ir.TensorLoad]) -> list[ir.TensorLoad]:
 def _largest(index: tirx.Expr, load: ir.TensorLoad, extent: int, analyzer: Analyzer) -> int:
     """The largest u so that `index` is within `extent` wherever the load is in [0, u]; 0 where that isn't known."""
     value = tirx.Var("value", str(load.ty.dtype))
-    index = tvm_ffi.structural_map(index, (ir.TensorLoad, lambda each: value if each.same_as(load) else each))
+    index = _tvm.structural_map(index, (ir.TensorLoad, lambda each: value if each.same_as(load) else each))
     least, largest = 0, extent - 1
     while least < largest:
         middle = (least + largest + 1) // 2

@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tvm_axe.collective.initialize import start_mpi
-from tvm_axe.collective.interrupts import uninterrupted
 from tvm_axe.collective.ranks import Rank, find_fault, is_alive, open_process, ranks_per_host, split_hosts
 from tvm_axe.errors import AxeError, InputError, WorkerError
+from tvm_axe.interrupts import uninterrupted
 from tvm_axe.layout import Mesh
 
 # What a message is about: its tag. The first two are sent where a script's own messages are sent too.

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.collective.arena import Arena
-from tvm_axe.collective.interrupts import uninterrupted
 from tvm_axe.collective.sync import ABORTED, DONE, LATE, Control
 from tvm_axe.errors import WorkerError
+from tvm_axe.interrupts import uninterrupted
 from tvm_axe.layout import Mesh
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import math
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.collective.kernels import LINE, STREAM, STREAM_LINE
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.layout.shapes import dense_strides
@@ -28,7 +29,7 @@ def stream_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
         found.append(loop)
         return line
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, on_loop))
+    body = _tvm.structural_map(func.body, (tirx.For, on_loop))
     if not found or not isinstance(body, s_tir.SBlockRealize):
         return func
     root = body.block

@@ -19,6 +19,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import element
 from tvm_axe.analysis.expressions import loads_in, substitute, uses, variables_of
 from tvm_axe.analysis.values import points, values
@@ -90,7 +91,7 @@ class Halo:
             place = substitute(rest - self.first, own)
             return tirx.BufferLoad(copy, [*load.indices[: self.dim], device, place, *load.indices[self.dim + 1 :]])
 
-        body = tvm_ffi.structural_map(statement.body, (ir.TensorLoad, on_load))
+        body = _tvm.structural_map(statement.body, (ir.TensorLoad, on_load))
         reads = [region for region in statement.reads if not region.source.same_as(self.buffer)]
         reads += [element(copy, load.indices) for load in loads_in(body) if load.source.same_as(copy)]
         changed = s_tir.SBlock(

@@ -30,9 +30,9 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import BIND, INSERTED, OVERLAP, RING, layouts_of
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import directions, reached
@@ -384,7 +384,7 @@ def _in_place(store: tirx.BufferStore) -> bool:
 
 def _running(value: tirx.Expr, buffer: tirx.Buffer, apart: tirx.Buffer, at: Sequence[tirx.Var]) -> tirx.Expr:
     """A reduction's value with its running one read where it is kept now."""
-    return tvm_ffi.structural_map(
+    return _tvm.structural_map(
         value,
         (ir.TensorLoad, lambda load: tirx.BufferLoad(apart, list(at)) if load.source.same_as(buffer) else load),
     )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import element
 from tvm_axe.analysis.expressions import loads_in, substitute, uses
 from tvm_axe.collective import SLAB
@@ -350,7 +350,7 @@ class _Localizer:
             return tirx.BufferLoad(buffer, indices)
 
         value, *whole = (
-            tvm_ffi.structural_map(part, [(tirx.Var, lambda var: replacements.get(var, var)), (ir.TensorLoad, on_load)])
+            _tvm.structural_map(part, [(tirx.Var, lambda var: replacements.get(var, var)), (ir.TensorLoad, on_load)])
             for part in (store.value, *store.indices)
         )
         buffer, indices = self.address(block, store.buffer, whole, peer)

@@ -12,7 +12,6 @@ The polynomial is the minimax one for the relative error (3e-9), so that float32
 
 from __future__ import annotations
 
-import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
@@ -70,7 +69,7 @@ def _use_vector_exp(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transfo
         is_exp = call.op.same_as(_LLVM_EXP.op) and call.args[0].value == _LLVM_EXP.args[0].value
         return vector_exp(call.args[-1]) if is_exp and str(call.ty).startswith("float32x") else call
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, written_out)))
+    return func.with_body(_tvm.structural_map(func.body, (ir.Call, written_out)))
 
 
 _LLVM_EXP = tirx.call_llvm_pure_intrin("float32", "llvm.exp", tirx.const(0.0, "float32"))

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
 
 _INT32_MAX = 2**31 - 1
@@ -150,7 +150,7 @@ class _Merger:
             )  # fmt: skip
 
         callbacks = [(s_tir.SBlock, on_block), (tirx.Var, lambda var: buffers.get(var, var))]
-        return tvm_ffi.structural_map(stmt, callbacks)
+        return _tvm.structural_map(stmt, callbacks)
 
     def operand(self, value: relax.Expr, user: relax.Var) -> tirx.Buffer:
         found = self.values.get(value) if isinstance(value, relax.Var) else None

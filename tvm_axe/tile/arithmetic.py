@@ -33,6 +33,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.errors import TileError
 
@@ -94,7 +95,7 @@ class _Plain:
             (tirx.Select, _select),
             (ir.Call, _call),
         )
-        done = tvm_ffi.structural_map(value, tuple((kind, self._caught(rule)) for kind, rule in rules))
+        done = _tvm.structural_map(value, tuple((kind, self._caught(rule)) for kind, rule in rules))
         if self.refused:
             raise self.refused[0]
         return done

@@ -13,6 +13,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import (
@@ -259,7 +260,7 @@ def _holds(condition: Any, scope: Scope, analyzer: sym.Analyzer) -> bool:
 
 def _named(condition: tirx.Expr, name: tirx.Var, value: tirx.Expr) -> tirx.Expr:
     """A condition with a value in the place of its name."""
-    return tvm_ffi.structural_map(condition, (tirx.Var, lambda var: value if var.same_as(name) else var))
+    return _tvm.structural_map(condition, (tirx.Var, lambda var: value if var.same_as(name) else var))
 
 
 def _when(scope: Scope, values: dict[tirx.Var, Any]) -> str:

@@ -14,6 +14,7 @@ from math import prod
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import alike, loads_in
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
@@ -96,7 +97,7 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
         def insert(call: tirx.TilePrimitiveCall) -> tirx.Stmt:
             return tirx.SeqStmt([nest, call]) if _writes(call, dst) else call
 
-        body = tvm_ffi.structural_map(last.body, (tirx.TilePrimitiveCall, insert))
+        body = _tvm.structural_map(last.body, (tirx.TilePrimitiveCall, insert))
     elif isinstance(store, Parallel) and (own := _own_store(store, recipe.outputs[0])) is not None:
         changed, analyzer = own, program.analyzer()
         for var, extent in zip(store.vars, store.extents):
@@ -105,7 +106,7 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
         def replaced(stmt: tirx.BufferStore) -> tirx.Stmt:
             return _stored(stmt, epilogue, buffers, analyzer) if stmt.same_as(changed) else stmt
 
-        body = tvm_ffi.structural_map(last.body, (tirx.BufferStore, replaced))
+        body = _tvm.structural_map(last.body, (tirx.BufferStore, replaced))
     else:
         raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
     func = tirx.PrimFunc([*last.params, *buffers.values()], body, last.ret_type, last.attrs)
@@ -199,10 +200,10 @@ def _value(
         if load.source.same_as(epilogue.product):
             own = str(epilogue.product.dtype)
             return product if own == str(product.ty.dtype) else tirx.Cast(own, product)
-        indices = [tvm_ffi.structural_map(i, (tirx.Var, lambda v: values.get(v, v))) for i in load.indices]
+        indices = [_tvm.structural_map(i, (tirx.Var, lambda v: values.get(v, v))) for i in load.indices]
         return tirx.BufferLoad(buffers[load.source], indices)
 
-    value = tvm_ffi.structural_map(
+    value = _tvm.structural_map(
         epilogue.value, [(tirx.Var, lambda var: values.get(var, var)), (ir.TensorLoad, on_load)]
     )
     return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)

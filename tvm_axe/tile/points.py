@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import ir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Parallel
 from tvm_axe.tile.program import TileProgram
@@ -305,7 +305,7 @@ class _Walk:
             return tirx.const(_SOME, load.ty.dtype)
 
         if not isinstance(index, int):
-            index = tvm_ffi.structural_map(index, (ir.TensorLoad, uniform))
+            index = _tvm.structural_map(index, (ir.TensorLoad, uniform))
             unknown = [var for var in variables_in(index) if self.values.get(var) is None]
             index = substitute_in(index, {var: tirx.const(_SOME, var.ty.dtype) for var in unknown})
         found = None if any(data) else evaluate(index, self.values)

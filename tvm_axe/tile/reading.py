@@ -9,6 +9,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile.arithmetic import plain
@@ -316,7 +317,7 @@ def _is_on_flags(stmt: tirx.Stmt) -> bool:
 
 def _renamed(stmt: tirx.Stmt, buffer: tirx.Buffer, name: tirx.Var) -> tirx.Stmt:
     """A statement that reads `name` where it loads from `buffer`."""
-    return tvm_ffi.structural_map(stmt, (ir.TensorLoad, lambda load: name if load.source.same_as(buffer) else load))
+    return _tvm.structural_map(stmt, (ir.TensorLoad, lambda load: name if load.source.same_as(buffer) else load))
 
 
 def _layout(text: str) -> Layout | ComposeLayout:

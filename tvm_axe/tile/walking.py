@@ -9,6 +9,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.tile.nodes import Node
 from tvm_axe.tile.regions import Region, Tile
 
@@ -54,7 +55,7 @@ def substitute(nodes: tuple[Node, ...], values: Mapping[tirx.Var, tirx.Expr]) ->
 
 def substitute_in(value: Any, values: Mapping[tirx.Var, tirx.Expr]) -> Any:
     """An expression or a statement with variables, and the tensors it loads from, replaced."""
-    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: values.get(var, var)))
+    return _tvm.structural_map(value, (tirx.Var, lambda var: values.get(var, var)))
 
 
 def variables_in(*values: Any) -> frozenset[tirx.Var]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.target import Target
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.checks import check_atomics
 from tvm_axe.tile.dispatch import TypeTable
@@ -70,4 +70,4 @@ def _through_float32(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return cast
         return cast.value.astype("".join(("float32", *source[1:]))).astype(str(cast.ty))
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.Cast, by_float32)))
+    return func.with_body(_tvm.structural_map(func.body, (tirx.Cast, by_float32)))

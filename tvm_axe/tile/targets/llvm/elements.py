@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.tile.arithmetic import chosen
 from tvm_axe.tile.nodes import Parallel
@@ -186,7 +187,7 @@ class _Body:
 
     def _value(self, value: Any) -> Any:
         if self.by_vectors and not isinstance(value, int):
-            value = tvm_ffi.structural_map(value, (ir.Call, self._choose))
+            value = _tvm.structural_map(value, (ir.Call, self._choose))
         return self.writer.expr(value)
 
     def _choose(self, call: ir.Call) -> Any:

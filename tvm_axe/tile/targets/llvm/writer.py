@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_axe import _tvm
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.llvm.conversions import NARROW, compute_dtype, convert, narrow, rounded, widen
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
@@ -97,7 +97,7 @@ class Writer:
             (_ARITHMETIC, lambda node: type(node)(node.a, node.b) if _narrow(node) else node),
             (tirx.Select, lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),
         )
-        return tvm_ffi.structural_map(value, callbacks)
+        return _tvm.structural_map(value, callbacks)
 
     def exprs(self, values: Sequence[Any]) -> list[Any]:
         """Several expressions."""
