@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
@@ -558,3 +559,26 @@ def test_an_error_in_a_program_is_raised_here(nothing_left: None, engine: str) -
         workers.call(program, [(right, "slab"), 3])
         assert right.slab(1)[0] == 2.5
         del wrong, right
+
+
+def test_a_session_that_is_held_writes_to_no_descriptor_once_it_is_closed(nothing_left: None) -> None:
+    """As the traceback of what was interrupted in it holds it; the numbers are other files' then."""
+    workers = launch(Mesh({"tp": 3}))
+    check_usable(workers)
+    disco = workers._session._disco  # type: ignore[attr-defined]
+    held = [disco._session, disco._execute]
+    used = set(map(int, os.listdir("/proc/self/fd")))
+    workers.close()
+    pipes = [os.pipe2(os.O_NONBLOCK) for _ in range(40)]
+    try:
+        assert used & {descriptor for pipe in pipes for descriptor in pipe}
+        held.clear()
+        gc.collect()
+        for reader, writer in pipes:
+            with pytest.raises(BlockingIOError):
+                os.read(reader, 1)
+            os.write(writer, b"x")
+    finally:
+        for descriptor in {descriptor for pipe in pipes for descriptor in pipe}:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -67,9 +67,16 @@ class DiscoSession:
         """Tell the workers to stop and wait for `threads`, those of this process, which must have done their commands.
 
         The session's destructor waits for the threads too, but with the interpreter locked; a thread that has yet to
-        return from Python would never come out.
+        return from Python would never come out. It also writes to the descriptors, so it runs now, whoever else has a
+        reference to the session's object in Python: the traceback of what was interrupted, say. Later their numbers
+        would be other files'.
         """
         self.sync(threads)
+        held: Any
+        for held in (self._execute, self._session):
+            taken = type(held).__new__(type(held))
+            taken.__move_handle_from__(held)
+            del taken
         del self._execute, self._session
 
     def leak(self) -> None:

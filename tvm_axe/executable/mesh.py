@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers, launch
 from tvm_axe.collective.tensor import check_dtype
-from tvm_axe.errors import LowerError
+from tvm_axe.errors import LowerError, WorkerError
 from tvm_axe.executable.arguments import Arrays, Input
 from tvm_axe.executable.base import Executable
 from tvm_axe.executable.measured import Measured, measured_stages, measured_whole
@@ -150,6 +150,8 @@ class MeshExecutable(Executable):
 
     def _load(self, workers: Workers, arrays: Arrays) -> _Loaded:
         """The same, with `arrays` put into place."""
+        if workers.closed:
+            raise WorkerError(f"{self.name}: the workers are closed; launch new ones")
         loaded = self._on(workers)
         for buffer, array in zip(self.lowered.inputs, arrays):
             loaded.scatter(buffer, array)

@@ -129,7 +129,8 @@ class Schedule(s_tir.Schedule):
 
     def get_sblock(self, name: str, func_name: str | None = None) -> SBlockRV:
         """Return the handle of the block of that name, as upstream's does; names are unique here."""
-        if name not in self.renamed or name not in block_names(self.mod):
+        # Once a block was told apart, those made of it have other names than where the trace is replayed, too.
+        if not self.renamed or name not in block_names(self.mod):
             return super().get_sblock(name, func_name)
         return block_at(self, block_named(self.mod, name))
 
