@@ -72,9 +72,9 @@ class DiscoSession:
         would be other files'.
         """
         self.sync(threads)
-        held: Any
         for held in (self._execute, self._session):
-            taken = type(held).__new__(type(held))
+            kind: Any = type(held)
+            taken = kind.__new__(kind)
             taken.__move_handle_from__(held)
             del taken
         del self._execute, self._session
