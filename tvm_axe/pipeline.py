@@ -36,6 +36,7 @@ from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe.collective import page_of
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.inserting import redistributed
@@ -149,7 +150,7 @@ def _redistribute(work: Work) -> Work:
 def _lower(work: Work) -> Work:
     if work.mesh is None or work.lowered is not None:
         return work
-    lowered = lower(work.module["main"], work.mesh)
+    lowered = lower(work.module["main"], work.mesh, page_of(backend_of(work.target).device))
     return replace(work, module=lowered.module, lowered=lowered)
 
 

@@ -1,5 +1,9 @@
 """The engines and meshes that the collective tests run on.
 
+Besides those that start workers on the host's cores there are, by `WHERE`, devices with memory of their own: ``apart``,
+whose memory is the host's (apart.py), and ``cuda``, where a GPU is, the first of which all of a mesh's devices share; as
+processes and, ``-threads``, as threads.
+
 In rank 0 of an MPI job (`TVM_AXE_TEST_RANKS`, see test_mpi.py) they are the engine `mpi` and the meshes of that many
 devices. A job has one launch at a time, so workers are launched for each test there; it takes a tenth of a second.
 """
@@ -7,15 +11,23 @@ devices. A job has one launch at a time, so workers are launched for each test t
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tvm_axe.collective import Workers, launch
 from tvm_axe.layout import Mesh
 
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:  # workers find `apart` where this process does
+    sys.path.append(HERE)
+
 RANKS = int(os.environ.get("TVM_AXE_TEST_RANKS", "0"))
 ENGINES = ["mpi"] if RANKS else ["processes", "threads"]
+_GPUS = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-threads")]
+WHERE = ENGINES if RANKS else [*ENGINES, "apart", "apart-threads", *_GPUS]
 MESHES = [{"tp": 1}, {"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}]
 SCOPE = "function" if RANKS else "module"
 
@@ -25,10 +37,31 @@ def engine(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="module", params=WHERE)
+def where(request: pytest.FixtureRequest) -> str:
+    if request.param.startswith("cuda"):
+        request.getfixturevalue("cuda")
+    return request.param
+
+
+def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -> Workers:
+    """Launch workers of an engine, or on devices with memory of their own."""
+    engine, _, threads = where.partition("-")
+    if threads:
+        options["processes"] = False
+    if engine == "apart":
+        from apart import APART  # which workers import by this name
+
+        return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
+    if engine == "cuda":
+        options["gpus"] = (0,) * mesh.size
+    return launch(mesh, engine=engine, timeout=timeout, **options)
+
+
 @pytest.fixture(scope=SCOPE, params=[mesh for mesh in MESHES if RANKS in (0, Mesh(mesh).size)], ids=str)
-def workers(request: pytest.FixtureRequest, engine: str) -> Iterator[Workers]:
+def workers(request: pytest.FixtureRequest, where: str) -> Iterator[Workers]:
     """Workers of each engine on each mesh."""
-    with launch(Mesh(request.param), engine=engine) as workers:
+    with launched(Mesh(request.param), where) as workers:
         yield workers
 
 
@@ -41,7 +74,7 @@ def two() -> Mesh:
 
 
 @pytest.fixture(scope=SCOPE)
-def pair(two: Mesh, engine: str) -> Iterator[Workers]:
+def pair(two: Mesh, where: str) -> Iterator[Workers]:
     """Two workers of each engine."""
-    with launch(two, engine=engine) as workers:
+    with launched(two, where) as workers:
         yield workers

@@ -11,9 +11,11 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_axe.collective import Called, Recording, WorkerError, Workers, worker
+from tvm_axe.collective import Called, Recording, WorkerError, Workers, launch, worker
 from tvm_axe.collective.recording import Recorder, aligned
 from tvm_axe.errors import InputError
+from tvm_axe.layout import Mesh
+from tvm_axe.machines import resolve_target
 
 
 def doubled_sum(axis: str, n: int) -> tvm.IRModule:
@@ -54,7 +56,8 @@ def loaded(workers: Workers):
         sum(2 * x.slab(peer).astype("float64") for peer in workers.mesh.group(device, axis))
         for device in range(workers.mesh.size)
     ]
-    program = workers.load(doubled_sum(axis, workers.mesh[axis]), "llvm")
+    target = resolve_target("cuda" if workers.device_type == "cuda" else "llvm")
+    program = workers.load(doubled_sum(axis, workers.mesh[axis]), target)
     return program, [(x, "slab"), (y, "slab"), (y, axis), (z, axis)], z, total
 
 
@@ -83,7 +86,7 @@ def test_only_the_last_run_is_recorded(pair: Workers) -> None:
         assert [len(found.calls) for found in recordings] == [3, 3]
 
 
-def test_other_runs_are_not_watched(pair: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_runs_are_not_watched(two: Mesh, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0, or each, is a thread of this process, so that its recorder can be counted."""
     seen = []
 
@@ -93,15 +96,16 @@ def test_other_runs_are_not_watched(pair: Workers, monkeypatch: pytest.MonkeyPat
             super().__call__(*arguments)
 
     monkeypatch.setattr(worker, "Recorder", Counted)
-    program, arguments, *_ = loaded(pair)
-    pair.call(program, arguments)
-    assert not seen
-    pair.trace(program, arguments, calls=3)
-    assert seen
-    seen.clear()
-    pair.call(program, arguments)
-    pair.time(program, arguments, repeat=2)
-    assert not seen
+    with launch(two, engine=engine) as pair:
+        program, arguments, *_ = loaded(pair)
+        pair.call(program, arguments)
+        assert not seen
+        pair.trace(program, arguments, calls=3)
+        assert seen
+        seen.clear()
+        pair.call(program, arguments)
+        pair.time(program, arguments, repeat=2)
+        assert not seen
 
 
 def test_more_calls_than_there_is_room_for(pair: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +137,15 @@ def test_a_recording_is_read_as_it_was_written() -> None:
 
 
 def test_calls_within_calls_are_recorded_in_the_order_in_which_they_began() -> None:
-    recorder = Recorder()
+    finished: list[bool] = []
+    recorder = Recorder(lambda: finished.append(True))
     for name, before in [("a", True), ("b", True), ("vm.builtin.x", True), ("vm.builtin.x", False), ("b", False)]:
         recorder(None, name, before, None)
     recorder(None, "a", False, None, "an argument")
     outer, inner = recorder.calls
     assert (outer.name, inner.name) == ("a", "b")
     assert outer.start <= inner.start <= inner.stop <= outer.stop
+    assert len(finished) == 6  # before each look at the clock
 
 
 def test_clocks_of_several_machines_start_together() -> None:

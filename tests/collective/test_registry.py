@@ -30,7 +30,8 @@ class Few(Engine):
         if mesh.size > 2:
             raise InputError(f"launch: engine 'few' has at most 2 devices; mesh {mesh} has {mesh.size}")
 
-    def launch(self, mesh, timeout):
+    def launch(self, mesh, timeout, **options):
+        self.options(options)
         session = LocalSession(mesh, timeout, alone=False)
         session.start()
         return session
@@ -56,11 +57,11 @@ def test_a_new_engine_is_a_module_and_a_line(few: None, capsys: pytest.CaptureFi
         assert x.slab(1).tolist() == [3, 3] and workers.engine == "few"
     with pytest.raises(InputError, match="engine 'few' has at most 2 devices; mesh tp=3 has 3"):
         launch(Mesh({"tp": 3}), engine="few")
-    with pytest.raises(InputError, match="unknown engine 'many'; valid: processes, threads, mpi, few"):
+    with pytest.raises(InputError, match="unknown engine 'many'; valid: processes, threads, mpi, cuda, few"):
         launch(Mesh({"tp": 3}), engine="many")
     with pytest.raises(SystemExit):
         main(["run", "--help"])
-    assert "processes, threads, mpi, few" in " ".join(capsys.readouterr().out.split())
+    assert "processes, threads, mpi, cuda, few" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_name_is_one_engine(few: None) -> None:
@@ -72,9 +73,17 @@ def test_a_name_is_one_engine(few: None) -> None:
 @pytest.mark.parametrize("name", registry.names())
 def test_engines_know_their_names_and_devices(name: str) -> None:
     engine = registry.find(name)
-    assert engine.name == name and engine.device_type == "cpu" and engine.has_ranks == (name == "mpi")
-    assert engine.matches(Target("llvm"))
-    assert not engine.matches(Target({"kind": "cuda", "arch": "sm_90a"}))
+    on_gpu = name == "cuda"
+    assert engine.name == name and engine.device_type == ("cuda" if on_gpu else "cpu")
+    assert engine.has_ranks == (name == "mpi")
+    assert engine.matches(Target("llvm")) != on_gpu
+    assert engine.matches(Target({"kind": "cuda", "arch": "sm_90a"})) == on_gpu
+
+
+@pytest.mark.parametrize("name", ["processes", "threads"])
+def test_an_option_that_an_engine_lacks_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"launch: engine {name!r} has no option 'gpus'; it has none"):
+        launch(Mesh({"tp": 2}), engine=name, gpus=(0, 0))
 
 
 def test_a_target_of_another_kind_is_refused() -> None:
@@ -94,7 +103,7 @@ def test_names_are_known_without_the_compiler() -> None:
         print(*registry.names(), "tvm" in sys.modules)
     """
     shown = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert shown.stdout == "processes threads mpi False\n"
+    assert shown.stdout == "processes threads mpi cuda False\n"
 
 
 def test_the_examples_run() -> None:

@@ -39,11 +39,11 @@ def test_views_are_the_slabs(mesh: Mesh, shape: tuple[int, ...], dtype: str, sha
         tensor.slab(device)[...] = 1 if shared else device % 2 if dtype == "bool" else device
     for device in range(mesh.size):
         coords = mesh.coords(device)
-        own = decode_view(tensor.encode("slab"), arena, mesh, coords)
+        own = decode_view(tensor.encode("slab"), mesh, coords).array(arena)
         assert own.shape == shape and own.flags.c_contiguous and np.shares_memory(own, tensor.slab(device))
         np.testing.assert_array_equal(own, tensor.slab(device))
         for axis in mesh.names:
-            view = decode_view(tensor.encode(axis), arena, mesh, coords)
+            view = decode_view(tensor.encode(axis), mesh, coords).array(arena)
             assert view.shape == (mesh[axis], *shape)
             distance = int(np.prod(mesh.shape[mesh.names.index(axis) + 1 :]))
             stride = 0 if shared else distance * slab_stride(shape, dtype)

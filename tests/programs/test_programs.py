@@ -15,6 +15,7 @@ import tvm_axe as axe
 from tvm_axe import InputError
 from tvm_axe.collective import Workers
 from tvm_axe.layout import Mesh
+from tvm_axe.machines.builder import build_program
 from tvm_axe.programs import PROGRAMS, SIZES, DistributedProgram
 
 NAMES = {
@@ -45,10 +46,10 @@ def launched() -> Iterator[Callable[..., Workers]]:
     """Workers on a mesh, launched at the first use and shared by the module's tests."""
     started: dict[tuple[str, str], Workers] = {}
 
-    def get(mesh: Mesh, engine: str = "threads") -> Workers:
+    def get(mesh: Mesh, engine: str = "threads", **options: object) -> Workers:
         key = (str(mesh), engine)
         if key not in started:
-            started[key] = axe.launch(mesh, engine=engine)
+            started[key] = axe.launch(mesh, engine=engine, **options)
         return started[key]
 
     yield get
@@ -96,6 +97,26 @@ def test_last_schedule_on_processes(launched, name):
     program = program_of(name, "uneven", (2,))
     exe = axe.compile(program.schedule(NAMES[name][-1]), work_dir=None)
     judge(program, exe, launched(program.mesh, "processes"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "sizes"), [("uneven", (2,)), ("uneven", (3,)), ("test", (2, 2))], ids=str)
+@pytest.mark.parametrize(("name", "schedule"), CASES)
+def test_schedule_on_gpus(cuda, launched, name, schedule, size, sizes):
+    """Devices that share the first GPU, each a process."""
+    program = program_of(name, size, sizes)
+    exe = axe.compile(program.schedule(schedule), target="cuda", work_dir=None)
+    assert exe.bytes == program.bytes[schedule]
+    judge(program, exe, launched(program.mesh, "cuda", gpus=(0,) * program.mesh.size))
+
+
+@pytest.mark.parametrize(("name", "schedule"), CASES)
+def test_schedule_compiles_for_gpus(name, schedule):
+    """Where none is, too."""
+    program = program_of(name, "uneven", (2,))
+    exe = axe.compile(program.schedule(schedule), target="cuda:sm_90a", work_dir=None)
+    assert exe.bytes == program.bytes[schedule]
+    build_program(exe.runnable, exe.target)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,8 +4,16 @@ Written against apache-tvm 0.27.0.post1. Everything else in the package uses ups
 new release is met here and nowhere else. There is a module for each part of upstream; what they give is asked for here.
 """
 
-from tvm_axe._tvm.arrays import as_array, as_tensor
-from tvm_axe._tvm.building import build_cuda, load_llvm, nvrtc_cubin, nvrtc_version, register_pipeline, save_llvm
+from tvm_axe._tvm.arrays import as_array, as_tensor, device_tensor
+from tvm_axe._tvm.building import (
+    build_cuda,
+    build_relax,
+    load_llvm,
+    nvrtc_cubin,
+    nvrtc_version,
+    register_pipeline,
+    save_llvm,
+)
 from tvm_axe._tvm.disco import DISCO_EXECUTE, DiscoSession, disco_rank, disco_serve, register_functions, use_threads
 from tvm_axe._tvm.errors import (
     UPSTREAM_ERRORS,
@@ -43,9 +51,11 @@ __all__ = [
     "as_tensor",
     "block_realize",
     "build_cuda",
+    "build_relax",
     "builder",
     "cpu_features",
     "device_call",
+    "device_tensor",
     "disco_rank",
     "disco_serve",
     "dispatch_predicate",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
+import tvm
 import tvm_ffi
 
 
@@ -36,6 +38,24 @@ class _Import:
         return capsule
 
 
+class _Elsewhere(_Import):
+    """The same of memory that isn't the host's."""
+
+    def __init__(self, array: np.ndarray, address: int, device: tuple[int, int]) -> None:
+        super().__init__(array)
+        self._address, self._device = address, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        capsule = super().__dlpack__(**options)
+        tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+        tensor.data = self._address
+        tensor.device[:] = self._device
+        return capsule
+
+
 class _DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -56,6 +76,15 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 def as_tensor(array: np.ndarray) -> tvm_ffi.Tensor:
     """A tensor over the array's memory, strides and all; upstream's `from_dlpack` takes dense arrays only."""
     return tvm_ffi.from_dlpack(_Import(array))
+
+
+def device_tensor(
+    address: int, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype, device: tvm.runtime.Device
+) -> tvm_ffi.Tensor:
+    """A tensor over memory of a device that somebody else keeps; `strides` are in bytes."""
+    # An array of that shape, which nobody reads.
+    stand_in = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), tuple(shape), tuple(strides))
+    return tvm_ffi.from_dlpack(_Elsewhere(stand_in, address, (device.dlpack_device_type(), device.index)))
 
 
 class _Export:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, runtime, tirx
+from tvm import ir, relax, runtime, tirx
 from tvm.ir import IRModule
+from tvm.relax import _ffi_api as _relax
+from tvm.relax.vm_build import _filter_tir, _vmcodegen
 from tvm.support import nvcc as _nvcc
 from tvm.target import Target
 from tvm.tirx import TensorMapType
@@ -68,6 +71,16 @@ def _only_reads(call: ir.Call) -> bool:
     return effect is not None and int(effect) <= int(tirx.CallEffectKind.ReadState.value)
 
 
+_compiling = threading.local()
+
+
+@tvm_ffi.register_global_func("tvm_callback_cuda_compile", override=True)
+def _compile(code: str) -> bytes:
+    """What upstream's code generator calls: what this thread is building with, else upstream's own."""
+    to_cubin = getattr(_compiling, "to_cubin", None)
+    return bytes(_nvcc.tvm_callback_cuda_compile(code) if to_cubin is None else to_cubin(code))
+
+
 def build_cuda(
     mod: IRModule, target: Target, to_cubin: Callable[[str], bytes], overlap: bool = False, pipeline: str = "tirx"
 ) -> tuple[runtime.Module, str]:
@@ -80,12 +93,19 @@ def build_cuda(
     lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
     host_target = Target("llvm") if target.host is None else target.host
     host, devices = split_host_device_mods(lower(tirx.transform.BindTarget(target.with_host(host_target))(mod)))
+    if not devices:
+        return codegen_build(finish_host()(host), host_target), ""
     ((device_target, device),) = devices.items()
     device = finish_device()(device)
-    # Where there is a driver, this compiles the source too, by nvrtc; upstream has no other way to it.
-    generated = codegen_build(device, device_target)
+    # Where there is a driver, this compiles the source too; upstream has no other way to it.
+    compiled: dict[str, bytes] = {}
+    _compiling.to_cubin = lambda code: compiled.setdefault(code, to_cubin(code))
+    try:
+        generated = codegen_build(device, device_target)
+    finally:
+        del _compiling.to_cubin
     source = str(generated.inspect_source())
-    cubin = to_cubin(source)
+    cubin = compiled[source] if source in compiled else to_cubin(source)
     create = tvm_ffi.get_global_func(_CREATE_CUDA, allow_missing=True)
     if create is not None:
         tags = [_OVERLAP] if overlap else []
@@ -123,6 +143,24 @@ def _function_info(func: tirx.PrimFunc, tags: Sequence[str]) -> Any:
     }
     root = add("runtime.FunctionInfo", data)
     return ir.load_json(json.dumps({"root_index": root, "nodes": nodes, "metadata": {}}))
+
+
+def build_relax(
+    mod: IRModule,
+    target: Target,
+    pipeline: ir.transform.Pass | str,
+    build: Callable[[IRModule], runtime.Module],
+) -> relax.VMExecutable:
+    """Build a Relax program whose functions of TensorIR are compiled by `build`, for ``relax.VirtualMachine``.
+
+    The steps are those of `tvm.relax.build`, but for these functions.
+    """
+    with target:
+        mod = (relax.get_pipeline(pipeline) if isinstance(pipeline, str) else pipeline)(mod)
+    params = dict((mod.attrs or {}).get("const_name_to_constant", {}))
+    executable = relax.ExecBuilder()
+    functions = _filter_tir(_vmcodegen(executable, mod, "bytecode"))
+    return relax.VMExecutable(_relax.VMLink(executable, target, build(functions), [], params))
 
 
 def nvrtc_version() -> str | None:

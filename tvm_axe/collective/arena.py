@@ -22,9 +22,9 @@ from tvm_axe.errors import WorkerError
 PAGE = mmap.PAGESIZE
 
 
-def round_up(nbytes: int) -> int:
+def round_up(nbytes: int, page: int = PAGE) -> int:
     """Return the least multiple of the page size that holds `nbytes`."""
-    return -(-nbytes // PAGE) * PAGE
+    return -(-nbytes // page) * page
 
 
 # The limits of a process that starting workers may meet, by the error that comes of it.
@@ -65,6 +65,8 @@ class Arena:
         The file; closed by `close`.
     map : mmap.mmap
         The mapping of the whole file; not after `close`.
+    page : int
+        Bytes of which what is allocated is a multiple, and begins at a multiple of.
     closed : bool
         Whether `close` was called.
 
@@ -74,8 +76,9 @@ class Arena:
         If the address space has no room for the mapping.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, page: int = PAGE) -> None:
         self.fd = fd
+        self.page = page
         self.size = size
         try:
             self.map = mmap.mmap(fd, size)
@@ -89,16 +92,16 @@ class Arena:
         self._holes: list[tuple[int, int]] = [(0, size)]  # (offset, length), by offset, never touching each other
 
     @classmethod
-    def create(cls, size: int | None = None) -> Arena:
+    def create(cls, size: int | None = None, page: int = PAGE) -> Arena:
         """Make an empty arena of `size` bytes; as large as the machine and this process's limits let it if left out."""
-        size = _room() if size is None else size
+        size = (_room() if size is None else size) // page * page
         try:
             fd = os.memfd_create("tvm_axe", os.MFD_CLOEXEC)
         except OSError as error:
             raise limited("no shared memory for the workers", error) from error
         try:
             os.ftruncate(fd, size)
-            return cls(fd, size)
+            return cls(fd, size, page)
         except OSError as error:
             os.close(fd)
             raise limited(f"no shared memory of {size >> 20} MiB for the workers", error) from error
@@ -106,20 +109,28 @@ class Arena:
             os.close(fd)
             raise
 
-    def allocate(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int, take: bool = True) -> int:
         """Return the offset of `nbytes` of zeros, at the start of a page.
+
+        Parameters
+        ----------
+        nbytes : int
+            How many.
+        take : bool
+            Whether the machine's memory is taken for them; else they are a hole in the file, which `take` fills.
 
         Raises
         ------
         WorkerError
             If the machine hasn't that much shared memory left.
         """
-        length = max(round_up(nbytes), PAGE)
+        length = max(round_up(nbytes, self.page), self.page)
         i = next((i for i, (_, room) in enumerate(self._holes) if room >= length), None)
         if i is None:
             raise WorkerError(self._no_space(length, f"the arena has {self.size >> 20} MiB, as much as could be had"))
         offset, room = self._holes[i]
-        self.take(offset, length)
+        if take:
+            self.take(offset, length)
         self._holes[i : i + 1] = [(offset + length, room - length)] if room > length else []
         self._used[offset] = length
         return offset

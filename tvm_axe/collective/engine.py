@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm.target import Target
@@ -64,8 +65,22 @@ class Engine(ABC):
         """Whether programs compiled for a target run on the engine's devices."""
         return target.get_target_device_type() == tvm.device(self.device_type).dlpack_device_type()
 
+    def options(self, given: Mapping[str, Any], *known: str) -> list[Any]:
+        """Return the options of these names, None for those that aren't given.
+
+        Raises
+        ------
+        InputError
+            If one is given that isn't among them.
+        """
+        unknown = sorted(set(given).difference(known))
+        if unknown:
+            valid = f"valid: {', '.join(known)}" if known else "it has none"
+            raise InputError(f"launch: engine {self.name!r} has no option {unknown[0]!r}; {valid}")
+        return [given.get(name) for name in known]
+
     @abstractmethod
-    def launch(self, mesh: Mesh, timeout: float) -> Session:
+    def launch(self, mesh: Mesh, timeout: float, **options: Any) -> Session:
         """Start a worker for each device of a mesh that `check` admits.
 
         Parameters
@@ -74,11 +89,13 @@ class Engine(ABC):
             The devices.
         timeout : float
             Seconds that a worker may be behind another; positive.
+        **options
+            What else the engine lets one choose (`options`).
 
         Raises
         ------
         InputError
-            If the mesh doesn't fit what is there.
+            If the mesh doesn't fit what is there, or the engine has no such option.
         WorkerError
             If a worker didn't start; then none is left.
         """

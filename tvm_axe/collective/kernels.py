@@ -110,12 +110,12 @@ def _slabs(argument: Buffer, word: str) -> _Slabs:
 def _move(move: Move, sources: _Slabs, targets: _Slabs, dtype: str, nbytes: int, stream: bool) -> None:
     """Emit loops over the contiguous runs of the box, and in each over its vectors."""
     lanes = LINE // nbytes
-    outer = _outer(move)
+    outer = move.outer
     run = math.prod(move.box[outer:])
     with ExitStack() as nest:
         indices = [nest.enter_context(T.serial(T.int64(extent))) for extent in move.box[:outer]]
         read, write = (_position(corner, indices) for corner in (move.source, move.target))
-        start, steps = _start(move.target), dense_strides(move.target.shape)[:outer]
+        start, steps = move.target.start, dense_strides(move.target.shape)[:outer]
         stream = stream and all(step % lanes == 0 for step in steps)  # else runs start anywhere in a line
         head = min(-start % lanes, run) if stream else 0
         tail = (run - head) % lanes
@@ -135,21 +135,9 @@ def _move(move: Move, sources: _Slabs, targets: _Slabs, dtype: str, nbytes: int,
                         T.buffer_store(targets.flat, total, [_vector(index, width)])
 
 
-def _outer(move: Move) -> int:
-    """Return how many dimensions are to be looped over: what is within the others is contiguous on both sides."""
-    for dim in range(len(move.box) - 1, 0, -1):
-        if not move.box[dim] == move.source.shape[dim] == move.target.shape[dim]:
-            return dim
-    return 0
-
-
-def _start(corner: Corner) -> int:
-    return sum(map(mul, corner.at, dense_strides(corner.shape)))
-
-
 def _position(corner: Corner, indices: Sequence[Var]) -> Expr:
     """Return the element of a slab where the run at `indices` of the outer dimensions starts."""
-    return functools.reduce(add, map(mul, indices, dense_strides(corner.shape)), T.int64(_start(corner)))
+    return functools.reduce(add, map(mul, indices, dense_strides(corner.shape)), T.int64(corner.start))
 
 
 def _vector(index: Expr, width: int) -> Expr:

@@ -8,16 +8,15 @@ controller when it writes to a pipe that nobody reads.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import secrets
-import signal
 import threading
-import time
+from typing import Any
 
-from tvm_axe import _tvm, processes
+from tvm_axe import _tvm
 from tvm_axe.collective.arena import limited
 from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.forked import Forked
 from tvm_axe.collective.session import CORES, GRACE, Session
 from tvm_axe.collective.sync import Control
 from tvm_axe.collective.worker import WORKERS, Site, Worker
@@ -25,8 +24,6 @@ from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
 _ENTRY = "tvm_axe.collective.worker:serve"
-# numpy's own threads would compete with those that the kernels use; and a process with threads can't be forked.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class LocalSession(Session):
@@ -45,8 +42,7 @@ class LocalSession(Session):
     def __init__(self, mesh: Mesh, timeout: float, alone: bool) -> None:
         super().__init__(mesh, timeout)
         self._launch = secrets.token_hex(8)
-        self._processes: dict[int, processes.Process] = {}
-        self._words: dict[int, processes.LastWords] = {}
+        self._forked = Forked()
         self._descriptors: list[int] = []
         self._disco: _tvm.DiscoSession | None = None
         self._opener: threading.Thread | None = None
@@ -76,8 +72,7 @@ class LocalSession(Session):
             if self._disco is None:
                 raise WorkerError(f"Disco could not open a session of {self._mesh.size} workers")
             self.run("start")
-            for words in self._words.values():
-                words.close()
+            self._forked.started()
         except OSError as error:
             self.close(force=True)
             raise limited(f"launch: {self._mesh.size} workers did not start", error) from error
@@ -100,13 +95,8 @@ class LocalSession(Session):
             "timeout": self._timeout,
             "cores": CORES,
         }
-        self._words[rank] = words = processes.LastWords()
-        errors = [2] if processes.is_open(2) else []
-        descriptors = self.arena.fd, worker_read, worker_write, *errors
         try:
-            self._processes[rank] = processes.start(
-                _ENTRY, arguments, descriptors, _ENVIRONMENT, errors=words.descriptor if errors else None
-            )
+            self._forked.start(rank, _ENTRY, arguments, [self.arena.fd, worker_read, worker_write])
         except OSError as error:
             raise limited(f"{self._name([rank])} did not start", error) from error
         return from_worker, to_worker
@@ -121,17 +111,15 @@ class LocalSession(Session):
         self._disco.send(self._launch, self._sequence, command)
 
     def _check_alive(self) -> None:
-        for rank, process in self._processes.items():
-            code = process.poll()
-            if code is not None:
-                how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-                raise WorkerError(f"{self._name([rank])} {how}{self._words[rank].read()}")
+        dead = self._forked.dead()
+        if dead is not None:
+            raise WorkerError(f"{self._name([dead[0]])} {dead[1]}")
 
     def _place(self, rank: int) -> str:
         if rank in self._local:
             return "a thread of this process"
-        process = self._processes.get(rank)
-        return f"pid {process.pid}" if process else "no process yet"
+        pid = self._forked.pid(rank)
+        return "no process yet" if pid is None else f"pid {pid}"
 
     def _close(self, force: bool) -> None:
         if self.closed:
@@ -143,20 +131,12 @@ class LocalSession(Session):
             return
         try:
             if force:
-                for process in self._processes.values():
-                    process.kill()
+                self._forked.kill()
             if self._opener is not None and self._opener.ident is not None:
                 self._opener.join()
             self._end_disco()
         finally:
-            deadline = time.monotonic() + (0 if force else GRACE)
-            for process in self._processes.values():
-                with contextlib.suppress(TimeoutError):
-                    process.wait(max(0, deadline - time.monotonic()))
-                process.kill()
-                process.wait()
-            for words in self._words.values():
-                words.close()
+            self._forked.end(0 if force else GRACE)
 
     def _end_disco(self) -> None:
         """End the workers that are threads, and tell the others to end; what a thread is stuck in is never freed."""
@@ -197,7 +177,8 @@ class LocalEngine(Engine):
         self.name = name
         self._alone = alone
 
-    def launch(self, mesh: Mesh, timeout: float) -> LocalSession:
+    def launch(self, mesh: Mesh, timeout: float, **options: Any) -> LocalSession:
+        self.options(options)
         session = LocalSession(mesh, timeout, self._alone)
         session.start()
         return session

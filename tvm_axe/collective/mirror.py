@@ -29,6 +29,11 @@ class Place(NamedTuple):
 class Mirror:
     """Keeps the copies of the tensors of one launch.
 
+    Attributes
+    ----------
+    discrete : bool
+        Whether the copies are of what is in the memory of devices of this machine.
+
     Parameters
     ----------
     run : callable
@@ -36,6 +41,8 @@ class Mirror:
     hosts : sequence of sequence of int
         The devices of each machine; the controller's comes first.
     """
+
+    discrete = False
 
     def __init__(self, run: Callable[..., None], hosts: Sequence[Sequence[int]]) -> None:
         self._run = run

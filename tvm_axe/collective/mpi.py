@@ -40,7 +40,6 @@ from tvm_axe.layout import Mesh
 
 _IDLE = 5e-3  # seconds; the longest nap between looks for a command
 _MEETING = 5.0  # seconds; the least that ranks may be apart when they launch: each has imported the compiler by itself
-_READS = ("load", "unload")  # the commands that write to no slab, of those that `Workers` gives
 
 
 class MpiSession(Session):
@@ -101,24 +100,11 @@ class MpiSession(Session):
     def spans_hosts(self, axis: str) -> bool:
         return axis in self._axes
 
-    def run(self, *command: Any) -> None:
-        if self.mirror is None:
-            self._command(*command)
-            return
-        self.mirror.push()
-        try:
-            self._command(*command)
-        except BaseException:
-            self.mirror.outdate()
-            raise
-        if command[0] not in _READS:
-            self.mirror.pull()
-
     def _command(self, *command: Any) -> None:
         if self._far and self._failed and not self.closed:
-            super().run("settle")
+            super()._command("settle")
         self._failed = True
-        super().run(*command)
+        super()._command(*command)
         self._failed = False
 
     def _send(self, command: str) -> None:
@@ -291,7 +277,7 @@ class MpiEngine(Engine):
     name = "mpi"
     has_ranks = True
 
-    def launch(self, mesh: Mesh, timeout: float) -> MpiSession:
+    def launch(self, mesh: Mesh, timeout: float, **options: Any) -> MpiSession:
         """Launch workers as rank 0; on another rank, serve rank 0's launches and never return.
 
         Raises
@@ -301,6 +287,7 @@ class MpiEngine(Engine):
         WorkerError
             If a worker didn't start, or the job has lost ranks.
         """
+        self.options(options)
         job = join(mesh, max(timeout, _MEETING), CORES)
         if job.rank:
             serve(job)

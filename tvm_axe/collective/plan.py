@@ -20,9 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from tvm_axe.errors import InputError
 from tvm_axe.layout.collectives import Collective
+from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.traffic import chunk, reduced_part
 
 # Whether the source and the target of a collective are views along the axis, (n, *shape); else the worker's own slab.
@@ -46,6 +48,11 @@ class Corner:
     shape: tuple[int, ...]
     at: tuple[int, ...]
 
+    @property
+    def start(self) -> int:
+        """The number of its first element in a slab."""
+        return sum(map(mul, self.at, dense_strides(self.shape)))
+
 
 @dataclass(frozen=True)
 class Move:
@@ -57,6 +64,14 @@ class Move:
     box: tuple[int, ...]
     source: Corner
     target: Corner
+
+    @property
+    def outer(self) -> int:
+        """How many of the box's dimensions are to be looped over: what is within the others is contiguous."""
+        for dim in range(len(self.box) - 1, 0, -1):
+            if not self.box[dim] == self.source.shape[dim] == self.target.shape[dim]:
+                return dim
+        return 0
 
 
 def plan(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,17 +87,24 @@ class Recording:
 class Recorder:
     """What a virtual machine is to call before and after each of its calls.
 
+    Parameters
+    ----------
+    finish : Callable
+        What returns when the device has done all that it was told, so that a call is over when its work is.
+
     Attributes
     ----------
     calls : list of Called
         In the order in which they began; to be cleared between runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
         self.calls: list[Called] = []
         self._open: list[int] = []
 
     def __call__(self, function: Any, name: str, before: bool, result: Any, *arguments: Any) -> None:
+        self._finish()
         now = time.perf_counter_ns()
         if name.startswith(_BUILTIN):
             return

@@ -4,7 +4,7 @@ A new engine is a module that has an `Engine`, and a line here. What it needs, t
 when it is asked for.
 
 >>> names()
-('processes', 'threads', 'mpi')
+('processes', 'threads', 'mpi', 'cuda')
 >>> find("threads").device_type
 'cpu'
 """
@@ -37,6 +37,7 @@ def register(name: str, home: str) -> None:
 register("processes", "tvm_axe.collective.local:PROCESSES")
 register("threads", "tvm_axe.collective.local:THREADS")
 register("mpi", "tvm_axe.collective.mpi:MPI")
+register("cuda", "tvm_axe.collective.cuda.engine:CUDA")
 
 
 def names() -> tuple[str, ...]:

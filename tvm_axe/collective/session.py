@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.collective.arena import Arena
-from tvm_axe.collective.sync import ABORTED, DONE, LATE, Control
+from tvm_axe.collective.sync import ABORTED, DONE, LATE, LOST, Control
 from tvm_axe.errors import WorkerError
 from tvm_axe.interrupts import uninterrupted
 from tvm_axe.layout import Mesh
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tvm_axe.collective.mirror import Mirror
 
 STARTUP = 60.0  # seconds; the least that is allowed for starting and for compiling, where workers share the cores
+_READS = ("load", "unload")  # the commands that write to no slab, of those that `Workers` gives
 GRACE = 2.0  # seconds that workers may take to come out of a command that was called off, or to end when asked to
 
 # Taken before anything runs a kernel: upstream then binds the main thread, and what it starts, to some of the cores.
@@ -44,6 +45,8 @@ class Session(ABC):
         One worker for each of its devices.
     timeout : float
         Seconds that a worker may be behind another.
+    arena : Arena, optional
+        What to use for the memory; a new one if left out.
 
     Attributes
     ----------
@@ -57,14 +60,14 @@ class Session(ABC):
 
     mirror: Mirror | None = None
 
-    def __init__(self, mesh: Mesh, timeout: float) -> None:
+    def __init__(self, mesh: Mesh, timeout: float, arena: Arena | None = None) -> None:
         self._mesh = mesh
         self._timeout = timeout
         self._sequence = 0
         self._pid = os.getpid()
         self._busy = threading.Lock()
         self.closed = False
-        self.arena = Arena.create()
+        self.arena = Arena.create() if arena is None else arena
         self._control: Control
 
     def spans_hosts(self, axis: str) -> bool:
@@ -79,6 +82,20 @@ class Session(ABC):
         WorkerError
             If a worker failed, died or fell behind, or if the workers are closed.
         """
+        if self.mirror is None:
+            self._command(*command)
+            return
+        self.mirror.push()
+        try:
+            self._command(*command)
+        except BaseException:
+            self.mirror.outdate()
+            raise
+        if command[0] not in _READS:
+            self.mirror.pull()
+
+    def _command(self, *command: Any) -> None:
+        """The same, with copies of slabs as they are."""
         with self._busy:
             if self.closed:
                 raise WorkerError("the workers are closed; launch new ones")
@@ -93,6 +110,9 @@ class Session(ABC):
                     self._close(force=True)
                 raise
             failures = self._failures()
+            if any(self._control.answer(rank)[0] == LOST for rank in range(self._mesh.size)):
+                with uninterrupted():
+                    self._close(force=True)
             if failures:
                 raise WorkerError(failures)
 

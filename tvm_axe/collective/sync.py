@@ -29,7 +29,7 @@ _REPLY = 16384  # bytes of a worker's answer
 _MASK = 0xFFFFFFFF
 
 # The answer to a command.
-DONE, FAILED, LATE, ABORTED = range(4)
+DONE, FAILED, LATE, ABORTED, LOST = range(5)
 
 _syscall = ctypes.CDLL(None).syscall  # lets go of the interpreter's lock while it waits
 _syscall.argtypes = (
@@ -234,7 +234,7 @@ class Control:
             _futex_wait(self._address + 4 * word, seen, SLICE)
 
     def answer(self, rank: int) -> tuple[int, str]:
-        """Return the outcome (DONE, FAILED, LATE or ABORTED) and the text of worker `rank`'s last answer."""
+        """Return the outcome (DONE, FAILED, LATE, ABORTED or LOST) and the text of worker `rank`'s last answer."""
         _fence(self._address)
         word = self._word(2, rank)
         start = _LINE * (1 + 3 * self.size) + _REPLY * rank

@@ -12,7 +12,7 @@ import ml_dtypes  # noqa: F401  (gives numpy its names: bfloat16, float8_e4m3fn,
 import numpy as np
 import tvm_ffi
 
-from tvm_axe.collective.arena import Arena, round_up
+from tvm_axe.collective.arena import PAGE, Arena, round_up
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.layout.arrays import gather, scatter
@@ -29,13 +29,34 @@ ALL = "*"
 """The view that is the slabs of all devices; those along a mesh axis are the view of the axis's name."""
 
 
-def slab_stride(shape: Sequence[int], dtype: str) -> int:
+_PAGES = {"cuda": 2 << 20}  # bytes; the granularity of CUDA's virtual memory on every GPU there is
+
+
+def page_of(device_type: str) -> int:
+    """Return the bytes of which the distance between slabs is a multiple, on devices of a type (`Engine.device_type`).
+
+    >>> page_of("cuda")
+    2097152
+    """
+    return _PAGES.get(device_type, PAGE)
+
+
+def slab_stride(shape: Sequence[int], dtype: str, page: int = PAGE) -> int:
     """Return the distance between the slabs of neighbouring devices, in elements: whole pages.
 
     A program that takes an axis view of a mesh tensor sees, along dimension 0, this times the number of devices between
     two neighbours on the axis (`peers_of`).
+
+    Parameters
+    ----------
+    shape : sequence of int
+        The shape of one device's slab.
+    dtype : str
+        The type of an element.
+    page : int
+        Bytes of a page of the devices' memory (`page_of`).
     """
-    return round_up(math.prod(shape) * np.dtype(dtype).itemsize) // np.dtype(dtype).itemsize
+    return round_up(math.prod(shape) * np.dtype(dtype).itemsize, page) // np.dtype(dtype).itemsize
 
 
 def peers_of(mesh: Mesh, view: str) -> tuple[int, int]:
@@ -104,9 +125,12 @@ class MeshTensor:
         self._workers = None if workers is None else weakref.ref(workers)
         self._arena = arena
         self._devices = mesh.size
-        stride = slab_stride(self.shape, dtype) * self._numpy_type.itemsize
+        stride = slab_stride(self.shape, dtype, arena.page) * self._numpy_type.itemsize
         self._stride = 0 if shared else stride
-        self._offset: int | None = arena.allocate(stride if shared else stride * self._devices)
+        # What the host has are copies, taken when they are wanted, if the devices have memory of their own.
+        self._offset: int | None = arena.allocate(
+            stride if shared else stride * self._devices, take=mirror is None or not mirror.discrete
+        )
         self._mirror = mirror
         if mirror is not None:
             try:
@@ -229,9 +253,33 @@ class MeshTensor:
         return f"MeshTensor(shape={self.shape}, dtype={self.dtype!r}, shared={self.shared})"
 
 
-def decode_view(
-    encoded: Sequence[Any], arena: Arena, mesh: Mesh, coords: Mapping[str, int], apart: Collection[str] = ()
-) -> np.ndarray:
+@dataclass(frozen=True)
+class View:
+    """What a worker sees of a mesh tensor: a strided array, at a place in the memory that slabs are in.
+
+    Attributes
+    ----------
+    offset : int
+        Where its first element is, in bytes.
+    shape : tuple of int
+        Its shape.
+    strides : tuple of int
+        The bytes from an element to the next one along each dimension.
+    dtype : numpy.dtype
+        The type of an element.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+
+    def array(self, arena: Arena) -> np.ndarray:
+        """Return the view as an array over an arena's memory."""
+        return np.ndarray(self.shape, self.dtype, buffer=arena.map, offset=self.offset, strides=self.strides)
+
+
+def decode_view(encoded: Sequence[Any], mesh: Mesh, coords: Mapping[str, int], apart: Collection[str] = ()) -> View:
     """Return what the worker at `coords` sees of an encoded tensor: its own slab, its group's along an axis, or all.
 
     Along the axes in `apart` the peers' slabs are in other machines' memory: the view has the own slab at each index.
@@ -239,16 +287,11 @@ def decode_view(
     view, offset, stride, shape, dtype = encoded
     numpy_type = np.dtype(dtype)
     device = mesh.device(coords)
+    inner = tuple(numpy_type.itemsize * step for step in dense_strides(shape))
     if view == SLAB:
-        return np.ndarray(shape, numpy_type, buffer=arena.map, offset=offset + device * stride)
+        return View(offset + device * stride, tuple(shape), inner, numpy_type)
     count, distance = peers_of(mesh, view)
     first = 0 if view == ALL else mesh.group(device, view)[0]
     if view in apart or (view == ALL and len(apart)):
         first, distance = device, 0
-    return np.ndarray(
-        (count, *shape),
-        numpy_type,
-        buffer=arena.map,
-        offset=offset + first * stride,
-        strides=(distance * stride, *(numpy_type.itemsize * step for step in dense_strides(shape))),
-    )
+    return View(offset + first * stride, (count, *shape), (distance * stride, *inner), numpy_type)

@@ -31,6 +31,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -43,16 +44,17 @@ import tvm
 from tvm import relax
 
 from tvm_axe import _tvm
-from tvm_axe.collective import ops
 from tvm_axe.collective.across import Across
 from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.device import Cores, Device
+from tvm_axe.collective.forked import speak
 from tvm_axe.collective.job import Job
 from tvm_axe.collective.link import SUPPORTED, link
 from tvm_axe.collective.native import SPINS
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.recording import Recorder, Recording, clock
-from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, Aborted, Control, Late
-from tvm_axe.collective.tensor import decode_view
+from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, Control, Late
+from tvm_axe.collective.tensor import View, decode_view
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.builder import builder_named
 
@@ -112,20 +114,39 @@ class Site:
 class Worker:
     """Worker `rank` of a launch.
 
+    Parameters
+    ----------
+    site : Site
+        What it has in common with others here.
+    rank : int
+        Its number.
+    device : Device, optional
+        What it computes on; the host's cores if left out.
+
     Attributes
     ----------
     rank : int
         Its number, that of its device.
     coords : dict
         Its coordinate on each mesh axis.
+    device : Device
+        What it computes on.
+    connection : socket or None
+        Through which descriptors of memory go to the controller and come from it, if devices have their own
+        (`discrete`).
+    received : list of int
+        The descriptors that have come, and aren't used yet.
     """
 
-    def __init__(self, site: Site, rank: int) -> None:
+    def __init__(self, site: Site, rank: int, device: Device | None = None) -> None:
         self.rank = rank
         self._site = site
+        self.device = Cores(site.arena) if device is None else device
         self.coords = site.mesh.coords(rank)
         self._programs: dict[int, relax.VirtualMachine] = {}
         self._left_barrier: tuple[int, str] | None = None
+        self.connection: socket.socket | None = None
+        self.received: list[int] = []
 
     def barrier(self) -> None:
         """Wait for all the workers of the launch."""
@@ -134,6 +155,7 @@ class Worker:
 
     def arrive(self) -> None:
         """Say that what this worker wrote and read until now is done."""
+        self.device.finish()
         self._site.control.arrive(self.rank)
         if self._site.across is not None:
             self._site.across.arrive()
@@ -145,14 +167,14 @@ class Worker:
             if self._site.across is not None:
                 self._site.across.wait(behind)
 
-    def take_part(self, name: str, source: np.ndarray, target: np.ndarray, *numbers: int, axis: str) -> None:
-        """Do this worker's part of a collective along a mesh axis; see `ops.collective`."""
+    def take_part(self, name: str, source: Any, target: Any, *numbers: int, axis: str) -> None:
+        """Do this worker's part of a collective along a mesh axis, on tensors; see `tvm_axe.collective.plan`."""
         across = self._site.across
         if across is None or axis not in across.axes:
-            ops.collective(name, source, target, *numbers, rank=self.coords[axis])
+            self.device.collective(name, source, target, numbers, self.coords[axis])
         else:
             with self._meeting():
-                across.collective(name, source, target, *numbers, axis=axis)
+                across.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, axis=axis)
 
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[None]:
@@ -179,29 +201,29 @@ class Worker:
             with np.errstate(all="ignore"):  # as in compiled code, an overflow is an infinity and not worth a warning
                 COMMANDS[name](self, *arguments)
         except BaseException as error:
-            failure = FAILED, "".join(traceback.format_exception(error))
-            outcome, text = self._left_barrier or failure
+            failure = FAILED if self.device.usable() else LOST
+            outcome, text = self._left_barrier or (failure, "".join(traceback.format_exception(error)))
             traceback.clear_frames(error.__traceback__)  # else a cycle with it may keep the arena mapped for long
             control.abort()
         control.finish(self.rank, sequence, outcome, text)
 
     def start(self) -> None:
         """Give this worker its share of the cores."""
-        _tvm.use_threads(max(1, len(self._site.cores) // self._site.sharing), self._site.cores)
+        self.device.start(max(1, len(self._site.cores) // self._site.sharing), self._site.cores)
 
     def load(self, program: int, module: Sequence[Any], target: str, builder: str) -> None:
         """Have a builder, named as ``module:function``, compile JSON text in shared memory; make a virtual machine."""
 
         def compile_it() -> Any:
-            text = self._view(module).tobytes().decode()
+            text = self._array(module).tobytes().decode()
             return builder_named(builder)(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
 
-        self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), tvm.cpu())
+        self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), self.device.runtime)
 
     def _link(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Have the module do without Python what it can; other workers of this process may run it too, if there are."""
         site = self._site
-        if not (site.alone and SUPPORTED):
+        if not (site.alone and SUPPORTED and isinstance(self.device, Cores)):
             return mod
         spanning = frozenset() if site.across is None else site.across.axes
         axes = set(site.mesh.names) - spanning
@@ -216,17 +238,19 @@ class Worker:
     def run(self, program: int, function: str, arguments: Sequence[Any]) -> None:
         """Run a function of a program once."""
         self._programs[program][function](*map(self._decode, arguments))
+        self.device.finish()
 
     def time(
         self, program: int, function: str, arguments: Sequence[Any], warmup: int, repeat: int, seconds: Sequence[Any]
     ) -> None:
         """Run a function `repeat` times and write the seconds of each run, without the wait before it, to `seconds`."""
         entry, values = self._programs[program][function], [self._decode(argument) for argument in arguments]
-        result = self._view(seconds)
+        result = self._array(seconds)
         for i in range(-warmup, repeat):
             self.barrier()
             start = time.perf_counter()
             entry(*values)
+            self.device.finish()
             stop = time.perf_counter()
             if i >= 0:
                 result[i] = stop - start
@@ -235,8 +259,8 @@ class Worker:
         self, program: int, function: str, arguments: Sequence[Any], warmup: int, recording: Sequence[Any]
     ) -> None:
         """Run a function `warmup` times, then once more, and write what that called when to `recording`."""
-        recorder = Recorder()
-        machine = relax.VirtualMachine(self._site.compiled(program), tvm.cpu())
+        recorder = Recorder(self.device.finish)
+        machine = relax.VirtualMachine(self._site.compiled(program), self.device.runtime)
         machine.set_instrument(recorder)
         entry, values = machine[function], [self._decode(argument) for argument in arguments]
         for _ in range(warmup + 1):
@@ -244,32 +268,55 @@ class Worker:
             self.barrier()
             start = time.perf_counter_ns()
             entry(*values)
+            self.device.finish()
             stop = time.perf_counter_ns()
             self.barrier()
             left = time.perf_counter_ns()
-        Recording(tuple(recorder.calls), start, stop, left, clock()).write(self._view(recording))
+        Recording(tuple(recorder.calls), start, stop, left, clock()).write(self._array(recording))
 
     def collective(self, name: str, source: Sequence[Any], target: Sequence[Any], numbers: Sequence[Any]) -> None:
         """Run one of the collectives on two mesh tensors; `numbers` are its other arguments, the axis last."""
         *others, axis = numbers
-        self.take_part(name, self._view(source), self._view(target), *others, axis=axis)
+        self.take_part(name, self._decode(source), self._decode(target), *others, axis=axis)
+        self.device.finish()
 
     def reserve(self, places: Sequence[tuple[int, int, int]]) -> None:
         """Get memory for the slabs of a new tensor that are on this machine: (worker, offset, bytes) each."""
         for worker, offset, nbytes in places:
             if worker == self.rank:
-                self._site.arena.take(offset, nbytes)
+                self.device.reserve(offset, nbytes)
+                if self.connection is not None:
+                    socket.send_fds(self.connection, [b"\0"], [self.device.lent(offset)])
+
+    def share(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """See the memory that other workers have got for their slabs, the descriptors of which have come."""
+        own = {offset for worker, offset, _ in places if worker == self.rank}
+        try:
+            for (_, offset, nbytes), descriptor in zip(places, self.received, strict=True):
+                if offset not in own:  # of what is shared, each has its own
+                    self.device.share(offset, nbytes, descriptor)
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the descriptors that have come."""
+        while self.received:
+            os.close(self.received.pop())
 
     def release(self, places: Sequence[tuple[int, int, int]]) -> None:
         """Give that memory back."""
         for worker, offset, nbytes in places:
-            if worker == self.rank:
-                self._site.arena.drop(offset, nbytes)
+            if worker == self.rank or self.connection is not None:
+                self.device.release(offset, nbytes)
 
     def move(self, places: Sequence[tuple[int, int, int]], home: bool) -> None:
-        """Copy slabs between the controller's machine and theirs, to the controller if they go `home`."""
+        """Copy slabs between the controller's memory and theirs, to the controller if they go `home`."""
         across = self._site.across
-        assert across is not None  # else all slabs are on the controller's machine
+        if across is None:
+            for worker, offset, nbytes in places:
+                if worker == self.rank:
+                    self.device.move(offset, self._site.arena.bytes(offset, nbytes), home)
+            return
         parcels = [
             (worker if self.rank == 0 else 0, self._site.arena.bytes(offset, nbytes))
             for worker, offset, nbytes in places
@@ -285,10 +332,13 @@ class Worker:
         """Forget the barriers of a command that failed."""
         self._site.control.reset([self.rank])
 
-    def _view(self, encoded: Sequence[Any]) -> np.ndarray:
-        site = self._site
-        apart = () if site.across is None else site.across.axes
-        return decode_view(encoded, site.arena, site.mesh, self.coords, apart)
+    def _view(self, encoded: Sequence[Any]) -> View:
+        apart = () if self._site.across is None else self._site.across.axes
+        return decode_view(encoded, self._site.mesh, self.coords, apart)
+
+    def _array(self, encoded: Sequence[Any]) -> np.ndarray:
+        """Return what the host has of an encoded tensor."""
+        return self._view(encoded).array(self._site.arena)
 
     def _decode(self, argument: Any) -> Any:
         """Return the value of an encoded argument: an int, the name of a mesh axis, or a view of a mesh tensor."""
@@ -296,7 +346,7 @@ class Worker:
             return argument
         if isinstance(argument, str):
             return self.coords[argument]
-        return _tvm.as_tensor(self._view(argument))
+        return self.device.tensor(self._view(argument))
 
 
 # What a worker is sent is called here, by its name.
@@ -309,6 +359,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "trace": Worker.trace,
     "collective": Worker.collective,
     "reserve": Worker.reserve,
+    "share": Worker.share,
     "release": Worker.release,
     "move": Worker.move,
     "settle": Worker.settle,
@@ -346,7 +397,7 @@ def _packed(name: str) -> Callable[..., None]:
 
     def call(source: Any, target: Any, *arguments: Any) -> None:
         *numbers, axis = arguments
-        _current.worker.take_part(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, axis=axis)
+        _current.worker.take_part(name, source, target, *numbers, axis=axis)
 
     return call
 
@@ -390,13 +441,7 @@ def serve(
     arena, read, write, *errors = descriptors
     mesh = Mesh(axes)
     WORKERS[launch, rank] = Worker(Site(mesh, Arena(arena, memory), timeout, cores), rank)
-    for descriptor in errors:
-        sys.stderr.flush()
-        said = os.pread(2, os.fstat(2).st_size, 0)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
-        with open(2, "wb", closefd=False) as file:
-            file.write(said)
+    speak(errors)
     _tvm.disco_serve(rank, mesh.size, read, write)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -91,6 +91,16 @@ class Workers:
         self.mesh.axis_size(axis)
         return self._session.spans_hosts(axis)
 
+    @property
+    def device_type(self) -> str:
+        """What the devices are, by DLPack's name: ``"cpu"`` or ``"cuda"``."""
+        return self._engine.device_type
+
+    @property
+    def page(self) -> int:
+        """Bytes of the pages of their memory: slabs of a mesh tensor lie whole ones apart (`slab_stride`)."""
+        return self._session.arena.page
+
     def mesh_tensor(
         self, shape: Sequence[int], dtype: str, shared: bool = False, layout: Layout | Holding | None = None
     ) -> MeshTensor:
@@ -125,6 +135,17 @@ class Workers:
             raise InputError("mesh_tensor: a tensor with a layout has a slab on each device; leave shared out")
         slab = shape if holding is None else holding.slab
         tensor = MeshTensor(self._session.arena, self.mesh, slab, dtype, shared, self._session.mirror, holding, self)
+        self._tensors.add(tensor)
+        return tensor
+
+    def _message(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
+        """Make a tensor of zeros by which the host's code talks to the workers', in the host's memory."""
+        self._check_open()
+        self._free_discarded()
+        mirror = self._session.mirror
+        tensor = MeshTensor(
+            self._session.arena, self.mesh, shape, dtype, shared, None if mirror is None or mirror.discrete else mirror
+        )
         self._tensors.add(tensor)
         return tensor
 
@@ -176,7 +197,7 @@ class Workers:
                 f"load: engine {self.engine!r} has devices of type {devices}; target {target} is for others; compile "
                 f'the program for them: axe.compile(..., target="{"llvm" if devices == "cpu" else devices}")'
             )
-        carrier = self.mesh_tensor(text.shape, "uint8", shared=True)
+        carrier = self._message(text.shape, "uint8", shared=True)
         carrier.slab(0)[:] = text
         self._loaded += 1
         try:
@@ -223,7 +244,7 @@ class Workers:
         if repeat < 1 or warmup < 0:
             raise InputError(f"time: repeat must be at least 1 and warmup at least 0, not {repeat} and {warmup}")
         arguments = self._encode(args)
-        seconds = self.mesh_tensor((repeat,), "float64")
+        seconds = self._message((repeat,), "float64")
         try:
             self._session.run("time", program.number, function, arguments, warmup, repeat, seconds.encode(SLAB))
             return np.max([seconds.slab(device) for device in range(self.mesh.size)], axis=0).tolist()
@@ -251,7 +272,7 @@ class Workers:
         if calls < 0 or warmup < 0:
             raise InputError(f"trace: calls and warmup must be at least 0, not {calls} and {warmup}")
         arguments = self._encode(args)
-        recording = self.mesh_tensor((Recording.room(calls),), "uint8")
+        recording = self._message((Recording.room(calls),), "uint8")
         try:
             self._session.run("trace", program.number, function, arguments, warmup, recording.encode(SLAB))
             return aligned([Recording.read(recording.slab(device)) for device in range(self.mesh.size)])
@@ -432,7 +453,7 @@ class Workers:
         self.close()
 
 
-def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: float = 60.0) -> Workers:
+def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: float = 60.0, **options: Any) -> Workers:
     """Start a worker for each device of a mesh.
 
     There may be more workers than cores. Each gets max(1, cores // workers) threads for the parallel loops of its
@@ -448,16 +469,23 @@ def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: f
         MPI job that this process is one of (``mpiexec -n 4 python script.py``), on one machine or on many. On rank 0,
         which is worker 0, this returns; on the others it serves rank 0's launches until rank 0 ends, and then ends the
         process. So all the ranks must come here, with the same mesh, and what the script does before, all of them do.
-        `registry` has the engines, and takes others.
+        ``"cuda"``: they are processes that each have a GPU, and see the others' memory. `registry` has the engines,
+        and takes others.
     timeout : float
         Seconds that a worker may be behind another, at a barrier or at the end of a command, before it is taken for
         hung. Not a limit to what all of them do together. With ``"mpi"`` also how far apart ranks may come here, which
         is allowed to be 5 s.
 
+    **options
+        What the engine takes beside. ``"cuda"``: `gpus`, the number of each device's GPU, the first ones if left out
+        (devices may share one, to try a mesh on fewer GPUs); `processes`, False for threads of this process, for
+        debuggers and sanitizers. The others take nothing.
+
     Raises
     ------
     InputError
-        For an unknown engine, a mesh with an order of its own, or a timeout that isn't positive. With ``"mpi"``,
+        For an unknown engine or option, a mesh with an order of its own, or a timeout that isn't positive. With
+        ``"cuda"``, if there are too few GPUs, or they don't see each other's memory. With ``"mpi"``,
         on every rank, if the ranks were launched with different meshes, or aren't as many as the mesh has devices.
     WorkerError
         If a worker doesn't start.
@@ -469,4 +497,4 @@ def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: f
     found.check(mesh)
     if not timeout > 0:
         raise InputError(f"launch: timeout must be a positive number of seconds, not {timeout!r}")
-    return Workers(mesh, found, found.launch(mesh, timeout))
+    return Workers(mesh, found, found.launch(mesh, timeout, **options))

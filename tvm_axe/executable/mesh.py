@@ -21,6 +21,7 @@ from tvm_axe.layout import Mesh
 from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.tracing import timeline_of
 
@@ -165,7 +166,8 @@ class MeshExecutable(Executable):
     def _workers(self) -> Workers:
         process = os.getpid()
         if self._own is None or self._own[0] != process or self._own[1].closed:
-            workers = launch(self.mesh)
+            on_host = backend_of(self.target).on_host
+            workers = launch(self.mesh) if on_host else launch(self.mesh, engine=backend_of(self.target).device)
             weakref.finalize(self, workers.close)
             self._own = process, workers
         return self._own[1]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import tvm
 from tvm import relax
-from tvm.target import Target
 
 from tvm_axe.collective import ALL, SLAB, Argument, Coord, LoadedProgram, MeshTensor, Workers
 from tvm_axe.errors import LowerError
@@ -106,6 +105,7 @@ def _planned(tensor: MeshTensor, layout: Layout, link: Link | None) -> Plan:
     return plan_redistribution(tensor.layout, layout, tensor.workers.mesh, tensor.dtype, tensor.whole, link)
 
 
+_TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 _Key = tuple[Holding, Holding, str]
 _programs: weakref.WeakKeyDictionary[Workers, dict[_Key, tuple[str, LoadedProgram]]] = weakref.WeakKeyDictionary()
 """The exchanges that workers have loaded, each with the view of the source that it takes."""
@@ -127,7 +127,7 @@ def _exchange(workers: Workers, source: MeshTensor, target: MeshTensor) -> None:
         while len(loaded) >= _ROOM:
             workers.free(loaded.pop(next(iter(loaded)))[1])
         module = _module(source, target, exchange)
-        loaded[key] = (exchange.view, workers.load(module, Target(resolve_target("llvm"))))
+        loaded[key] = (exchange.view, workers.load(module, resolve_target(_TARGETS[workers.device_type])))
     view, program = loaded[key]
     coordinates = [Coord(axis) for axis in workers.mesh.names]
     arguments: list[Argument] = [(source, view), (target, SLAB), *coordinates]
@@ -143,7 +143,7 @@ def _module(source: MeshTensor, target: MeshTensor, exchange: Exchange) -> tvm.I
     """A module whose ``main`` takes the source's view, the target's slab and the device's coordinates."""
     mesh = source.workers.mesh
     names = ("source", "target")
-    kernel = exchange.kernel(source.dtype, (source.shape, target.shape), names)
+    kernel = exchange.kernel(source.dtype, (source.shape, target.shape), names, source.workers.page)
     builder = relax.BlockBuilder()
     shapes = (view_shape(mesh, exchange.view, source.shape), target.shape)
     tensors = [relax.Var(name, relax.TensorType([*shape], source.dtype)) for name, shape in zip(names, shapes)]

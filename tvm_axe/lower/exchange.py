@@ -90,7 +90,9 @@ class Exchange:
         devices = range(self.source.mesh.size)
         return tuple(dtype_bytes(dtype, received(self.source, self.target, device)) for device in devices)
 
-    def kernel(self, dtype: str, slabs: tuple[Sequence[int], Sequence[int]], names: tuple[str, str]) -> tirx.PrimFunc:
+    def kernel(
+        self, dtype: str, slabs: tuple[Sequence[int], Sequence[int]], names: tuple[str, str], page: int
+    ) -> tirx.PrimFunc:
         """The function that each device runs.
 
         Parameters
@@ -101,6 +103,8 @@ class Exchange:
             The shapes of a slab of the source and of one of the target: the layout's addresses, row-major.
         names : tuple of two str
             What the two are called.
+        page : int
+            Bytes of a page of the devices' memory, of which slabs lie whole ones apart.
 
         Returns
         -------
@@ -110,8 +114,8 @@ class Exchange:
         """
         mesh = self.source.mesh
         viewed = names[0] if self.view == SLAB else f"{names[0]}_peers"
-        source = view_buffer(mesh, self.view, slabs[0], dtype, viewed)
-        target = view_buffer(mesh, SLAB, slabs[1], dtype, names[1])
+        source = view_buffer(mesh, self.view, slabs[0], dtype, viewed, page)
+        target = view_buffer(mesh, SLAB, slabs[1], dtype, names[1], page)
         place = self._place(self.source.address(self.index), slabs[0])
         loads = [tirx.BufferLoad(source, [*self._slab(device), *place]) for device in self.devices]
         value: tirx.Expr = loads[0]

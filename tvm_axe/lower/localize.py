@@ -93,7 +93,8 @@ def _exchange(program: ScheduledProgram, step: Step, shardings: Mapping[tirx.Buf
     source, target = step.source, step.target
     assert source is not None and target is not None and step.exchange is not None
     slabs = (shardings[source].stored, shardings[target].stored)
-    func = step.exchange.kernel(str(source.dtype), slabs, (program.names[source], program.names[target]))
+    names = (program.names[source], program.names[target])
+    func = step.exchange.kernel(str(source.dtype), slabs, names, program.page)
     asked = tuple(str(param.name) for param in func.params[2:])
     return Kernel(func, ((source, step.axis or OWN), (target, OWN)), asked)
 
@@ -240,7 +241,9 @@ class _Localizer:
     def declared(self, buffer: tirx.Buffer, view: str, rows: int | None = None) -> tirx.Buffer:
         """A new one of these, of so many rows of the slab if not of all."""
         name = self.program.names[buffer] + ("" if view == OWN else f"_{view}")
-        return view_buffer(self.program.mesh, view, self.shardings[buffer].slab, buffer.dtype, name, rows)
+        return view_buffer(
+            self.program.mesh, view, self.shardings[buffer].slab, buffer.dtype, name, self.program.page, rows
+        )
 
     def statement(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.For):

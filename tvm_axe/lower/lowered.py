@@ -10,6 +10,7 @@ from tvm import tirx
 
 from tvm_axe.analysis.directions import Direction, directions
 from tvm_axe.collective import ALL
+from tvm_axe.collective.arena import PAGE
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower.calls import Call
@@ -75,7 +76,8 @@ class Lowered:
 
     ``module["main"]`` takes one tensor for each (buffer name, view) of `arguments`, where the view is ``"slab"`` or a
     mesh axis, then the device's coordinate on each axis of `coordinates`. It makes the `calls`, in order, the same on
-    each device; what it allocates is left out of them.
+    each device; what it allocates is left out of them. Slabs lie whole
+    pages of `page` bytes apart.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Lowered:
     layouts: Mapping[str, Layout]
     arguments: tuple[tuple[str, str], ...]
     coordinates: tuple[str, ...]
+    page: int = PAGE
 
     @property
     def inserted(self) -> tuple[str, ...]:
@@ -111,7 +114,7 @@ class Lowered:
         return [buffer for buffer in self.buffers.values() if buffer.is_output]
 
 
-def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
+def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
     """Infer layouts, derive collectives, localize and emit.
 
     Parameters
@@ -121,6 +124,8 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
         ``axe.layouts`` may say how its parameters lie.
     mesh : Mesh
         The devices.
+    page : int
+        Bytes of a page of the devices' memory (`tvm_axe.collective.page_of`), of which slabs lie whole ones apart.
 
     Raises
     ------
@@ -132,7 +137,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
     """
     if OWN in mesh.names:
         raise LowerError(f"mesh {mesh}: {OWN!r} is what a device's own share of a buffer is called; rename that axis")
-    program = parse_program(func, mesh)
+    program = parse_program(func, mesh, page)
     declared = layouts_of(func)
     shardings = infer_shardings(program, declared)
     steps = derive_steps(program, shardings)
@@ -166,6 +171,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh) -> Lowered:
         layouts,
         emitted.arguments,
         emitted.coordinates,
+        page,
     )
 
 

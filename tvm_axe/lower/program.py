@@ -28,6 +28,7 @@ from tvm_axe.analysis.expressions import alike, loads_in, substitute, unconditio
 from tvm_axe.analysis.patterns import REDUCE, is_product
 from tvm_axe.analysis.sharing import bound_axis, root_of
 from tvm_axe.analysis.writing import first_unwritten
+from tvm_axe.collective.arena import PAGE
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.pieces import Pieces, linear, own_pieces, renumbered
@@ -143,6 +144,7 @@ class ScheduledProgram:
     intermediates: tuple[tirx.Buffer, ...]
     stages: tuple[ScheduledStage, ...]
     coordinates: Mapping[str, tirx.Var]  # mesh axis -> the device's coordinate on it
+    page: int = PAGE  # bytes; slabs lie whole pages apart
 
     def buffers(self) -> tuple[tirx.Buffer, ...]:
         return (*self.parameters, *self.intermediates)
@@ -165,8 +167,8 @@ class ScheduledProgram:
 
 
 @functools.lru_cache(maxsize=4)  # inserting, lowering and the cost model ask for one function in turn
-def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
-    """Take the scheduled `func` apart.
+def parse_program(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> ScheduledProgram:
+    """Take the scheduled `func` apart, for devices whose memory has pages of so many bytes.
 
     Raises
     ------
@@ -192,7 +194,7 @@ def parse_program(func: tirx.PrimFunc, mesh: Mesh) -> ScheduledProgram:
     coordinates = {axis: tirx.Var(axis, "int32") for axis in mesh.names}
     nests = [renumbered(nest, mesh) for nest in statements(root.body)]
     stages = tuple(ScheduledStage(nest, tuple(_blocks(nest, (), mesh, coordinates)), _overlap(nest)) for nest in nests)
-    program = ScheduledProgram(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates)
+    program = ScheduledProgram(name, mesh, tuple(func.params), tuple(root.alloc_buffers), stages, coordinates, page)
     _check_written(program)
     return program
 

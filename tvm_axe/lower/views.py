@@ -20,11 +20,11 @@ def view_shape(mesh: Mesh, view: str, slab: Sequence[int]) -> tuple[int, ...]:
 
 
 def view_buffer(
-    mesh: Mesh, view: str, slab: Sequence[int], dtype: str, name: str, rows: int | None = None
+    mesh: Mesh, view: str, slab: Sequence[int], dtype: str, name: str, page: int, rows: int | None = None
 ) -> tirx.Buffer:
-    """A new buffer for a view of slabs, of so many rows of them if not of all."""
+    """A new buffer for a view of slabs that lie whole pages apart, of so many rows of them if not of all."""
     shape = tuple(slab) if rows is None else (rows, *slab[1:])
     strides = None
     if view != SLAB:
-        strides = [peers_of(mesh, view)[1] * slab_stride(slab, dtype), *dense_strides(shape)]
+        strides = [peers_of(mesh, view)[1] * slab_stride(slab, dtype, page), *dense_strides(shape)]
     return tirx.decl_buffer(view_shape(mesh, view, shape), dtype, name, strides=strides, layout=None)

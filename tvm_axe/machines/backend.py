@@ -68,7 +68,8 @@ class Backend(ABC):
         Parameters
         ----------
         mod : IRModule
-            Functions with the attribute ``global_symbol``, as upstream compiles them for the target.
+            Functions with the attribute ``global_symbol``, as upstream compiles them for the target; on a GPU also such
+            of blocks whose loops nobody has bound to threads (`tvm_axe.machines.threads`).
         target : Target
             A resolved target.
         store : Cache, optional

@@ -15,8 +15,11 @@ from typing import Any
 import tvm
 from tvm import ir, relax, tirx
 from tvm.ir import IRModule
+from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe import _tvm
+from tvm_axe.machines.registry import backend_of
 from tvm_axe.machines.vector_math import PIPELINE
 
 __all__ = ["PROGRAM_BUILDER", "build_program", "builder_named"]
@@ -35,10 +38,27 @@ def builder_named(name: str) -> Callable[..., Any]:
 def build_program(
     mod: IRModule, target: Target, relax_pipeline: ir.transform.Pass | str = "default"
 ) -> relax.VMExecutable:
-    """Build a Relax program, for ``relax.VirtualMachine``; `relax_pipeline` is what its operators go through."""
+    """Build a Relax program, for ``relax.VirtualMachine``; `relax_pipeline` is what its operators go through.
+
+    On a GPU its functions of TensorIR may be tile programs', too.
+    """
+    backend = backend_of(target)
+    if not backend.on_host and any(isinstance(function, tirx.PrimFunc) for _, function in mod.functions_items()):
+        return _tvm.build_relax(mod, target, relax_pipeline, lambda functions: _built(functions, target))
     if not any(isinstance(function, tirx.PrimFunc) for _, function in mod.functions_items()):
         mod = _with_a_kernel(mod)
     return tvm.compile(mod, target=target, relax_pipeline=relax_pipeline, tir_pipeline=PIPELINE)
+
+
+def _built(functions: IRModule, target: Target) -> Module:
+    """Functions of blocks and functions of tile programs, which upstream compiles by different pipelines."""
+    groups: dict[bool, dict[ir.GlobalVar, ir.BaseFunc]] = {}
+    for variable, function in functions.functions_items():
+        groups.setdefault("s_tir" in (function.attrs or {}), {})[variable] = function
+    first, *others = [backend_of(target).build(IRModule(group), target).module for group in groups.values()]
+    for other in others:
+        first.import_module(other)
+    return first
 
 
 def _with_a_kernel(mod: IRModule) -> IRModule:

@@ -14,6 +14,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.machines import Backend, Built, Gpu, nvcc
 from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.threads import with_threads
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
@@ -44,6 +45,7 @@ class CudaBackend(Backend):
 
     def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
         kept = Cache() if store is None else store
+        mod = with_threads(mod)
         # Tile programs become functions of TIRx, which upstream's other pipeline takes for something else.
         scheduled = any("s_tir" in (func.attrs or {}) for func in mod.functions.values())
         pipeline = "s_tir" if scheduled else "tirx"

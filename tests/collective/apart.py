@@ -1,0 +1,117 @@
+"""Devices with memory of their own that are the host's: what `discrete` does without a GPU.
+
+Each worker maps the memory of slabs, files without a name, into a range of addresses that is nobody else's, so that
+what it sees of a peer is what was handed to it and mapped, as with CUDA's virtual memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+import numpy as np
+import tvm
+
+from tvm_axe import _tvm
+from tvm_axe.collective import ops
+from tvm_axe.collective.device import Device
+from tvm_axe.collective.discrete import DiscreteSession
+from tvm_axe.collective.engine import Engine
+from tvm_axe.errors import WorkerError
+
+PAGE = 1 << 16  # larger than the host's own, so that what takes one for the other shows
+SIZE = 1 << 32
+_FIXED, _SHARED, _PRIVATE, _ANONYMOUS, _NORESERVE = 0x10, 0x01, 0x02, 0x20, 0x4000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+
+
+def _map(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int = -1) -> int:
+    found = _libc.mmap(address, nbytes, protection, flags, descriptor, 0)
+    assert found != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    return found
+
+
+class HostMemory(Device):
+    """A device whose memory is of the host; `told` may have `room`, the most bytes of it."""
+
+    def __init__(self, told, size):
+        self.runtime = tvm.cpu()
+        self._room, self._used, self._size = told.get("room", SIZE), 0, size
+        self._own: dict[int, tuple[int, int]] = {}
+        self._lost = False
+
+    def start(self, threads, cores):
+        _tvm.use_threads(threads, cores)
+        self._base = _map(None, self._size, 0, _PRIVATE | _ANONYMOUS | _NORESERVE)
+
+    def tensor(self, view):
+        return _tvm.device_tensor(self._base + view.offset, view.shape, view.strides, view.dtype, self.runtime)
+
+    def collective(self, name, source, target, numbers, rank):
+        ops.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, rank=rank)
+
+    def finish(self):
+        if self._lost:
+            raise WorkerError("the device doesn't answer")
+
+    def usable(self):
+        return not self._lost
+
+    def reserve(self, offset, nbytes):
+        length = -(-nbytes // PAGE) * PAGE
+        if self._used + length > self._room:
+            raise WorkerError(f"no memory for a slab of {length} bytes")
+        descriptor = os.memfd_create("slab", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, length)
+        self._own[offset] = descriptor, length
+        self._used += length
+        self.share(offset, nbytes, descriptor)
+
+    def lent(self, offset):
+        return self._own[offset][0]
+
+    def share(self, offset, nbytes, descriptor):
+        length = -(-nbytes // PAGE) * PAGE
+        _map(self._base + offset, length, mmap.PROT_READ | mmap.PROT_WRITE, _FIXED | _SHARED, descriptor)
+
+    def release(self, offset, nbytes):
+        length = -(-nbytes // PAGE) * PAGE
+        _map(self._base + offset, length, 0, _FIXED | _PRIVATE | _ANONYMOUS | _NORESERVE)
+        if offset in self._own:
+            descriptor, own = self._own.pop(offset)
+            os.close(descriptor)
+            self._used -= own
+
+    def move(self, offset, array, home):
+        here = np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(self._base + offset))
+        if home:
+            array[:] = here
+        else:
+            here[:] = array
+
+    def close(self):
+        for offset in list(self._own):
+            self.release(offset, self._own[offset][1])
+        _libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(self._size))
+
+
+class ApartEngine(Engine):
+    """Workers on such devices."""
+
+    name = "apart"
+
+    def launch(self, mesh, timeout, **options):
+        room, processes = self.options(options, "room", "processes")
+        devices = [{} if room is None else {"room": room} for _ in range(mesh.size)]
+        session = DiscreteSession(
+            mesh, timeout, f"{__name__}:HostMemory", devices, SIZE, PAGE, processes is None or processes
+        )
+        session.start()
+        return session
+
+
+APART = ApartEngine()

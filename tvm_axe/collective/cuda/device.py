@@ -1,0 +1,154 @@
+"""A GPU as one worker uses it: its stream, the slabs in its range of addresses, and its part of the collectives.
+
+Source: CUDA Driver API, "Virtual Memory Management".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from tvm_axe import _tvm
+from tvm_axe.collective.arena import round_up
+from tvm_axe.collective.cuda.driver import call, enum, ready, struct
+from tvm_axe.collective.cuda.moving import Mover
+from tvm_axe.collective.device import Device
+from tvm_axe.collective.plan import VIEWS, plan
+from tvm_axe.collective.tensor import View, page_of
+from tvm_axe.errors import WorkerError
+
+_DESCRIPTOR = ("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
+
+
+class _Slab(NamedTuple):
+    """Memory in the range: how long it is, and the descriptor that was made of it, if it is this worker's own."""
+
+    nbytes: int
+    descriptor: int | None
+
+
+class CudaDevice(Device):
+    """A GPU.
+
+    Parameters
+    ----------
+    told : mapping
+        ``gpu`` is its number.
+    size : int
+        Bytes of the range of addresses.
+    """
+
+    def __init__(self, told: Mapping[str, Any], size: int) -> None:
+        self._gpu: int = told["gpu"]
+        self._size = size
+        self._slabs: dict[int, _Slab] = {}
+        self.runtime = tvm.cuda(self._gpu)
+
+    def start(self, threads: int, cores: Sequence[int]) -> None:
+        self._device = call("cuDeviceGet", self._gpu)
+        self._context = call("cuDevicePrimaryCtxRetain", self._device)
+        call("cuCtxSetCurrent", self._context)
+        self._stream = call("cuStreamCreate", int(enum("CUstream_flags", "CU_STREAM_NON_BLOCKING")))
+        self.runtime.set_raw_stream(int(self._stream))
+        self._base = int(call("cuMemAddressReserve", self._size, 0, 0, 0))
+        self._mover = Mover(self._arch(), self._stream)
+
+    def _arch(self) -> str:
+        named = [f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}" for part in ("MAJOR", "MINOR")]
+        major, minor = (call("cuDeviceGetAttribute", enum("CUdevice_attribute", name), self._device) for name in named)
+        return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+    def tensor(self, view: View) -> tvm_ffi.Tensor:
+        return _tvm.device_tensor(self._base + view.offset, view.shape, view.strides, view.dtype, self.runtime)
+
+    def collective(
+        self, name: str, source: tvm_ffi.Tensor, target: tvm_ffi.Tensor, numbers: Sequence[int], rank: int
+    ) -> None:
+        sides = [self._mover.side(tensor, is_view) for tensor, is_view in zip((source, target), VIEWS[name])]
+        parts = len(sides[0].slabs if VIEWS[name][0] else sides[1].slabs)
+        for move in plan(name, sides[0].shape, sides[1].shape, [int(number) for number in numbers], parts, rank):
+            self._mover.move(move, *sides)
+
+    def finish(self) -> None:
+        call("cuStreamSynchronize", self._stream)
+
+    def usable(self) -> bool:
+        return ready("cuStreamQuery", self._stream)
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        length = self._whole(nbytes)
+        wanted = struct("CUmemAllocationProp")
+        wanted.type = enum("CUmemAllocationType", "CU_MEM_ALLOCATION_TYPE_PINNED")
+        wanted.location.type = enum("CUmemLocationType", "CU_MEM_LOCATION_TYPE_DEVICE")
+        wanted.location.id = self._gpu
+        wanted.requestedHandleTypes = enum(*_DESCRIPTOR)
+        try:
+            handle = call("cuMemCreate", length, wanted, 0)
+        except WorkerError as error:
+            free, total = (int(number) for number in call("cuMemGetInfo"))
+            raise WorkerError(
+                f"no memory for a slab of {length >> 20} MiB on GPU {self._gpu}, which has {free >> 20} of {total >> 20} "
+                f"MiB left: {error}"
+            ) from None
+        try:
+            descriptor = int(call("cuMemExportToShareableHandle", handle, enum(*_DESCRIPTOR), 0))
+            self._map(offset, length, handle, descriptor)
+        finally:
+            call("cuMemRelease", handle)  # a mapping keeps it
+        call("cuMemsetD8Async", self._base + offset, 0, length, self._stream)
+        self.finish()
+
+    def lent(self, offset: int) -> int:
+        descriptor = self._slabs[offset].descriptor
+        assert descriptor is not None  # it is its own
+        return descriptor
+
+    def share(self, offset: int, nbytes: int, descriptor: int) -> None:
+        handle = call("cuMemImportFromShareableHandle", descriptor, enum(*_DESCRIPTOR))
+        try:
+            self._map(offset, self._whole(nbytes), handle, None)
+        finally:
+            call("cuMemRelease", handle)
+
+    def _map(self, offset: int, length: int, handle: Any, descriptor: int | None) -> None:
+        call("cuMemMap", self._base + offset, length, 0, handle, 0)
+        self._slabs[offset] = _Slab(length, descriptor)
+        access = struct("CUmemAccessDesc")
+        access.location.type = enum("CUmemLocationType", "CU_MEM_LOCATION_TYPE_DEVICE")
+        access.location.id = self._gpu
+        access.flags = enum("CUmemAccess_flags", "CU_MEM_ACCESS_FLAGS_PROT_READWRITE")
+        call("cuMemSetAccess", self._base + offset, length, [access], 1)
+
+    def release(self, offset: int, nbytes: int) -> None:
+        slab = self._slabs.pop(offset, None)
+        if slab is not None:
+            if slab.descriptor is not None:
+                os.close(slab.descriptor)
+            call("cuMemUnmap", self._base + offset, slab.nbytes)
+
+    def move(self, offset: int, array: np.ndarray, home: bool) -> None:
+        place, host = self._base + offset, array.ctypes.data
+        if home:
+            call("cuMemcpyDtoHAsync", host, place, array.nbytes, self._stream)
+        else:
+            call("cuMemcpyHtoDAsync", place, host, array.nbytes, self._stream)
+        self.finish()
+
+    def close(self) -> None:
+        if not self.usable():
+            return
+        for offset in list(self._slabs):
+            self.release(offset, 0)
+        call("cuMemAddressFree", self._base, self._size)
+        self.runtime.set_raw_stream(0)
+        call("cuStreamDestroy", self._stream)
+        call("cuDevicePrimaryCtxRelease", self._device)
+
+    @staticmethod
+    def _whole(nbytes: int) -> int:
+        return round_up(nbytes, page_of("cuda"))

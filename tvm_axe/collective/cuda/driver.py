@@ -1,0 +1,105 @@
+"""CUDA's driver, by NVIDIA's bindings: its calls raise what it says, and what is asked of it before anything starts.
+
+Source: CUDA Driver API, "Virtual Memory Management", "Peer Context Memory Access", "Execution Control".
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tvm_axe.errors import InputError, WorkerError
+
+_REMEDY = "pip install tvm-axe[cuda]"
+
+
+@functools.cache
+def _bindings() -> Any:
+    """The module of the driver's calls.
+
+    Raises
+    ------
+    InputError
+        If it isn't installed, or there is no driver.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise InputError(
+            f'engine "cuda" calls the driver by cuda-bindings, which isn\'t here ({error}): {_REMEDY}'
+        ) from None
+    try:
+        (code,) = driver.cuInit(0)
+    except RuntimeError as error:  # no library
+        raise InputError(
+            f'engine "cuda": there is no CUDA driver on this machine ({error}); install NVIDIA\'s'
+        ) from None
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise InputError(f'engine "cuda": the CUDA driver doesn\'t start: {_said(driver, code)}')
+    return driver
+
+
+def enum(kind: str, value: str) -> Any:
+    """Return a value of one of the driver's enumerations, by its name."""
+    return getattr(getattr(_bindings(), kind), value)
+
+
+def struct(kind: str) -> Any:
+    """Return a new structure of the driver's."""
+    return getattr(_bindings(), kind)()
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call the driver and return what it gives: nothing, a value, or a tuple of them.
+
+    Raises
+    ------
+    WorkerError
+        If it says that it failed; has the call and what it says.
+    """
+    driver = _bindings()
+    code, *values = getattr(driver, name)(*arguments)
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise WorkerError(f"{name}: {_said(driver, code)}")
+    return values[0] if len(values) == 1 else tuple(values) if values else None
+
+
+def ready(name: str, *arguments: Any) -> bool:
+    """Call the driver and return whether it knows of no error, be what it was asked done or not."""
+    driver = _bindings()
+    code = getattr(driver, name)(*arguments)[0]
+    return code in (driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY)
+
+
+def _said(driver: Any, code: Any) -> str:
+    found, text = driver.cuGetErrorString(code)
+    known = found == driver.CUresult.CUDA_SUCCESS and text is not None
+    return f"{code.name} ({text.decode() if known else 'unknown'})"
+
+
+def gpus() -> int:
+    """Return how many GPUs this process may use; makes no context.
+
+    Raises
+    ------
+    InputError
+        If there is no driver, or no bindings of it.
+    """
+    return int(call("cuDeviceGetCount"))
+
+
+def name_of(gpu: int) -> str:
+    """Return what a GPU is called."""
+    return bytes(call("cuDeviceGetName", 96, call("cuDeviceGet", gpu))).split(b"\0")[0].decode()
+
+
+def memory_of(gpu: int) -> int:
+    """Return the bytes of a GPU's memory."""
+    return int(call("cuDeviceTotalMem", call("cuDeviceGet", gpu)))
+
+
+def are_peers(first: int, second: int) -> bool:
+    """Return whether kernels on a GPU can access the other's memory."""
+    return first == second or bool(
+        call("cuDeviceCanAccessPeer", call("cuDeviceGet", first), call("cuDeviceGet", second))
+    )

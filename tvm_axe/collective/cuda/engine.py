@@ -1,0 +1,80 @@
+"""The engine ``"cuda"``: a process for each GPU, or a thread of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from tvm_axe.collective.cuda import driver
+from tvm_axe.collective.discrete import DiscreteSession
+from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.session import Session
+from tvm_axe.collective.tensor import page_of
+from tvm_axe.errors import InputError
+from tvm_axe.layout import Mesh
+
+_MAKER = "tvm_axe.collective.cuda.device:CudaDevice"
+_ROOM = 4  # times the GPUs' memory: the holes that tensors leave behind cost addresses alone
+
+
+class CudaEngine(Engine):
+    """The workers are on the GPUs of this machine, each of which sees the others' memory."""
+
+    name = "cuda"
+    device_type = "cuda"
+
+    def launch(self, mesh: Mesh, timeout: float, **options: Any) -> Session:
+        """Start a worker for each device of a mesh.
+
+        Parameters
+        ----------
+        mesh : Mesh
+            The devices.
+        timeout : float
+            Seconds that a worker may be behind another; positive.
+        **options
+            `gpus`, a sequence of int: the GPU of each device, the first ones if left out; one that is named twice is
+            shared, to try a mesh on fewer GPUs. `processes`, a bool: whether each worker is a process, which a fault of
+            another's doesn't touch, or a thread of this one, for debuggers, sanitizers and profilers; True if left out.
+
+        Raises
+        ------
+        InputError
+            If there is no driver or no bindings of it; for an unknown option; if there are too few GPUs, or no such; if
+            one can't access another's memory.
+        WorkerError
+            If a worker didn't start; then none is left.
+        """
+        named, processes = self.options(options, "gpus", "processes")
+        gpus = _chosen(mesh, named)
+        devices: list[Mapping[str, Any]] = [{"gpu": gpu, "name": f"GPU {gpu}, {driver.name_of(gpu)}"} for gpu in gpus]
+        size = _ROOM * sum(map(driver.memory_of, gpus))
+        alone = processes is None or bool(processes)
+        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page_of(self.device_type), alone)
+        session.start()
+        return session
+
+
+def _chosen(mesh: Mesh, gpus: Sequence[int] | None) -> list[int]:
+    count = driver.gpus()
+    if gpus is None and count < mesh.size:
+        raise InputError(
+            f"launch: mesh {mesh} has {mesh.size} devices, and this process sees {count} GPU{'s' * (count != 1)}; to have "
+            f"devices share one, name it: gpus={(0,) * mesh.size}"
+        )
+    chosen = list(range(mesh.size)) if gpus is None else list(gpus)
+    if len(chosen) != mesh.size or not all(isinstance(gpu, int) and gpu in range(count) for gpu in chosen):
+        raise InputError(
+            f"launch: gpus must be {mesh.size} numbers in [0, {count}), one for each device of mesh {mesh}, not {gpus!r}"
+        )
+    for first, second in permutations(sorted(set(chosen)), 2):
+        if not driver.are_peers(first, second):
+            raise InputError(
+                f"launch: GPU {first} can't access the memory of GPU {second}; choose others by gpus=..., those that "
+                "nvidia-smi topo -p2p r shows as OK"
+            )
+    return chosen
+
+
+CUDA = CudaEngine()

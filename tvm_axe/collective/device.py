@@ -1,0 +1,128 @@
+"""What a worker computes on: where its slabs are, and who does what it is told to do with them.
+
+A worker of the engines of one machine, and a rank of an MPI job, computes on its cores, in memory that all of them see
+(`Cores`). The devices of a `discrete.DiscreteSession` have memory of their own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from tvm_axe import _tvm
+from tvm_axe.collective import ops
+from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.tensor import View
+
+
+class Device(ABC):
+    """What one worker computes on; used by one thread at a time.
+
+    Attributes
+    ----------
+    runtime : tvm.runtime.Device
+        What the virtual machine runs programs on.
+    """
+
+    runtime: tvm.runtime.Device
+
+    @abstractmethod
+    def start(self, threads: int, cores: Sequence[int]) -> None:
+        """Begin to be used by the calling thread, whose kernels may have so many threads on the host's `cores`."""
+
+    @abstractmethod
+    def tensor(self, view: View) -> tvm_ffi.Tensor:
+        """Return what a program sees of a mesh tensor."""
+
+    @abstractmethod
+    def collective(
+        self, name: str, source: tvm_ffi.Tensor, target: tvm_ffi.Tensor, numbers: Sequence[int], rank: int
+    ) -> None:
+        """Do a worker's part of a collective on the views that it sees (`tvm_axe.collective.plan`)."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Return when all that the device was told is done, and seen by its peers."""
+
+    @abstractmethod
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Get memory of zeros for a slab of its own."""
+
+    @abstractmethod
+    def release(self, offset: int, nbytes: int) -> None:
+        """Give the memory of a slab back, or let go of a peer's."""
+
+    def lent(self, offset: int) -> int:
+        """Return a descriptor of the memory of a slab of its own, for peers; the same each time, and not to be closed.
+
+        Raises
+        ------
+        NotImplementedError
+            If the slab is in the host's memory.
+        """
+        raise NotImplementedError
+
+    def share(self, offset: int, nbytes: int, descriptor: int) -> None:
+        """See a peer's slab, of whose memory this is a descriptor.
+
+        Raises
+        ------
+        NotImplementedError
+            If the slab is in the host's memory.
+        """
+        raise NotImplementedError
+
+    def usable(self) -> bool:
+        """Whether it can still be used, after an error."""
+        return True
+
+    def move(self, offset: int, array: np.ndarray, home: bool) -> None:
+        """Copy a slab to what the host has of it, if it goes `home`, or from there; never of the host's own memory.
+
+        Raises
+        ------
+        NotImplementedError
+            If the slab is in the host's memory.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:  # noqa: B027
+        """Give everything back; of the host's there is nothing to give."""
+
+
+class Cores(Device):
+    """The host's cores, and slabs in the memory that workers of this machine share.
+
+    Parameters
+    ----------
+    arena : Arena
+        The memory.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.runtime = tvm.cpu()
+        self._arena = arena
+
+    def start(self, threads: int, cores: Sequence[int]) -> None:
+        _tvm.use_threads(threads, cores)
+
+    def tensor(self, view: View) -> tvm_ffi.Tensor:
+        return _tvm.as_tensor(view.array(self._arena))
+
+    def collective(
+        self, name: str, source: tvm_ffi.Tensor, target: tvm_ffi.Tensor, numbers: Sequence[int], rank: int
+    ) -> None:
+        ops.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, rank=rank)
+
+    def finish(self) -> None:
+        """Nothing is left to wait for."""
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        self._arena.take(offset, nbytes)
+
+    def release(self, offset: int, nbytes: int) -> None:
+        self._arena.drop(offset, nbytes)

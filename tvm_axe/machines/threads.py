@@ -1,0 +1,227 @@
+"""Loops of functions that nobody scheduled for a GPU become blocks and threads.
+
+Each iteration of the loops that a nest's blocks share is a thread's, if no block is reduced over them; what is in a nest
+beside such loops becomes kernels of its own, one after the other. A reduction to few elements is done by the threads of a
+block together. That is right for every function and fast for those that do as much for each element as for any other; for
+the rest there are tile kernels and tuning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from tvm_axe.analysis.blocks import nested_blocks, statements
+from tvm_axe.analysis.expressions import substitute, uses, variables_of
+from tvm_axe.analysis.patterns import REDUCE, is_sum
+from tvm_axe.errors import LowerError
+
+__all__ = ["with_threads"]
+
+_BOUND = 256  # threads of a block
+_TOGETHER = 512  # threads of a block that reduce one element together
+_FEW = 1 << 14  # elements; fewer than these leave a GPU's processors idle where each is reduced by one thread
+_LONG = 64  # terms; reducing fewer isn't worth the threads of a block
+_LARGEST = (1 << 31) - (1 << 11)  # what a thread's number may be, in 32 bits
+
+
+def with_threads(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return the module with blocks and threads for the functions of blocks that have none.
+
+    Raises
+    ------
+    LowerError
+        If a nest has more iterations than a GPU has numbers for, or reads in one block what a later block of an earlier
+        iteration writes.
+    """
+    bound = {
+        variable: _Binder(func, str(variable.name_hint)).function()
+        for variable, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and isinstance(func.body, s_tir.SBlockRealize) and not _has_threads(func)
+    }
+    if not bound:
+        return mod
+    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **bound}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _has_threads(func: tirx.PrimFunc) -> bool:
+    found = False
+
+    def on_loop(loop: tirx.For) -> None:
+        nonlocal found
+        found = found or loop.kind == tirx.ForKind.THREAD_BINDING
+
+    import tvm_ffi
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
+    return found
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """Loops, outermost first, and what is in them; the loops that no block of it is reduced over are `shared`."""
+
+    loops: tuple[tirx.For, ...]
+    body: tuple[tirx.Stmt, ...]
+
+    @property
+    def shared(self) -> list[tirx.For]:
+        reduced = {var for part in self.body for var in _reduced(part)}
+        return [loop for loop in self.loops if loop.loop_var not in reduced]
+
+
+def _reduced(stmt: tirx.Stmt) -> set[tirx.Var]:
+    """The variables that blocks of a statement are reduced over."""
+    found: set[tirx.Var] = set()
+    for nested in nested_blocks(stmt):
+        for iterator, value in zip(nested.block.iter_vars, nested.realize.iter_values):
+            if iterator.iter_type == REDUCE:
+                found |= variables_of(value)
+    return found
+
+
+class _Binder:
+    def __init__(self, func: tirx.PrimFunc, name: str) -> None:
+        self.func, self.name = func, name
+
+    def function(self) -> tirx.PrimFunc:
+        """The function with a kernel for each nest."""
+        root = self.func.body.block
+        nests = [nest for stmt in statements(root.body) for nest in self._apart(stmt, ())]
+        kernels = [self._kernel(nest) for nest in nests]
+        # What one thread alone writes and reads is its own.
+        private = {}
+        for buffer in root.alloc_buffers:
+            users = [kernel for kernel in kernels if uses(kernel, buffer)]
+            if len(users) == 1:
+                private[buffer] = tirx.decl_buffer(
+                    list(buffer.shape), buffer.dtype, buffer.name, scope="local", layout=None
+                )
+        body: tirx.Stmt = kernels[0] if len(kernels) == 1 else tirx.SeqStmt(kernels)
+        body = substitute(body, private)
+        allocated = [private.get(buffer, buffer) for buffer in root.alloc_buffers]
+        block = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
+        func = tirx.PrimFunc(self.func.params, s_tir.SBlockRealize([], True, block), self.func.ret_type)
+        return s_tir.renew_defs(func.with_attrs(dict(self.func.attrs.items())))
+
+    def _apart(self, stmt: tirx.Stmt, outer: tuple[tirx.For, ...]) -> list[_Nest]:
+        """What is in a statement as nests: of the parts of one whose loops some are reduced over, each has its own."""
+        loops = list(outer)
+        while isinstance(stmt, tirx.For):
+            loops.append(stmt)
+            stmt = stmt.body
+        parts = statements(stmt)
+        if len(parts) == 1:
+            return [_Nest(tuple(loops), tuple(parts))]
+        found: list[_Nest] = []
+        together: list[tirx.Stmt] = []
+        for part in parts:
+            if any(loop.loop_var in _reduced(part) for loop in loops):
+                found += [_Nest(tuple(loops), tuple(together))] if together else []
+                together = []
+                found += self._apart(part, tuple(loops))
+            else:
+                together.append(part)
+        found += [_Nest(tuple(loops), tuple(together))] if together else []
+        if len(found) > 1:
+            self._check_order(parts)
+        return found
+
+    def _check_order(self, parts: Sequence[tirx.Stmt]) -> None:
+        """Check that no part reads what a later one writes: apart, it would read what was there before."""
+        for at, part in enumerate(parts):
+            for nested in nested_blocks(part):
+                for region in nested.block.reads:
+                    later = [each for other in parts[at + 1 :] for each in nested_blocks(other)]
+                    if any(write.source.same_as(region.source) for each in later for write in each.block.writes):
+                        raise LowerError(
+                            f"{self.name}: block {nested.block.name_hint!r} reads {region.source.name!r}, which a later "
+                            "block of the same loops writes; keep them apart, or bind the loops to threads"
+                        )
+
+    def _kernel(self, nest: _Nest) -> tirx.Stmt:
+        shared = nest.shared
+        inner = [loop for loop in nest.loops if not any(loop.same_as(other) for other in shared)]
+        total = math.prod(int(loop.extent) for loop in shared)
+        terms = math.prod(int(loop.extent) for loop in inner)
+        if max(total, terms) > _LARGEST:
+            raise LowerError(
+                f"{self.name}: a nest of {max(total, terms)} iterations, more than fit into 31 bits; split it into "
+                "several, or bind its loops to threads"
+            )
+        (only, *others) = [each for part in nest.body for each in nested_blocks(part)]
+        if not others and not _loops(nest.body[0]) and is_sum(only.block) and total < _FEW and terms >= _LONG:
+            return _together(nest, shared, inner, total, terms)
+        block, thread = tirx.Var("block", "int32"), tirx.Var("thread", "int32")
+        threads = min(_BOUND, total)
+        at = block * threads + thread
+        values = _numbers(shared, at)
+        ranges = {block: ir.Range(0, -(-total // threads)), thread: ir.Range(0, threads)}
+        body = _restricted(_nested(inner, nest.body), values, at < total if total % threads else None)
+        return _bound(block, ranges, "blockIdx.x", _bound(thread, ranges, "threadIdx.x", body))
+
+
+def _together(nest: _Nest, shared: Sequence[tirx.For], inner: Sequence[tirx.For], total: int, terms: int) -> tirx.Stmt:
+    """The kernel in which the threads of a block add up the terms of an element."""
+    block, thread, turn = (tirx.Var(name, "int32") for name in ("block", "thread", "turn"))
+    threads = min(_TOGETHER, 1 << (terms - 1).bit_length())
+    turns = -(-terms // threads)
+    at = turn * threads + thread
+    ranges = {block: ir.Range(0, total), thread: ir.Range(0, threads)}
+    values = _numbers(shared, block) | _numbers(inner, at)
+    body = _restricted(_nested([], nest.body), values, at < terms if terms % threads else None)
+    summing = tirx.For(turn, 0, turns, tirx.ForKind.SERIAL, _bound(thread, ranges, "threadIdx.x", body))
+    return _bound(block, ranges, "blockIdx.x", summing)
+
+
+def _loops(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.For)
+
+
+def _nested(loops: Sequence[tirx.For], body: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """The statements in plain loops."""
+    inner: tirx.Stmt = body[0] if len(body) == 1 else tirx.SeqStmt(list(body))
+    for loop in reversed(loops):
+        inner = tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, inner)
+    return inner
+
+
+def _numbers(loops: Sequence[tirx.For], at: tirx.Expr) -> dict[tirx.Var, tirx.Expr]:
+    """What the loops' variables are in the iteration of that number, the last loop the fastest."""
+    found: dict[tirx.Var, tirx.Expr] = {}
+    step = 1
+    for number, loop in enumerate(reversed(loops)):
+        extent = int(loop.extent)
+        value = at // step if step > 1 else at
+        found[loop.loop_var] = value if number == len(loops) - 1 else value % extent
+        step *= extent
+    return found
+
+
+def _restricted(stmt: tirx.Stmt, values: Mapping[tirx.Var, tirx.Expr], condition: tirx.Expr | None) -> tirx.Stmt:
+    """The statement at these values of variables, its blocks run under a condition."""
+
+    def visit(part: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(part, tirx.For):
+            return tirx.For(part.loop_var, part.min, part.extent, tirx.ForKind.SERIAL, visit(part.body))
+        if isinstance(part, tirx.SeqStmt):
+            return tirx.SeqStmt([visit(each) for each in part.seq])
+        bound = [substitute(value, dict(values)) for value in part.iter_values]
+        predicate = substitute(part.predicate, dict(values))
+        if condition is not None:
+            plain = isinstance(predicate, tirx.IntImm)
+            predicate = condition if plain else tirx.all(condition, predicate)
+        return s_tir.SBlockRealize(bound, predicate, part.block)
+
+    return visit(stmt)
+
+
+def _bound(var: tirx.Var, ranges: Mapping[tirx.Var, ir.Range], tag: str, body: tirx.Stmt) -> tirx.Stmt:
+    extent = ranges[var].extent
+    thread = tirx.IterVar(ir.Range(0, extent), tirx.Var(tag, "int32"), tirx.IterVar.ThreadIndex, tag)
+    return tirx.For(var, 0, extent, tirx.ForKind.THREAD_BINDING, body, thread_binding=thread)
