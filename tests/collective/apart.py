@@ -36,11 +36,16 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, descript
 
 
 class HostMemory(Device):
-    """A device whose memory is of the host; `told` may have `room`, the most bytes of it."""
+    """A device whose memory is of the host.
+
+    It is told how much there is (`room`) in pages of how many bytes (`page`), and at which collective of so many bytes
+    or more it fails for good (`fails`; 0 for none).
+    """
 
     def __init__(self, told, size):
         self.runtime = tvm.cpu()
-        self._room, self._used, self._size = told.get("room", SIZE), 0, size
+        self._room, self._page, self._fails = told["room"], told["page"], told["fails"]
+        self._used, self._size = 0, size
         self._own: dict[int, tuple[int, int]] = {}
         self._lost = False
 
@@ -52,6 +57,9 @@ class HostMemory(Device):
         return _tvm.device_tensor(self._base + view.offset, view.shape, view.strides, view.dtype, self.runtime)
 
     def collective(self, name, source, target, numbers, rank):
+        if 0 < self._fails <= _tvm.as_array(source).nbytes:
+            self._lost = True
+            raise WorkerError("the device fell off the bus")
         ops.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, rank=rank)
 
     def finish(self):
@@ -62,7 +70,7 @@ class HostMemory(Device):
         return not self._lost
 
     def reserve(self, offset, nbytes):
-        length = -(-nbytes // PAGE) * PAGE
+        length = self._whole(nbytes)
         if self._used + length > self._room:
             raise WorkerError(f"no memory for a slab of {length} bytes")
         descriptor = os.memfd_create("slab", os.MFD_CLOEXEC)
@@ -75,11 +83,11 @@ class HostMemory(Device):
         return self._own[offset][0]
 
     def share(self, offset, nbytes, descriptor):
-        length = -(-nbytes // PAGE) * PAGE
+        length = self._whole(nbytes)
         _map(self._base + offset, length, mmap.PROT_READ | mmap.PROT_WRITE, _FIXED | _SHARED, descriptor)
 
     def release(self, offset, nbytes):
-        length = -(-nbytes // PAGE) * PAGE
+        length = self._whole(nbytes)
         _map(self._base + offset, length, 0, _FIXED | _PRIVATE | _ANONYMOUS | _NORESERVE)
         if offset in self._own:
             descriptor, own = self._own.pop(offset)
@@ -93,6 +101,9 @@ class HostMemory(Device):
         else:
             here[:] = array
 
+    def _whole(self, nbytes):
+        return -(-nbytes // self._page) * self._page
+
     def close(self):
         for offset in list(self._own):
             self.release(offset, self._own[offset][1])
@@ -105,10 +116,11 @@ class ApartEngine(Engine):
     name = "apart"
 
     def launch(self, mesh, timeout, **options):
-        room, processes = self.options(options, "room", "processes")
-        devices = [{} if room is None else {"room": room} for _ in range(mesh.size)]
+        room, page, fails, processes = self.options(options, "room", "page", "fails", "processes")
+        told = {"room": room or SIZE, "page": page or PAGE, "fails": fails or 0}
+        alone = processes is None or processes
         session = DiscreteSession(
-            mesh, timeout, f"{__name__}:HostMemory", devices, SIZE, PAGE, processes is None or processes
+            mesh, timeout, f"{__name__}:HostMemory", [told] * mesh.size, SIZE, told["page"], alone
         )
         session.start()
         return session

@@ -56,8 +56,7 @@ def loaded(workers: Workers):
         sum(2 * x.slab(peer).astype("float64") for peer in workers.mesh.group(device, axis))
         for device in range(workers.mesh.size)
     ]
-    target = resolve_target("cuda" if workers.device_type == "cuda" else "llvm")
-    program = workers.load(doubled_sum(axis, workers.mesh[axis]), target)
+    program = workers.load(doubled_sum(axis, workers.mesh[axis]), resolve_target(workers.target))
     return program, [(x, "slab"), (y, "slab"), (y, axis), (z, axis)], z, total
 
 

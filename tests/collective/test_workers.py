@@ -21,8 +21,6 @@ from tvm_axe.errors import AxeError, InputError, LayoutError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines import resolve_target
 
-TARGETS = {"cpu": "llvm", "cuda": "cuda"}  # by the type of devices
-
 
 def groups(mesh: Mesh) -> Iterator[tuple[str, tuple[int, ...]]]:
     for axis in mesh.names:
@@ -153,7 +151,7 @@ def test_a_program_on_views_and_its_collectives(workers: Workers) -> None:
         n = mesh[axis]
         distance = int(np.prod(mesh.shape[mesh.names.index(axis) + 1 :]))
         mod = ring(axis, n, rows, columns, distance * slab_stride((rows, columns), "float32", workers.page))
-        program = workers.load(mod, resolve_target(TARGETS[workers.device_type]))
+        program = workers.load(mod, resolve_target(workers.target))
         a, b, total, gathered = (workers.mesh_tensor((rows, columns), "float32") for _ in range(4))
         block = workers.mesh_tensor((-(-rows // n), columns), "float32")
         for device in range(mesh.size):
@@ -220,14 +218,14 @@ def test_a_program_that_does_not_compile_is_reported(pair: Workers) -> None:
             return R.tuple()
 
     with pytest.raises(WorkerError, match=r"(?s)worker 0 \(tp=0; .*worker 1 \(tp=1; .*failed:.*axe.no_such_function"):
-        pair.load(Unknown, resolve_target(TARGETS[pair.device_type]))
+        pair.load(Unknown, resolve_target(pair.target))
     x = pair.mesh_tensor((2,), "float32")
     pair.all_reduce(x, x, "tp")
 
 
 def test_a_program_may_have_several_functions(pair: Workers) -> None:
     main = ring("tp", 2, 3, 3, slab_stride((3, 3), "float32", pair.page))
-    program = pair.load(main, resolve_target(TARGETS[pair.device_type]))
+    program = pair.load(main, resolve_target(pair.target))
     assert program.functions == ("main",)
     with pytest.raises(InputError, match="no function 'other'; it has main"):
         pair.call(program, [], function="other")
@@ -246,7 +244,7 @@ def test_a_program_may_have_several_functions(pair: Workers) -> None:
 )
 def test_bad_arguments_are_refused(pair: Workers, arguments: object, error: type[AxeError], message: str) -> None:
     main = ring("tp", 2, 3, 3, slab_stride((3, 3), "float32", pair.page))
-    program = pair.load(main, resolve_target(TARGETS[pair.device_type]))
+    program = pair.load(main, resolve_target(pair.target))
     with pytest.raises(error) as caught:
         pair.call(program, arguments(pair.mesh_tensor((3,), "float32")))  # type: ignore[operator]
     assert message in str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tvm_axe.cli.command import Command, positive
-from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel, given_workers
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel, given_target, given_workers
 from tvm_axe.errors import CheckError
 
 __all__ = ["COMMAND"]
@@ -13,7 +13,7 @@ __all__ = ["COMMAND"]
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
-    add_engine_argument(parser, ranks=True)
+    add_engine_argument(parser, ranks=True, gpus=True)
     parser.add_argument(
         "--seeds", type=positive, default=3, help="how many times arrays are drawn (default: %(default)s)"
     )
@@ -31,7 +31,7 @@ def _check(args: argparse.Namespace) -> int:
                 program.mesh,
                 engine=workers,
                 seeds=args.seeds,
-                target=args.target,
+                target=given_target(args),
                 work_dir=args.work_dir,
             )
     except CheckError as error:

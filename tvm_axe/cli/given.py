@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from inspect import isfunction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvm_axe.cli.command import positive
 from tvm_axe.collective import registry
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from tvm_axe.layout import Mesh
     from tvm_axe.schedule import Schedule
 
-__all__ = ["GivenKernel", "add_engine_argument", "add_kernel_arguments", "given_kernel", "given_workers", "mesh_of"]
+__all__ = [
+    "GivenKernel",
+    "add_engine_argument",
+    "add_kernel_arguments",
+    "engine_options",
+    "given_kernel",
+    "given_target",
+    "given_workers",
+    "mesh_of",
+]
 
 _MAIN = "from tvm_axe.cli import main; raise SystemExit(main())"  # what a rank runs
 
@@ -53,20 +62,43 @@ def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:NAME",
         help="a function that takes an axe.Schedule and applies primitives to it, or a trace that search saved (.json)",
     )
-    parser.add_argument("--target", default="llvm", help="what to compile for (default: %(default)s)")
+    parser.add_argument("--target", help="what to compile for (default: the engine's devices, llvm if there is none)")
     parser.add_argument(
         "--work-dir", default=WORK_DIR, metavar="DIR", help="tuning records are here (default: %(default)s)"
     )
 
 
-def add_engine_argument(parser: argparse.ArgumentParser, ranks: bool = False) -> None:
-    """Add the choice of an engine; for a command that starts `ranks`, of their number too."""
+def add_engine_argument(parser: argparse.ArgumentParser, ranks: bool = False, gpus: bool = False) -> None:
+    """Add the choice of an engine; for a command that starts `ranks`, of their number too, or of the `gpus`."""
     names = registry.names()
     parser.add_argument(
         "--engine", default=names[0], help=f"what a mesh's devices are: {', '.join(names)} (default: %(default)s)"
     )
+    if gpus:
+        parser.add_argument(
+            "--gpus",
+            type=_numbers,
+            metavar="N,...",
+            help="with --engine cuda: the GPU of each device",
+        )
     if ranks:
         parser.add_argument("-n", type=positive, metavar="RANKS", help="with --engine mpi: how many ranks to start")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the engine that the arguments name is launched with, beside the mesh."""
+    return {} if args.gpus is None else {"gpus": args.gpus}
+
+
+def given_target(args: argparse.Namespace) -> str:
+    """What to compile for: what the arguments say, or what the engine's devices run."""
+    if args.target is not None:
+        return str(args.target)
+    return registry.find(args.engine).target if "engine" in args else "llvm"
 
 
 def given_kernel(args: argparse.Namespace) -> GivenKernel:
@@ -110,7 +142,7 @@ def given_workers(args: argparse.Namespace, mesh: Mesh) -> Workers:
     elif args.n is not None:
         by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
         raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")
-    return launch(mesh, engine=args.engine)
+    return launch(mesh, engine=args.engine, **engine_options(args))
 
 
 def _only_function(spec: str, mod: IRModule) -> PrimFunc:

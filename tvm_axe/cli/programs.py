@@ -8,13 +8,13 @@ import sys
 from dataclasses import asdict
 
 from tvm_axe.cli.command import Command
-from tvm_axe.cli.given import add_engine_argument
+from tvm_axe.cli.given import add_engine_argument, engine_options
 
 __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_engine_argument(parser)
+    add_engine_argument(parser, gpus=True)
     parser.add_argument(
         "--mesh", metavar="AXIS=SIZE,...", help="devices by mesh axis; default: two on each axis that a program uses"
     )
@@ -30,7 +30,7 @@ def _run(args: argparse.Namespace) -> int:
 
     mesh = None if args.mesh is None else Mesh.parse(args.mesh)
     names = None if args.programs is None else [name.strip() for name in args.programs.split(",")]
-    report = run(chosen(mesh, names), args.engine, args.size)
+    report = run(chosen(mesh, names), args.engine, args.size, engine_options(args))
     if args.json:
         print(json.dumps({"rows": [asdict(row) for row in report.rows]}))
     else:

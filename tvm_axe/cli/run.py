@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from tvm_axe.cli.command import Command
-from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel, given_workers
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel, given_target, given_workers
 from tvm_axe.errors import InputError
 
 __all__ = ["COMMAND"]
@@ -17,7 +17,7 @@ REPEAT = 5
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
-    add_engine_argument(parser, ranks=True)
+    add_engine_argument(parser, ranks=True, gpus=True)
     parser.add_argument("--inputs", required=True, metavar="IN.npz", help="one array for each input, by parameter name")
     parser.add_argument("--output", required=True, metavar="OUT.npz", help="the outputs are written here")
     parser.add_argument(
@@ -36,7 +36,7 @@ def _run(args: argparse.Namespace) -> None:
     with given_workers(args, program.mesh) as workers:
         params = parameters(program.func)
         arrays = read_npz(args.inputs)
-        exe = program.compile(args.target, args.work_dir)
+        exe = program.compile(given_target(args), args.work_dir)
         inputs = match_arrays(args.inputs, arrays, [params[name] for name in exe.inputs])
         result = exe.run(workers, *inputs)
         milliseconds = 1e3 * statistics.median(exe.time(workers, *inputs, repeat=REPEAT))
@@ -52,7 +52,7 @@ def _run(args: argparse.Namespace) -> None:
         timeline.save(args.timeline)
     written = ", ".join(str(params[name]) for name in outputs)
     print(
-        f"{args.kernel} on {program.mesh} ({args.engine}, {args.target}): {written} to {args.output}; "
+        f"{args.kernel} on {program.mesh} ({args.engine}, {given_target(args)}): {written} to {args.output}; "
         f"median of {REPEAT} runs {milliseconds:.3f} ms; {exe.bytes:,} bytes received by the busiest device"
     )
     if timeline is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tvm_axe.cli.command import Command, names, positive
-from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel, given_target
 
 __all__ = ["COMMAND"]
 
@@ -32,12 +32,12 @@ def _search(args: argparse.Namespace) -> None:
     inputs = None
     if args.inputs is not None:
         params = parameters(program.func)
-        order = program.compile(args.target, None).inputs
+        order = program.compile(given_target(args), None).inputs
         inputs = match_arrays(args.inputs, read_npz(args.inputs), [params[name] for name in order])
     result = search(
         program.func if program.schedule is None else program.schedule,
         None if program.schedule is not None else program.mesh,
-        args.target,
+        given_target(args),
         keep=names(args.keep),
         inputs=inputs,
         engine=args.engine,

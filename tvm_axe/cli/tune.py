@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.cli.command import Command, names, positive
-from tvm_axe.cli.given import GivenKernel, add_engine_argument, add_kernel_arguments, given_kernel, mesh_of
+from tvm_axe.cli.given import (
+    GivenKernel,
+    add_engine_argument,
+    add_kernel_arguments,
+    given_kernel,
+    given_target,
+    mesh_of,
+)
 from tvm_axe.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,10 +58,10 @@ def _tune(args: argparse.Namespace) -> None:
         kernels, target = model
     elif (program := given_kernel(args)).schedule is not None:
         # The target of the local kernels, as a device has only its share of the cores.
-        exe = program.compile(args.target, None)
+        exe = program.compile(given_target(args), None)
         kernels, target = exe.module, exe.target
     elif program.mesh.size == 1:
-        kernels, target = program.func, args.target
+        kernels, target = program.func, given_target(args)
     else:
         if args.pack_weights:
             raise InputError("--pack-weights is for a Relax model on one device; leave it out")
@@ -73,7 +80,7 @@ def _tune_schedule(args: argparse.Namespace, program: GivenKernel, common: Mappi
     from tvm_axe.meta.mesh import tune_program
 
     result = tune_program(
-        program.func, program.mesh, target=args.target, engine=args.engine, keep=names(args.keep), **common
+        program.func, program.mesh, target=given_target(args), engine=args.engine, keep=names(args.keep), **common
     )
     _print_tasks(result.tasks)
     print(f"report: {result.report}")
@@ -100,8 +107,8 @@ def _model(args: argparse.Namespace) -> tuple[IRModule, Any] | None:
         raise InputError(f"--schedule is for a kernel; {args.kernel} is a Relax model, which needs none")
     mesh = Mesh.parse(args.mesh) if args.mesh is not None else mesh_of([file], needed=False)
     if mesh.size == 1:
-        return model, args.target
-    exe = axe.compile(model, mesh=mesh, target=args.target, work_dir=None)
+        return model, given_target(args)
+    exe = axe.compile(model, mesh=mesh, target=given_target(args), work_dir=None)
     return exe.module, exe.target
 
 

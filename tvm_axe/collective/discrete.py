@@ -2,11 +2,13 @@
 
 Each worker has a range of addresses as long as the arena, and in it, at the offset that a slab has in the arena, the
 slab: its own, in its device's memory, and its peers', in theirs. So dimension 0 of a mesh tensor is the device, for a
-kernel as for the host. A worker gets the memory of its slab and hands out a descriptor, which the controller passes on to
-the others. What the arena itself has at that offset is the host's copy, which exists only while it is wanted (`Mirror`).
+kernel as for the host. A worker gets the memory of its slab and hands out a descriptor, which the controller passes on
+to the others. What the arena itself has at that offset is the host's copy, which exists only while it is wanted
+(`Mirror`).
 
-Commands go to each worker through a pair of sockets, and with them the descriptors; the answers come by the control block,
-as with the engines of the host's cores. The controller uses no device itself, so that a fault takes none from it.
+Commands go to each worker through a pair of sockets, and with them the descriptors; the answers come by the control
+block, as with the engines of the host's cores. The controller uses no device itself, so that a fault takes none from
+it.
 """
 
 from __future__ import annotations
@@ -248,9 +250,11 @@ def _received(connection: socket.socket) -> int:
 def _left(connection: socket.socket) -> list[int]:
     """The descriptors that have come, and that nobody took."""
     found: list[int] = []
+    connection.setblocking(False)  # recv_fds of Python 3.11 leaves its flags out
     with contextlib.suppress(BlockingIOError):
-        while True:
-            found += socket.recv_fds(connection, 1, 1, socket.MSG_DONTWAIT)[1]
+        while descriptors := socket.recv_fds(connection, 1, 1)[1]:
+            found += descriptors
+    connection.setblocking(True)
     return found
 
 

@@ -48,6 +48,11 @@ class Engine(ABC):
     device_type: str = "cpu"
     has_ranks: bool = False
 
+    @property
+    def target(self) -> str:
+        """What programs are compiled for that are to run on its devices, unless one says more."""
+        return "llvm" if self.device_type == "cpu" else self.device_type
+
     def check(self, mesh: Mesh) -> None:
         """Refuse a mesh that the engine can't launch.
 

@@ -136,7 +136,8 @@ class MeshTensor:
             try:
                 mirror.reserve(self)
             except BaseException:
-                arena.free(self._offset)
+                if not arena.closed:  # by a fault
+                    arena.free(self._offset)
                 raise
 
     @property

@@ -97,6 +97,11 @@ class Workers:
         return self._engine.device_type
 
     @property
+    def target(self) -> str:
+        """What programs for them are compiled for, unless one says more, such as ``"llvm"`` or ``"cuda"``."""
+        return self._engine.target
+
+    @property
     def page(self) -> int:
         """Bytes of the pages of their memory: slabs of a mesh tensor lie whole ones apart (`slab_stride`)."""
         return self._session.arena.page
@@ -195,7 +200,7 @@ class Workers:
             devices = self._engine.device_type
             raise InputError(
                 f"load: engine {self.engine!r} has devices of type {devices}; target {target} is for others; compile "
-                f'the program for them: axe.compile(..., target="{"llvm" if devices == "cpu" else devices}")'
+                f'the program for them: axe.compile(..., target="{self.target}")'
             )
         carrier = self._message(text.shape, "uint8", shared=True)
         carrier.slab(0)[:] = text

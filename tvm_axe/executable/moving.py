@@ -105,7 +105,6 @@ def _planned(tensor: MeshTensor, layout: Layout, link: Link | None) -> Plan:
     return plan_redistribution(tensor.layout, layout, tensor.workers.mesh, tensor.dtype, tensor.whole, link)
 
 
-_TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 _Key = tuple[Holding, Holding, str]
 _programs: weakref.WeakKeyDictionary[Workers, dict[_Key, tuple[str, LoadedProgram]]] = weakref.WeakKeyDictionary()
 """The exchanges that workers have loaded, each with the view of the source that it takes."""
@@ -127,7 +126,7 @@ def _exchange(workers: Workers, source: MeshTensor, target: MeshTensor) -> None:
         while len(loaded) >= _ROOM:
             workers.free(loaded.pop(next(iter(loaded)))[1])
         module = _module(source, target, exchange)
-        loaded[key] = (exchange.view, workers.load(module, resolve_target(_TARGETS[workers.device_type])))
+        loaded[key] = (exchange.view, workers.load(module, resolve_target(workers.target)))
     view, program = loaded[key]
     coordinates = [Coord(axis) for axis in workers.mesh.names]
     arguments: list[Argument] = [(source, view), (target, SLAB), *coordinates]

@@ -1,9 +1,9 @@
 """Loops of functions that nobody scheduled for a GPU become blocks and threads.
 
-Each iteration of the loops that a nest's blocks share is a thread's, if no block is reduced over them; what is in a nest
-beside such loops becomes kernels of its own, one after the other. A reduction to few elements is done by the threads of a
-block together. That is right for every function and fast for those that do as much for each element as for any other; for
-the rest there are tile kernels and tuning.
+Each iteration of the loops that a nest's blocks share is a thread's, if no block is reduced over them; what is in a
+nest beside such loops becomes kernels of its own, one after the other. A reduction to few elements is done by the
+threads of a block together. That is right for every function and fast for those that do as much for each element as
+for any other; for the rest there are tile kernels and tuning.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import nested_blocks, statements
@@ -55,8 +56,6 @@ def _has_threads(func: tirx.PrimFunc) -> bool:
     def on_loop(loop: tirx.For) -> None:
         nonlocal found
         found = found or loop.kind == tirx.ForKind.THREAD_BINDING
-
-    import tvm_ffi
 
     tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
     return found
@@ -140,8 +139,8 @@ class _Binder:
                     later = [each for other in parts[at + 1 :] for each in nested_blocks(other)]
                     if any(write.source.same_as(region.source) for each in later for write in each.block.writes):
                         raise LowerError(
-                            f"{self.name}: block {nested.block.name_hint!r} reads {region.source.name!r}, which a later "
-                            "block of the same loops writes; keep them apart, or bind the loops to threads"
+                            f"{self.name}: block {nested.block.name_hint!r} reads {region.source.name!r}, which a "
+                            "later block of the same loops writes; keep them apart, or bind the loops to threads"
                         )
 
     def _kernel(self, nest: _Nest) -> tirx.Stmt:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from tvm.script import tirx as T
@@ -104,8 +106,22 @@ def chosen(mesh: Mesh | None, names: Sequence[str] | None) -> dict[str, Mesh]:
     return found
 
 
-def run(meshes: Mapping[str, Mesh], engine: str, size: str) -> ProgramsReport:
-    """Run the programs that `meshes` names, each on its mesh under all of its schedules."""
+def run(
+    meshes: Mapping[str, Mesh], engine: str, size: str, options: Mapping[str, Any] = MappingProxyType({})
+) -> ProgramsReport:
+    """Run the programs that `meshes` names, each on its mesh under all of its schedules.
+
+    Parameters
+    ----------
+    meshes : Mapping[str, Mesh]
+        The mesh of each program, by name.
+    engine : str
+        The engine's name.
+    size : str
+        One of `SIZES`.
+    options : Mapping[str, Any]
+        What the engine is launched with beside the mesh (`tvm_axe.launch`).
+    """
     report = ProgramsReport([], [])
     with ExitStack() as stack:
         launched: dict[str, Workers] = {}
@@ -113,7 +129,7 @@ def run(meshes: Mapping[str, Mesh], engine: str, size: str) -> ProgramsReport:
         def workers_of(mesh: Mesh) -> Workers:
             """Workers on `mesh`; new ones where a fault has ended those that were there."""
             if str(mesh) not in launched or launched[str(mesh)].closed:
-                launched[str(mesh)] = stack.enter_context(launch(mesh, engine=engine))
+                launched[str(mesh)] = stack.enter_context(launch(mesh, engine=engine, **options))
             return launched[str(mesh)]
 
         for name, mesh in meshes.items():
@@ -138,7 +154,7 @@ def _run_program(
         place = f"{program.name} on {mesh}: {name}"
         _say(place)
         try:
-            exe = compile(program.schedule(name))
+            exe = compile(program.schedule(name), target=workers_of(mesh).target)
             wrong = _error(program, exe, workers_of(mesh), arrays, expected)
             median = _median_ms(exe, workers_of(mesh), arrays)
         except Exception as error:  # nor does a schedule stop the others
@@ -200,7 +216,7 @@ def _all_reduce_ms(program: DistributedProgram, workers: Workers) -> float:
 
     sch = Schedule(kernel, mesh=program.mesh)
     sch.all_reduce(sch.get_loops(sch.get_sblock("sum"))[1], axis)
-    return _median_ms(compile(sch), workers, (np.ones((n, count), dtype),))
+    return _median_ms(compile(sch, target=workers.target), workers, (np.ones((n, count), dtype),))
 
 
 def _say(text: str) -> None:

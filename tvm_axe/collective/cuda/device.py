@@ -92,8 +92,8 @@ class CudaDevice(Device):
         except WorkerError as error:
             free, total = (int(number) for number in call("cuMemGetInfo"))
             raise WorkerError(
-                f"no memory for a slab of {length >> 20} MiB on GPU {self._gpu}, which has {free >> 20} of {total >> 20} "
-                f"MiB left: {error}"
+                f"no memory for a slab of {length >> 20} MiB on GPU {self._gpu}, which has {free >> 20} MiB left of "
+                f"{total >> 20}: {error}"
             ) from None
         try:
             descriptor = int(call("cuMemExportToShareableHandle", handle, enum(*_DESCRIPTOR), 0))

@@ -60,13 +60,14 @@ def _chosen(mesh: Mesh, gpus: Sequence[int] | None) -> list[int]:
     count = driver.gpus()
     if gpus is None and count < mesh.size:
         raise InputError(
-            f"launch: mesh {mesh} has {mesh.size} devices, and this process sees {count} GPU{'s' * (count != 1)}; to have "
-            f"devices share one, name it: gpus={(0,) * mesh.size}"
+            f"launch: mesh {mesh} has {mesh.size} devices, and this process sees {count} GPU{'s' * (count != 1)}; to "
+            f"have devices share one, name it: gpus={(0,) * mesh.size}"
         )
     chosen = list(range(mesh.size)) if gpus is None else list(gpus)
     if len(chosen) != mesh.size or not all(isinstance(gpu, int) and gpu in range(count) for gpu in chosen):
         raise InputError(
-            f"launch: gpus must be {mesh.size} numbers in [0, {count}), one for each device of mesh {mesh}, not {gpus!r}"
+            f"launch: gpus must be {mesh.size} numbers in [0, {count}), one for each device of mesh {mesh}, not "
+            f"{gpus!r}"
         )
     for first, second in permutations(sorted(set(chosen)), 2):
         if not driver.are_peers(first, second):

@@ -1,8 +1,8 @@
 """The moves of collectives on a GPU: kernels that read and write its peers' memory, and copies by copy engines.
 
-A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bit: float types of less than four bytes in
-float32, rounded once. What is only copied, contiguous and large is left to a copy engine, which takes no processor: 367
-GB/s beside 374 of a kernel over NVLink 4, from some MiB on.
+A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bit: float types of less than four bytes
+in float32, rounded once. What is only copied, contiguous and large is left to a copy engine, which takes no processor:
+367 GB/s beside 374 of a kernel over NVLink 4, from some MiB on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ template <> __device__ float widened<float, __nv_bfloat16>(__nv_bfloat16 value) 
 template <> __device__ unsigned widened<unsigned, Boolean>(Boolean value) {{ return value.value; }}
 template <typename T, typename Wide> __device__ T narrowed(Wide value) {{ return T(value); }}
 template <> __device__ __half narrowed<__half, float>(float value) {{ return __float2half_rn(value); }}
-template <> __device__ __nv_bfloat16 narrowed<__nv_bfloat16, float>(float value) {{ return __float2bfloat16_rn(value); }}
+template <> __device__ __nv_bfloat16 narrowed<__nv_bfloat16, float>(float value) {{
+  return __float2bfloat16_rn(value);
+}}
 template <> __device__ Boolean narrowed<Boolean, unsigned>(unsigned value) {{
   return Boolean{{static_cast<unsigned char>(value != 0)}};
 }}
@@ -199,11 +201,11 @@ class Mover:
         outer = move.outer
         run = math.prod(move.box[outer:])
         starts = [corner.start * itemsize for corner in (move.source, move.target)]
-        if outer == 0 or math.prod(move.box[:outer]) == 1:
-            if len(sources) == 1 and run * itemsize >= _ENGINE:
-                for each in targets:
-                    call("cuMemcpyDtoDAsync", each + starts[1], sources[0] + starts[0], run * itemsize, self._stream)
-                return
+        contiguous = math.prod(move.box[:outer]) == 1
+        if contiguous and len(sources) == 1 and run * itemsize >= _ENGINE:
+            for each in targets:
+                call("cuMemcpyDtoDAsync", each + starts[1], sources[0] + starts[0], run * itemsize, self._stream)
+            return
         steps = [list(dense_strides(corner.shape)[:outer]) for corner in (move.source, move.target)]
         places = [*(each + starts[0] for each in sources), *(each + starts[1] for each in targets)]
         known = [run * itemsize, *(step * itemsize for side in steps for step in side), *places]

@@ -1,0 +1,251 @@
+"""Devices with memory of their own: what becomes of it, and faults; see conftest.py for which devices these are."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+from conftest import launched
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_axe as axe
+from tvm_axe.collective import MeshTensor, WorkerError, Workers
+from tvm_axe.layout import Iter, Layout, Mesh
+from tvm_axe.machines import resolve_target
+from tvm_axe.programs import PROGRAMS
+
+PLACES = ["apart", "apart-threads", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-threads"))]
+PROCESSES = ["apart", pytest.param("cuda", marks=pytest.mark.gpu)]
+TWO = Mesh({"tp": 2})
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> str:
+    if request.param.startswith("cuda"):
+        request.getfixturevalue("cuda")
+    return request.param
+
+
+def workers_here() -> list[psutil.Process]:
+    return [
+        child
+        for server in psutil.Process().children()
+        if "tvm_axe.processes.server" in " ".join(server.cmdline())
+        for child in server.children()
+    ]
+
+
+@pytest.fixture
+def nothing_left(place: str) -> Iterator[None]:
+    """No process of a worker, no descriptor and no mapping of an arena is left."""
+    with launched(TWO, place):
+        pass  # what stays for the whole process is there now
+    gc.collect()
+
+    def held() -> tuple[int, int, int]:
+        with open("/proc/self/maps") as maps:
+            arenas = sum("memfd:tvm_axe" in line for line in maps)
+        return len(os.listdir("/proc/self/fd")), len(workers_here()), arenas
+
+    before = held()
+    yield
+    assert held() == before
+
+
+def check_usable(workers: Workers) -> None:
+    x = workers.mesh_tensor((3,), "float32")
+    for device in range(workers.mesh.size):
+        x.slab(device)[:] = device + 1
+    workers.all_reduce(x, x, "tp")
+    assert x.slab(0).tolist() == [workers.mesh.size * (workers.mesh.size + 1) / 2] * 3
+    workers.free(x)
+
+
+def copies(workers: Workers) -> int:
+    """Bytes of memory that the host's side of the workers takes."""
+    return os.fstat(workers._session.arena.fd).st_blocks * 512
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_the_host_keeps_copies_only_while_they_are_used(nothing_left: None, place: str) -> None:
+    with launched(TWO, place) as workers:
+        before = copies(workers)
+        x = workers.mesh_tensor((1 << 20,), "float32")
+        assert copies(workers) == before  # a slab is in its device's memory
+        x.slab(0)[:] = 1
+        x.slab(1)[:] = 2
+        assert copies(workers) >= before + (8 << 20)
+        kept = x.slab(1)
+        workers.all_reduce(x, x, "tp")
+        assert before + (4 << 20) <= copies(workers) < before + (8 << 20)
+        assert (kept == 3).all()  # an array that is held has what the device has
+        kept[7] = 9
+        del kept
+        workers.all_reduce(x, x, "tp")
+        assert copies(workers) == before
+        assert x.slab(0)[:9].tolist() == x.slab(1)[:9].tolist() == [6] * 7 + [12, 6]
+        assert workers.mesh_tensor((5,), "int8").slab(1).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_memory_comes_and_goes(nothing_left: None, place: str) -> None:
+    """No descriptor of what was freed stays, here or in a worker, and what comes after it is zeros."""
+    with launched(TWO, place) as workers:
+        counts = []
+        for turn in range(12):
+            tensors = [workers.mesh_tensor((n,), "float32", shared=n == 7) for n in (5, 7, 1 << 19)]
+            for tensor in tensors:
+                assert not tensor.slab(1).any()
+                tensor.slab(1)[:] = turn + 1
+            target = workers.mesh_tensor((7,), "float32")
+            workers.all_reduce(tensors[1], target, "tp")
+            assert (target.slab(0) == 2 * (turn + 1)).all()
+            for tensor in (*tensors, target):
+                workers.free(tensor)
+            of_workers = sum(child.num_fds() for child in workers_here())
+            counts.append((len(os.listdir("/proc/self/fd")), of_workers))
+        assert counts[-1] == counts[2]
+
+
+@pytest.mark.parametrize("place", ["apart", "apart-threads"], indirect=True)
+def test_too_little_memory_is_named_and_costs_nothing(nothing_left: None, place: str) -> None:
+    with launched(TWO, place, room=1 << 20) as workers:
+        small = workers.mesh_tensor((1 << 16,), "float32")
+        small.slab(1)[:] = 5
+        for _ in range(3):
+            with pytest.raises(WorkerError, match=r"(?s)worker 0 \(tp=0; .*worker 1.*no memory for a slab of 1048576 bytes"):
+                workers.mesh_tensor((1 << 18,), "float32")
+            check_usable(workers)
+        others: list[MeshTensor] = [workers.mesh_tensor((1 << 16,), "float32") for _ in range(2)]
+        assert (small.slab(1) == 5).all() and not others[1].slab(0).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["cuda", "cuda-threads"], indirect=True)
+def test_too_little_memory_of_a_gpu(nothing_left: None, place: str) -> None:
+    with launched(TWO, place) as workers:
+        with pytest.raises(WorkerError, match=r"(?s)worker 0.*no memory for a slab of \d+ MiB on GPU 0, which has \d+ MiB left"):
+            workers.mesh_tensor((1 << 40,), "int8")
+        check_usable(workers)
+
+
+@pytest.mark.parametrize("place", PROCESSES, indirect=True)
+@pytest.mark.parametrize("when", ["idle", "busy"])
+def test_a_killed_worker_is_named(nothing_left: None, place: str, when: str) -> None:
+    with launched(TWO, place) as workers:
+        check_usable(workers)
+        victim = workers_here()[-1]
+        if when == "busy":
+            victim.suspend()
+        victim.kill()
+        with pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; .*pid {victim.pid}\) died of SIGKILL"):
+            check_usable(workers)
+        assert workers.closed
+    with launched(TWO, place) as workers:
+        check_usable(workers)
+
+
+@pytest.mark.parametrize("place", PROCESSES, indirect=True)
+def test_a_stopped_worker_is_named(nothing_left: None, place: str) -> None:
+    with launched(TWO, place, timeout=0.5) as workers:
+        x = workers.mesh_tensor((3,), "float32")
+        victim = workers_here()[-1]
+        victim.suspend()
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match=rf"worker 1 \(tp=1; .*pid {victim.pid}\) did not answer within 0.5 s"):
+            workers.all_reduce(x, x, "tp")
+        assert time.monotonic() - start < 10 and workers.closed
+
+
+@pytest.mark.parametrize("place", ["apart", "apart-threads"], indirect=True)
+def test_a_device_that_is_lost_ends_the_workers(nothing_left: None, place: str) -> None:
+    with launched(TWO, place, fails=2 * 4096) as workers:
+        check_usable(workers)
+        x = workers.mesh_tensor((4096,), "float32")
+        with pytest.raises(WorkerError, match=r"(?s)worker 0.*fell off the bus"):
+            workers.all_reduce(x, x, "tp")
+        assert workers.closed
+        with pytest.raises(WorkerError, match="the workers are closed"):
+            workers.all_reduce(x, x, "tp")
+    with launched(TWO, place) as workers:
+        check_usable(workers)
+
+
+@I.ir_module
+class Astray:
+    """Worker 1 writes far beyond its slab."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(out: T.Buffer((64,), "int32"), tp: T.int32):
+        for i in range(64):
+            with T.sblock("astray"):
+                vi = T.axis.spatial(64, i)
+                out[vi + tp * 1000000000] = 1
+
+    @R.function(pure=False)
+    def main(out: R.Tensor((64,), "int32"), tp: R.Prim("int32")):
+        R.func_attr({"relax.force_pure": False})
+        cls = Astray
+        _: R.Tuple() = cls.kernel(out, tp)
+        return R.tuple()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["cuda"], indirect=True)
+def test_an_illegal_address_is_named(nothing_left: None, place: str) -> None:
+    with launched(TWO, place) as workers:
+        out = workers.mesh_tensor((64,), "int32")
+        program = workers.load(Astray, resolve_target("cuda"))
+        with pytest.raises(WorkerError, match=r"(?s)worker 1 \(tp=1; GPU 0, .*ILLEGAL_ADDRESS"):
+            workers.call(program, [(out, "slab"), axe.collective.Coord("tp")])
+        assert workers.closed
+    with launched(TWO, place) as workers:  # the GPU is as it was
+        check_usable(workers)
+
+
+@pytest.mark.parametrize("name", ["adam", "mlp"])
+@pytest.mark.parametrize("place", ["apart", "apart-threads"], indirect=True)
+def test_programs(nothing_left: None, place: str, name: str) -> None:
+    """What is compiled for the host's cores runs where slabs lie the host's pages apart."""
+    mesh = Mesh(dict.fromkeys(PROGRAMS[name].axes, 3))
+    program = PROGRAMS[name](mesh, "uneven")
+    with launched(mesh, place, page=os.sysconf("SC_PAGESIZE")) as workers:
+        for schedule in program.schedules:
+            exe = axe.compile(program.schedule(schedule), work_dir=None)
+            for _ in range(2):
+                arrays = program.inputs(np.random.default_rng())
+                outputs = exe.run(workers, *arrays)
+                outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+                assert program.error(outputs, program.reference(*arrays)) <= program.tolerance
+            assert len(exe.time(workers, *arrays, repeat=3)) == 3
+            assert {event.worker for event in exe.trace(workers, *arrays).events} == {0, 1, 2}
+            del exe
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["apart", pytest.param("cuda", marks=pytest.mark.gpu)],
+    indirect=True,
+)
+def test_redistribution(nothing_left: None, place: str) -> None:
+    """By collectives, and by the kernel that takes elements from where they are."""
+    mesh = Mesh({"tp": 2})
+    options = {} if place == "cuda" else {"page": os.sysconf("SC_PAGESIZE")}
+    array = np.random.default_rng().standard_normal((12, 10)).astype("float32")
+    with launched(mesh, place, **options) as workers:
+        rows = workers.mesh_tensor((12, 10), "float32", layout=Layout.sharded((12, 10), mesh, {0: "tp"}))
+        rows.scatter(array)
+        columns = axe.redistribute(rows, Layout.sharded((12, 10), mesh, {1: "tp"}))
+        np.testing.assert_array_equal(columns.gather(), array)
+        np.testing.assert_array_equal(columns.slab(1), array[:, 5:])
+        cyclic = Layout([Iter(6, 10, "m"), Iter(2, 1, "tp"), Iter(10, 1, "m")])
+        turned = axe.redistribute(columns, cyclic)
+        np.testing.assert_array_equal(turned.gather(), array)
+        np.testing.assert_array_equal(turned.slab(1).reshape(6, 10), array[1::2])
