@@ -2,7 +2,7 @@
 
 Besides those that start workers on the host's cores there are, by `WHERE`, devices with memory of their own:
 ``apart``, whose memory is the host's (apart.py), and ``cuda``, where a GPU is, the first of which all of a mesh's
-devices share; as processes and, ``-threads``, as threads.
+devices share; as processes and, ``-threads``, as threads; of ``-meeting`` the devices wait for each other, not their workers.
 
 In rank 0 of an MPI job (`TVM_AXE_TEST_RANKS`, see test_mpi.py) they are the engine `mpi` and the meshes of that many
 devices. A job has one launch at a time, so workers are launched for each test there; it takes a tenth of a second.
@@ -26,7 +26,7 @@ if HERE not in sys.path:  # workers find `apart` where this process does
 
 RANKS = int(os.environ.get("TVM_AXE_TEST_RANKS", "0"))
 ENGINES = ["mpi"] if RANKS else ["processes", "threads"]
-_GPUS = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-threads")]
+_GPUS = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-threads", "cuda-meeting")]
 WHERE = ENGINES if RANKS else [*ENGINES, "apart", "apart-threads", *_GPUS]
 MESHES = [{"tp": 1}, {"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}]
 SCOPE = "function" if RANKS else "module"
@@ -46,9 +46,11 @@ def where(request: pytest.FixtureRequest) -> str:
 
 def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -> Workers:
     """Launch workers of an engine, or on devices with memory of their own."""
-    engine, _, threads = where.partition("-")
-    if threads:
+    engine, _, how = where.partition("-")
+    if how == "threads":
         options["processes"] = False
+    if how == "meeting":  # though they share a GPU, and each waits while the other could run
+        options["barriers"] = "device"
     if engine == "apart":
         from apart import APART  # which workers import by this name
 

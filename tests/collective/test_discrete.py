@@ -120,7 +120,9 @@ def test_too_little_memory_is_named_and_costs_nothing(nothing_left: None, place:
         small = workers.mesh_tensor((1 << 16,), "float32")
         small.slab(1)[:] = 5
         for _ in range(3):
-            with pytest.raises(WorkerError, match=r"(?s)worker 0 \(tp=0; .*worker 1.*no memory for a slab of 1048576 bytes"):
+            with pytest.raises(
+                WorkerError, match=r"(?s)worker 0 \(tp=0; .*worker 1.*no memory for a slab of 1048576 bytes"
+            ):
                 workers.mesh_tensor((1 << 18,), "float32")
             check_usable(workers)
         others: list[MeshTensor] = [workers.mesh_tensor((1 << 16,), "float32") for _ in range(2)]
@@ -131,7 +133,9 @@ def test_too_little_memory_is_named_and_costs_nothing(nothing_left: None, place:
 @pytest.mark.parametrize("place", ["cuda", "cuda-threads"], indirect=True)
 def test_too_little_memory_of_a_gpu(nothing_left: None, place: str) -> None:
     with launched(TWO, place) as workers:
-        with pytest.raises(WorkerError, match=r"(?s)worker 0.*no memory for a slab of \d+ MiB on GPU 0, which has \d+ MiB left"):
+        with pytest.raises(
+            WorkerError, match=r"(?s)worker 0.*no memory for a slab of \d+ MiB on GPU 0, which has \d+ MiB left"
+        ):
             workers.mesh_tensor((1 << 40,), "int8")
         check_usable(workers)
 

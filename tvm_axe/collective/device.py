@@ -6,8 +6,9 @@ A worker of the engines of one machine, and a rank of an MPI job, computes on it
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import tvm
@@ -26,9 +27,12 @@ class Device(ABC):
     ----------
     runtime : tvm.runtime.Device
         What the virtual machine runs programs on.
+    meets : bool
+        Whether it meets its peers by itself, `arrive` and `wait`, without its worker.
     """
 
     runtime: tvm.runtime.Device
+    meets = False
 
     @abstractmethod
     def start(self, threads: int, cores: Sequence[int]) -> None:
@@ -47,6 +51,50 @@ class Device(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Return when all that the device was told is done, and seen by its peers."""
+
+    def repeat(self, key: Hashable, tell: Callable[[], object]) -> None:
+        """Tell the device what `tell` does, which is always the same for one key, until `forget` is called."""
+        tell()
+
+    def forget(self) -> None:  # noqa: B027
+        """Take nothing that was told before for what a key stands for now."""
+
+    def timed(self, key: Hashable, tell: Callable[[], object]) -> float:
+        """Do the same, and return the seconds that it took, by the device's clock."""
+        start = time.perf_counter()
+        self.repeat(key, tell)
+        self.finish()
+        return time.perf_counter() - start
+
+    def arrive(self) -> None:
+        """Have peers see that what the device was told until now is done, if it `meets`."""
+        raise NotImplementedError
+
+    def wait(self, behind: int) -> None:
+        """Have the device wait until its peers have arrived as often as it less `behind` times, if it `meets`."""
+        raise NotImplementedError
+
+    def missing(self) -> list[int]:
+        """Return the peers that the device has stopped waiting for, once it has finished."""
+        return []
+
+    def meet(self, view: View, rank: int, seconds: float) -> None:
+        """Meet peers by itself from now on, as device `rank`, waiting no longer than so many seconds.
+
+        Parameters
+        ----------
+        view : View
+            All devices' slabs of a tensor that is for this alone.
+        rank, seconds
+            As above.
+        """
+        raise NotImplementedError
+
+    def call_off(self) -> None:  # noqa: B027
+        """Have the peers leave their meetings with it."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Forget the meetings of a command that failed; no peer may be in one."""
 
     @abstractmethod
     def reserve(self, offset: int, nbytes: int) -> None:

@@ -29,7 +29,7 @@ from tvm_axe.collective.forked import Forked, speak
 from tvm_axe.collective.mirror import Mirror, Place
 from tvm_axe.collective.session import CORES, GRACE, Session
 from tvm_axe.collective.sync import Control
-from tvm_axe.collective.tensor import MeshTensor
+from tvm_axe.collective.tensor import ALL, MeshTensor
 from tvm_axe.collective.worker import Site, Worker, attend
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
@@ -58,6 +58,9 @@ class DiscreteSession(Session):
         Bytes that the devices' memory comes in.
     alone : bool
         Whether each worker is a process, or a thread of this one.
+    meets : int, optional
+        The words of 32 bits in each slab of the tensor by which devices meet without their workers; if left out, the
+        workers meet.
     """
 
     def __init__(
@@ -69,13 +72,15 @@ class DiscreteSession(Session):
         size: int,
         page: int,
         alone: bool,
+        meets: int | None = None,
     ) -> None:
         super().__init__(mesh, timeout, Arena.create(size, page))
-        self._maker, self._devices, self._alone = maker, devices, alone
+        self._maker, self._devices, self._alone, self._meets = maker, devices, alone, meets
         self._forked = Forked()
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
         self._control = Control(self.arena.map, mesh.size)
+        self._failed = False  # the last command
 
     def start(self) -> None:
         """Start the workers.
@@ -100,6 +105,9 @@ class DiscreteSession(Session):
             self.close(force=True)
             raise
         self.mirror = DeviceMirror(self)
+        if self._meets is not None:
+            self._words = MeshTensor(self.arena, self._mesh, (self._meets,), "int32", False, self.mirror)
+            self._command("meet", self._words.encode(ALL))
 
     def _start(self, rank: int, device: Mapping[str, Any], theirs: socket.socket) -> None:
         arguments = {
@@ -121,6 +129,14 @@ class DiscreteSession(Session):
         thread = threading.Thread(target=_work, args=(Worker(site, rank, made), theirs), daemon=True)
         thread.start()
         self._threads.append(thread)
+
+    def _command(self, *command: Any) -> None:
+        if self._failed and not self.closed:
+            self._failed = False
+            super()._command("settle")
+        self._failed = True
+        super()._command(*command)
+        self._failed = False
 
     def exchange(self, places: Sequence[Place]) -> None:
         """Have all the workers get the memory of slabs, and see each other's."""

@@ -28,6 +28,7 @@ except the barrier:
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -36,7 +37,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,8 @@ from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, 
 from tvm_axe.collective.tensor import View, decode_view
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.builder import builder_named
+
+ALLOCATES = b"relax.builtin.alloc_tensor"  # in a module's text
 
 
 class Site:
@@ -144,6 +147,7 @@ class Worker:
         self.device = Cores(site.arena) if device is None else device
         self.coords = site.mesh.coords(rank)
         self._programs: dict[int, relax.VirtualMachine] = {}
+        self._allocating: set[int] = set()  # the programs that allocate memory when they run
         self._left_barrier: tuple[int, str] | None = None
         self.connection: socket.socket | None = None
         self.received: list[int] = []
@@ -155,6 +159,9 @@ class Worker:
 
     def arrive(self) -> None:
         """Say that what this worker wrote and read until now is done."""
+        if self.device.meets:
+            self.device.arrive()
+            return
         self.device.finish()
         self._site.control.arrive(self.rank)
         if self._site.across is not None:
@@ -162,6 +169,9 @@ class Worker:
 
     def wait(self, behind: int) -> None:
         """Wait until all the workers of the launch have arrived as often as this one less `behind` times."""
+        if self.device.meets:
+            self.device.wait(behind)
+            return
         with self._meeting():
             self._site.control.wait(self.rank, behind, self._site.timeout)
             if self._site.across is not None:
@@ -205,6 +215,8 @@ class Worker:
             outcome, text = self._left_barrier or (failure, "".join(traceback.format_exception(error)))
             traceback.clear_frames(error.__traceback__)  # else a cycle with it may keep the arena mapped for long
             control.abort()
+            if outcome == FAILED:
+                self.device.call_off()
         control.finish(self.rank, sequence, outcome, text)
 
     def start(self) -> None:
@@ -218,6 +230,8 @@ class Worker:
             text = self._array(module).tobytes().decode()
             return builder_named(builder)(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
 
+        if ALLOCATES in self._array(module).tobytes():
+            self._allocating.add(program)
         self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), self.device.runtime)
 
     def _link(self, mod: tvm.IRModule) -> tvm.IRModule:
@@ -233,27 +247,44 @@ class Worker:
     def unload(self, program: int) -> None:
         """Drop a program."""
         self._programs.pop(program, None)
+        self.device.forget()
         self._site.unload(program)
 
     def run(self, program: int, function: str, arguments: Sequence[Any]) -> None:
         """Run a function of a program once."""
-        self._programs[program][function](*map(self._decode, arguments))
+        key, entry = self._call(program, function, arguments)
+        self.device.repeat(key, entry)
+        self._finish()
+
+    def _call(self, program: int, function: str, arguments: Sequence[Any]) -> tuple[Hashable, Callable[[], object]]:
+        """What runs a function of a program once, and what tells that from other calls if it is the same each time.
+
+        What allocates may get other memory the next time.
+        """
+        values = [self._decode(argument) for argument in arguments]
+        key = None if program in self._allocating else (program, function, json.dumps(arguments))
+        return key, functools.partial(self._programs[program][function], *values)
+
+    def _finish(self) -> None:
+        """Wait for the device; raises if it stopped waiting for others."""
         self.device.finish()
+        missing = self.device.missing()
+        if missing:
+            with self._meeting():
+                raise Aborted(missing) if self._site.control.aborted else Late(missing, self._site.timeout)
 
     def time(
         self, program: int, function: str, arguments: Sequence[Any], warmup: int, repeat: int, seconds: Sequence[Any]
     ) -> None:
         """Run a function `repeat` times and write the seconds of each run, without the wait before it, to `seconds`."""
-        entry, values = self._programs[program][function], [self._decode(argument) for argument in arguments]
+        key, entry = self._call(program, function, arguments)
         result = self._array(seconds)
         for i in range(-warmup, repeat):
             self.barrier()
-            start = time.perf_counter()
-            entry(*values)
-            self.device.finish()
-            stop = time.perf_counter()
+            taken = self.device.timed(key, entry)
+            self._finish()
             if i >= 0:
-                result[i] = stop - start
+                result[i] = taken
 
     def trace(
         self, program: int, function: str, arguments: Sequence[Any], warmup: int, recording: Sequence[Any]
@@ -266,11 +297,13 @@ class Worker:
         for _ in range(warmup + 1):
             recorder.calls.clear()
             self.barrier()
+            self._finish()
             start = time.perf_counter_ns()
             entry(*values)
-            self.device.finish()
+            self._finish()
             stop = time.perf_counter_ns()
             self.barrier()
+            self._finish()
             left = time.perf_counter_ns()
         Recording(tuple(recorder.calls), start, stop, left, clock()).write(self._array(recording))
 
@@ -278,7 +311,7 @@ class Worker:
         """Run one of the collectives on two mesh tensors; `numbers` are its other arguments, the axis last."""
         *others, axis = numbers
         self.take_part(name, self._decode(source), self._decode(target), *others, axis=axis)
-        self.device.finish()
+        self._finish()
 
     def reserve(self, places: Sequence[tuple[int, int, int]]) -> None:
         """Get memory for the slabs of a new tensor that are on this machine: (worker, offset, bytes) each."""
@@ -328,9 +361,14 @@ class Worker:
             else:
                 across.exchange(parcels, [])
 
+    def meet(self, words: Sequence[Any]) -> None:
+        """Have the device meet its peers by itself from now on, by the words of a tensor."""
+        self.device.meet(self._view(words), self.rank, self._site.timeout)
+
     def settle(self) -> None:
         """Forget the barriers of a command that failed."""
         self._site.control.reset([self.rank])
+        self.device.settle()
 
     def _view(self, encoded: Sequence[Any]) -> View:
         apart = () if self._site.across is None else self._site.across.axes
@@ -362,6 +400,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "share": Worker.share,
     "release": Worker.release,
     "move": Worker.move,
+    "meet": Worker.meet,
     "settle": Worker.settle,
 }
 

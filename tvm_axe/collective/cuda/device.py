@@ -6,7 +6,7 @@ Source: CUDA Driver API, "Virtual Memory Management".
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ import tvm_ffi
 from tvm_axe import _tvm
 from tvm_axe.collective.arena import round_up
 from tvm_axe.collective.cuda.driver import call, enum, ready, struct
+from tvm_axe.collective.cuda.graphs import Graphs
+from tvm_axe.collective.cuda.meeting import Meeting
 from tvm_axe.collective.cuda.moving import Mover
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.plan import VIEWS, plan
@@ -47,6 +49,7 @@ class CudaDevice(Device):
         self._gpu: int = told["gpu"]
         self._size = size
         self._slabs: dict[int, _Slab] = {}
+        self._meeting: Meeting | None = None
         self.runtime = tvm.cuda(self._gpu)
 
     def start(self, threads: int, cores: Sequence[int]) -> None:
@@ -57,6 +60,8 @@ class CudaDevice(Device):
         self.runtime.set_raw_stream(int(self._stream))
         self._base = int(call("cuMemAddressReserve", self._size, 0, 0, 0))
         self._mover = Mover(self._arch(), self._stream)
+        self._graphs = Graphs(self._stream)
+        self._events = [call("cuEventCreate", 0) for _ in range(2)]
 
     def _arch(self) -> str:
         named = [f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}" for part in ("MAJOR", "MINOR")]
@@ -76,6 +81,47 @@ class CudaDevice(Device):
 
     def finish(self) -> None:
         call("cuStreamSynchronize", self._stream)
+
+    def meet(self, view: View, rank: int, seconds: float) -> None:
+        place = self._base + view.offset
+        self._meeting = Meeting(self._arch(), self._stream, place, view.strides[0], rank, view.shape[0], seconds)
+        self.meets = True
+
+    def arrive(self) -> None:
+        assert self._meeting is not None  # it meets
+        self._meeting.meet(True, None)
+
+    def wait(self, behind: int) -> None:
+        assert self._meeting is not None  # it meets
+        self._meeting.meet(False, behind)
+
+    def missing(self) -> list[int]:
+        return [] if self._meeting is None else self._meeting.missing()
+
+    def call_off(self) -> None:
+        if self._meeting is not None:
+            self._meeting.call_off()
+
+    def settle(self) -> None:
+        if self._meeting is not None:
+            self._meeting.settle()
+
+    def repeat(self, key: Hashable, tell: Callable[[], object]) -> None:
+        if self.meets and key is not None:  # else it may be the host that waits
+            self._graphs.run(key, tell)
+        else:
+            tell()
+
+    def forget(self) -> None:
+        self._graphs.clear()
+
+    def timed(self, key: Hashable, tell: Callable[[], object]) -> float:
+        start, stop = self._events
+        call("cuEventRecord", start, self._stream)
+        self.repeat(key, tell)
+        call("cuEventRecord", stop, self._stream)
+        self.finish()
+        return float(call("cuEventElapsedTime", start, stop)) * 1e-3
 
     def usable(self) -> bool:
         return ready("cuStreamQuery", self._stream)
@@ -125,6 +171,7 @@ class CudaDevice(Device):
         call("cuMemSetAccess", self._base + offset, length, [access], 1)
 
     def release(self, offset: int, nbytes: int) -> None:
+        self.forget()
         slab = self._slabs.pop(offset, None)
         if slab is not None:
             if slab.descriptor is not None:
@@ -142,8 +189,14 @@ class CudaDevice(Device):
     def close(self) -> None:
         if not self.usable():
             return
+        self.finish()
+        if self._meeting is not None:
+            self._meeting.close()
         for offset in list(self._slabs):
             self.release(offset, 0)
+        self._mover.close()
+        for event in self._events:
+            call("cuEventDestroy", event)
         call("cuMemAddressFree", self._base, self._size)
         self.runtime.set_raw_stream(0)
         call("cuStreamDestroy", self._stream)

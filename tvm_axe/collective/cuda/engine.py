@@ -7,6 +7,7 @@ from itertools import permutations
 from typing import Any
 
 from tvm_axe.collective.cuda import driver
+from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.session import Session
@@ -37,6 +38,8 @@ class CudaEngine(Engine):
             `gpus`, a sequence of int: the GPU of each device, the first ones if left out; one that is named twice is
             shared, to try a mesh on fewer GPUs. `processes`, a bool: whether each worker is a process, which a fault of
             another's doesn't touch, or a thread of this one, for debuggers, sanitizers and profilers; True if left out.
+            `barriers`, ``"device"`` or ``"host"``: who waits for whom at a barrier; the devices if left out, unless
+            some share a GPU, where one that waits would keep the other from running.
 
         Raises
         ------
@@ -46,12 +49,16 @@ class CudaEngine(Engine):
         WorkerError
             If a worker didn't start; then none is left.
         """
-        named, processes = self.options(options, "gpus", "processes")
+        named, processes, barriers = self.options(options, "gpus", "processes", "barriers")
+        if barriers not in (None, "device", "host"):
+            raise InputError(f'launch: barriers must be "device" or "host", not {barriers!r}')
         gpus = _chosen(mesh, named)
+        apart = len(set(gpus)) == len(gpus) <= MOST
+        meets = WORDS if barriers == "device" or (barriers is None and apart) else None
         devices: list[Mapping[str, Any]] = [{"gpu": gpu, "name": f"GPU {gpu}, {driver.name_of(gpu)}"} for gpu in gpus]
         size = _ROOM * sum(map(driver.memory_of, gpus))
         alone = processes is None or bool(processes)
-        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page_of(self.device_type), alone)
+        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page_of(self.device_type), alone, meets)
         session.start()
         return session
 

@@ -168,6 +168,10 @@ class Mover:
         self._module = call("cuModuleLoadData", nvcc.cubin(_source(), target, cache.Cache()))
         self._functions: dict[str, Any] = {}
 
+    def close(self) -> None:
+        """Give back what it has."""
+        call("cuModuleUnload", self._module)
+
     @staticmethod
     def side(tensor: tvm_ffi.Tensor, is_view: bool) -> Side:
         """Return a tensor as a side of a collective; dimension 0 of a view is that of its slabs.
