@@ -2,7 +2,8 @@
 
 Besides those that start workers on the host's cores there are, by `WHERE`, devices with memory of their own:
 ``apart``, whose memory is the host's (apart.py), and ``cuda``, where a GPU is, the first of which all of a mesh's
-devices share; as processes and, ``-threads``, as threads; of ``-meeting`` the devices wait for each other, not their workers.
+devices share; as processes and, ``-threads``, as threads; of ``-meeting`` the devices wait for each other, not their
+workers.
 
 In rank 0 of an MPI job (`TVM_AXE_TEST_RANKS`, see test_mpi.py) they are the engine `mpi` and the meshes of that many
 devices. A job has one launch at a time, so workers are launched for each test there; it takes a tenth of a second.

@@ -16,13 +16,13 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_axe as axe
-from tvm_axe.collective import MeshTensor, WorkerError, Workers
+from tvm_axe.collective import Argument, Coord, LoadedProgram, MeshTensor, WorkerError, Workers
 from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs import PROGRAMS
 
 PLACES = ["apart", "apart-threads", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-threads"))]
-PROCESSES = ["apart", pytest.param("cuda", marks=pytest.mark.gpu)]
+PROCESSES = ["apart", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-meeting"))]
 TWO = Mesh({"tp": 2})
 
 
@@ -120,9 +120,7 @@ def test_too_little_memory_is_named_and_costs_nothing(nothing_left: None, place:
         small = workers.mesh_tensor((1 << 16,), "float32")
         small.slab(1)[:] = 5
         for _ in range(3):
-            with pytest.raises(
-                WorkerError, match=r"(?s)worker 0 \(tp=0; .*worker 1.*no memory for a slab of 1048576 bytes"
-            ):
+            with pytest.raises(WorkerError, match=r"(?s)worker 0 .*worker 1.*no memory for a slab of 1048576 bytes"):
                 workers.mesh_tensor((1 << 18,), "float32")
             check_usable(workers)
         others: list[MeshTensor] = [workers.mesh_tensor((1 << 16,), "float32") for _ in range(2)]
@@ -136,7 +134,7 @@ def test_too_little_memory_of_a_gpu(nothing_left: None, place: str) -> None:
         with pytest.raises(
             WorkerError, match=r"(?s)worker 0.*no memory for a slab of \d+ MiB on GPU 0, which has \d+ MiB left"
         ):
-            workers.mesh_tensor((1 << 40,), "int8")
+            workers.mesh_tensor((100 << 30,), "int8")
         check_usable(workers)
 
 
@@ -183,6 +181,75 @@ def test_a_device_that_is_lost_ends_the_workers(nothing_left: None, place: str) 
 
 
 @I.ir_module
+class Turns:
+    """Counts up what the neighbour has, meets, and does it again; what has not been waited for shows."""
+
+    @T.prim_func(s_tir=True)
+    def step(a: T.handle, out: T.Buffer((1000,), "int32"), tp: T.int32):
+        A = T.match_buffer(a, (2, 1000), "int32", strides=[524288, 1])
+        for i in range(1000):
+            with T.sblock("step"):
+                vi = T.axis.spatial(1000, i)
+                out[vi] = A[1 - tp, vi] + 1
+
+    @R.function(pure=False)
+    def main(
+        a: R.Tensor((2, 1000), "int32"),
+        own_a: R.Tensor((1000,), "int32"),
+        b: R.Tensor((2, 1000), "int32"),
+        own_b: R.Tensor((1000,), "int32"),
+        tp: R.Prim("int32"),
+    ):
+        R.func_attr({"relax.force_pure": False})
+        cls = Turns
+        _: R.Tuple() = cls.step(a, own_b, tp)
+        _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+        _2: R.Tuple() = cls.step(b, own_a, tp)
+        _3: R.Tuple() = R.call_packed("axe.arrive", sinfo_args=(R.Tuple(),))
+        _4: R.Tuple() = R.call_packed("axe.wait", 0, sinfo_args=(R.Tuple(),))
+        return R.tuple()
+
+
+def turning(workers: Workers) -> tuple[LoadedProgram, list[Argument], MeshTensor]:
+    """The program, its arguments, and what it counts up by 2 a run."""
+    a, b = workers.mesh_tensor((1000,), "int32"), workers.mesh_tensor((1000,), "int32")
+    program = workers.load(Turns, resolve_target(workers.target))
+    return program, [(a, "tp"), (a, "slab"), (b, "tp"), (b, "slab"), Coord("tp")], a
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["cuda", "cuda-threads", "cuda-meeting"], indirect=True)
+def test_runs_meet_each_time(nothing_left: None, place: str) -> None:
+    """The first is told, the second captured, the others are launched, where devices meet by themselves."""
+    with launched(TWO, place) as workers:
+        program, arguments, a = turning(workers)
+        for turn in range(6):
+            workers.call(program, arguments)
+            assert (a.slab(0) == 2 * turn + 2).all() and (a.slab(1) == 2 * turn + 2).all()
+        seconds = workers.time(program, arguments, repeat=4, warmup=1)
+        assert len(seconds) == 4 and min(seconds) > 0 and (a.slab(1) == 22).all()
+        workers.free(workers.mesh_tensor((5,), "int8"))  # after which nothing that was captured holds
+        workers.call(program, arguments)
+        assert (a.slab(0) == 24).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["cuda", "cuda-meeting"], indirect=True)
+def test_a_peer_that_never_arrives_is_named(nothing_left: None, place: str) -> None:
+    with launched(TWO, place, timeout=1.0) as workers:
+        program, arguments, _ = turning(workers)
+        workers.call(program, arguments)
+        victim = workers_here()[-1]
+        victim.suspend()
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match=rf"(?s)worker 1 \(tp=1; .*pid {victim.pid}\) did not"):
+            workers.call(program, arguments)
+        assert time.monotonic() - start < 10 and workers.closed
+    with launched(TWO, place) as workers:
+        check_usable(workers)
+
+
+@I.ir_module
 class Astray:
     """Worker 1 writes far beyond its slab."""
 
@@ -208,7 +275,7 @@ def test_an_illegal_address_is_named(nothing_left: None, place: str) -> None:
         out = workers.mesh_tensor((64,), "int32")
         program = workers.load(Astray, resolve_target("cuda"))
         with pytest.raises(WorkerError, match=r"(?s)worker 1 \(tp=1; GPU 0, .*ILLEGAL_ADDRESS"):
-            workers.call(program, [(out, "slab"), axe.collective.Coord("tp")])
+            workers.call(program, [(out, "slab"), Coord("tp")])
         assert workers.closed
     with launched(TWO, place) as workers:  # the GPU is as it was
         check_usable(workers)

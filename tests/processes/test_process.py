@@ -272,6 +272,34 @@ def test_an_import_that_starts_a_thread_is_left_to_the_process(tmp_path: Path, m
         assert server().num_threads() == 1
 
 
+def test_the_compiler_comes_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which starts threads where a GPU is; who imports it in a process gets it."""
+    (tmp_path / "torch.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    (tmp_path / "compiling.py").write_text(
+        textwrap.dedent(
+            """
+            import os, sys
+            import tvm_ffi
+            before = "torch" in sys.modules
+            def run(descriptors):
+                import torch
+                os.write(descriptors[0], f"{before} {torch.__file__}".encode())
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    read, write = os.pipe()
+    with open(read) as pipe:
+        started = start("compiling:run", {}, [write], environment)
+        os.close(write)
+        # While it is imported the name stands for nothing.
+        assert (pipe.read(), started.wait(60)) == (f"True {tmp_path / 'torch.py'}", 0)
+    assert server().num_threads() == 1
+
+
 def test_a_killed_server_takes_its_processes_along_and_is_replaced(
     staying: Callable[[], tuple[Process, list[int]]],
 ) -> None:
