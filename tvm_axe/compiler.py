@@ -24,6 +24,7 @@ from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable, interf
 from tvm_axe.executable.mesh import MeshExecutable
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, REDISTRIBUTE, TILE_KERNELS, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
@@ -123,6 +124,13 @@ def _compiled(
         return _on_one_device(_function(program), resolve_target(target), work_dir)
     resolved = resolve_target(target, threads=cores_per_device(mesh))
     if isinstance(program, Lowered):
+        backend = backend_of(resolved)
+        if program.page != backend.page:
+            raise LowerError(
+                f"compile: {program.name} was lowered for memory in pages of {program.page} bytes, and on "
+                f"{backend.device} they have {backend.page}: lower(func, mesh, page={backend.page}), or compile the "
+                "function"
+            )
         if program.inserted and not redistribute:
             raise LowerError(
                 f"compile: copies were inserted into {program.name}, {'; '.join(program.inserted)}; compile it without "

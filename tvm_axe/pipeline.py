@@ -36,7 +36,6 @@ from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.target import Target
 
-from tvm_axe.collective import page_of
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.inserting import redistributed
@@ -150,7 +149,7 @@ def _redistribute(work: Work) -> Work:
 def _lower(work: Work) -> Work:
     if work.mesh is None or work.lowered is not None:
         return work
-    lowered = lower(work.module["main"], work.mesh, page_of(backend_of(work.target).device))
+    lowered = lower(work.module["main"], work.mesh, backend_of(work.target).page)
     return replace(work, module=lowered.module, lowered=lowered)
 
 
@@ -201,7 +200,7 @@ def lowered_for(func: tirx.PrimFunc, mesh: Mesh) -> tuple[tirx.PrimFunc, Lowered
     function : PrimFunc
         The function with what was inserted.
     lowered : Lowered
-        What each device runs, which is the same for every target.
+        What each device runs, where memory comes in the pages of the host's.
 
     Raises
     ------

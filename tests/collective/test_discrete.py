@@ -45,8 +45,10 @@ def workers_here() -> list[psutil.Process]:
 @pytest.fixture
 def nothing_left(place: str) -> Iterator[None]:
     """No process of a worker, no descriptor and no mapping of an arena is left."""
-    with launched(TWO, place):
-        pass  # what stays for the whole process is there now
+    with launched(TWO, place) as workers:  # what stays for the whole process is there now
+        if workers.device_type == "cuda":  # the driver's files of what has been loaded, for one
+            program, arguments, _ = turning(workers)
+            workers.call(program, arguments)
     gc.collect()
 
     def held() -> tuple[int, int, int]:

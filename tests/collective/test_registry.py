@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
@@ -109,3 +110,12 @@ def test_names_are_known_without_the_compiler() -> None:
 def test_the_examples_run() -> None:
     result = doctest.testmod(registry)
     assert result.attempted and not result.failed
+
+
+def test_without_a_gpu_the_engine_says_what_is_missing() -> None:
+    if tvm.cuda(0).exist:
+        pytest.skip("there is a CUDA GPU on this machine")
+    with pytest.raises(InputError, match=r'engine "cuda" (needs cuda-bindings|finds no CUDA driver|can\'t start)'):
+        launch(Mesh({"tp": 2}), engine="cuda")
+    with pytest.raises(InputError, match="engine 'cuda' has no option 'cores'; valid: gpus, processes, barriers"):
+        launch(Mesh({"tp": 2}), engine="cuda", cores=3)

@@ -71,14 +71,22 @@ def _only_reads(call: ir.Call) -> bool:
     return effect is not None and int(effect) <= int(tirx.CallEffectKind.ReadState.value)
 
 
-_compiling = threading.local()
+_COMPILE = "tvm_callback_cuda_compile"  # what upstream's code generator calls with CUDA source, where a driver is
+_generating = threading.Lock()
 
 
-@tvm_ffi.register_global_func("tvm_callback_cuda_compile", override=True)
-def _compile(code: str) -> bytes:
-    """What upstream's code generator calls: what this thread is building with, else upstream's own."""
-    to_cubin = getattr(_compiling, "to_cubin", None)
-    return bytes(_nvcc.tvm_callback_cuda_compile(code) if to_cubin is None else to_cubin(code))
+def _generated(device: IRModule, target: Target) -> runtime.Module:
+    """The device's module, of nothing but source; upstream would compile it too, which takes as long as ours."""
+    here = threading.get_ident()
+    with _generating:
+        own = tvm_ffi.get_global_func(_COMPILE)
+        tvm_ffi.register_global_func(
+            _COMPILE, lambda code: b"" if threading.get_ident() == here else own(code), override=True
+        )
+        try:
+            return codegen_build(device, target)
+        finally:
+            tvm_ffi.register_global_func(_COMPILE, own, override=True)
 
 
 def build_cuda(
@@ -97,15 +105,9 @@ def build_cuda(
         return codegen_build(finish_host()(host), host_target), ""
     ((device_target, device),) = devices.items()
     device = finish_device()(device)
-    # Where there is a driver, this compiles the source too; upstream has no other way to it.
-    compiled: dict[str, bytes] = {}
-    _compiling.to_cubin = lambda code: compiled.setdefault(code, to_cubin(code))
-    try:
-        generated = codegen_build(device, device_target)
-    finally:
-        del _compiling.to_cubin
+    generated = _generated(device, device_target)
     source = str(generated.inspect_source())
-    cubin = compiled[source] if source in compiled else to_cubin(source)
+    cubin = to_cubin(source)
     create = tvm_ffi.get_global_func(_CREATE_CUDA, allow_missing=True)
     if create is not None:
         tags = [_OVERLAP] if overlap else []

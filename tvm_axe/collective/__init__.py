@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tvm_axe.collective.recording import Called, Recording
-    from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor, page_of, slab_stride
+    from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor, slab_stride
     from tvm_axe.collective.timeline import Arrow, Event, Timeline
     from tvm_axe.collective.workers import Argument, LoadedProgram, Workers, launch
     from tvm_axe.errors import WorkerError
@@ -34,13 +34,12 @@ __all__ = [
     "WorkerError",
     "Workers",
     "launch",
-    "page_of",
     "slab_stride",
 ]
 
 _HOMES = {
     "tvm_axe.collective.recording": ["Called", "Recording"],
-    "tvm_axe.collective.tensor": ["ALL", "SLAB", "Coord", "MeshTensor", "page_of", "slab_stride"],
+    "tvm_axe.collective.tensor": ["ALL", "SLAB", "Coord", "MeshTensor", "slab_stride"],
     "tvm_axe.collective.timeline": ["Arrow", "Event", "Timeline"],
     "tvm_axe.collective.workers": ["Argument", "LoadedProgram", "Workers", "launch"],
     "tvm_axe.errors": ["WorkerError"],

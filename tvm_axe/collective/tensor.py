@@ -29,18 +29,6 @@ ALL = "*"
 """The view that is the slabs of all devices; those along a mesh axis are the view of the axis's name."""
 
 
-_PAGES = {"cuda": 2 << 20}  # bytes; the granularity of CUDA's virtual memory on every GPU there is
-
-
-def page_of(device_type: str) -> int:
-    """Return the bytes of which the distance between slabs is a multiple, on devices of a type (`Engine.device_type`).
-
-    >>> page_of("cuda")
-    2097152
-    """
-    return _PAGES.get(device_type, PAGE)
-
-
 def slab_stride(shape: Sequence[int], dtype: str, page: int = PAGE) -> int:
     """Return the distance between the slabs of neighbouring devices, in elements: whole pages.
 
@@ -54,7 +42,7 @@ def slab_stride(shape: Sequence[int], dtype: str, page: int = PAGE) -> int:
     dtype : str
         The type of an element.
     page : int
-        Bytes of a page of the devices' memory (`page_of`).
+        Bytes of a page of the devices' memory (`tvm_axe.machines.Backend.page`).
     """
     return round_up(math.prod(shape) * np.dtype(dtype).itemsize, page) // np.dtype(dtype).itemsize
 

@@ -125,7 +125,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
     mesh : Mesh
         The devices.
     page : int
-        Bytes of a page of the devices' memory (`tvm_axe.collective.page_of`), of which slabs lie whole ones apart.
+        Bytes of a page of the devices' memory (`tvm_axe.machines.Backend.page`), of which slabs lie whole ones apart.
 
     Raises
     ------

@@ -6,6 +6,7 @@ back end or its machine, never the target's name. `tvm_axe.tile.backend.TileBack
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Backend(ABC):
         The runtime's name of the device that code runs on: ``"cpu"``, which is the host, or such as ``"cuda"``.
     alignment : int
         Bytes that the address of a tensor's first element is a multiple of: what the code takes for granted.
+    page : int
+        Bytes of which the distance between slabs of a mesh tensor is a multiple, in the memory of such devices.
     rules : str
         Upstream's name of the schedule rules, postprocessors and mutators for such a target (MetaSchedule).
     timeout : float
@@ -51,6 +54,7 @@ class Backend(ABC):
     alignment: int
     rules: str
     timeout: float
+    page: int = mmap.PAGESIZE
 
     @property
     def on_host(self) -> bool:

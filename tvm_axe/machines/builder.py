@@ -42,11 +42,10 @@ def build_program(
 
     On a GPU its functions of TensorIR may be tile programs', too.
     """
-    backend = backend_of(target)
-    if not backend.on_host and any(isinstance(function, tirx.PrimFunc) for _, function in mod.functions_items()):
-        return _tvm.build_relax(mod, target, relax_pipeline, lambda functions: _built(functions, target))
     if not any(isinstance(function, tirx.PrimFunc) for _, function in mod.functions_items()):
         mod = _with_a_kernel(mod)
+    if not backend_of(target).on_host:
+        return _tvm.build_relax(mod, target, relax_pipeline, lambda functions: _built(functions, target))
     return tvm.compile(mod, target=target, relax_pipeline=relax_pipeline, tir_pipeline=PIPELINE)
 
 

@@ -21,7 +21,7 @@ from tvm_axe.collective.cuda.meeting import Meeting
 from tvm_axe.collective.cuda.moving import Mover
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.plan import VIEWS, plan
-from tvm_axe.collective.tensor import View, page_of
+from tvm_axe.collective.tensor import View
 from tvm_axe.errors import WorkerError
 
 _DESCRIPTOR = ("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
@@ -40,13 +40,14 @@ class CudaDevice(Device):
     Parameters
     ----------
     told : mapping
-        ``gpu`` is its number.
+        ``gpu`` is its number, ``page`` the bytes that its memory comes in.
     size : int
         Bytes of the range of addresses.
     """
 
     def __init__(self, told: Mapping[str, Any], size: int) -> None:
         self._gpu: int = told["gpu"]
+        self._page: int = told["page"]
         self._size = size
         self._slabs: dict[int, _Slab] = {}
         self._meeting: Meeting | None = None
@@ -202,6 +203,5 @@ class CudaDevice(Device):
         call("cuStreamDestroy", self._stream)
         call("cuDevicePrimaryCtxRelease", self._device)
 
-    @staticmethod
-    def _whole(nbytes: int) -> int:
-        return round_up(nbytes, page_of("cuda"))
+    def _whole(self, nbytes: int) -> int:
+        return round_up(nbytes, self._page)

@@ -25,17 +25,13 @@ def _bindings() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise InputError(
-            f'engine "cuda" calls the driver by cuda-bindings, which isn\'t here ({error}): {_REMEDY}'
-        ) from None
+        raise InputError(f'engine "cuda" needs cuda-bindings, which isn\'t here ({error}): {_REMEDY}') from None
     try:
         (code,) = driver.cuInit(0)
     except RuntimeError as error:  # no library
-        raise InputError(
-            f'engine "cuda": there is no CUDA driver on this machine ({error}); install NVIDIA\'s'
-        ) from None
+        raise InputError(f'engine "cuda" finds no CUDA driver on this machine ({error}); install NVIDIA\'s') from None
     if code != driver.CUresult.CUDA_SUCCESS:
-        raise InputError(f'engine "cuda": the CUDA driver doesn\'t start: {_said(driver, code)}')
+        raise InputError(f'engine "cuda" can\'t start the CUDA driver, which says {_said(driver, code)}')
     return driver
 
 

@@ -11,9 +11,10 @@ from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.session import Session
-from tvm_axe.collective.tensor import page_of
 from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
+from tvm_axe.machines import backend_of
+from tvm_axe.machines.target import resolve_target
 
 _MAKER = "tvm_axe.collective.cuda.device:CudaDevice"
 _ROOM = 4  # times the GPUs' memory: the holes that tensors leave behind cost addresses alone
@@ -55,10 +56,13 @@ class CudaEngine(Engine):
         gpus = _chosen(mesh, named)
         apart = len(set(gpus)) == len(gpus) <= MOST
         meets = WORDS if barriers == "device" or (barriers is None and apart) else None
-        devices: list[Mapping[str, Any]] = [{"gpu": gpu, "name": f"GPU {gpu}, {driver.name_of(gpu)}"} for gpu in gpus]
+        page = backend_of(resolve_target(self.target)).page
+        devices: list[Mapping[str, Any]] = [
+            {"gpu": gpu, "name": f"GPU {gpu}, {driver.name_of(gpu)}", "page": page} for gpu in gpus
+        ]
         size = _ROOM * sum(map(driver.memory_of, gpus))
         alone = processes is None or bool(processes)
-        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page_of(self.device_type), alone, meets)
+        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets)
         session.start()
         return session
 

@@ -19,7 +19,6 @@ from tvm_axe.errors import TuneError
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.lower.cost import SHARED_MEMORY, estimate
-from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.bench import ProgramBench, random_inputs
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.finals import chosen, median_seconds, run_finals, with_best
@@ -29,7 +28,7 @@ from tvm_axe.meta.mesh.model import ProgramModel
 from tvm_axe.meta.mesh.moves import Candidate, schedules
 from tvm_axe.meta.mesh.runner import LocalRunner
 from tvm_axe.meta.mesh.seeds import seed_schedule
-from tvm_axe.meta.mesh.space import program_workload
+from tvm_axe.meta.mesh.space import program_target, program_workload
 from tvm_axe.meta.mesh.strategy import Exhaustive
 from tvm_axe.meta.report.page import write_report
 from tvm_axe.meta.result import Found, TuneResult
@@ -122,7 +121,7 @@ def search(
             raise TuneError(f"{name}: must be at least {least}, not {number}")
     start, work_dir = time.monotonic(), Path(work_dir)
     seed = base_of("search", program, mesh, seed_schedule)
-    resolved = resolve_target(target, threads=cores_per_device(seed.mesh))
+    resolved = program_target(seed.mesh, target)
     known = Candidates(seed.mesh)
     known.lowered(seed.mod)  # an error in the program itself is the caller's
     enumerated = (known.with_lowered(candidate) for candidate in schedules(seed, keep, chunks))

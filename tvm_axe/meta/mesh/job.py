@@ -19,14 +19,13 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.cost import estimate
-from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.finals import applied, chosen, latest, median_seconds, run_finals, with_best
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.model import ProgramModel
 from tvm_axe.meta.mesh.runner import MeshRunner
 from tvm_axe.meta.mesh.seeds import bound_axes, sharings
-from tvm_axe.meta.mesh.space import program_space, program_workload
+from tvm_axe.meta.mesh.space import program_space, program_target, program_workload
 from tvm_axe.meta.mesh.strategy import Ranking
 from tvm_axe.meta.report.page import write_report
 from tvm_axe.meta.result import Found, TuneResult
@@ -106,7 +105,7 @@ def tune_program(
     if trials < 1:
         raise TuneError(f"trials: at least one candidate is needed, not {trials}")
     base = base_of("tune", program, mesh, lambda func, mesh: Schedule(func, mesh=mesh))
-    mod, resolved = _workload(base, engine, keep), _resolved(base, target)
+    mod, resolved = _workload(base, engine, keep), program_target(base.mesh, target)
     candidates = Candidates()
     candidates.lowered(mod)  # an error in the program itself is the caller's
     next(sharings(mod["main"], base.mesh))
@@ -167,7 +166,7 @@ def best_schedule(
         If the database cannot be read, or its record doesn't apply as the program names blocks in another way.
     """
     base = base_of("tune", program, mesh, lambda func, mesh: Schedule(func, mesh=mesh))
-    mod, resolved = _workload(base, engine, keep), _resolved(base, target)
+    mod, resolved = _workload(base, engine, keep), program_target(base.mesh, target)
     best = chosen(_records(base, mod, resolved, Path(work_dir)))
     return None if best is None else _applied_to(base, best, folder_for(work_dir, resolved, name_of(base), mod))
 
@@ -269,7 +268,3 @@ def _applied_to(base: Schedule, record: ms.database.TuningRecord, folder: Path) 
 
 def _workload(base: Schedule, engine: str, keep: Collection[str]) -> IRModule:
     return program_workload(base.mod["main"], base.mesh, engine, keep)
-
-
-def _resolved(base: Schedule, target: str | dict[str, Any] | Target) -> Target:
-    return resolve_target(target, threads=cores_per_device(base.mesh))

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
 
+from tvm_axe.errors import TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.cost import OPERATIONS_PER_SECOND, estimate
+from tvm_axe.machines import backend_of
+from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.candidates import Candidates, mesh_of
 from tvm_axe.meta.mesh.moves import Candidate, one_after_other, spaces, structure
 from tvm_axe.meta.mesh.seeds import sharings
@@ -26,7 +31,7 @@ from tvm_axe.records.database import with_only_attrs
 from tvm_axe.records.folders import MESH
 from tvm_axe.schedule import LAYOUTS
 
-__all__ = ["CHUNKS", "Lowers", "engine_of", "first_schedules", "program_space", "program_workload"]
+__all__ = ["CHUNKS", "Lowers", "engine_of", "first_schedules", "program_space", "program_target", "program_workload"]
 
 ENGINE, KEEP = "axe.engine", "axe.keep"
 """A workload's attributes beside its mesh: what its devices are, and the outputs that may stay sharded."""
@@ -48,6 +53,24 @@ def program_workload(
         attrs[LAYOUTS] = func.attrs[LAYOUTS]
     # Functions that share a body aren't safe: upstream's schedule takes a body for its own and changes it in both.
     return IRModule({"main": s_tir.renew_defs(with_only_attrs(func, attrs))})
+
+
+def program_target(mesh: Mesh, target: str | dict[str, Any] | Target) -> Target:
+    """Return what a program on a mesh is compiled for while its schedules are tried, each device with its cores.
+
+    Raises
+    ------
+    TuneError
+        If that is a GPU.
+    """
+    resolved = resolve_target(target, threads=cores_per_device(mesh))
+    device = backend_of(resolved).device
+    if not backend_of(resolved).on_host:
+        raise TuneError(
+            f"target: schedules of a mesh are tried on CPU workers, not on {device}; leave target out, and compile the "
+            f"schedule that is found for {device}: axe.compile(schedule, target={device!r})"
+        )
+    return resolved
 
 
 def engine_of(mod: IRModule) -> str:

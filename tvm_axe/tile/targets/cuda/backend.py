@@ -39,6 +39,7 @@ class CudaBackend(Backend):
     alignment: int = 16  # that of TMA and of the longest loads
     rules: str = "cuda"
     timeout: float = 60.0  # nvcc takes long
+    page: int = 2 << 20  # the granularity of CUDA's virtual memory on every GPU there is
 
     def machine(self, target: Target) -> Gpu:
         return self.gpu

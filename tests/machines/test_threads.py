@@ -1,0 +1,168 @@
+"""Blocks and threads for functions that nobody scheduled for a GPU; what they compute is run here, thread by thread."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import tvm_axe as axe
+from tvm_axe import _tvm
+from tvm_axe.errors import LowerError
+from tvm_axe.layout import Mesh
+from tvm_axe.machines import backend_of, resolve_target
+from tvm_axe.machines.builder import build_program
+from tvm_axe.machines.threads import with_threads
+from tvm_axe.programs import PROGRAMS
+
+GPU = resolve_target("cuda:sm_90a")
+CASES = [
+    (name, schedule)
+    for name in PROGRAMS
+    for schedule in PROGRAMS[name](Mesh(dict.fromkeys(PROGRAMS[name].axes, 2))).schedules
+]
+
+
+def bound(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    return with_threads(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))["main"]
+
+
+def launches(func: tirx.PrimFunc) -> list[tuple[int, ...]]:
+    """Of each kernel, the extents of its blocks and threads."""
+    found: list[int] = []
+
+    def on_loop(loop: tirx.For) -> None:
+        if loop.kind == tirx.ForKind.THREAD_BINDING:
+            found.append(int(loop.extent))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
+    return list(zip(found[1::2], found[::2]))  # the walk comes to the innermost first
+
+
+def one_by_one(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with its threads one after the other, for a CPU; what is between kernels' threads doesn't show."""
+
+    def on_loop(loop: tirx.For) -> tirx.Stmt:
+        if loop.kind != tirx.ForKind.THREAD_BINDING:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    functions = {
+        var: func.with_body(_tvm.structural_map(func.body, (tirx.For, on_loop)))
+        if isinstance(func, tirx.PrimFunc)
+        else func
+        for var, func in mod.functions_items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+@pytest.mark.parametrize(("name", "schedule"), CASES)
+def test_programs_are_what_they_were(launched, name: str, schedule: str) -> None:
+    mesh = Mesh(dict.fromkeys(PROGRAMS[name].axes, 2))
+    program = PROGRAMS[name](mesh, "uneven")
+    exe = axe.compile(program.schedule(schedule), work_dir=None)
+    exe.runnable = one_by_one(with_threads(exe.runnable))
+    arrays = program.inputs(np.random.default_rng())
+    exe.run(launched(mesh), *(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in arrays))
+    outputs = exe.run(launched(mesh), *arrays)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert program.error(outputs, program.reference(*arrays)) <= program.tolerance
+
+
+def test_each_iteration_is_a_threads() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((30, 50), "float32"), B: T.Buffer((30, 50), "float32")):
+        for i, j in T.grid(30, 50):
+            with T.sblock("double"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                B[vi, vj] = A[vi, vj] * T.float32(2)
+
+    assert launches(bound(func)) == [(6, 256)]
+
+
+def test_a_sum_to_few_elements_is_a_blocks() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((30, 5000), "float32"), B: T.Buffer((30,), "float32")):
+        for i, j in T.grid(30, 5000):
+            with T.sblock("sum"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    B[vi] = T.float32(0)
+                B[vi] = B[vi] + A[vi, vj]
+
+    assert launches(bound(func)) == [(30, 512)]
+    backend_of(GPU).build(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), GPU)
+
+
+def test_what_is_reduced_over_shared_loops_is_apart() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((8, 9), "float32"), B: T.Buffer((8, 9), "float32"), S: T.Buffer((1,), "float32")):
+        for i, j in T.grid(8, 9):
+            with T.sblock("double"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                B[vi, vj] = A[vi, vj] * T.float32(2)
+            with T.sblock("sum"):
+                vi, vj = T.axis.remap("RR", [i, j])
+                with T.init():
+                    S[0] = T.float32(0)
+                S[0] = S[0] + B[vi, vj]
+
+    assert launches(bound(func)) == [(1, 72), (1, 128)]
+
+
+def test_what_reads_what_comes_later_is_refused() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((8,), "float32"), S: T.Buffer((1,), "float32")):
+        for i in range(8):
+            with T.sblock("scale"):
+                vi = T.axis.spatial(8, i)
+                A[vi] = A[vi] * S[0]
+            with T.sblock("sum"):
+                vi = T.axis.reduce(8, i)
+                with T.init():
+                    S[0] = T.float32(0)
+                S[0] = S[0] + A[vi]
+
+    with pytest.raises(LowerError, match="main: block 'scale' reads 'S', which a later block of the same loops writes"):
+        bound(func)
+
+
+def test_more_iterations_than_numbers_are_refused() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((1 << 16, 1 << 16), "int8")):
+        for i, j in T.grid(1 << 16, 1 << 16):
+            with T.sblock("fill"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                A[vi, vj] = T.int8(1)
+
+    with pytest.raises(LowerError, match="main: a nest of 4294967296 iterations, more than fit into 31 bits"):
+        bound(func)
+
+
+def test_what_has_threads_is_left_alone() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((8,), "float32")):
+        for i in T.thread_binding(8, "threadIdx.x"):
+            with T.sblock("fill"):
+                vi = T.axis.spatial(8, i)
+                A[vi] = T.float32(1)
+
+    mod = tvm.IRModule({"main": func})
+    assert with_threads(mod).same_as(mod)
+
+
+def test_a_program_without_kernels_builds() -> None:
+    @I.ir_module
+    class Meeting:
+        @R.function(pure=False)
+        def main(x: R.Tensor((2,), "float32")):
+            R.func_attr({"relax.force_pure": False})
+            _: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+            return R.tuple()
+
+    assert "axe.barrier" in build_program(Meeting, GPU).stats()
