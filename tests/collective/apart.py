@@ -14,11 +14,12 @@ import numpy as np
 import tvm
 
 from tvm_axe import _tvm
-from tvm_axe.collective import ops
+from tvm_axe.collective import Workers, launch, ops
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine
 from tvm_axe.errors import WorkerError
+from tvm_axe.layout import Mesh
 
 PAGE = 1 << 16  # larger than the host's own, so that what takes one for the other shows
 SIZE = 1 << 32
@@ -127,3 +128,17 @@ class ApartEngine(Engine):
 
 
 APART = ApartEngine()
+
+
+def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -> Workers:
+    """Launch workers of an engine, or on devices with memory of their own."""
+    engine, _, how = where.partition("-")
+    if how == "threads":
+        options["processes"] = False
+    if how == "meeting":  # though they share a GPU, and each waits while the other could run
+        options["barriers"] = "device"
+    if engine == "apart":
+        return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
+    if engine == "cuda":
+        options["gpus"] = (0,) * mesh.size
+    return launch(mesh, engine=engine, timeout=timeout, **options)

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from tvm_axe.collective import Workers, launch
+from tvm_axe.collective import Workers
 from tvm_axe.layout import Mesh
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # workers find `apart` where this process does
     sys.path.append(HERE)
+from apart import launched  # noqa: E402
 
 RANKS = int(os.environ.get("TVM_AXE_TEST_RANKS", "0"))
 ENGINES = ["mpi"] if RANKS else ["processes", "threads"]
@@ -43,22 +44,6 @@ def where(request: pytest.FixtureRequest) -> str:
     if request.param.startswith("cuda"):
         request.getfixturevalue("cuda")
     return request.param
-
-
-def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -> Workers:
-    """Launch workers of an engine, or on devices with memory of their own."""
-    engine, _, how = where.partition("-")
-    if how == "threads":
-        options["processes"] = False
-    if how == "meeting":  # though they share a GPU, and each waits while the other could run
-        options["barriers"] = "device"
-    if engine == "apart":
-        from apart import APART  # which workers import by this name
-
-        return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
-    if engine == "cuda":
-        options["gpus"] = (0,) * mesh.size
-    return launch(mesh, engine=engine, timeout=timeout, **options)
 
 
 @pytest.fixture(scope=SCOPE, params=[mesh for mesh in MESHES if RANKS in (0, Mesh(mesh).size)], ids=str)

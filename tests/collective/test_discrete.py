@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
-from conftest import launched
+from apart import launched
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
