@@ -15,7 +15,7 @@ import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
-from tvm_axe.machines import backend_of, resolve_target
+from tvm_axe.machines import backend_of, builder, resolve_target
 from tvm_axe.machines.builder import build_program
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.programs import PROGRAMS
@@ -166,3 +166,15 @@ def test_a_program_without_kernels_builds() -> None:
             return R.tuple()
 
     assert "axe.barrier" in build_program(Meeting, GPU).stats()
+
+
+def test_a_function_that_calls_another_is_compiled_with_it() -> None:
+    """Those that call a chunk's kernel on windows of the tensors have no blocks themselves."""
+    program = PROGRAMS["pipeline"](Mesh(dict(zip(PROGRAMS["pipeline"].axes, (2, 1)))), "uneven")
+    exe = axe.compile(program.schedule("ol(RS, fuse(P2P-C), AG)"), target=GPU, work_dir=None)
+    functions = {var: func for var, func in exe.runnable.functions_items() if isinstance(func, tirx.PrimFunc)}
+    callers = [str(var.name_hint) for var, func in functions.items() if "s_tir" not in func.attrs]
+    assert callers == ["mm_chunk", "out_global_chunk"]
+    built = builder._built(tvm.IRModule(functions), exe.target)
+    for name in callers:  # which looks for what it calls
+        assert built.get_function(name) is not None

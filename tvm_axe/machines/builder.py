@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.ir import IRModule
 from tvm.runtime import Module
@@ -50,14 +51,32 @@ def build_program(
 
 
 def _built(functions: IRModule, target: Target) -> Module:
-    """Functions of blocks and functions of tile programs, which upstream compiles by different pipelines."""
+    """Functions of blocks and functions of tile programs, which upstream compiles by different pipelines.
+
+    What calls one of them is compiled with it.
+    """
+    named = {str(variable.name_hint): function for variable, function in functions.functions_items()}
     groups: dict[bool, dict[ir.GlobalVar, ir.BaseFunc]] = {}
     for variable, function in functions.functions_items():
-        groups.setdefault("s_tir" in (function.attrs or {}), {})[variable] = function
+        callees = [named[name] for name in _called(function) if name in named]
+        of_blocks = "s_tir" in ((callees[0] if callees else function).attrs or {})
+        groups.setdefault(of_blocks, {})[variable] = function
     first, *others = [backend_of(target).build(IRModule(group), target).module for group in groups.values()]
     for other in others:
         first.import_module(other)
     return first
+
+
+def _called(function: tirx.PrimFunc) -> list[str]:
+    """The names of the functions that a function calls."""
+    found: list[str] = []
+
+    def on_call(call: ir.Call) -> None:
+        if isinstance(call.op, ir.Op) and call.op.name == "tirx.tvm_call_cpacked":
+            found.append(str(call.args[0].value))
+
+    tvm_ffi.structural_walk(function.body, (ir.Call, on_call))
+    return found
 
 
 def _with_a_kernel(mod: IRModule) -> IRModule:
