@@ -37,7 +37,7 @@ def workers_here() -> list[psutil.Process]:
     return [
         child
         for server in psutil.Process().children()
-        if "tvm_axe.processes.server" in " ".join(server.cmdline())
+        if server.status() != psutil.STATUS_ZOMBIE and "tvm_axe.processes.server" in " ".join(server.cmdline())
         for child in server.children()
     ]
 
