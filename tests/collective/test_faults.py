@@ -208,11 +208,13 @@ def test_a_worker_killed_while_idle(nothing_left: None, then: str) -> None:
 
 def test_killing_at_any_moment(nothing_left: None) -> None:
     """The moments cover the launch, the commands and the end of a short session."""
+
+    def children() -> set[psutil.Process]:
+        return set(psutil.Process().children(recursive=True))
+
+    others = children()
     for moment in np.random.default_rng(0).uniform(0, 0.9, 8):
-        before = set(psutil.Process().children(recursive=True))  # which are others'
-        timer = later(
-            moment, lambda: [child.kill() for child in set(psutil.Process().children(recursive=True)) - before]
-        )
+        timer = later(moment, lambda: [child.kill() for child in children() - others])
         try:
             with launch(Mesh({"tp": 2})) as workers:
                 for _ in range(100):
