@@ -16,6 +16,7 @@ from tvm_axe.cli import (
     check,
     db,
     demo,
+    doctor,
     kernels,
     layout,
     meta,
@@ -46,6 +47,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     tile.COMMAND,
     kernels.COMMAND,
     cache.COMMAND,
+    doctor.COMMAND,
     demo.COMMAND,
 )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tvm
 from tvm.target import Target
@@ -14,6 +15,16 @@ from tvm_axe.layout import Mesh
 
 if TYPE_CHECKING:
     from tvm_axe.collective.session import Session
+
+
+class Finding(NamedTuple):
+    """Something that an engine needs or uses, as it was found on this machine."""
+
+    what: str
+    state: str
+    """What there is of it."""
+    remedy: str | None = None
+    """What would help, where there is too little for the engine to be launched."""
 
 
 class Engine(ABC):
@@ -83,6 +94,11 @@ class Engine(ABC):
             valid = f"valid: {', '.join(known)}" if known else "it has none"
             raise InputError(f"launch: engine {self.name!r} has no option {unknown[0]!r}; {valid}")
         return [given.get(name) for name in known]
+
+    def findings(self) -> list[Finding]:
+        """Return what there is on this machine of what the engine needs; starts nothing and raises nothing of it."""
+        cores = len(os.sched_getaffinity(0))
+        return [Finding("cores", f"{cores} that this process may run on")]
 
     @abstractmethod
     def launch(self, mesh: Mesh, timeout: float, **options: Any) -> Session:

@@ -25,17 +25,19 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any, NoReturn
 
 from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.arena import Arena
-from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.engine import Engine, Finding
 from tvm_axe.collective.job import ABORT, ANSWER, CLOSE, COMMAND, DO, END, LAUNCH, MEMORY, Job, Nap, join
 from tvm_axe.collective.mirror import Mirror
 from tvm_axe.collective.session import CORES, GRACE, STARTUP, Session
+from tvm_axe.collective.start import mpiexec
 from tvm_axe.collective.sync import FAILED, SLICE, Control
 from tvm_axe.collective.worker import Site, Worker, attend
-from tvm_axe.errors import WorkerError
+from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Mesh
 
 _IDLE = 5e-3  # seconds; the longest nap between looks for a command
@@ -276,6 +278,20 @@ class MpiEngine(Engine):
 
     name = "mpi"
     has_ranks = True
+
+    def findings(self) -> list[Finding]:
+        found = super().findings()
+        try:
+            version: str | None = metadata.version("mpi4py")
+        except metadata.PackageNotFoundError:
+            version = None
+        remedy = "pip install tvm-axe[mpi]"
+        found.append(Finding("mpi4py", version or "missing", None if version else remedy))
+        try:
+            found.append(Finding("mpiexec", mpiexec()))
+        except InputError:
+            found.append(Finding("mpiexec", "missing", remedy))
+        return found
 
     def launch(self, mesh: Mesh, timeout: float, **options: Any) -> MpiSession:
         """Launch workers as rank 0; on another rank, serve rank 0's launches and never return.

@@ -27,6 +27,21 @@ def is_rank() -> bool:
     return any(name in os.environ for name in _RANK)
 
 
+def mpiexec() -> str:
+    """Return the path of the mpiexec of this Python environment, else of the first on the path.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    own = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    found = own if os.access(own, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        raise InputError("engine 'mpi' needs mpiexec, and there is none: pip install tvm-axe[mpi]")
+    return found
+
+
 def ranks_command(count: int, program: Sequence[str]) -> list[str]:
     """Return the command that starts a program with its arguments as each of `count` ranks.
 
@@ -39,10 +54,7 @@ def ranks_command(count: int, program: Sequence[str]) -> list[str]:
     InputError
         If there is none.
     """
-    own = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    found = own if os.access(own, os.X_OK) else shutil.which("mpiexec")
-    if found is None:
-        raise InputError("engine 'mpi' needs mpiexec, and there is none: pip install tvm-axe[mpi]")
+    found = mpiexec()
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     if "HYDRA" not in version:
         return [found, "-n", str(count), *program]

@@ -99,3 +99,15 @@ def are_peers(first: int, second: int) -> bool:
     return first == second or bool(
         call("cuDeviceCanAccessPeer", call("cuDeviceGet", first), call("cuDeviceGet", second))
     )
+
+
+def are_linked(first: int, second: int) -> bool:
+    """Return whether a GPU has atomic operations on the other's memory, as over NVLink and not over PCIe."""
+    attribute = enum("CUdevice_P2PAttribute", "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED")
+    return bool(call("cuDeviceGetP2PAttribute", attribute, call("cuDeviceGet", first), call("cuDeviceGet", second)))
+
+
+def version() -> str:
+    """Return the version of CUDA that the driver is of."""
+    number = int(call("cuDriverGetVersion"))
+    return f"{number // 1000}.{number % 1000 // 10}"

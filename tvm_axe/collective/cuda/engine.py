@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 from tvm_axe.collective.cuda import driver
 from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.discrete import DiscreteSession
-from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.engine import Engine, Finding
 from tvm_axe.collective.session import Session
-from tvm_axe.errors import InputError
+from tvm_axe.errors import InputError, TileError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines import backend_of
+from tvm_axe.machines.nvcc import find_compiler
 from tvm_axe.machines.target import resolve_target
 
 _MAKER = "tvm_axe.collective.cuda.device:CudaDevice"
@@ -25,6 +26,26 @@ class CudaEngine(Engine):
 
     name = "cuda"
     device_type = "cuda"
+
+    def findings(self) -> list[Finding]:
+        found = [*super().findings(), _compiler()]
+        try:
+            gpus = range(driver.gpus())
+        except InputError as error:
+            return [
+                *found,
+                Finding("driver", str(error), "install what is missing; nvidia-smi says what the driver sees"),
+            ]
+        found.append(Finding("driver", f"CUDA {driver.version()}"))
+        if not gpus:
+            found.append(
+                Finding("GPUs", "none that this process may use", "look at CUDA_VISIBLE_DEVICES and nvidia-smi")
+            )
+        for gpu in gpus:
+            found.append(Finding(f"GPU {gpu}", f"{driver.name_of(gpu)}, {driver.memory_of(gpu) >> 30} GiB"))
+        for first, second in combinations(gpus, 2):
+            found.append(_between(first, second))
+        return found
 
     def launch(self, mesh: Mesh, timeout: float, **options: Any) -> Session:
         """Start a worker for each device of a mesh.
@@ -65,6 +86,27 @@ class CudaEngine(Engine):
         session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets)
         session.start()
         return session
+
+
+def _compiler() -> Finding:
+    try:
+        found = find_compiler()
+    except TileError as error:
+        return Finding("CUDA compiler", "missing", str(error))
+    release = found.version.split("release ")[-1].split(",")[0]
+    return Finding("CUDA compiler", f"nvrtc {found.version}" if found.path is None else f"nvcc {release}, {found.path}")
+
+
+def _between(first: int, second: int) -> Finding:
+    """How two GPUs see each other's memory."""
+    what = f"GPUs {first} and {second}"
+    if not (driver.are_peers(first, second) and driver.are_peers(second, first)):
+        return Finding(
+            what,
+            "don't see each other's memory",
+            "leave one of them out: gpus=...; nvidia-smi topo -p2p r says which pairs do",
+        )
+    return Finding(what, f"see each other's memory{', by NVLink' if driver.are_linked(first, second) else ''}")
 
 
 def _chosen(mesh: Mesh, gpus: Sequence[int] | None) -> list[int]:
