@@ -115,6 +115,32 @@ def test_what_is_reduced_over_shared_loops_is_apart() -> None:
     assert launches(bound(func)) == [(1, 72), (1, 128)]
 
 
+@pytest.mark.parametrize(("start", "step", "expected"), [(0, 1, (6, 256)), (49, -1, (1, 30))])
+def test_rows_of_elements_are_elements(start: int, step: int, expected: tuple[int, int]) -> None:
+    """Of parts in loops of their own that leave each other elements; not where one reads others' than it has."""
+
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((30, 50), "float32"), C: T.Buffer((30, 50), "float32")):
+        B = T.sblock_alloc_buffer((30, 50))
+        for i in range(30):
+            for j in range(50):
+                with T.sblock("double"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    B[vi, vj] = A[vi, vj] * T.float32(2)
+            for j in range(50):
+                with T.sblock("add"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    C[vi, vj] = B[vi, start + step * vj] + A[vi, vj]
+
+    assert launches(bound(func)) == [expected]
+    array = np.random.default_rng().standard_normal((30, 50)).astype("float32")
+    target = tvm.runtime.tensor(np.full((30, 50), np.nan, "float32"))
+    tvm.compile(one_by_one(tvm.IRModule({"main": bound(func)})), target="llvm")["main"](
+        tvm.runtime.tensor(array), target
+    )
+    np.testing.assert_array_equal(target.numpy(), 2 * array[:, ::step] + array)
+
+
 def test_what_reads_what_comes_later_is_refused() -> None:
     @T.prim_func(s_tir=True)
     def func(A: T.Buffer((8,), "float32"), S: T.Buffer((1,), "float32")):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
@@ -144,6 +145,8 @@ class _Binder:
                         )
 
     def _kernel(self, nest: _Nest) -> tirx.Stmt:
+        while (wider := _widened(nest)) is not None:
+            nest = wider
         shared = nest.shared
         inner = [loop for loop in nest.loops if not any(loop.same_as(other) for other in shared)]
         total = math.prod(int(loop.extent) for loop in shared)
@@ -163,6 +166,73 @@ class _Binder:
         ranges = {block: ir.Range(0, -(-total // threads)), thread: ir.Range(0, threads)}
         body = _restricted(_nested(inner, nest.body), values, at < total if total % threads else None)
         return _bound(block, ranges, "blockIdx.x", _bound(thread, ranges, "threadIdx.x", body))
+
+
+def _widened(nest: _Nest) -> _Nest | None:
+    """The nest with one more loop that its parts share, the innermost one of each; None if they can't.
+
+    Then what one part leaves to another is an element of each thread instead of a row, and threads beside each other
+    have elements beside each other.
+    """
+    chains = [_chain(part) for part in nest.body]
+    if len(chains) < 2 or not all(chains):
+        return None
+    found = []
+    for chain in chains:
+        assert chain is not None  # all are there
+        loops, realize = chain
+        reduced = _reduced(realize)
+        free = [loop for loop in loops if loop.loop_var not in reduced]
+        if not free:
+            return None
+        found.append(free[-1])
+    if len({int(loop.extent) for loop in found}) > 1:
+        return None
+    var = tirx.Var(found[0].loop_var.name, "int32")
+    parts = []
+    for (loops, realize), taken in zip(filter(None, chains), found):
+        inner = _restricted(realize, {taken.loop_var: var}, None)
+        parts.append(_nested([loop for loop in loops if loop is not taken], [inner]))
+    if not _are_apart(parts, var):
+        return None
+    loop = tirx.For(var, 0, found[0].extent, tirx.ForKind.SERIAL, parts[0])
+    return _Nest((*nest.loops, loop), tuple(parts))
+
+
+def _chain(stmt: tirx.Stmt) -> tuple[list[tirx.For], s_tir.SBlockRealize] | None:
+    """The loops of a statement and the one block in them, if there is no more."""
+    loops: list[tirx.For] = []
+    while isinstance(stmt, tirx.For):
+        loops.append(stmt)
+        stmt = stmt.body
+    return (loops, stmt) if isinstance(stmt, s_tir.SBlockRealize) else None
+
+
+def _are_apart(parts: Sequence[tirx.Stmt], var: tirx.Var) -> bool:
+    """Whether what one part writes and another touches is, in each, an element of the iteration of `var` alone."""
+    touched: dict[tirx.Buffer, list[tuple[int, bool, tuple[tirx.Expr, ...]]]] = {}
+    for at, part in enumerate(parts):
+        for nested in nested_blocks(part):
+            block = nested.block
+            for regions, is_write in ((block.reads, False), (block.writes, True)):
+                for region in regions:
+                    extents = [span.extent for span in region.region]
+                    if not all(isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in extents):
+                        return False
+                    index = tuple(substitute(span.min, nested.bound) for span in region.region)
+                    touched.setdefault(region.source, []).append((at, is_write, index))
+    analyzer = Analyzer()
+    for uses_of in touched.values():
+        among = {at for at, _, _ in uses_of}
+        if len(among) == 1 or not any(is_write for _, is_write, _ in uses_of):
+            continue
+        first = uses_of[0][2]
+        if not uses(first, var):
+            return False
+        for _, _, index in uses_of[1:]:
+            if not all(analyzer.can_prove_equal(one, other) for one, other in zip(first, index)):
+                return False
+    return True
 
 
 def _together(nest: _Nest, shared: Sequence[tirx.For], inner: Sequence[tirx.For], total: int, terms: int) -> tirx.Stmt:
