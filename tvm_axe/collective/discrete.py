@@ -98,16 +98,16 @@ class DiscreteSession(Session):
                 self._start(rank, device, theirs)
             self._command("start")
             self._forked.started()
+            self.mirror = DeviceMirror(self)
+            if self._meets is not None:
+                self._words = MeshTensor(self.arena, self._mesh, (self._meets,), "int32", False, self.mirror)
+                self._command("meet", self._words.encode(ALL))
         except OSError as error:
             self.close(force=True)
             raise limited(f"launch: {self._mesh.size} workers did not start", error) from error
         except BaseException:
             self.close(force=True)
             raise
-        self.mirror = DeviceMirror(self)
-        if self._meets is not None:
-            self._words = MeshTensor(self.arena, self._mesh, (self._meets,), "int32", False, self.mirror)
-            self._command("meet", self._words.encode(ALL))
 
     def _start(self, rank: int, device: Mapping[str, Any], theirs: socket.socket) -> None:
         arguments = {
