@@ -28,6 +28,7 @@ _BOUND = 256  # threads of a block
 _TOGETHER = 512  # threads of a block that reduce one element together
 _FEW = 1 << 14  # elements; fewer than these leave a GPU's processors idle where each is reduced by one thread
 _LONG = 64  # terms; reducing fewer isn't worth the threads of a block
+_SHUFFLED = ("float32", "float64", "int32")
 _LARGEST = (1 << 31) - (1 << 11)  # what a thread's number may be, in 32 bits
 
 
@@ -157,7 +158,8 @@ class _Binder:
                 "several, or bind its loops to threads"
             )
         (only, *others) = [each for part in nest.body for each in nested_blocks(part)]
-        if not others and not _loops(nest.body[0]) and is_sum(only.block) and total < _FEW and terms >= _LONG:
+        alone = not others and isinstance(nest.body[0], s_tir.SBlockRealize) and _sums(only.block)
+        if alone and total < _FEW and terms >= _LONG:
             return _together(nest, shared, inner, total, terms)
         block, thread = tirx.Var("block", "int32"), tirx.Var("thread", "int32")
         threads = min(_BOUND, total)
@@ -248,8 +250,9 @@ def _together(nest: _Nest, shared: Sequence[tirx.For], inner: Sequence[tirx.For]
     return _bound(block, ranges, "blockIdx.x", summing)
 
 
-def _loops(stmt: tirx.Stmt) -> bool:
-    return isinstance(stmt, tirx.For)
+def _sums(block: s_tir.SBlock) -> bool:
+    """Whether a block is a sum, of a type that the threads of a warp can shuffle."""
+    return is_sum(block) and str(block.body.buffer.dtype) in _SHUFFLED
 
 
 def _nested(loops: Sequence[tirx.For], body: Sequence[tirx.Stmt]) -> tirx.Stmt:
