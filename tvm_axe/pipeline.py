@@ -39,7 +39,7 @@ from tvm.target import Target
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.inserting import redistributed
-from tvm_axe.lower.tiles import overlaps, with_tile_kernels
+from tvm_axe.lower.tiles import overlaps, with_default_kernels, with_tile_kernels
 from tvm_axe.machines import backend_of
 from tvm_axe.records import apply_best
 
@@ -79,7 +79,7 @@ class Work:
     tuned : Mapping[str, float]
         The functions that a record was found for, with the seconds it was measured at.
     scheduled : IRModule or None
-        The module as records left it, before tile kernels took the place of nests.
+        The module as records left it, with what chose tile kernels, before these took the place of nests.
     built : Module or VMExecutable or None
         What runs; None where workers are still to build it (`tvm_axe.machines.builder.PROGRAM_BUILDER`).
     """
@@ -161,7 +161,8 @@ def _apply_records(work: Work) -> Work:
 
 
 def _tile_kernels(work: Work) -> Work:
-    return replace(work, module=with_tile_kernels(work.module, work.target), scheduled=work.module)
+    chosen = with_default_kernels(work.module, work.target, work.tuned)
+    return replace(work, module=with_tile_kernels(chosen, work.target), scheduled=chosen)
 
 
 def _build(work: Work) -> Work:

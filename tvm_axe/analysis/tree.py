@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import NestedBlock, nested_blocks
@@ -135,6 +136,18 @@ def why_unschedulable(func: tirx.PrimFunc) -> str | None:
         f"function {name!r} is no schedulable one: it isn't made of blocks; write @T.prim_func(s_tir=True) and compute "
         'within `with T.sblock("name")` (a tile program is compiled by tvm_axe.tile.compile)'
     )
+
+
+def has_threads(func: tirx.PrimFunc) -> bool:
+    """Return whether loops of a function are bound to threads of a GPU."""
+    found = False
+
+    def on_loop(loop: tirx.For) -> None:
+        nonlocal found
+        found = found or loop.kind == tirx.ForKind.THREAD_BINDING
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
+    return found
 
 
 def tree_of(mod: ir.IRModule) -> BlockTree:

@@ -7,7 +7,7 @@ right before that is stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 import tvm
@@ -16,16 +16,75 @@ from tvm.target import Target
 
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.tree import has_threads, why_unschedulable
 from tvm_axe.errors import LowerError, ScheduleError, TileError
-from tvm_axe.schedule import TILE
+from tvm_axe.machines import backend_of
+from tvm_axe.schedule import TILE, tile_kernel
+from tvm_axe.schedule.offers import Offer, compiles, offers, preferred
 from tvm_axe.schedule.product import Product, product_of
 from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of
 from tvm_axe.tile import lowering
-from tvm_axe.tile.backend import tile_backend_of
+from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import Recipe
 
 _OVERLAPS = "axe.overlaps"  # attribute of a function
+
+
+def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[str] = ()) -> tvm.IRModule:
+    """The module whose products choose tile kernels with their defaults, where the target wants that.
+
+    It does of functions that nobody scheduled, if their blocks are products that a kernel computes and these products'
+    epilogues; others stay as they are.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Functions.
+    target : Target
+        Resolved.
+    tuned : collection of str
+        The names of functions that are as a record has them.
+    """
+    backend = backend_of(target)
+    if not (isinstance(backend, TileBackend) and backend.by_default):
+        return mod
+    found = {
+        variable: chosen
+        for variable, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned
+        for chosen in [_with_defaults(func, target)]
+        if chosen is not None
+    }
+    if not found:
+        return mod
+    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **found}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """The function with a kernel for each of its products; None if that isn't all it does, or somebody scheduled it."""
+    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func):
+        return None
+    buffers = [*(param for param in func.params if tirx.is_buffer_var(param)), *func.body.block.alloc_buffers]
+    if any(len(buffer.strides) for buffer in buffers):
+        return None
+    nested = [block for nest in statements(func.body.block.body) for block in nested_blocks(nest)]
+    if not all(covers(block.realize, block.loops) for block in nested):
+        return None
+    sch = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    names = {str(sch.get(block).name_hint) for block in blocks}
+    chosen: dict[str, Offer] = {}
+    for offer in preferred(offers(sch, target), target):
+        if offer.block not in chosen and compiles(offer, target):
+            chosen[offer.block] = offer
+    if not chosen or names != {name for offer in chosen.values() for name in (offer.block, offer.epilogue) if name}:
+        return None
+    for offer in chosen.values():
+        epilogue = None if offer.epilogue is None else sch.get_sblock(offer.epilogue)
+        tile_kernel(sch, sch.get_sblock(offer.block), offer.kernel, epilogue)
+    return sch.mod["main"]
 
 
 def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import REDUCE, is_sum
+from tvm_axe.analysis.tree import has_threads
 from tvm_axe.errors import LowerError
 
 __all__ = ["with_threads"]
@@ -44,23 +44,12 @@ def with_threads(mod: tvm.IRModule) -> tvm.IRModule:
     bound = {
         variable: _Binder(func, str(variable.name_hint)).function()
         for variable, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and isinstance(func.body, s_tir.SBlockRealize) and not _has_threads(func)
+        if isinstance(func, tirx.PrimFunc) and isinstance(func.body, s_tir.SBlockRealize) and not has_threads(func)
     }
     if not bound:
         return mod
     functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **bound}
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-
-
-def _has_threads(func: tirx.PrimFunc) -> bool:
-    found = False
-
-    def on_loop(loop: tirx.For) -> None:
-        nonlocal found
-        found = found or loop.kind == tirx.ForKind.THREAD_BINDING
-
-    tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
-    return found
 
 
 @dataclass(frozen=True)

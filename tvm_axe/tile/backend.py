@@ -25,9 +25,12 @@ class TileBackend(Backend):
     ----------
     joins_blocks : bool
         Whether what it writes may stand in one function with scheduled blocks, which upstream compiles with it.
+    by_default : bool
+        Whether products that nobody scheduled and no record is of are computed by tile kernels.
     """
 
     joins_blocks: bool
+    by_default: bool = False
 
     @abstractmethod
     def plan(self, program: TileProgram, target: Target) -> Plan:

@@ -16,9 +16,9 @@ from tvm_axe.errors import LowerError, TileError
 from tvm_axe.lower.tiles import overlaps, with_tile_kernels
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.spaces.cuda import Fits, fits
-from tvm_axe.meta.spaces.kernels import offers
 from tvm_axe.meta.spaces.space import space_for
 from tvm_axe.records.database import normalize
+from tvm_axe.schedule.offers import offers
 from tvm_axe.schedule.tiles import choices_in
 from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels import KERNELS, matmul_for

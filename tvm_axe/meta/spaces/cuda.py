@@ -17,13 +17,11 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from tvm_axe.errors import TileError
 from tvm_axe.machines import backend_of
-from tvm_axe.meta.spaces.kernels import Offer, choose, offers
+from tvm_axe.meta.spaces.kernels import choose
 from tvm_axe.meta.spaces.mutator import MutateChoice
-from tvm_axe.schedule.tiles import choice_of, kernel_for
-from tvm_axe.tile import lowering
-from tvm_axe.tile.kernels import matmul_for
+from tvm_axe.schedule.offers import Offer, compiles, offers, preferred
+from tvm_axe.schedule.tiles import choice_of
 from tvm_axe.tile.kernels.kernel import Problem, stored
 from tvm_axe.tile.targets.cuda.instructions.wgmma import ROWS, WARPGROUP
 from tvm_axe.tile.targets.cuda.plan import gpu_of
@@ -43,8 +41,7 @@ def cuda_space(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
         A resolved CUDA target: upstream's rules ask for what `resolve_target` puts in.
     """
     sch = s_tir.Schedule(func)
-    offered = [offer for offer in offers(sch, target) if _compiles(offer, target)]
-    offered.sort(key=lambda offer: offer.kernel != _preferred(offer, target))
+    offered = [offer for offer in preferred(offers(sch, target), target) if compiles(offer, target)]
     blocks = [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]
     if not {*blocks} <= {name for offer in offered for name in (offer.block, offer.epilogue)}:
         rules = backend_of(target).rules
@@ -114,18 +111,3 @@ def fits(parameters: Mapping[str, int], problem: Problem, target: Target) -> boo
         return True
     groups = max(n for n in REGISTERS if rows % (n * ROWS) == 0)
     return rows * columns // (groups * WARPGROUP) <= operand_registers(groups) and columns <= widest_product(groups)
-
-
-def _preferred(offer: Offer, target: Target) -> str:
-    """The kernel that is the default for the problem, where it takes B by columns."""
-    return matmul_for(target, offer.problem).name if offer.problem.get("transpose_b", True) else offer.kernel
-
-
-def _compiles(offer: Offer, target: Target) -> bool:
-    """Whether the kernel can be compiled with its defaults."""
-    try:
-        for program in kernel_for(offer.kernel).recipe(target, offer.problem).programs:
-            lowering.plan(program, target)
-    except TileError:
-        return False
-    return True

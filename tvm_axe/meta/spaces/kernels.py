@@ -13,63 +13,14 @@ The splits change nothing of what is compiled; they are what the cost model sees
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm import s_tir
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
-from tvm.target import Target
 
-from tvm_axe.analysis.patterns import is_pointwise, loads_of
-from tvm_axe.errors import ScheduleError
-from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query, tile_kernel
-from tvm_axe.schedule.product import Product
-from tvm_axe.schedule.tiles import PRODUCTS, kernel_for, problem_of, product_at
-from tvm_axe.tile.kernels.kernel import Knobs, Problem
+from tvm_axe.schedule.offers import Offer
+from tvm_axe.schedule.tiles import product_at
 
-__all__ = ["Offer", "choose", "offers"]
-
-_ON_CPU = ("matmul", "batched_matmul")  # the others spread one product's work over more blocks than it has tiles
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A kernel that computes a block.
-
-    Attributes
-    ----------
-    block, kernel
-        Their names.
-    epilogue
-        The pointwise block that alone reads the product, by name; None if there is none.
-    problem
-        What the kernel is asked for.
-    space
-        The kernel's parameters with their candidates, the default first.
-    """
-
-    block: str
-    kernel: str
-    epilogue: str | None
-    problem: Problem
-    space: Knobs
-
-
-def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:
-    """What tile kernels can compute of the blocks directly below the root of ``main``."""
-    found = []
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        name = query.name_of(sch, block)
-        for kernel in PRODUCTS if isinstance(machine_of(target), Gpu) else _ON_CPU:
-            try:
-                product = product_at(sch, block)
-                epilogue = _epilogue(sch, block, product)
-                out = product.c if epilogue is None else sch.get(sch.get_sblock(epilogue)).body.buffer
-                problem = problem_of(kernel_for(kernel), product, str(out.dtype))
-            except ScheduleError:
-                continue
-            found.append(Offer(name, kernel, epilogue, problem, kernel_for(kernel).parameters(target, problem)))
-    return found
+__all__ = ["choose"]
 
 
 def choose(sch: s_tir.Schedule, offer: Offer, sampled: bool) -> None:
@@ -104,20 +55,3 @@ def _split(sch: s_tir.Schedule, block: SBlockRV, values: dict[str, int | ExprRV]
     (io, ii), (jo, ji), (ko, ki) = pairs
     sch.reorder(*batch, io, jo, ko, ii, ji, ki)
     return jo
-
-
-def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: Product) -> str | None:
-    """The pointwise block that alone reads the product, at the point that it writes."""
-    readers = sch.get_consumers(block)
-    if len(readers) != 1 or query.is_parameter(sch, product.c):
-        return None
-    if len(sch.get_producers(readers[0])) != 1:  # `reverse_compute_at` wants all of them in the nest
-        return None
-    stmt = sch.get(readers[0])
-    indices = list(stmt.body.indices)
-    pointwise = is_pointwise(stmt)
-    same = all(
-        len(load.indices) == len(indices) and all(a.same_as(b) for a, b in zip(load.indices, indices))
-        for load in loads_of(stmt, product.c)
-    )
-    return str(stmt.name_hint) if pointwise and same else None

@@ -32,13 +32,14 @@ from tvm_axe.meta.spaces.around import inline_made
 from tvm_axe.meta.spaces.columns import column_schedules, find_columns
 from tvm_axe.meta.spaces.contraction import Contraction, find_contractions
 from tvm_axe.meta.spaces.cuda import cuda_space
-from tvm_axe.meta.spaces.kernels import Offer, choose, offers
+from tvm_axe.meta.spaces.kernels import choose
 from tvm_axe.meta.spaces.mutator import MutateChoice
 from tvm_axe.meta.spaces.planes import find_plane, plane_schedules
 from tvm_axe.meta.spaces.postproc import RewriteFreeLayouts
 from tvm_axe.meta.spaces.registers import lanes_of, register_tile, tiles
 from tvm_axe.meta.spaces.rows import find_rows, row_schedules
 from tvm_axe.records.packing import layout_free
+from tvm_axe.schedule.offers import Offer, offers
 
 __all__ = ["space_for"]
 

@@ -58,6 +58,7 @@ class CudaTileBackend(CudaBackend, TileBackend):
     """The same on an architecture that tile programs are lowered for, in the model that its instructions allow."""
 
     joins_blocks: bool = False
+    by_default: bool = True
 
     def plan(self, program: TileProgram, target: Target) -> Plan:
         return decide(program, target)
