@@ -20,9 +20,10 @@ from tvm_axe.analysis.tree import has_threads, why_unschedulable
 from tvm_axe.errors import LowerError, ScheduleError, TileError
 from tvm_axe.machines import backend_of
 from tvm_axe.schedule import TILE, tile_kernel
-from tvm_axe.schedule.offers import Offer, compiles, offers, preferred
-from tvm_axe.schedule.product import Product, product_of
-from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of
+from tvm_axe.schedule.einsum import Einsum
+from tvm_axe.schedule.offers import Offer, compiles, is_worth, offers, preferred
+from tvm_axe.schedule.product import Product
+from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of, product_in
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
@@ -77,7 +78,7 @@ def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     names = {str(sch.get(block).name_hint) for block in blocks}
     chosen: dict[str, Offer] = {}
     for offer in preferred(offers(sch, target), target):
-        if offer.block not in chosen and compiles(offer, target):
+        if offer.block not in chosen and is_worth(offer) and compiles(offer, target):
             chosen[offer.block] = offer
     if not chosen or names != {name for offer in chosen.values() for name in (offer.block, offer.epilogue) if name}:
         return None
@@ -143,10 +144,11 @@ class _Rewriter:
             return s_tir.renew_defs(func.with_attrs(self.attrs))
         # TIRx wants to know the layout of its tensors; those of a schedulable function have none. Host code allocates
         # the buffers on the GPU, from the runtime's pool, and launches the kernels on one stream.
-        laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in (*params, *buffers)}
+        tensors = [*filter(tirx.is_buffer_var, params), *buffers]
+        laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in tensors}
         if buffers:
             body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *statements(body)])
-        func = tirx.PrimFunc([laid_out[old] for old in params], substitute(body, laid_out), self.func.ret_type)
+        func = tirx.PrimFunc([laid_out.get(old, old) for old in params], substitute(body, laid_out), self.func.ret_type)
         attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
         return func.with_attrs({key: value for key, value in attrs.items() if key != "s_tir"})
 
@@ -176,7 +178,8 @@ class _Rewriter:
                     f"block {block.block.name_hint!r} does not run over all of its buffers; valid are shares that the "
                     "devices divide evenly, and blocks without a mask"
                 )
-        product, kernel = product_of(main.block), kernel_for(choice.kernel)
+        kernel = kernel_for(choice.kernel)
+        product = product_in(main.block, kernel.name)
         epilogue = self._epilogue(product, others, nests)
         out = product.c if epilogue is None else epilogue.out
         problem = problem_of(kernel, product, str(out.dtype))
@@ -186,9 +189,12 @@ class _Rewriter:
         given = {"A": product.a, "B": product.b, "C": out}
         if epilogue is not None:
             given |= epilogue.inputs
-        return self._recipe(recipe, given, str(main.block.name_hint))
+        scalars = product.scalars if isinstance(product, Einsum) else {}
+        return self._recipe(recipe, given, scalars, str(main.block.name_hint))
 
-    def _epilogue(self, product: Product, others: Sequence[NestedBlock], nests: Sequence[tirx.Stmt]) -> Epilogue | None:
+    def _epilogue(
+        self, product: Product | Einsum, others: Sequence[NestedBlock], nests: Sequence[tirx.Stmt]
+    ) -> Epilogue | None:
         """The other block of the nest as what the kernel does to the product."""
         if not others:
             return None
@@ -200,7 +206,9 @@ class _Rewriter:
             raise ScheduleError(f"{product.c.name} is used beyond the block {names} in its nest, which is its epilogue")
         return Epilogue.of(others[0].block, product.c)
 
-    def _recipe(self, recipe: Recipe, given: Mapping[str, tirx.Buffer], name: str) -> list[tirx.Stmt]:
+    def _recipe(
+        self, recipe: Recipe, given: Mapping[str, tirx.Buffer], scalars: Mapping[str, tirx.Expr], name: str
+    ) -> list[tirx.Stmt]:
         """The lowered programs of a recipe, one after the other, on `given` and on scratch."""
         tensors = dict(given)
         for tensor, (shape, dtype) in recipe.scratch.items():
@@ -212,10 +220,11 @@ class _Rewriter:
             lowered = lowering.emit(decided)
             self.overlaps = self.overlaps and decided.overlaps
             self.attrs |= {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
-            replaced: dict[tirx.Var, tirx.Buffer] = {}
-            for param, tensor in zip(lowered.params, arguments):
+            replaced: dict[tirx.Var, tirx.Expr] = {}
+            for param, tensor in zip(filter(tirx.is_buffer_var, lowered.params), arguments):
                 buffer, (shape, _) = tensors[tensor], recipe.tensors[tensor]
                 replaced[param] = self._seen_as(buffer, shape, found)
+            replaced |= {param: scalars[param.name] for param in lowered.params if not tirx.is_buffer_var(param)}
             found.append(substitute(lowered.body, replaced))
         return found
 

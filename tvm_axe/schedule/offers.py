@@ -17,13 +17,15 @@ from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.errors import ScheduleError, TileError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query
+from tvm_axe.schedule.einsum import Einsum
 from tvm_axe.schedule.product import Product
-from tvm_axe.schedule.tiles import PRODUCTS, kernel_for, problem_of, product_at
+from tvm_axe.schedule.tiles import PRODUCTS, SUMS, kernel_for, problem_of, product_at
 from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels import matmul_for
+from tvm_axe.tile.kernels.einsum import Operands
 from tvm_axe.tile.kernels.kernel import Knobs, Problem
 
-__all__ = ["Offer", "compiles", "offers", "preferred"]
+__all__ = ["Offer", "compiles", "is_worth", "offers", "preferred"]
 
 _ON_CPU = ("matmul", "batched_matmul")  # the others spread one product's work over more blocks than it has tiles
 
@@ -53,24 +55,40 @@ class Offer:
 
 def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:
     """What tile kernels can compute of the blocks directly below the root of ``main``."""
-    found = []
+    gpu = isinstance(machine_of(target), Gpu)
+    found: list[Offer] = []
     for block in sch.get_child_blocks(sch.get_sblock("root")):
-        name = query.name_of(sch, block)
-        for kernel in PRODUCTS if isinstance(machine_of(target), Gpu) else _ON_CPU:
-            try:
-                product = product_at(sch, block)
-                epilogue = _epilogue(sch, block, product)
-                out = product.c if epilogue is None else sch.get(sch.get_sblock(epilogue)).body.buffer
-                problem = problem_of(kernel_for(kernel), product, str(out.dtype))
-            except ScheduleError:
-                continue
-            found.append(Offer(name, kernel, epilogue, problem, kernel_for(kernel).parameters(target, problem)))
+        own = [_offer(sch, block, kernel, target) for kernel in (PRODUCTS if gpu else _ON_CPU)]
+        if gpu and not any(own):
+            own = [_offer(sch, block, SUMS, target)]
+        found += [offer for offer in own if offer is not None]
     return found
+
+
+def _offer(sch: s_tir.Schedule, block: SBlockRV, kernel: str, target: Target) -> Offer | None:
+    """The kernel for the block; None if it doesn't compute that."""
+    try:
+        product = product_at(sch, block, kernel)
+        epilogue = _epilogue(sch, block, product)
+        out = product.c if epilogue is None else sch.get(sch.get_sblock(epilogue)).body.buffer
+        problem = problem_of(kernel_for(kernel), product, str(out.dtype))
+    except ScheduleError:
+        return None
+    space = kernel_for(kernel).parameters(target, problem)
+    return Offer(query.name_of(sch, block), kernel, epilogue, problem, space)
 
 
 def preferred(offered: Sequence[Offer], target: Target) -> list[Offer]:
     """The offers, of each block the best default for its problem first."""
     return sorted(offered, key=lambda offer: offer.kernel != _default(offer, target))
+
+
+def is_worth(offer: Offer) -> bool:
+    """Whether there are rows and columns for tiles: without, threads do as well that take an element each."""
+    if offer.kernel == SUMS:
+        operands = Operands.parse(*(str(offer.problem[name]) for name in "abc"))
+        return all(operands.extents[index] > 1 for index in (operands.row, operands.column))
+    return offer.kernel == "skinny_matmul" or min(offer.problem["m"], offer.problem["n"]) > 1
 
 
 def compiles(offer: Offer, target: Target) -> bool:
@@ -85,10 +103,11 @@ def compiles(offer: Offer, target: Target) -> bool:
 
 def _default(offer: Offer, target: Target) -> str:
     """The kernel that is the default for the problem, where it takes B by columns."""
-    return matmul_for(target, offer.problem).name if offer.problem.get("transpose_b", True) else offer.kernel
+    by_columns = offer.kernel != SUMS and offer.problem.get("transpose_b", True)
+    return matmul_for(target, offer.problem).name if by_columns else offer.kernel
 
 
-def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: Product) -> str | None:
+def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: Product | Einsum) -> str | None:
     """The pointwise block that alone reads the product, at the point that it writes."""
     readers = sch.get_consumers(block)
     if len(readers) != 1 or query.is_parameter(sch, product.c):

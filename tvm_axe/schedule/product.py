@@ -51,6 +51,16 @@ class Product:
         )
         return batch, m, n, k
 
+    @property
+    def spatial(self) -> tuple[tirx.IterVar, ...]:
+        """The iterators of C, in the order of its dimensions."""
+        return (*self.batch, *self.rows, *self.columns)
+
+    @property
+    def tiled(self) -> dict[str, tuple[tirx.IterVar, ...]]:
+        """The iterators that tiles cut, by the kernel's parameter."""
+        return {"block_m": self.rows, "block_n": self.columns, "block_k": self.reduction}
+
 
 def product_of(block: s_tir.SBlock, devices: Collection[tirx.Var] = ()) -> Product:
     """Return the matrix product that a block is; on one device, where `devices` are iterators over devices.

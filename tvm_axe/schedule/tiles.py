@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from tvm_axe.analysis.patterns import SPATIAL, is_pointwise
 from tvm_axe.analysis.sharing import bound_loops, driving_loop
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
+from tvm_axe.schedule.einsum import Einsum, einsum_of
 from tvm_axe.schedule.product import Product, product_of
 from tvm_axe.tile.backend import tile_targets
 from tvm_axe.tile.kernels import KERNELS, Kernel
@@ -24,6 +25,9 @@ from tvm_axe.tile.kernels.kernel import Problem
 
 PRODUCTS = ("matmul", "batched_matmul", "split_k_matmul", "stream_k_matmul", "skinny_matmul")
 """The kernels that compute a product of matrices, so that a block can be annotated with them."""
+
+SUMS = "einsum"
+"""The kernel that computes a product of any order of dimensions, and of parts of tensors."""
 
 _EITHER_ORDER = ("matmul", "batched_matmul")
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -64,8 +68,8 @@ def tile_kernel(
     The annotated program computes what it did; the kernel takes the block's place, on what each device holds, when the
     program is compiled (`tvm_axe.lower.tiles`).
 
-    Valid when `block` is a product of matrices of one type that `kernel` computes, `parameters` are the kernel's, and
-    `epilogue`, if given, is pointwise and alone reads the product.
+    Valid when `block` is a product of two tensors of one type that `kernel` computes, `parameters` are the kernel's,
+    and `epilogue`, if given, is pointwise and alone reads the product.
 
     Leaves ``axe.tile`` on the block, and ``axe.tile.NAME`` for each parameter NAME.
 
@@ -75,9 +79,10 @@ def tile_kernel(
         The schedule.
     block : SBlockRV
         A matrix product: ``C[batch, i, j] += A[batch, i, k] * B[batch, k, j]``, where each of these may be several
-        dimensions, B may be transposed, and the operands may be cast.
+        dimensions, B may be transposed, and the operands may be cast. For ``"einsum"`` in any order of dimensions,
+        and of parts of tensors.
     kernel : str
-        One of `PRODUCTS`.
+        One of `PRODUCTS`, or `SUMS`.
     epilogue : SBlockRV, optional
         The pointwise block that alone reads the product; it is moved into the block's nest.
     **parameters : int or ExprRV
@@ -87,8 +92,8 @@ def tile_kernel(
     Raises
     ------
     ScheduleError
-        If the block is no product of matrices of one type, the kernel isn't one for products, it has no such parameter
-        on any target, or the epilogue cannot be moved.
+        If the block is no such product, or of several types, the kernel isn't one for products, it has no such
+        parameter on any target, or the epilogue cannot be moved.
 
     Examples
     --------
@@ -104,8 +109,8 @@ def tile_kernel(
     query.given(sch, block, "tile_kernel")
     name = query.name_of(sch, block)
     try:
-        product = product_at(sch, block)
         made = kernel_for(kernel)
+        product = product_at(sch, block, kernel)
         problem = problem_of(made, product, _left(sch, block, product, epilogue))
     except ScheduleError as error:
         raise ScheduleError(f"tile_kernel: block {name!r}: {error}") from error
@@ -118,7 +123,7 @@ def tile_kernel(
     if epilogue is not None:
         query.given(sch, epilogue, "tile_kernel")
         _check_epilogue(sch, block, epilogue, product)
-        rows = [it.var for it in (*product.batch, *product.rows, *product.columns)]
+        rows = [it.var for it in product.spatial]
         nest = query.nest_of(sch, block)
         row = next((loop for loop in (driving_loop(nest, var) for var in rows) if loop is not None), None)
         if row is None:
@@ -132,18 +137,29 @@ def tile_kernel(
         sch.annotate(block, f"{TILE}.{key}", value)
 
 
-def product_at(sch: s_tir.Schedule, block: SBlockRV) -> Product:
-    """Return the matrix product that a block computes, on one device.
+def product_at(sch: s_tir.Schedule, block: SBlockRV, kernel: str = "matmul") -> Product | Einsum:
+    """Return the product that a block computes, on one device, as a kernel takes it.
 
     Raises
     ------
     ScheduleError
-        If the block computes no matrix product, or not all of one.
+        If the block computes no such product, or not all of one.
     """
     nest = query.nest_of(sch, block)
     if not covers(nest.realize, nest.loops):
         raise ScheduleError(f"block {nest.block.name_hint!r}: its loops don't run over all of the product")
-    return product_of(nest.block, _devices(nest))
+    return product_in(nest.block, kernel, _devices(nest))
+
+
+def product_in(block: s_tir.SBlock, kernel: str, devices: Collection[tirx.Var] = ()) -> Product | Einsum:
+    """Return the product that a block is, as a kernel takes it; on one device, if `devices` are iterators over devices.
+
+    Raises
+    ------
+    ScheduleError
+        If the block is no such product.
+    """
+    return einsum_of(block, devices) if kernel == SUMS else product_of(block, devices)
 
 
 def choice_of(block: s_tir.SBlock) -> Choice | None:
@@ -179,12 +195,12 @@ def kernel_for(name: str) -> Kernel:
     ScheduleError
         If there is no such kernel, or it doesn't compute products.
     """
-    if name not in PRODUCTS or name not in KERNELS:
-        raise ScheduleError(f"{name!r} is no kernel for products of matrices; valid are {', '.join(PRODUCTS)}")
+    if name not in (*PRODUCTS, SUMS):
+        raise ScheduleError(f"{name!r} is no kernel for products of matrices; valid are {', '.join((*PRODUCTS, SUMS))}")
     return KERNELS[name]
 
 
-def problem_of(kernel: Kernel, product: Product, out_dtype: str) -> Problem:
+def problem_of(kernel: Kernel, product: Product | Einsum, out_dtype: str) -> Problem:
     """Return a product as the kernel's problem.
 
     Raises
@@ -192,15 +208,16 @@ def problem_of(kernel: Kernel, product: Product, out_dtype: str) -> Problem:
     ScheduleError
         If the kernel doesn't compute the product: one with a batch where it takes none, or of operands of other types.
     """
-    batch, m, n, k = product.shape
-    problem: dict[str, Any] = {"m": m, "n": n, "k": k}
     dtype, other = str(product.a.dtype), str(product.b.dtype)
     if dtype != other or dtype not in _DTYPES:
         raise ScheduleError(
             f"{kernel.name} multiplies two operands of one type of {', '.join(_DTYPES)}; {product.a.name} is {dtype}, "
             f"{product.b.name} is {other}"
         )
-    problem["dtype"] = dtype
+    if isinstance(product, Einsum):
+        return {**product.operands.texts, "dtype": dtype, "out_dtype": out_dtype}
+    batch, m, n, k = product.shape
+    problem: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype}
     takes_batch = kernel.name == "batched_matmul"
     if takes_batch and not product.batch:
         raise ScheduleError(f"{kernel.name} takes a batch; valid is matmul")
@@ -225,7 +242,7 @@ def _devices(nest: NestedBlock) -> list[tirx.Var]:
     return [var for var, value in nest.bound.items() if any(value.same_as(driver) for driver in bound)]
 
 
-def _left(sch: s_tir.Schedule, block: SBlockRV, product: Product, epilogue: SBlockRV | None) -> str:
+def _left(sch: s_tir.Schedule, block: SBlockRV, product: Product | Einsum, epilogue: SBlockRV | None) -> str:
     """Return the type that a kernel would leave: that of its epilogue, given or in the block's nest already."""
     nest = query.nest_of(sch, block)
     readers = [reader for reader in query.tree(sch).consumers(nest) if shared_loops(nest, reader)]
@@ -233,7 +250,7 @@ def _left(sch: s_tir.Schedule, block: SBlockRV, product: Product, epilogue: SBlo
     return str(found[0].block.writes[0].source.dtype if len(found) == 1 else product.c.dtype)
 
 
-def _check_epilogue(sch: s_tir.Schedule, block: SBlockRV, epilogue: SBlockRV, product: Product) -> None:
+def _check_epilogue(sch: s_tir.Schedule, block: SBlockRV, epilogue: SBlockRV, product: Product | Einsum) -> None:
     name = query.name_of(sch, block)
     stmt, tree = query.nest_of(sch, epilogue).block, query.tree(sch)
     readers = [str(reader.block.name_hint) for reader in tree.consumers(query.nest_of(sch, block))]

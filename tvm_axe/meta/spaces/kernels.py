@@ -36,17 +36,17 @@ def choose(sch: s_tir.Schedule, offer: Offer, sampled: bool) -> None:
         else:
             values[name] = default
     block = sch.get_sblock(offer.block)
-    inner = _split(sch, block, values)
+    inner = _split(sch, block, offer.kernel, values)
     if offer.epilogue is not None:
         loop = sch.get_loops(block)[0] if inner is None else inner
         sch.reverse_compute_at(sch.get_sblock(offer.epilogue), loop)
     tile_kernel(sch, block, offer.kernel, **values)
 
 
-def _split(sch: s_tir.Schedule, block: SBlockRV, values: dict[str, int | ExprRV]) -> LoopRV | None:
+def _split(sch: s_tir.Schedule, block: SBlockRV, kernel: str, values: dict[str, int | ExprRV]) -> LoopRV | None:
     """Split a product's nest into the kernel's tiles, where each part is one loop; returns the grid's last loop."""
-    product = product_at(sch, block)
-    parts = {"block_m": product.rows, "block_n": product.columns, "block_k": product.reduction}
+    product = product_at(sch, block, kernel)
+    parts = product.tiled
     if not all(len(part) == 1 and name in values for name, part in parts.items()):
         return None
     loops = [query.loop_of(sch, block, part[0].var) for part in parts.values()]

@@ -10,6 +10,7 @@ from tvm.target import Target
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.attention import ATTENTION, PACKED_ATTENTION
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
+from tvm_axe.tile.kernels.einsum import EINSUM
 from tvm_axe.tile.kernels.gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
 from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
 from tvm_axe.tile.kernels.kernel import Kernel, Problem
@@ -20,7 +21,7 @@ from tvm_axe.tile.kernels.tiling import gpu_block
 from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
-    MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, FP8_MATMUL,
+    MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, FP8_MATMUL, EINSUM,
     ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, SOFTMAX, TRANSPOSE,
 )  # fmt: skip
 
