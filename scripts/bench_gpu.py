@@ -26,10 +26,21 @@ from tvm.target import Target
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.tile import compile_all
 from tvm_axe.tile.kernels import KERNELS, Kernel, matmul_for
+from tvm_axe.tile.kernels.einsum import Operands
 
 PRODUCT, MEMORY = "TFLOP/s", "GB/s"
 LAYERS = {"qkv": (6144, 4096), "out": (4096, 4096), "up": (28672, 4096), "down": (4096, 14336)}
 """Columns and depth of the products in a layer of a decoder of 8 billion parameters."""
+
+EINSUMS = {
+    "heads of qkv": ("b:4 s:2048 k:2048", "w:3 h:16 k:2048 x:128", "w:3 h:16 b:4 s:2048 x:128"),
+    "scores": ("b:4 s:2048 h:16 x:128", "b:4 t:2048 h:16 x:128", "b:4 h:16 s:2048 t:2048"),
+    "values": ("b:4 h:16 s:2048 t:2048", "b:4 t:2048 h:16 x:128", "b:4 s:2048 h:16 x:128"),
+    "out of heads": ("b:4 s:2048 h:16 x:128", "h:16 x:128 j:2048", "b:4 s:2048 j:2048"),
+    "experts": ("s:2 e:8 c:512 h:2048", "e:8 h:2048 f:4096", "s:2 e:8 c:512 f:4096"),
+    "both transposed": ("k:4096 i:4096", "j:4096 k:4096", "i:4096 j:4096"),
+}
+"""Products of attention and of experts, whose operands lie in memory as a model has them."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,10 @@ def cases(target: Target) -> Iterator[Case]:
         problem = {"m": n, "n": n, "k": n, "dtype": "float8_e4m3fn", "out_dtype": "bfloat16"}
         yield Case(f"fp8 {n}x{n}x{n}", KERNELS["fp8_matmul"], problem, "scaled_mm", 2.0 * n**3, tolerance=5e-2)
         yield Case(f"fp8 {n}x{n}x{n}", KERNELS["fp8_matmul"], problem, "bf16 matmul", 2.0 * n**3, tolerance=5e-2)
+    for name, (a, b, c) in EINSUMS.items():
+        operands = Operands.parse(a, b, c)
+        problem = {**operands.texts, "dtype": "bfloat16"}
+        yield Case(f"einsum {name}", KERNELS["einsum"], problem, "einsum", 2.0 * math.prod(operands.extents.values()))
     for causal in (False, True):
         shape = {"batch": 4, "heads": 32, "kv_heads": 32, "queries": 4096, "keys": 4096, "dim": 128}
         work = 4.0 * 4 * 32 * 4096**2 * 128 / (2 if causal else 1)
@@ -150,8 +165,16 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
         return made["Y"], made["X"].double().softmax(-1)
     if name == "transpose":
         return made["Y"], made["X"].T
+    if name == "einsum":
+        return made["C"], torch.einsum(equation(problem), made["A"].float(), made["B"].float())
     scale = made["a_scale"] * made["b_scale"] if "a_scale" in made else 1.0
     return made["C"], made["A"].float() @ made["B"].float().T * scale
+
+
+def equation(problem: Mapping[str, Any]) -> str:
+    """A problem of the kernel einsum, of whole tensors, as numpy and torch write it."""
+    a, b, c = ("".join(word.split(":")[0] for word in problem[name].split()) for name in "abc")
+    return f"{a},{b}->{c}"
 
 
 def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
@@ -188,6 +211,7 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
 
     return {
         "cublas": lambda t: torch.matmul(t["A"], t["B"].T, out=t["C"]),
+        "einsum": lambda t: torch.einsum(equation(case.problem), t["A"], t["B"]),
         "scaled_mm": scaled_mm,
         "bf16 matmul": bf16_matmul,
         "cudnn": lambda t: attend([SDPBackend.CUDNN_ATTENTION], t),
