@@ -8,8 +8,9 @@ import pytest
 from tvm.script import tirx as T
 
 import tvm_axe as axe
+from tvm_axe.collective.engine import HOST
 from tvm_axe.collective.timeline import WAITING
-from tvm_axe.lower.cost import OPERATIONS_PER_SECOND, estimate, expected, operations
+from tvm_axe.lower.cost import estimate, expected, operations
 
 TITLE = "predicted and measured on"
 
@@ -101,4 +102,4 @@ def test_the_stages_predictions_are_the_searchs() -> None:
     exe = axe.compile(sch, work_dir=None)
     own, _ = operations(sch.mod["main"], sch.mesh)
     assert sum(stage.operations for stage in exe.stages) == own == 2 * 32 * 24 * 24
-    assert sum(expected(exe.lowered)) == pytest.approx(estimate(exe.lowered) + own / OPERATIONS_PER_SECOND)
+    assert sum(expected(exe.lowered)) == pytest.approx(estimate(exe.lowered) + own / HOST.operations)

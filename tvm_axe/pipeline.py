@@ -36,6 +36,7 @@ from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe.collective.arena import PAGE
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.inserting import redistributed
@@ -186,7 +187,7 @@ PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS, BUILD)
 """The way of a function. On a mesh each worker does the last step for itself, told the builder by name."""
 
 
-def lowered_for(func: tirx.PrimFunc, mesh: Mesh) -> tuple[tirx.PrimFunc, Lowered]:
+def lowered_for(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> tuple[tirx.PrimFunc, Lowered]:
     """Lower a function as `tvm_axe.compile` does unless told otherwise: with copies where a device needs them.
 
     Parameters
@@ -195,23 +196,23 @@ def lowered_for(func: tirx.PrimFunc, mesh: Mesh) -> tuple[tirx.PrimFunc, Lowered
         A function over whole tensors, scheduled for `mesh` or not.
     mesh : Mesh
         The devices.
+    page : int
+        Bytes of which the distance between slabs is a multiple; the host's page if left out.
 
     Returns
     -------
     function : PrimFunc
         The function with what was inserted.
     lowered : Lowered
-        What each device runs, where memory comes in the pages of the host's.
+        What each device runs.
 
     Raises
     ------
     LowerError, LayoutError
         See `tvm_axe.lower.inserting.redistributed` and `tvm_axe.lower.lower`.
     """
-    work = REDISTRIBUTE(replace(Work.of(func, Target("llvm"), mesh), redistribute=True))
-    lowered = LOWER(work).lowered
-    assert lowered is not None
-    return work.module["main"], lowered
+    scheduled = redistributed(func, mesh)
+    return scheduled, lower(scheduled, mesh, page)
 
 
 def build(mod: IRModule, target: Target) -> Module:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 
 from tvm_axe.cli.command import Command, names, positive
-from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, given_kernel, given_target
+from tvm_axe.cli.given import add_engine_argument, add_kernel_arguments, engine_options, given_kernel, given_target
 
 __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
-    add_engine_argument(parser)
+    add_engine_argument(parser, gpus=True)
     parser.add_argument("--keep", default="", metavar="NAME,...", help="outputs that may stay sharded, such as state")
     parser.add_argument("--inputs", metavar="IN.npz", help="arrays to run on (default: random ones)")
     parser.add_argument("--measure", type=positive, default=12, help="schedules to run at most (default: %(default)s)")
@@ -41,6 +41,7 @@ def _search(args: argparse.Namespace) -> None:
         keep=names(args.keep),
         inputs=inputs,
         engine=args.engine,
+        options=engine_options(args),
         measure=args.measure,
         trials=args.trials,
         work_dir=args.work_dir,

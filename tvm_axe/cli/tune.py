@@ -11,6 +11,7 @@ from tvm_axe.cli.given import (
     GivenKernel,
     add_engine_argument,
     add_kernel_arguments,
+    engine_options,
     given_kernel,
     given_target,
     mesh_of,
@@ -28,7 +29,7 @@ __all__ = ["COMMAND"]
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
-    add_engine_argument(parser)
+    add_engine_argument(parser, gpus=True)
     parser.add_argument(
         "--trials", type=positive, default=64, help="measurements for each kernel on average (default: %(default)s)"
     )
@@ -79,9 +80,8 @@ def _tune_schedule(args: argparse.Namespace, program: GivenKernel, common: Mappi
     from tvm_axe.cli.inputs import write_trace
     from tvm_axe.meta.mesh import tune_program
 
-    result = tune_program(
-        program.func, program.mesh, target=given_target(args), engine=args.engine, keep=names(args.keep), **common
-    )
+    common = {**common, "engine": args.engine, "options": engine_options(args), "keep": names(args.keep)}
+    result = tune_program(program.func, program.mesh, target=given_target(args), **common)
     _print_tasks(result.tasks)
     print(f"report: {result.report}")
     print(f"the fastest schedule: {result.notation}")

@@ -11,7 +11,7 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe.errors import InputError
-from tvm_axe.layout import Mesh
+from tvm_axe.layout import Link, Mesh
 
 if TYPE_CHECKING:
     from tvm_axe.collective.session import Session
@@ -25,6 +25,21 @@ class Finding(NamedTuple):
     """What there is of it."""
     remedy: str | None = None
     """What would help, where there is too little for the engine to be launched."""
+
+
+class Rates(NamedTuple):
+    """How fast devices are, well enough to tell which schedules are not worth measuring."""
+
+    link: Link
+    """Between two of them."""
+    memory: float
+    """Bytes/s that one reads or writes of its own memory."""
+    operations: float
+    """Multiplications and additions a second in a tuned product."""
+
+
+HOST = Rates(Link(latency=10e-6, bandwidth=10e9), memory=10e9, operations=1e11)
+"""Worker processes of one machine: what waking a sleeper takes, and the memory bandwidth that a core sees."""
 
 
 class Engine(ABC):
@@ -50,6 +65,8 @@ class Engine(ABC):
     device_type : str
         What the devices are, by DLPack's name: ``"cpu"`` or ``"cuda"``. Slabs are in their memory, and programs are
         compiled for them.
+    rates : Rates
+        How fast they are, about.
     has_ranks : bool
         Whether its workers are the processes of a job that runs the caller's program in each of them, which has to be
         started as such a job (`start.start_ranks`), instead of being started by `launch`.
@@ -57,6 +74,7 @@ class Engine(ABC):
 
     name: str
     device_type: str = "cpu"
+    rates: Rates = HOST
     has_ranks: bool = False
 
     @property

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from tvm_axe.errors import InputError
 
 if TYPE_CHECKING:
+    from tvm.target import Target
+
     from tvm_axe.collective.engine import Engine
 
 _HOMES: dict[str, str] = {}
@@ -43,6 +45,21 @@ register("cuda", "tvm_axe.collective.cuda.engine:CUDA")
 def names() -> tuple[str, ...]:
     """The names of the engines, the default one first."""
     return tuple(_HOMES)
+
+
+def for_target(target: Target) -> Engine:
+    """Return the first engine on whose devices a target's code runs.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    for name in names():
+        found = find(name)
+        if found.matches(target):
+            return found
+    raise InputError(f"launch: no engine has devices for {target}; there are {', '.join(names())}")
 
 
 def find(name: str) -> Engine:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm_axe.collective import Timeline
+from tvm_axe.collective import Timeline, registry
 from tvm_axe.collective.timeline import ARRIVAL, WAITING
 from tvm_axe.lower.cost import expected
 from tvm_axe.lower.lowered import Lowered
@@ -41,7 +41,7 @@ class Measured:
 
     def lines(self, lowered: Lowered) -> list[str]:
         """Return a table of the stages, the waiting and the whole: milliseconds predicted, measured, their ratio."""
-        predicted = expected(lowered)
+        predicted = expected(lowered, registry.find(self.engine).rates)
         rows: list[tuple[str, float | None, float | None]] = [
             (stage.name, own, found) for stage, own, found in zip(lowered.stages, predicted, self.stages, strict=True)
         ]

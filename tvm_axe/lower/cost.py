@@ -1,35 +1,30 @@
 """What a schedule is expected to take, well enough to tell which ones are not worth measuring.
 
-Of each stage: the bytes that the busiest device receives of its peers, and those of its own that it touches, over the
-bandwidth; and a latency for each time that it must wait for others. Arithmetic is left out: schedules that share a
-program over the same axes do the same amount of it, which `operations` counts for those that don't. (The alpha-beta
-model of `tvm_axe.layout.redistributing`.)
+Of each stage: the bytes that the busiest device receives of its peers over the link's bandwidth, those of its own that
+it touches over the memory's; and a latency for each time that it must wait for others. Arithmetic is left out:
+schedules that share a program over the same axes do the same amount of it, which `operations` counts for those that
+don't. (The alpha-beta model of `tvm_axe.layout.redistributing`.)
 """
 
 from __future__ import annotations
 
 from tvm import tirx
 
-from tvm_axe.layout import Link, Mesh
+from tvm_axe.collective.engine import HOST, Rates
+from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower import Lowered
 from tvm_axe.lower.program import parse_program
 
-SHARED_MEMORY = Link(latency=10e-6, bandwidth=10e9)
-"""Worker processes of one machine: what waking a sleeper takes, and the memory bandwidth that a core sees."""
-
-OPERATIONS_PER_SECOND = 1e11
-"""Of a device in a tuned matmul; where axes are left out, devices do more of them."""
-
 _WAITS = {"local": 0, Collective.ALL_REDUCE: 2}  # of any other kind: 1
 
 
-def estimate(lowered: Lowered, link: Link = SHARED_MEMORY) -> float:
+def estimate(lowered: Lowered, rates: Rates = HOST) -> float:
     """Seconds of one run, arithmetic left out."""
-    return features_of_program(lowered, link)["link_seconds"]
+    return features_of_program(lowered, rates)["link_seconds"]
 
 
-def features_of_program(lowered: Lowered, link: Link = SHARED_MEMORY) -> dict[str, float]:
+def features_of_program(lowered: Lowered, rates: Rates = HOST) -> dict[str, float]:
     """What a lowered program communicates, in numbers for a cost model.
 
     Returns
@@ -57,7 +52,7 @@ def features_of_program(lowered: Lowered, link: Link = SHARED_MEMORY) -> dict[st
         "overlapping": float(sum(stage.chunks > 1 for stage in stages)),
         "mesh_kernels": float(kernels),
         "collectives": float(sum(stage.axis is not None for stage in stages) - kernels),
-        "link_seconds": float(moved + memory) / link.bandwidth + sum(waits) * link.latency,
+        "link_seconds": moved / rates.link.bandwidth + memory / rates.memory + sum(waits) * rates.link.latency,
     }
 
 
@@ -67,11 +62,12 @@ def operations(func: tirx.PrimFunc, mesh: Mesh) -> tuple[float, float]:
     return sum(own for own, _ in counts), sum(whole for _, whole in counts)
 
 
-def expected(lowered: Lowered, link: Link = SHARED_MEMORY) -> list[float]:
+def expected(lowered: Lowered, rates: Rates = HOST) -> list[float]:
     """Seconds that each stage is expected to take, its arithmetic with them: what the search ranks by, taken apart."""
     return [
-        (stage.bytes + stage.memory) / link.bandwidth
-        + _WAITS.get(stage.kind, 1) * link.latency
-        + stage.operations / OPERATIONS_PER_SECOND
+        stage.bytes / rates.link.bandwidth
+        + stage.memory / rates.memory
+        + _WAITS.get(stage.kind, 1) * rates.link.latency
+        + stage.operations / rates.operations
         for stage in lowered.stages
     ]

@@ -33,7 +33,8 @@ def tune(
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
-    engine: str = "processes",
+    engine: str | None = None,
+    options: Mapping[str, Any] | None = None,
     keep: Collection[str] = (),
     pack_weights: bool = False,
 ) -> TuneResult:
@@ -72,7 +73,7 @@ def tune(
         were: the model learns from times, which differ a little whenever they are measured.
     progress
         Whether to show a bar: trials a minute, the best, its rate, failures, the model's error, time left.
-    engine, keep
+    engine, options, keep
         For a program on a mesh: see `tvm_axe.meta.mesh.tune_program`.
     pack_weights
         For a Relax model on a CPU: whether its weights that are parameters may be stored as the kernels like them best,
@@ -110,5 +111,6 @@ def tune(
         seed=seed,
         progress=progress,
         engine=engine,
+        options=options,
         keep=keep,
     )

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 import tvm_axe as axe
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower.cost import estimate
-from tvm_axe.meta.mesh import bench
+from tvm_axe.meta.mesh import bench, devices
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.records.database import Database, with_only_attrs
 from tvm_axe.records.folders import MESH
@@ -65,7 +65,7 @@ def test_the_rest_says_why(sgd, tmp_path):
 
 def test_what_was_measured_is_not_measured_again(sgd, tmp_path, monkeypatch):
     first = find(sgd, tmp_path, measure=3)
-    monkeypatch.setattr(bench, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
+    monkeypatch.setattr(devices, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
     second = find(sgd, tmp_path, measure=3)
     assert [found.median_ms for found in second.schedules] == [found.median_ms for found in first.schedules]
 
@@ -81,7 +81,7 @@ def test_what_an_earlier_version_recorded_is_not_measured_again(sgd, tmp_path, m
         infos = ms.arg_info.ArgInfo.from_prim_func(workload.mod["main"])
         seconds = [(n + 1) * s for s in (5e-3, 1e-3, 2e-3)]
         database.commit_tuning_record(ms.database.TuningRecord(found.sch.trace, workload, seconds, target, infos))
-    monkeypatch.setattr(bench, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
+    monkeypatch.setattr(devices, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
     result = find(sgd, tmp_path, measure=3)
     assert [f.median_ms for f in result.schedules[:3]] == pytest.approx([2, 4, 6])
     assert str(result.trace) == str(measured.trace)
@@ -220,6 +220,6 @@ def test_what_compile_would_insert_is_inserted_and_counted(tmp_path, monkeypatch
     assert (exe.lowered.inserted, exe.notation) == (result.best.inserted, result.notation)
     assert sum(stage.bytes for stage in exe.stages) == result.best.bytes > 24
     assert 1e3 * estimate(exe.lowered) == pytest.approx(result.best.estimate_ms)
-    monkeypatch.setattr(bench, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
+    monkeypatch.setattr(devices, "launch", lambda *_, **__: pytest.fail("nothing was left to measure"))
     again = axe.search(func, mesh, **options)
     assert [found.median_ms for found in again.schedules] == [found.median_ms for found in result.schedules]

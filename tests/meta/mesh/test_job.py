@@ -16,6 +16,7 @@ from tvm.target import Target
 import tvm_axe as axe
 from tvm_axe import _tvm
 from tvm_axe.analysis.patterns import is_product
+from tvm_axe.collective.engine import HOST
 from tvm_axe.layout import Layout, Link, Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.cost import estimate, features_of_program, operations
@@ -99,7 +100,7 @@ class Clock:
     def seconds(self, mod):
         """Arithmetic, another machine's link, and what each kernel, fusion and number of chunks does to it."""
         func, lowered = lowered_for(mod["main"], mesh_of(mod))
-        features = features_of_program(lowered, Link(latency=30e-6, bandwidth=3e9))
+        features = features_of_program(lowered, HOST._replace(link=Link(latency=30e-6, bandwidth=3e9), memory=3e9))
         total = 2e-4 + features["link_seconds"] + operations(func, lowered.mesh)[0] / self.rate
         total += 5e-6 * features["messages"]
         total += sum(2e-5 * self.draw(stage.kind + str(stage.kernel)) for stage in lowered.stages)

@@ -9,10 +9,10 @@ from typing import Any
 from tvm_axe.collective.cuda import driver
 from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.discrete import DiscreteSession
-from tvm_axe.collective.engine import Engine, Finding
+from tvm_axe.collective.engine import Engine, Finding, Rates
 from tvm_axe.collective.session import Session
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.layout import Mesh
+from tvm_axe.layout import Link, Mesh
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.nvcc import find_compiler
 from tvm_axe.machines.target import resolve_target
@@ -26,6 +26,8 @@ class CudaEngine(Engine):
 
     name = "cuda"
     device_type = "cuda"
+    # NVLink 4 with a meeting of devices; the memory of an H200, and 16-bit products on its tensor cores.
+    rates = Rates(Link(latency=5e-6, bandwidth=360e9), memory=4e12, operations=7e14)
 
     def findings(self) -> list[Finding]:
         found = [*super().findings(), _compiler()]

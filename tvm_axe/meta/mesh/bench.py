@@ -13,12 +13,13 @@ from tvm.target import Target
 
 from tvm_axe.checking.inputs import distinct_values, indices_of
 from tvm_axe.checking.reference import Expected, Reference
-from tvm_axe.collective import Workers, launch
+from tvm_axe.collective import Workers
 from tvm_axe.compiler import compile
 from tvm_axe.errors import TuneError
 from tvm_axe.executable import Executable
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
+from tvm_axe.meta.mesh.devices import Devices
 
 __all__ = ["CONDITIONS", "KEPT", "ProgramBench", "random_inputs"]
 
@@ -38,7 +39,7 @@ class ProgramBench:
 
     Parameters
     ----------
-    mesh, engine
+    mesh, devices
         The devices, and what they are.
     target
         What their kernels are compiled for, resolved.
@@ -61,14 +62,14 @@ class ProgramBench:
     def __init__(
         self,
         mesh: Mesh,
-        engine: str,
+        devices: Devices,
         target: Target,
         work_dir: Path,
         origin: tirx.PrimFunc,
         arrays: Mapping[str, np.ndarray],
         repeat: int | None = None,
     ) -> None:
-        self.mesh, self.engine, self.target, self.work_dir = mesh, engine, target, work_dir
+        self.mesh, self.devices, self.target, self.work_dir = mesh, devices, target, work_dir
         self.origin, self.arrays, self.repeat = origin, arrays, repeat
         self.expected: Expected | None = None
         self._kept: dict[int, tuple[Lowered, Executable]] = {}
@@ -95,7 +96,7 @@ class ProgramBench:
         exe = self._compiled(lowered)
         built = time.perf_counter() - start
         if self._workers is None or self._workers.closed:
-            self._workers = launch(self.mesh, engine=self.engine)
+            self._workers = self.devices.launch(self.mesh)
         arrays = [self.arrays[name] for name in exe.inputs]
         results = exe.run(self._workers, *arrays)
         self._check(dict(zip(exe.outputs, results if isinstance(results, tuple) else (results,))))

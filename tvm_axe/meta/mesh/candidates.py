@@ -10,6 +10,7 @@ from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.lower.cost import operations
+from tvm_axe.meta.mesh.devices import Devices
 from tvm_axe.meta.mesh.moves import Candidate
 from tvm_axe.pipeline import lowered_for
 from tvm_axe.records.database import with_only_attrs
@@ -39,10 +40,12 @@ class Candidates:
     ----------
     mesh
         The devices; None if the modules name them, as workloads do.
+    devices
+        What the devices are; processes of this machine if None.
     """
 
-    def __init__(self, mesh: Mesh | None = None) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh | None = None, devices: Devices | None = None) -> None:
+        self.mesh, self.devices = mesh, devices or Devices()
         self._lowered: dict[int, tuple[tirx.PrimFunc, Lowered] | LowerError] = {}
         self._firsts: dict[int, int] = {}  # of what devices run, the candidate that was met first
         self._steps: dict[int, tuple[str, ...]] = {}
@@ -94,7 +97,7 @@ class Candidates:
         key = _key(mod)
         if key not in self._lowered:
             try:
-                self._lowered[key] = lowered_for(mod["main"], self.mesh or mesh_of(mod))
+                self._lowered[key] = lowered_for(mod["main"], self.mesh or mesh_of(mod), self.devices.page)
             except LowerError as error:
                 self._lowered[key] = error
         found = self._lowered[key]

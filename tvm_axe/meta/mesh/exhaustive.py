@@ -18,9 +18,10 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.lower import Lowered
-from tvm_axe.lower.cost import SHARED_MEMORY, estimate
+from tvm_axe.lower.cost import estimate
 from tvm_axe.meta.mesh.bench import ProgramBench, random_inputs
 from tvm_axe.meta.mesh.candidates import Candidates
+from tvm_axe.meta.mesh.devices import Devices
 from tvm_axe.meta.mesh.finals import chosen, median_seconds, run_finals, with_best
 from tvm_axe.meta.mesh.job import base_of, in_order, name_of, outcomes
 from tvm_axe.meta.mesh.kernels import KernelTuner
@@ -51,11 +52,12 @@ def search(
     *,
     keep: Collection[str] = (),
     inputs: Sequence[np.ndarray] | None = None,
-    engine: str = "processes",
+    engine: str | None = None,
+    options: Mapping[str, Any] | None = None,
     measure: int = 12,
     slack: float = 1.5,
     chunks: Sequence[int] = (2, 4),
-    link: Link = SHARED_MEMORY,
+    link: Link | None = None,
     trials: int = 0,
     work_dir: str | Path = WORK_DIR,
     repeat: int = 10,
@@ -82,16 +84,18 @@ def search(
         Output parameters that may stay sharded, as an optimizer's state does.
     inputs : sequence of numpy.ndarray, optional
         Whole arrays to run on; random ones if left out.
-    engine : str
-        What the devices are: see `launch`.
+    engine : str, optional
+        What the devices are: see `launch`. The first engine that runs the target's code, if left out.
+    options : mapping, optional
+        What `launch` takes beside, such as ``{"gpus": (0, 1)}``.
     measure : int
         How many schedules to run at most.
     slack : float
         At least 1.
     chunks : sequence of int
         Into how many chunks overlapping stages may cut a device's slice.
-    link : Link
-        The link model's latency and bandwidth.
+    link : Link, optional
+        The link model's latency and bandwidth; as the engine says if left out.
     trials : int
         Tune each schedule's local kernels with so many candidates first; 0 takes what `work_dir` has.
     work_dir : path
@@ -105,7 +109,8 @@ def search(
     Raises
     ------
     TuneError
-        If a number is out of range, or no schedule of the program could be run.
+        If a number is out of range, the engine's devices don't run the target's code, or no schedule of the program
+        could be run.
     LowerError
         If no mesh is given, or the program itself can't be lowered.
     ScheduleError
@@ -122,10 +127,12 @@ def search(
     start, work_dir = time.monotonic(), Path(work_dir)
     seed = base_of("search", program, mesh, seed_schedule)
     resolved = program_target(seed.mesh, target)
-    known = Candidates(seed.mesh)
+    devices = Devices.of(resolved, engine, options)
+    rates = devices.rates if link is None else devices.rates._replace(link=link)
+    known = Candidates(seed.mesh, devices)
     known.lowered(seed.mod)  # an error in the program itself is the caller's
     enumerated = (known.with_lowered(candidate) for candidate in schedules(seed, keep, chunks))
-    costs = [(estimate(_lowered(c), link), c) for c in enumerated if c is not None]
+    costs = [(estimate(_lowered(c), rates), c) for c in enumerated if c is not None]
     costs.sort(key=lambda pair: pair[0])
     limit = slack * costs[0][0]
     worth = [candidate for cost, candidate in costs if cost <= limit][:measure]
@@ -133,14 +140,14 @@ def search(
     (func,) = seed.origin.functions.values()
     workload = Workload(name_of(seed), program_workload(func, seed.mesh), folder=work_dir / _FOLDER, exact=True)
     arrays = _arrays(inputs, func, known.lowered(seed.mod))
-    bench = ProgramBench(seed.mesh, engine, resolved, work_dir, func, arrays, repeat)
+    bench = ProgramBench(seed.mesh, devices, resolved, work_dir, func, arrays, repeat)
     before = [record for record in _records(workload, resolved) if median_seconds(record) < FAILED_SECONDS]
     timed, done = {str(record.trace) for record in before}, sum(bool(record.trace.insts) for record in before)
     todo = [candidate.sch for candidate in worth if str(candidate.sch.trace) not in timed]
     space = ms.space_generator.ScheduleFn(lambda _: todo, sch_rules=[], postprocs=[], mutator_probs={})
     with _kernels(known, trials, resolved, work_dir) as kernels, contextlib.closing(bench):
         runner = LocalRunner(bench, known, kernels)
-        tools = Tools(runner, ProgramModel(known, link), lambda *_: space, Exhaustive, opening=0)
+        tools = Tools(runner, ProgramModel(known, rates), lambda *_: space, Exhaustive, opening=0)
         job = Job([workload], tools, resolved, work_dir, done + len(todo), seed=0)
         (result,) = job.run(progress)
         if todo:

@@ -20,6 +20,7 @@ from tvm_axe.errors import LowerError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.cost import estimate
 from tvm_axe.meta.mesh.candidates import Candidates
+from tvm_axe.meta.mesh.devices import Devices
 from tvm_axe.meta.mesh.finals import applied, chosen, latest, median_seconds, run_finals, with_best
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.model import ProgramModel
@@ -55,7 +56,8 @@ def tune_program(
     report: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
-    engine: str = "processes",
+    engine: str | None = None,
+    options: Mapping[str, Any] | None = None,
     keep: Collection[str] = (),
 ) -> TuneResult:
     """Search for the fastest way for a program to compute and communicate on a mesh, and keep every measurement.
@@ -89,14 +91,18 @@ def tune_program(
     progress
         Whether to show bars.
     engine
-        What the devices are: see `tvm_axe.launch`. Part of the workload, as times differ.
+        What the devices are: see `tvm_axe.launch`; the first engine that runs the target's code if None. Part of the
+        workload, as times differ.
+    options
+        What `tvm_axe.launch` takes beside, such as ``{"gpus": (0, 1)}``; part of the workload too.
     keep
         Output parameters that may stay sharded, as an optimizer's state does.
 
     Raises
     ------
     TuneError
-        If `trials` is not positive, `work_dir` cannot be used, or no schedule could be run.
+        If `trials` is not positive, `work_dir` cannot be used, the engine's devices don't run the target's code, or no
+        schedule could be run.
     LowerError
         If no mesh is given, or the program itself can't be lowered.
     ScheduleError
@@ -105,8 +111,10 @@ def tune_program(
     if trials < 1:
         raise TuneError(f"trials: at least one candidate is needed, not {trials}")
     base = base_of("tune", program, mesh, lambda func, mesh: Schedule(func, mesh=mesh))
-    mod, resolved = _workload(base, engine, keep), program_target(base.mesh, target)
-    candidates = Candidates()
+    resolved = program_target(base.mesh, target)
+    devices = Devices.of(resolved, engine, options)
+    mod = program_workload(base.mod["main"], base.mesh, devices, keep)
+    candidates = Candidates(None, devices)
     candidates.lowered(mod)  # an error in the program itself is the caller's
     next(sharings(mod["main"], base.mesh))
     start, work_dir = time.monotonic(), Path(work_dir)
@@ -148,14 +156,15 @@ def best_schedule(
     *,
     target: str | dict[str, Any] | Target = "llvm",
     work_dir: str | Path = WORK_DIR,
-    engine: str = "processes",
+    engine: str | None = None,
+    options: Mapping[str, Any] | None = None,
     keep: Collection[str] = (),
 ) -> Schedule | None:
     """The fastest schedule that `tune_program` recorded, applied to the program; None if there is no record.
 
     Parameters
     ----------
-    program, mesh, target, work_dir, engine, keep
+    program, mesh, target, work_dir, engine, options, keep
         As `tune_program` took them.
 
     Raises
@@ -166,8 +175,10 @@ def best_schedule(
         If the database cannot be read, or its record doesn't apply as the program names blocks in another way.
     """
     base = base_of("tune", program, mesh, lambda func, mesh: Schedule(func, mesh=mesh))
-    mod, resolved = _workload(base, engine, keep), program_target(base.mesh, target)
-    best = chosen(_records(base, mod, resolved, Path(work_dir)))
+    resolved = program_target(base.mesh, target)
+    devices = Devices.of(resolved, engine, options)
+    mod = program_workload(base.mod["main"], base.mesh, devices, keep)
+    best = chosen(_records(base, mod, resolved, Path(work_dir)), Candidates(None, devices))
     return None if best is None else _applied_to(base, best, folder_for(work_dir, resolved, name_of(base), mod))
 
 
@@ -244,7 +255,7 @@ def _measured(
             continue  # the program as it is shares nothing
         seconds, why = became[str(record.trace)]
         sch = _applied_to(base, record, folder)
-        yield Found.of(sch, candidates.steps(mod), lowered, estimate(lowered), seconds, why)
+        yield Found.of(sch, candidates.steps(mod), lowered, estimate(lowered, candidates.devices.rates), seconds, why)
 
 
 def _records(base: Schedule, mod: IRModule, target: Target, work_dir: Path) -> list[ms.database.TuningRecord]:
@@ -264,7 +275,3 @@ def _applied_to(base: Schedule, record: ms.database.TuningRecord, folder: Path) 
             f"other names for its blocks, perhaps ({reason}); tune it in another work_dir"
         ) from error
     return schedule
-
-
-def _workload(base: Schedule, engine: str, keep: Collection[str]) -> IRModule:
-    return program_workload(base.mod["main"], base.mesh, engine, keep)

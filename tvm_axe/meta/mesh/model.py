@@ -21,9 +21,9 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.patterns import is_product
-from tvm_axe.layout import Link
+from tvm_axe.collective.engine import Rates
 from tvm_axe.lower import Lowered
-from tvm_axe.lower.cost import OPERATIONS_PER_SECOND, SHARED_MEMORY, features_of_program
+from tvm_axe.lower.cost import features_of_program
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.kernels import local_kernels
 from tvm_axe.meta.mesh.moves import structure
@@ -34,7 +34,7 @@ __all__ = ["ProgramModel"]
 # Standard deviations of what the link model doesn't know, in shares of what a schedule takes.
 _COMMON, _ARITHMETIC = 1.4, 1.4
 _KERNEL, _SHAPE, _CHUNKS, _ALONE, _NOISE = 0.1, 0.05, 0.03, 0.02, 0.05
-_UNTUNED = 2e9  # operations a second, at best, of a matmul in a kernel that can't be tuned
+_UNTUNED = 0.02  # of the operations a second, at best, in a matmul whose kernel can't be tuned
 _HOPE = 1.5  # standard deviations that a schedule may beat its expectation by
 
 
@@ -46,13 +46,14 @@ class ProgramModel(ms.cost_model.PyCostModel):
     ----------
     candidates
         What is known of the program's schedules.
-    link
-        Latency and bandwidth of the mesh.
+    rates
+        How fast the devices are; as their engine says if None.
     """
 
-    def __init__(self, candidates: Candidates | None = None, link: Link = SHARED_MEMORY) -> None:
+    def __init__(self, candidates: Candidates | None = None, rates: Rates | None = None) -> None:
         super().__init__()
-        self.candidates, self.link = Candidates() if candidates is None else candidates, link
+        self.candidates = Candidates() if candidates is None else candidates
+        self.rates = self.candidates.devices.rates if rates is None else rates
         self._terms: dict[int, tuple[float, dict[str, float]]] = {}
         self._seconds: dict[int, float] = {}
 
@@ -108,7 +109,7 @@ class ProgramModel(ms.cost_model.PyCostModel):
         key = structure(candidate.sch)
         if key not in self._terms:
             mod = candidate.sch.mod
-            self._terms[key] = _terms(self.candidates.lowered(mod), self.candidates.operations(mod), self.link)
+            self._terms[key] = _terms(self.candidates.lowered(mod), self.candidates.operations(mod), self.rates)
         return key
 
     def _shared(self, a: int, b: int) -> float:
@@ -119,12 +120,12 @@ class ProgramModel(ms.cost_model.PyCostModel):
         return shared + (_ALONE**2 if a == b else 0.0)
 
 
-def _terms(lowered: Lowered, operations: tuple[float, float], link: Link) -> tuple[float, dict[str, float]]:
+def _terms(lowered: Lowered, operations: tuple[float, float], rates: Rates) -> tuple[float, dict[str, float]]:
     """What is expected before anything was measured, and the size of each error that it may have, by a name for it."""
-    features = features_of_program(lowered, link)
+    features = features_of_program(lowered, rates)
     kernels = list(local_kernels(lowered).functions.values())
     own, whole = operations
-    rate = _UNTUNED if any(_is_untuned_product(func) for func in kernels) else OPERATIONS_PER_SECOND
+    rate = rates.operations * (_UNTUNED if any(_is_untuned_product(func) for func in kernels) else 1)
     expected = features["link_seconds"] + own / rate
     # Devices of an axis that shares nothing do the same, each as much as all of them otherwise did together.
     share = own * lowered.mesh.size / whole if whole else 1.0

@@ -24,7 +24,7 @@ from tvm_axe.lower import Lowered
 from tvm_axe.meta.measure.child import serve
 from tvm_axe.meta.mesh.bench import ProgramBench, random_inputs
 from tvm_axe.meta.mesh.candidates import Candidates
-from tvm_axe.meta.mesh.space import engine_of
+from tvm_axe.meta.mesh.space import devices_of
 
 __all__ = ["MEASURE", "PREPARE", "bench_for", "main"]
 
@@ -36,7 +36,8 @@ def bench_for(mod: IRModule, lowered: Lowered, target: Target, work_dir: Path, o
 
     `origin` is the program before any primitive.
     """
-    return ProgramBench(lowered.mesh, engine_of(mod), target, work_dir, origin, random_inputs(origin, lowered))
+    devices = devices_of(mod, target)
+    return ProgramBench(lowered.mesh, devices, target, work_dir, origin, random_inputs(origin, lowered))
 
 
 class _Handler:
@@ -48,18 +49,19 @@ class _Handler:
         kind, mod_json, *more = request
         start = time.perf_counter()
         mod = tvm.ir.load_json(mod_json)
-        lowered = self.candidates.lowered(mod)
         if kind == PREPARE:
             target, work_dir, origin, reference = more
             where = Target(json.loads(target)), Path(work_dir)
-            self.bench = bench_for(mod, lowered, *where, tvm.ir.load_json(origin))
+            self.candidates = Candidates(None, devices_of(mod, where[0]))
+            self.bench = bench_for(mod, self.candidates.lowered(mod), *where, tvm.ir.load_json(origin))
             if reference is not None:
                 self.bench.expect(reference)
                 return {}
-            median = self.bench.time(lowered)[0]
+            median = self.bench.time(self.candidates.lowered(mod))[0]
             return {"reference": self.bench.expected, "median": median}
         if self.bench is None:
             raise TuneError("nothing was prepared")
+        lowered = self.candidates.lowered(mod)
         lowering = time.perf_counter() - start
         median, build = self.bench.time(lowered)
         build += lowering

@@ -25,7 +25,7 @@ from tvm_axe.meta.mesh.bench import CONDITIONS, ProgramBench
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.process import MEASURE, PREPARE
-from tvm_axe.meta.mesh.space import engine_of
+from tvm_axe.meta.mesh.space import devices_of
 
 __all__ = ["LocalRunner", "MeshRunner"]
 
@@ -56,7 +56,7 @@ class MeshRunner:
 
     def __init__(self, target: Target, kernels: KernelTuner, log: Path, timeout: float, origin: tirx.PrimFunc) -> None:
         self.target, self.kernels, self._timeout, self._origin = target, kernels, timeout, origin
-        self._calls, self.engine = 0.0, ""
+        self._calls, self.devices = 0.0, ""
         self._child = Child(_MAIN, log)
         self._mod: IRModule | None = None
         self._reference: Expected | None = None
@@ -64,11 +64,11 @@ class MeshRunner:
     @property
     def conditions(self) -> dict[str, str | int]:
         """Under what conditions schedules are measured."""
-        return {"devices": self.engine, **CONDITIONS}
+        return {"devices": self.devices, **CONDITIONS}
 
     def prepare(self, mod: IRModule) -> Measurement:
         """Run and time the program as it is, beside the same before any primitive on one device; so are schedules."""
-        self._mod, self._reference, self.engine = mod, None, engine_of(mod)
+        self._mod, self._reference, self.devices = mod, None, str(devices_of(mod, self.target))
         status, answer = self._prepare()
         if status != "ok":
             return Measurement(None, answer)
@@ -126,7 +126,7 @@ class LocalRunner:
     def conditions(self) -> dict[str, str | int]:
         """Under what conditions schedules are measured."""
         runs = {} if self.bench.repeat is None else {"runs": self.bench.repeat}
-        return {"devices": self.bench.engine, **CONDITIONS, **runs}
+        return {"devices": str(self.bench.devices), **CONDITIONS, **runs}
 
     def prepare(self, mod: IRModule) -> Measurement:
         """Nothing: the program as it is, which may share nothing, isn't run."""

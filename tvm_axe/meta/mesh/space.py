@@ -18,12 +18,11 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from tvm_axe.errors import TuneError
 from tvm_axe.layout import Mesh
-from tvm_axe.lower.cost import OPERATIONS_PER_SECOND, estimate
-from tvm_axe.machines import backend_of
+from tvm_axe.lower.cost import estimate
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.candidates import Candidates, mesh_of
+from tvm_axe.meta.mesh.devices import Devices
 from tvm_axe.meta.mesh.moves import Candidate, one_after_other, spaces, structure
 from tvm_axe.meta.mesh.seeds import sharings
 from tvm_axe.meta.spaces.mutator import MutateChoice
@@ -31,7 +30,7 @@ from tvm_axe.records.database import with_only_attrs
 from tvm_axe.records.folders import MESH
 from tvm_axe.schedule import LAYOUTS
 
-__all__ = ["CHUNKS", "Lowers", "engine_of", "first_schedules", "program_space", "program_target", "program_workload"]
+__all__ = ["CHUNKS", "Lowers", "devices_of", "first_schedules", "program_space", "program_target", "program_workload"]
 
 ENGINE, KEEP = "axe.engine", "axe.keep"
 """A workload's attributes beside its mesh: what its devices are, and the outputs that may stay sharded."""
@@ -41,12 +40,12 @@ SHARINGS, SCHEDULES = 16, 48  # ways to share, and schedules that go on to be ov
 
 
 def program_workload(
-    func: tirx.PrimFunc, mesh: Mesh, engine: str | None = None, keep: Collection[str] = ()
+    func: tirx.PrimFunc, mesh: Mesh, devices: Devices | str | None = None, keep: Collection[str] = ()
 ) -> IRModule:
     """The workload of a program on a mesh; `axe.search` records schedules without saying what the devices were."""
     attrs = {"global_symbol": "main", "s_tir": True, MESH: str(mesh)}
-    if engine is not None:
-        attrs[ENGINE] = engine
+    if devices is not None:
+        attrs[ENGINE] = str(devices)
     if keep:
         attrs[KEEP] = ",".join(sorted(keep))
     if func.attrs and LAYOUTS in func.attrs:
@@ -56,26 +55,13 @@ def program_workload(
 
 
 def program_target(mesh: Mesh, target: str | dict[str, Any] | Target) -> Target:
-    """Return what a program on a mesh is compiled for while its schedules are tried, each device with its cores.
-
-    Raises
-    ------
-    TuneError
-        If that is a GPU.
-    """
-    resolved = resolve_target(target, threads=cores_per_device(mesh))
-    device = backend_of(resolved).device
-    if not backend_of(resolved).on_host:
-        raise TuneError(
-            f"target: schedules of a mesh are tried on CPU workers, not on {device}; leave target out, and compile the "
-            f"schedule that is found for {device}: axe.compile(schedule, target={device!r})"
-        )
-    return resolved
+    """Return what a program on a mesh is compiled for while its schedules are tried, each device with its cores."""
+    return resolve_target(target, threads=cores_per_device(mesh))
 
 
-def engine_of(mod: IRModule) -> str:
-    """What the devices of a program's workload are: see `tvm_axe.launch`."""
-    return str(mod["main"].attrs[ENGINE])
+def devices_of(mod: IRModule, target: Target) -> Devices:
+    """What the devices of a program's workload are."""
+    return Devices.parse(str(mod["main"].attrs[ENGINE]), target)
 
 
 def program_space(
@@ -135,7 +121,8 @@ def _cost(mod: IRModule, candidates: Candidates) -> float | None:
     lowered = candidates.lowered_or_none(mod)
     if lowered is None:
         return None
-    return estimate(lowered) + candidates.operations(mod)[0] / OPERATIONS_PER_SECOND
+    rates = candidates.devices.rates
+    return estimate(lowered, rates) + candidates.operations(mod)[0] / rates.operations
 
 
 @derived_object
