@@ -105,7 +105,7 @@ def _dims(
     iterators: Mapping[tirx.Var, tirx.IterVar],
     starts: list[tirx.Expr],
 ) -> list[Dim]:
-    """What runs over each dimension of an operand; where parts start is added to `starts` if it is no number."""
+    """Return what runs over each dimension of an operand; where parts start goes to `starts` if it is no number."""
     found: list[Dim] = []
     for size, index in zip(buffer.shape, indices):
         running = [var for var in iterators if var in variables_of(index)]
@@ -142,7 +142,7 @@ def _dims(
 def _merged(
     operands: Sequence[list[Dim]], behind: dict[str, tuple[tirx.IterVar, ...]]
 ) -> tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...]]:
-    """The operands with what always follows each other as one dimension."""
+    """Return the operands with what always follows each other as one dimension."""
     sides = [list(dims) for dims in operands]
     pair = _following(sides)
     while pair is not None:
@@ -161,7 +161,7 @@ def _merged(
 
 
 def _following(sides: Sequence[Sequence[Dim]]) -> tuple[str, str] | None:
-    """Two indices of which the second follows the first in every operand that has one of them."""
+    """Return two indices of which the second follows the first in every operand that has one of them."""
     pairs = {(x.index, y.index) for dims in sides for x, y in pairwise(dims) if x.index and y.index}
     for first, second in sorted(pairs):
         fits = [

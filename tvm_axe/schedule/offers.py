@@ -36,13 +36,13 @@ class Offer:
 
     Attributes
     ----------
-    block, kernel
+    block, kernel : str
         Their names.
-    epilogue
+    epilogue : str or None
         The pointwise block that alone reads the product, by name; None if there is none.
-    problem
+    problem : Problem
         What the kernel is asked for.
-    space
+    space : Knobs
         The kernel's parameters with their candidates, the default first.
     """
 
@@ -54,7 +54,7 @@ class Offer:
 
 
 def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:
-    """What tile kernels can compute of the blocks directly below the root of ``main``."""
+    """Return what tile kernels can compute of the blocks directly below the root of ``main``."""
     gpu = isinstance(machine_of(target), Gpu)
     found: list[Offer] = []
     for block in sch.get_child_blocks(sch.get_sblock("root")):
@@ -66,7 +66,7 @@ def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:
 
 
 def _offer(sch: s_tir.Schedule, block: SBlockRV, kernel: str, target: Target) -> Offer | None:
-    """The kernel for the block; None if it doesn't compute that."""
+    """Return the kernel for the block; None if it doesn't compute that."""
     try:
         product = product_at(sch, block, kernel)
         epilogue = _epilogue(sch, block, product)
@@ -79,12 +79,12 @@ def _offer(sch: s_tir.Schedule, block: SBlockRV, kernel: str, target: Target) ->
 
 
 def preferred(offered: Sequence[Offer], target: Target) -> list[Offer]:
-    """The offers, of each block the best default for its problem first."""
+    """Return the offers, of each block the best default for its problem first."""
     return sorted(offered, key=lambda offer: offer.kernel != _default(offer, target))
 
 
 def is_worth(offer: Offer) -> bool:
-    """Whether there are rows and columns for tiles: without, threads do as well that take an element each."""
+    """Return whether there are rows and columns for tiles: without, threads do as well that take an element each."""
     if offer.kernel == SUMS:
         operands = Operands.parse(*(str(offer.problem[name]) for name in "abc"))
         return all(operands.extents[index] > 1 for index in (operands.row, operands.column))
@@ -92,7 +92,7 @@ def is_worth(offer: Offer) -> bool:
 
 
 def compiles(offer: Offer, target: Target) -> bool:
-    """Whether the kernel can be compiled with its defaults."""
+    """Return whether the kernel can be compiled with its defaults."""
     try:
         for program in kernel_for(offer.kernel).recipe(target, offer.problem).programs:
             lowering.plan(program, target)
@@ -102,13 +102,13 @@ def compiles(offer: Offer, target: Target) -> bool:
 
 
 def _default(offer: Offer, target: Target) -> str:
-    """The kernel that is the default for the problem, where it takes B by columns."""
+    """Return the kernel that is the default for the problem, where it takes B by columns."""
     by_columns = offer.kernel != SUMS and offer.problem.get("transpose_b", True)
     return matmul_for(target, offer.problem).name if by_columns else offer.kernel
 
 
 def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: Product | Einsum) -> str | None:
-    """The pointwise block that alone reads the product, at the point that it writes."""
+    """Return the pointwise block that alone reads the product, at the point that it writes."""
     readers = sch.get_consumers(block)
     if len(readers) != 1 or query.is_parameter(sch, product.c):
         return None
