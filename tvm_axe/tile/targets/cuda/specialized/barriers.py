@@ -52,8 +52,10 @@ class BlockContext:
         self.full = {buffer: Barriers(pool, slots, 1) for buffer, slots in memory.buffers.items()}
         self.empty = {buffer: Barriers(pool, slots, plan.warpgroups) for buffer, slots in memory.buffers.items()}
         if plan.has_storing_warp:
-            self.staged_full = {copy: Barriers(pool, 1, plan.warpgroups) for copy in memory.staging}
-            self.staged_empty = {copy: Barriers(pool, 1, 1) for copy in memory.staging}
+            own = dict.fromkeys(memory.places.values())
+            full, empty = ({copy: Barriers(pool, 1, count) for copy in own} for count in (plan.warpgroups, 1))
+            self.staged_full = {copy: full[place] for copy, place in memory.places.items()}
+            self.staged_empty = {copy: empty[place] for copy, place in memory.places.items()}
         assert pool.offset <= memory.barriers, (pool.offset, memory.barriers)
         place = memory.barriers
         self.tiles: dict[Tile, Any] = {}
@@ -65,7 +67,8 @@ class BlockContext:
             self.tiles[tile], self.flat[tile] = made, flat(made, tile.dtype, count * tma.slot_elements(tile))
             place += memory.room(tile)
         pool.move_base_to(place)
-        self.staged = {copy: self._stage(pool, copy, staging) for copy, staging in memory.staging.items()}
+        made = {copy: self._stage(pool, copy, memory.staging[copy]) for copy in dict.fromkeys(memory.places.values())}
+        self.staged = {copy: made[place] for copy, place in memory.places.items()}
         self.exchange = pool.alloc((memory.scratch,), "uint8", align=ALIGNMENT) if memory.scratch else None
         assert pool.offset <= memory.bytes, (pool.offset, memory.bytes)
         pool.commit(memory.bytes)

@@ -78,7 +78,8 @@ class Consumer:
                 storages[tile] = Memory(context.flat[tile], tma.axe_layout(tile), offset)
         storages |= {tile: Memory(context.flat[tile], tma.axe_layout(tile)) for tile in plan.memory.own_tiles}
         # Of a storing warp's staging buffers, which are empty to begin with.
-        self.stagings = {copy: Cursor(1, 1) for copy in plan.memory.staging} if plan.has_storing_warp else {}
+        stored = dict.fromkeys(plan.memory.places.values()) if plan.has_storing_warp else {}
+        self.stagings = {place: Cursor(1, 1) for place in stored}
         self.staged = {
             copy: T.alloc_buffer(
                 (copy.src.tile.shape[0] // plan.warpgroups, staging.columns),
@@ -249,7 +250,7 @@ class Consumer:
         source, cast, staged = self.registers[tile], self.staged[copy], context.staged[copy]
         rows, columns = tile.shape[0] // self.plan.warpgroups, staging.columns
         if self.plan.has_storing_warp:
-            self.stagings[copy].take(context.staged_empty[copy])
+            self.stagings[self.plan.memory.places[copy]].take(context.staged_empty[copy])
             primitives.wg.cast(cast, source[:, 0:columns])
             primitives.wg.copy(staged[group, 0], cast)
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())

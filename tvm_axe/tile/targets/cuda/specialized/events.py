@@ -124,7 +124,7 @@ class Roles:
 
     def __init__(self, program: TileProgram, memory: SpecializedMemory, steps: Sequence[Step], warpgroups: int) -> None:
         self.program, self.memory, self.steps, self.warpgroups = program, memory, tuple(steps), warpgroups
-        self.stored = tuple(memory.staging) if has_storing_warp(program) else ()
+        self.stored = dict(memory.places) if has_storing_warp(program) else {}
         self.owner = {copy: buffer for buffer in memory.buffers for copy in buffer.copies + buffer.others}
         self.opens = {copies[0] for b in memory.buffers for copies in (b.copies, b.others) if copies}
         self.takes_turns = any(isinstance(step, PingPong) for step in walk(self.steps))
@@ -135,24 +135,25 @@ class Roles:
                 # The announcement of the bytes, and the bytes of each copy.
                 self.arrivals[Barrier("full", buffer, slot)] = 1 + len(buffer.copies)
                 self.arrivals[Barrier("empty", buffer, slot)] = warpgroups
-        for copy in self.stored:
-            self.arrivals[Barrier("staged full", copy)] = warpgroups
-            self.arrivals[Barrier("staged empty", copy)] = 1
+        for place in self.stored.values():
+            self.arrivals[Barrier("staged full", place)] = warpgroups
+            self.arrivals[Barrier("staged empty", place)] = 1
         self.arrivals |= {Barrier("turn", None, group): 2 for group in range(warpgroups)}
 
     def events(self, ways: Ways, tiles: int) -> dict[str, list[Event]]:
         """The events of each role, of so many tiles of the grid, one after the other."""
         found: dict[str, list[Event]] = {PRODUCER: []}
         producer = _Places(self.memory.buffers)
-        storer = dict.fromkeys(self.stored, 0)
+        storer = dict.fromkeys(self.stored.values(), 0)
         for tile in range(tiles):
             for copy in self._copies(self.program.body, ways, (tile,)):
                 if copy in self.owner:
                     found[PRODUCER] += self._load(copy, producer)
-                elif copy in storer:
-                    storer[copy] += 1
-                    found.setdefault(STORER, []).append(Event("wait", Barrier("staged full", copy), storer[copy]))
-                    found[STORER].append(Event("arrive", Barrier("staged empty", copy)))
+                elif copy in self.stored:
+                    place = self.stored[copy]
+                    storer[place] += 1
+                    found.setdefault(STORER, []).append(Event("wait", Barrier("staged full", place), storer[place]))
+                    found[STORER].append(Event("arrive", Barrier("staged empty", place)))
         made = [self._consumer(ways, tiles, group) for group in range(self.warpgroups)]
         return found | {f"consumer {group}": consumer.events for group, consumer in enumerate(made)}
 
@@ -224,7 +225,7 @@ class _Consumer:
         self.faults: list[str] = []
         self.taken = _Places(roles.memory.buffers)
         self.given = dict.fromkeys(roles.memory.buffers, 0)
-        self.staged = dict.fromkeys(roles.stored, 0)
+        self.staged = dict.fromkeys(roles.stored.values(), 0)
         self.around: dict[Loop | None, int] = {None: 0}  # the iteration of each loop around; of the tile
 
     def run(self, steps: Sequence[Step]) -> None:
@@ -251,10 +252,11 @@ class _Consumer:
 
     def do(self, step: Do) -> None:
         """A statement, in which all consumers may meet."""
-        if step.node in self.staged and isinstance(step.node, Copy):
-            self.events.append(Event("wait", Barrier("staged empty", step.node), self.staged[step.node]))
-            self.events.append(Event("arrive", Barrier("staged full", step.node)))
-            self.staged[step.node] += 1
+        if isinstance(step.node, Copy) and step.node in self.roles.stored:
+            place = self.roles.stored[step.node]
+            self.events.append(Event("wait", Barrier("staged empty", place), self.staged[place]))
+            self.events.append(Event("arrive", Barrier("staged full", place)))
+            self.staged[place] += 1
         else:
             self.synchronize(step)
 

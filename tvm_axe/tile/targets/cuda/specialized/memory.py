@@ -38,6 +38,8 @@ class SpecializedMemory:
         The shared tiles that consumers write.
     staging : mapping from Copy to Staging
         How output tiles leave, of the copies out that go through shared memory.
+    places : mapping from Copy to Copy
+        The copy in whose staging buffer each of them waits, itself or another (`staging.places`).
     scratch : int
         Bytes for exchanges between threads.
     """
@@ -45,6 +47,7 @@ class SpecializedMemory:
     buffers: Mapping[CircularBuffer, int]
     own_tiles: tuple[Tile, ...]
     staging: Mapping[Copy, Staging]
+    places: Mapping[Copy, Copy]
     scratch: int
 
     @property
@@ -55,8 +58,8 @@ class SpecializedMemory:
 
     @property
     def barriers(self) -> int:
-        """Bytes in front of the tiles: a full and an empty barrier a slot, and as many for each staged copy."""
-        return _aligned(2 * _BARRIER * (sum(self.buffers.values()) + len(self.staging)))
+        """Bytes in front of the tiles: a full and an empty barrier a slot, and as many for each staging buffer."""
+        return _aligned(2 * _BARRIER * (sum(self.buffers.values()) + len({*self.places.values()})))
 
     def room(self, tile: Tile) -> int:
         """Bytes that all the slots of a tile take, with what pads each slot and what is up to the next tile."""
@@ -66,7 +69,7 @@ class SpecializedMemory:
     def bytes(self) -> int:
         """How much there is in all, with the barriers."""
         tiles = sum(self.room(tile) for tile in self.slots)
-        staged = sum(_aligned(staging.bytes) for staging in self.staging.values())
+        staged = sum(_aligned(staging.bytes) for copy, staging in self.staging.items() if self.places[copy] is copy)
         return self.barriers + tiles + staged + self.scratch
 
 
@@ -107,7 +110,8 @@ def decide_memory(
     scratch = _aligned(scratch_bytes(program, fragments, warpgroups * wgmma.WARPGROUP))
     pieces, whole = (staging.find(program, warpgroups, fragments, whole) for whole in (False, True))
     apart, piece = staging.has_storing_warp(program), staging.epilogue_tile(program)
-    once = SpecializedMemory(dict.fromkeys(found, 1), own, whole if apart else pieces, scratch)
+    stages = whole if apart else pieces
+    once = SpecializedMemory(dict.fromkeys(found, 1), own, stages, staging.places(program, stages), scratch)
     if piece is not None:
         staging.check_pieces(once.staging, piece, warpgroups)
     memory = _with_slots(once, persistent, most)
@@ -122,7 +126,9 @@ def decide_memory(
     for copy, stage in memory.staging.items():
         decisions.add(
             copy,
-            f"through {stage.slots} x {stage.columns} columns of shared memory a warpgroup, stored by "
+            f"through {stage.slots} x {stage.columns} columns of shared memory a warpgroup, "
+            + f"those of {memory.places[copy].dst.tile.name}, " * (memory.places[copy] is not copy)
+            + "stored by "
             + ("the storing warp" + f" in pieces of {piece}" * bool(piece) if apart else "TMA"),
             "a whole tile, so that no store delays the next"
             if stage.pieces == 1

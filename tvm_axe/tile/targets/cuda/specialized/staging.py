@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.nodes import Copy, Signal
+from tvm_axe.tile.nodes import Branch, Copy, Node, Signal
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
@@ -80,6 +80,29 @@ def _copies_out(program: TileProgram) -> tuple[Copy, ...]:
     """The copies from fragments to global memory, in order."""
     copies = (node for node in program.nodes() if isinstance(node, Copy))
     return tuple(c for c in copies if c.src.tile.scope == "fragment" and c.dst.tile.scope == "global")
+
+
+def places(program: TileProgram, staged: Mapping[Copy, Staging]) -> dict[Copy, Copy]:
+    """Find the copy in whose staging buffer each waits: its own, or that of one of which it is an alternative.
+
+    A storing warp empties a buffer whoever has filled it, so that copies of one tile in the two arms of a branch, one
+    of which runs, take turns at one buffer.
+    """
+    found = {copy: copy for copy in staged}
+    for branch in program.nodes() if has_storing_warp(program) else ():
+        if isinstance(branch, Branch):
+            for copy in _inside(branch.otherwise, staged):
+                for other in _inside(branch.then, staged):
+                    alike = copy.src.tile is other.src.tile and copy.dst.tile.dtype == other.dst.tile.dtype
+                    if alike and staged[copy] == staged[other] and found[copy] is copy:
+                        found[copy] = found[other]
+    return found
+
+
+def _inside(body: tuple[Node, ...], staged: Mapping[Copy, Staging]) -> list[Copy]:
+    """The staged copies of a body and of what is inside it."""
+    own = [node for node in body if isinstance(node, Copy) and node in staged]
+    return own + [copy for node in body for inner in node.bodies for copy in _inside(inner, staged)]
 
 
 def check_pieces(staged: Mapping[Copy, Staging], pieces: tuple[int, int], warpgroups: int) -> None:

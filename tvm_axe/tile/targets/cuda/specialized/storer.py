@@ -27,7 +27,8 @@ class Storer(OneThread):
     def __init__(self, context: BlockContext) -> None:
         super().__init__(context, _NODES)
         self.staging = context.plan.memory.staging
-        self.cursors = {copy: Cursor(1, 0) for copy in self.staging}
+        self.places = context.plan.memory.places
+        self.cursors = {place: Cursor(1, 0) for place in dict.fromkeys(self.places.values())}
 
     def end(self) -> None:
         """Emit the wait for the last stores: their source is shared memory of this block."""
@@ -48,7 +49,7 @@ class Storer(OneThread):
         plan, staged = self.plan, self.context.staged[copy]
         rows, columns = copy.src.tile.shape[0] // plan.warpgroups, self.staging[copy].columns
         target = Region(copy.dst.tile, tuple(substitute_in(s, values) for s in copy.dst.start), copy.dst.extents)
-        self.cursors[copy].take(self.context.staged_full[copy])
+        self.cursors[self.places[copy]].take(self.context.staged_full[copy])
         if plan.epilogue_tile is None:
             with tma.each(plan.warpgroups) as group:
                 tma.store(staged, (group, 0), target, group * rows, 0)
