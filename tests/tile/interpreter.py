@@ -43,6 +43,10 @@ class Fault(Exception):
     """The program does what no lowering needs to give a meaning to."""
 
 
+class Unsignalled(Fault):
+    """A wait for what nobody has signalled yet."""
+
+
 class TooLarge(Fault):
     """A store of a larger magnitude than the caller of `interpret` allows."""
 
@@ -75,13 +79,47 @@ def interpret(
     tensors = {
         tile: _Memory(tile, _widened(array), "block") for tile, array in zip(program.params, arrays, strict=True)
     }
-    with np.errstate(all="ignore"):
-        for number, point in enumerate(points):
-            on_chip = {tile: _Memory(tile, _poison(tile), "point") for tile in program.tiles}
-            values = {**sizes, **{var: np.asarray(x) for (var, _), x in zip(program.grid, point)}}
-            block = _Block(number, {**tensors, **on_chip}, values, largest or {})
-            block.run(program.body)
+    for number, point in enumerate(points):
+        _run(program, number, point, tensors, sizes, largest or {})
     return [tensors[tile].data for tile in program.params]
+
+
+def _run(
+    program: TileProgram,
+    number: int,
+    point: tuple[int, ...],
+    tensors: Mapping[Tile, _Memory],
+    sizes: Mapping[tirx.Var, np.ndarray],
+    largest: Mapping[str, float],
+) -> None:
+    """Run the block of a point."""
+    on_chip = {tile: _Memory(tile, _poison(tile), "point") for tile in program.tiles}
+    values = {**sizes, **{var: np.asarray(x) for (var, _), x in zip(program.grid, point)}}
+    with np.errstate(all="ignore"):
+        _Block(number, {**tensors, **on_chip}, values, largest).run(program.body)
+
+
+class Running:
+    """A program on arrays that others use too while it runs: point by point, in the order of its grid.
+
+    The arrays are float64 or int64, by the parameters' names, and scalars numbers.
+    """
+
+    def __init__(self, program: TileProgram, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int]) -> None:
+        self._program = program
+        tiles = [arrays[tile.name] for tile in program.params]
+        given = {scalar: np.asarray(scalars[scalar.name]) for scalar in program.scalars}
+        self._sizes = {**_sizes(program, tiles), **given}
+        self._tensors = {tile: _Memory(tile, array, "block") for tile, array in zip(program.params, tiles)}
+        self.points = list(np.ndindex(*_extents(program, self._sizes)))
+
+    def run(self, number: int) -> bool:
+        """Run the block of a point, which stores nothing before it has waited; whether it could."""
+        try:
+            _run(self._program, number, self.points[number], self._tensors, self._sizes, {})
+        except Unsignalled:
+            return False
+        return True
 
 
 def _sizes(program: TileProgram, arrays: Sequence[np.ndarray]) -> dict[tirx.Var, np.ndarray]:
@@ -178,7 +216,7 @@ class _Block:
     def _wait(self, wait: Wait) -> None:
         memory, there = self._flags(wait.flags)
         if (memory.data[there] < self._scalar(wait.value)).any():
-            raise Fault(f"{wait}: nobody has signalled, it is {memory.data[there].ravel()}")
+            raise Unsignalled(f"{wait}: nobody has signalled, it is {memory.data[there].ravel()}")
         if wait.reset:
             memory.data[there] = 0
 

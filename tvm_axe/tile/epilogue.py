@@ -157,7 +157,11 @@ def _nest(
     fragment = tirx.BufferLoad(src.tile.buffer, loops)
     dtype = src.tile.dtype
 
-    point = _point(place, [int(e) for e in dst.tile.shape], _shape(epilogue.out), analyzer)
+    shape, whole = [int(e) for e in dst.tile.shape], _shape(epilogue.out)
+    slot = 0  # the leading dimensions in which the output is a slot of the tensor
+    while slot < len(shape) and prod(shape[slot:]) > prod(whole) and dst.extents[slot] == 1:
+        slot += 1
+    point = _point(place[slot:], shape[slot:], whole, analyzer)
     last = epilogue.value
     if isinstance(last, tirx.Cast) and str(last.ty.dtype) == dst.tile.dtype and str(last.value.ty.dtype) == dtype:
         epilogue = replace(epilogue, value=last.value)
@@ -212,13 +216,18 @@ def _value(
 def _point(
     place: Sequence[tirx.Expr], shape: Sequence[int], whole: Sequence[int], analyzer: sym.Analyzer
 ) -> list[tirx.Expr]:
-    """The point of the epilogue's shape at `place` of the kernel's, of which it splits dimensions."""
+    """The point of the epilogue's shape at `place` of the kernel's, of which it splits dimensions, or merges some."""
     found: list[tirx.Expr] = []
-    dims = list(whole)
-    for index, extent in zip(place, shape):
+    dims, places = list(whole), list(zip(place, shape))
+    while places:
+        index, extent = places.pop(0)
         own: list[int] = []
-        while dims and (prod(own) < extent or (not own)):
-            own.append(dims.pop(0))
+        while (dims and (prod(own) < extent or not own)) or (places and prod(own) > extent):
+            if prod(own) > extent:
+                following, size = places.pop(0)
+                index, extent = index * size + following, extent * size
+            else:
+                own.append(dims.pop(0))
         if prod(own) != extent:
             raise TileError(f"the epilogue's shape {tuple(whole)} doesn't split the kernel's {tuple(shape)}")
         for number, size in enumerate(own):

@@ -14,8 +14,8 @@ from tvm_axe.tile.language import constant_shape
 WAIT, SIGNAL = "axe.wait", "axe.signal"
 """Names of the external calls that `wait` and `signal` become: of the first flag, a value, a mode and the extents."""
 
-RESET = 1
-"""Mode of a `wait` that sets its flags to 0 afterwards."""
+RESET, LOADS = 1, 2
+"""Modes of a `wait`, which may be added up: it sets its flags to 0 afterwards; it is for loads alone."""
 
 ORDERED, ADD = 1, 2
 """Modes of a `signal`, which may be added up."""
@@ -24,7 +24,7 @@ MOST_FLAGS = 1024
 """The most flags of one `wait` or `signal`: as many as a block may have threads."""
 
 
-def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
+def wait(flags: Any, value: Any = 1, *, reset: bool = False, loads: bool = False) -> Any:
     """Go on when every one of the flags is at least `value`; whatever was ordered before their `signal` is seen then.
 
     Loads stay behind the wait, loads that run ahead too. In a specialized kernel the producer waits, so only what is
@@ -38,6 +38,9 @@ def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
         The value to wait for, an int32; a constant is at least 1.
     reset : bool, optional
         Whether the flags are set to 0 afterwards, which only one block may do.
+    loads : bool, optional
+        Whether only what is loaded into shared memory depends on it: threads of a specialized kernel may then read and
+        store what they like behind it. Nothing checks that.
 
     Raises
     ------
@@ -50,7 +53,7 @@ def wait(flags: Any, value: Any = 1, *, reset: bool = False) -> Any:
     """
     if isinstance(value, int) and value < 1:
         raise TileError(f"wait: for a value of {value}, which flags have from the start; valid is 1 or more")
-    return _on_flags("wait", flags, value, RESET * bool(reset))
+    return _on_flags("wait", flags, value, RESET * bool(reset) + LOADS * bool(loads))
 
 
 def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = False) -> Any:

@@ -346,11 +346,15 @@ class Assign(Statement):
 
 @dataclass(frozen=True, eq=False)
 class Wait(Statement):
-    """Go on when every flag is at least `value`; with `reset` the flags are set to 0 then."""
+    """Go on when every flag is at least `value`; with `reset` the flags are set to 0 then.
+
+    Of one with `loads` the program's author says that it is for loads into shared memory alone.
+    """
 
     flags: Region
     value: tirx.Expr
     reset: bool
+    loads: bool
 
     @property
     def reads(self) -> tuple[Tile, ...]:
@@ -369,7 +373,8 @@ class Wait(Statement):
         return (self.value,)
 
     def __str__(self) -> str:
-        return f"wait for {self.flags} >= {self.value}" + (", then reset" if self.reset else "")
+        notes = ", for loads" * self.loads + ", then reset" * self.reset
+        return f"wait for {self.flags} >= {self.value}{notes}"
 
 
 @dataclass(frozen=True, eq=False)

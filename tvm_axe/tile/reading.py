@@ -15,7 +15,7 @@ from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile.arithmetic import plain
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.flags import ADD, ORDERED, RESET, SIGNAL, WAIT
+from tvm_axe.tile.flags import ADD, LOADS, ORDERED, RESET, SIGNAL, WAIT
 from tvm_axe.tile.language import DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
 from tvm_axe.tile.nodes import (
     Assign,
@@ -136,7 +136,7 @@ class Reader:
         word, flag, value, mode, *extents = stmt.value.args
         flags = Region(self.known[flag.source], tuple(flag.indices), tuple(int(extent) for extent in extents))
         if str(word.value) == WAIT:
-            return Wait(flags, value, bool(int(mode) & RESET))
+            return Wait(flags, value, bool(int(mode) & RESET), bool(int(mode) & LOADS))
         return Signal(flags, value, bool(int(mode) & ORDERED), bool(int(mode) & ADD))
 
     def _operation(self, call: tirx.TilePrimitiveCall) -> Node:

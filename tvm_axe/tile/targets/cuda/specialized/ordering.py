@@ -110,7 +110,7 @@ class _Order:
         return _NODES.of(node)(self, node, before)
 
     def wait(self, node: Wait, before: _Before) -> _Before:
-        return replace(before, waited=node, pending=node, loaded=frozenset())
+        return before if node.loads else replace(before, waited=node, pending=node, loaded=frozenset())
 
     def copy(self, node: Copy, before: _Before) -> _Before:
         if node not in self.owner:

@@ -1,0 +1,258 @@
+"""Products that work on while copy engines move what they made, or what they still need: one kernel a device.
+
+`matmul_scatter` sums a product over the devices and leaves each its rows; `gather_matmul` multiplies rows that come
+from all of them. Each is one persistent kernel that takes a device's own rows last, or first, and meets copies in words
+of 32 bits: it counts the tiles that a copy waits for, and waits for the flags that are set behind copies to this
+device. It never waits for another kernel, which may not be running yet (`tvm_axe.lower.pairs` has the copies).
+
+Of `devices` devices, `me` runs; rows of the whole product are theirs in equal shares.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm.script import tirx as T
+
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+from tvm_axe.tile.kernels.kernel import Recipe
+from tvm_axe.tile.reading import read
+
+FLAGS, COUNTERS = 0, 1
+"""What the first dimension of the words means: flags that copies to this device set, counters of its own tiles."""
+
+
+def column_groups(n: int, block_n: int, most: int) -> tuple[int, int]:
+    """How many groups of columns a copy each moves, at most `most`, and how many tiles wide one is; the last less."""
+    across = -(-n // block_n)
+    wide = -(-across // min(most, across))
+    return -(-across // wide), wide
+
+
+def matmul_scatter(
+    devices: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    out_dtype: str | None = None,
+    transpose_b: bool = True,
+    whole: bool = False,
+    *,
+    groups: int,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    stages: int = 0,
+    swizzle: int = 16,
+) -> Recipe:
+    """Own rows of the sum over devices of A B: A (m, k); B (n, k), or (k, n) without `transpose_b`.
+
+    The rows of the device behind this one come first, then those of the next, the own ones last. A tile of another's
+    rows goes to `mine`, rounded to `dtype`, and is counted by its owner and its group of columns. Of a tile of its own
+    rows the sum goes on over what the peers have sent to `arrived`, in the order of the devices before this one:
+    further steps multiply it by the unit matrix, so that the tensor cores add it in float32. Then comes the epilogue,
+    if there is one, and the one rounding. What isn't finite spreads over a tile's rows, or its columns with
+    `transpose_b`: zero times infinity is no number.
+
+    `out` has the own rows alone, or is the `whole` of the product, of which they are written and counted too.
+
+    Parameters
+    ----------
+    dtype : str
+        Of A and B, and of the partial sums: ``"float16"`` or ``"bfloat16"``.
+    groups : int
+        At most how many groups of columns are sent one after the other.
+
+    Returns
+    -------
+    Recipe
+        Two programs: one clears the words and writes the unit matrix, which all devices do before any goes on; one
+        multiplies. The words are ``(2, devices, groups)``.
+
+    Raises
+    ------
+    TileError
+        There is one device, the devices don't divide the rows, or `block_k` doesn't divide the side of a tile that the
+        unit matrix has.
+    """
+    rows = _share(devices, m)
+    out = out_dtype or dtype
+    side = block_n if transpose_b else block_m
+    if side % block_k:
+        raise TileError(
+            f"matmul_scatter: block_k={block_k} doesn't divide the {side} {'columns' if transpose_b else 'rows'} of a "
+            "tile, by whose unit matrix partial sums are multiplied; valid is a divisor"
+        )
+    steps, parts = -(-k // block_k), side // block_k
+    more, last, slots = parts * (devices - 1), devices - 1, devices if whole else 1
+    sent, wide = column_groups(n, block_n, groups)
+    b_shape, b_tile = ((n, k), (block_n, block_k)) if transpose_b else ((k, n), (block_k, block_n))
+    pieces, height = side // math.gcd(side, 16), math.gcd(side, 16)
+
+    def inside(start: Any, extent: int) -> Any:
+        """Where a step's partial sums start: what would start behind the end is added to what isn't stored."""
+        return start if extent % side == 0 else T.min(start, (extent - 1) // block_k * block_k)
+
+    @T.prim_func
+    def prepare(words: T.Buffer((2, devices, sent), "int32"), unit: T.Buffer((side, side), dtype)) -> None:
+        with tile.kernel(pieces) as i:
+            with tile.parallel(height, side) as (x, y):
+                unit[i * height + x, y] = T.cast(T.Select(i * height + x == y, T.float32(1), T.float32(0)), dtype)
+            if i == 0:
+                with tile.parallel(2, devices, sent) as (u, d, g):
+                    words[u, d, g] = 0
+
+    @T.prim_func
+    def matmul_scatter(
+        A: T.Buffer((devices, rows, k), dtype),
+        B: T.Buffer(b_shape, dtype),
+        me: T.int32,
+        unit: T.Buffer((side, side), dtype),
+        arrived: T.Buffer((devices, rows, n), dtype),
+        words: T.Buffer((2, devices, sent), "int32"),
+        mine: T.Buffer((devices, rows, n), dtype),
+        out: T.Buffer((slots, rows, n), out),
+    ) -> None:
+        with tile.kernel(
+            devices,
+            tile.cdiv(rows, block_m),
+            tile.cdiv(n, block_n),
+            swizzle=swizzle,
+            persistent=True,
+            order="given",
+            roles="specialized",
+        ) as (s, i, j):
+            a = tile.shared((block_m, block_k), dtype)
+            b = tile.shared(b_tile, dtype)
+            c = tile.fragment((block_m, block_n), "float32")
+            owner: T.let = (me + 1 + s) % devices
+            tile.fill(c, 0)
+            for l in tile.pipelined(steps + s // last * more, stages=stages or None):
+                if l < steps:
+                    tile.copy(A[owner, i * block_m, l * block_k], a)
+                    tile.copy(B[j * block_n, l * block_k] if transpose_b else B[l * block_k, j * block_n], b)
+                else:
+                    if (l - steps) % parts == 0:
+                        tile.wait(words[FLAGS, (me + last - (l - steps) // parts) % devices, j // wide], loads=True)
+                    if transpose_b:
+                        tile.copy(
+                            arrived[
+                                (me + last - (l - steps) // parts) % devices,
+                                i * block_m,
+                                inside(j * block_n + (l - steps) % parts * block_k, n),
+                            ],
+                            a,
+                        )
+                        tile.copy(unit[0, (l - steps) % parts * block_k], b)
+                    else:
+                        tile.copy(unit[0, (l - steps) % parts * block_k], a)
+                        tile.copy(
+                            arrived[
+                                (me + last - (l - steps) // parts) % devices,
+                                inside(i * block_m + (l - steps) % parts * block_k, rows),
+                                j * block_n,
+                            ],
+                            b,
+                        )
+                tile.gemm(a, b, c, transpose_b=transpose_b)
+            if s < last:
+                tile.copy(c, mine[owner, i * block_m, j * block_n])
+                tile.signal(words[COUNTERS, owner, j // wide], add=True)
+            else:
+                tile.copy(c, out[me % slots, i * block_m, j * block_n])
+                if whole:
+                    tile.signal(words[COUNTERS, owner, j // wide], add=True)
+
+    return Recipe((read(prepare), read(matmul_scatter)), ("A", "B", "arrived"), ("out",))
+
+
+def gather_matmul(
+    devices: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    out_dtype: str | None = None,
+    transpose_b: bool = True,
+    *,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    stages: int = 0,
+    swizzle: int = 16,
+) -> Recipe:
+    """C = A B, of whose rows each device has a share at first: `own` (m / devices, k); B as in `matmul_scatter`.
+
+    The own rows come first, then those of the devices behind this one, each once the flag says that they have been
+    copied to `gathered`, in which the own ones need not be.
+
+    Parameters
+    ----------
+    dtype : str
+        Of A and B: ``"float16"`` or ``"bfloat16"``.
+
+    Returns
+    -------
+    Recipe
+        Two programs: one clears the words, one multiplies. The words are ``(2, devices, 1)``, of which the second half
+        isn't used.
+
+    Raises
+    ------
+    TileError
+        There is one device, or the devices don't divide the rows.
+    """
+    rows, out = _share(devices, m), out_dtype or dtype
+    b_shape, b_tile = ((n, k), (block_n, block_k)) if transpose_b else ((k, n), (block_k, block_n))
+
+    @T.prim_func
+    def prepare(words: T.Buffer((2, devices, 1), "int32")) -> None:
+        with tile.kernel(1), tile.parallel(2, devices) as (u, d):
+            words[u, d, 0] = 0
+
+    @T.prim_func
+    def gather_matmul(
+        own: T.Buffer((rows, k), dtype),
+        B: T.Buffer(b_shape, dtype),
+        me: T.int32,
+        gathered: T.Buffer((devices, rows, k), dtype),
+        words: T.Buffer((2, devices, 1), "int32"),
+        C: T.Buffer((devices, rows, n), out),
+    ) -> None:
+        with tile.kernel(
+            devices,
+            tile.cdiv(rows, block_m),
+            tile.cdiv(n, block_n),
+            swizzle=swizzle,
+            persistent=True,
+            order="given",
+            roles="specialized",
+        ) as (s, i, j):
+            a = tile.shared((block_m, block_k), dtype)
+            b = tile.shared(b_tile, dtype)
+            c = tile.fragment((block_m, block_n), "float32")
+            owner: T.let = (me + s) % devices
+            if s > 0:
+                tile.wait(words[FLAGS, owner, 0], loads=True)
+            tile.fill(c, 0)
+            for l in tile.pipelined(tile.cdiv(k, block_k), stages=stages or None):
+                if s > 0:
+                    tile.copy(gathered[owner, i * block_m, l * block_k], a)
+                    tile.copy(B[j * block_n, l * block_k] if transpose_b else B[l * block_k, j * block_n], b)
+                else:
+                    tile.copy(own[i * block_m, l * block_k], a)
+                    tile.copy(B[j * block_n, l * block_k] if transpose_b else B[l * block_k, j * block_n], b)
+                tile.gemm(a, b, c, transpose_b=transpose_b)
+            tile.copy(c, C[owner, i * block_m, j * block_n])
+
+    return Recipe((read(prepare), read(gather_matmul)), ("own", "B", "gathered"), ("C",))
+
+
+def _share(devices: int, m: int) -> int:
+    """The rows of each device."""
+    if devices < 2 or m % devices:
+        raise TileError(f"{m} rows on {devices} devices: valid are two devices or more, and equal shares")
+    return m // devices
