@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 
 from tvm_axe import _tvm
-from tvm_axe.collective import Workers, launch, ops
+from tvm_axe.collective import Workers, launch, ops, side
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine
@@ -62,6 +62,9 @@ class HostMemory(Device):
             self._lost = True
             raise WorkerError("the device fell off the bus")
         ops.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, rank=rank)
+
+    def step(self, name, tensors, numbers, rank):
+        side.step(name, [_tvm.as_array(tensor) for tensor in tensors], numbers, rank)
 
     def finish(self):
         if self._lost:

@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 
 from tvm_axe import _tvm
-from tvm_axe.collective import ops
+from tvm_axe.collective import ops, side
 from tvm_axe.collective.arena import Arena
 from tvm_axe.collective.tensor import View
 
@@ -49,8 +49,16 @@ class Device(ABC):
         """Do a worker's part of a collective on the views that it sees (`tvm_axe.collective.plan`)."""
 
     @abstractmethod
+    def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
+        """Do a step of the side stream on the views that it sees (`tvm_axe.collective.side`)."""
+
+    @abstractmethod
     def finish(self) -> None:
         """Return when all that the device was told is done, and seen by its peers."""
+
+    def follow(self) -> None:
+        """Return when all that the device was told is done, unless some of it may wait for what it is told next."""
+        self.finish()
 
     def repeat(self, key: Hashable, tell: Callable[[], object]) -> None:
         """Tell the device what `tell` does, which is always the same for one key, until `forget` is called."""
@@ -165,6 +173,9 @@ class Cores(Device):
         self, name: str, source: tvm_ffi.Tensor, target: tvm_ffi.Tensor, numbers: Sequence[int], rank: int
     ) -> None:
         ops.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, rank=rank)
+
+    def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
+        side.step(name, [_tvm.as_array(tensor) for tensor in tensors], numbers, rank)
 
     def finish(self) -> None:
         """Nothing is left to wait for."""

@@ -36,11 +36,13 @@ WAITING = "waiting"
 """The kind of an event in which a worker waits for others."""
 ARRIVAL = "arrival"
 """The kind of an event in which it says that others need not wait for it any longer."""
+BESIDE = "beside"
+"""The kind of an event in which it tells its copy engines what to do beside a kernel."""
 EDGE = "edge"
 """The kind of what stands for the time before the first worker did something, and after the last had finished."""
 
 _PROCESS = 1  # one group of tracks; 0 is the idle process to some viewers
-_MARKS = {WAITING: ".", ARRIVAL: ".", EDGE: " "}
+_MARKS = {WAITING: ".", ARRIVAL: ".", BESIDE: ".", EDGE: " "}
 
 
 @dataclass(frozen=True, eq=False)

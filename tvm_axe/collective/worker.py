@@ -20,6 +20,7 @@ except the barrier:
 | `axe.send` | source (n, *shape), target (*shape), shift, axis |
 | `axe.reduce` | source (n, *shape), target (*shape), root, axis |
 | `axe.broadcast` | source (n, *shape), target (*shape), root, axis |
+| `axe.fork`, `axe.wait_count`, `axe.copy`, `axe.flag`, `axe.join` | see `tvm_axe.collective.side` |
 
 (n, *shape) is the view of a mesh tensor along the mesh axis named last; without n it is the worker's own slab.
 `plan` says what each one does.
@@ -54,6 +55,7 @@ from tvm_axe.collective.link import SUPPORTED, link
 from tvm_axe.collective.native import SPINS
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.recording import Recorder, Recording, clock
+from tvm_axe.collective.side import STEPS
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, Control, Late
 from tvm_axe.collective.tensor import View, decode_view
 from tvm_axe.layout import Mesh
@@ -186,6 +188,10 @@ class Worker:
             with self._meeting():
                 across.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, axis=axis)
 
+    def step(self, name: str, tensors: Sequence[Any], numbers: Sequence[int], axis: str | None) -> None:
+        """Tell the device a step of its side stream, along a mesh axis; see `tvm_axe.collective.side`."""
+        self.device.step(name, tensors, numbers, 0 if axis is None else self.coords[axis])
+
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[None]:
         """Keep in mind why a worker stopped waiting for others."""
@@ -290,7 +296,7 @@ class Worker:
         self, program: int, function: str, arguments: Sequence[Any], warmup: int, recording: Sequence[Any]
     ) -> None:
         """Run a function `warmup` times, then once more, and write what that called when to `recording`."""
-        recorder = Recorder(self.device.finish)
+        recorder = Recorder(self.device.follow)
         machine = relax.VirtualMachine(self._site.compiled(program), self.device.runtime)
         machine.set_instrument(recorder)
         entry, values = machine[function], [self._decode(argument) for argument in arguments]
@@ -441,10 +447,23 @@ def _packed(name: str) -> Callable[..., None]:
     return call
 
 
+def _beside(name: str) -> Callable[..., None]:
+    """What a program calls for a step of the side stream: its tensors, its numbers, and the name of the axis."""
+    count = STEPS[name]
+
+    def call(*arguments: Any) -> None:
+        tensors, numbers = arguments[:count], arguments[count:]
+        *others, axis = numbers or (None,)
+        _current.worker.step(name, tensors, [int(number) for number in others], axis)
+
+    return call
+
+
 _tvm.register_functions(
     {_tvm.DISCO_EXECUTE: _execute, "axe.barrier": _barrier, "axe.arrive": _arrive, "axe.wait": _wait}
 )
 _tvm.register_functions({f"axe.{name}": _packed(name) for name in VIEWS})
+_tvm.register_functions({f"axe.{name}": _beside(name) for name in STEPS})
 
 
 def serve(

@@ -6,6 +6,8 @@ Source: CUDA Driver API, "Virtual Memory Management".
 from __future__ import annotations
 
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,12 +21,16 @@ from tvm_axe.collective.cuda.driver import call, enum, ready, struct
 from tvm_axe.collective.cuda.graphs import Graphs
 from tvm_axe.collective.cuda.meeting import Meeting
 from tvm_axe.collective.cuda.moving import Mover
+from tvm_axe.collective.cuda.side import Side
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.plan import VIEWS, plan
 from tvm_axe.collective.tensor import View
 from tvm_axe.errors import WorkerError
 
 _DESCRIPTOR = ("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
+
+_here: Counter[int] = Counter()  # the workers of this process, by GPU
+_counting = threading.Lock()
 
 
 class _Slab(NamedTuple):
@@ -62,7 +68,10 @@ class CudaDevice(Device):
         self._base = int(call("cuMemAddressReserve", self._size, 0, 0, 0))
         self._mover = Mover(self._arch(), self._stream)
         self._graphs = Graphs(self._stream)
+        self._side = Side(self._stream)
         self._events = [call("cuEventCreate", 0) for _ in range(2)]
+        with _counting:
+            _here[self._gpu] += 1
 
     def _arch(self) -> str:
         named = [f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}" for part in ("MAJOR", "MINOR")]
@@ -80,8 +89,22 @@ class CudaDevice(Device):
         for move in plan(name, sides[0].shape, sides[1].shape, [int(number) for number in numbers], parts, rank):
             self._mover.move(move, *sides)
 
+    def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
+        if _here[self._gpu] > 1:
+            # One's kernel fills the processors and waits for what the other's makes, and only processes take turns.
+            raise WorkerError(
+                f"axe.{name}: {_here[self._gpu]} workers of this process share GPU {self._gpu}, where a kernel that "
+                "waits for a peer's copies keeps the peer's kernel from running; give each a GPU, or launch processes "
+                "(processes=True), which take turns"
+            )
+        self._side.step(name, tensors, numbers, rank)
+
     def finish(self) -> None:
         call("cuStreamSynchronize", self._stream)
+
+    def follow(self) -> None:
+        if not self._side.forked:
+            self.finish()
 
     def meet(self, view: View, rank: int, seconds: float) -> None:
         place = self._base + view.offset
@@ -104,6 +127,7 @@ class CudaDevice(Device):
             self._meeting.call_off()
 
     def settle(self) -> None:
+        self._side.forked = False
         if self._meeting is not None:
             self._meeting.settle()
 
@@ -188,6 +212,8 @@ class CudaDevice(Device):
         self.finish()
 
     def close(self) -> None:
+        with _counting:
+            _here[self._gpu] -= 1
         if not self.usable():
             return
         self.finish()
@@ -196,6 +222,7 @@ class CudaDevice(Device):
         for offset in list(self._slabs):
             self.release(offset, 0)
         self._mover.close()
+        self._side.close()
         for event in self._events:
             call("cuEventDestroy", event)
         call("cuMemAddressFree", self._base, self._size)
