@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import ir, s_tir, tirx
@@ -19,6 +20,7 @@ from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.tree import has_threads, why_unschedulable
 from tvm_axe.errors import LowerError, ScheduleError, TileError
 from tvm_axe.machines import backend_of
+from tvm_axe.machines.builder import called_by
 from tvm_axe.schedule import TILE, tile_kernel
 from tvm_axe.schedule.einsum import Einsum
 from tvm_axe.schedule.offers import Offer, compiles, is_worth, offers, preferred
@@ -28,6 +30,7 @@ from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import Recipe
+from tvm_axe.tile.program import TileProgram
 
 _OVERLAPS = "axe.overlaps"  # attribute of a function
 
@@ -103,8 +106,30 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     }
     if not rewritten:
         return mod
-    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **rewritten}
+    apart = {str(variable.name_hint) for variable, func in rewritten.items() if "s_tir" not in func.attrs}
+    callers = {
+        variable: _laid_out(func, func.body, dict(func.attrs.items()))
+        for variable, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and variable not in rewritten and apart.intersection(called_by(func))
+    }
+    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **rewritten, **callers}
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _laid_out(
+    func: tirx.PrimFunc, body: tirx.Stmt, attrs: Mapping[str, Any], buffers: Sequence[tirx.Buffer] = ()
+) -> tirx.PrimFunc:
+    """The function with another body, and layouts of its tensors, which TIRx wants to know: of blocks they have none.
+
+    Host code allocates `buffers` on the GPU, from the runtime's pool, and launches the kernels on one stream.
+    """
+    tensors = [*filter(tirx.is_buffer_var, func.params), *buffers]
+    laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in tensors}
+    if buffers:
+        body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *statements(body)])
+    params = [laid_out.get(old, old) for old in func.params]
+    made = tirx.PrimFunc(params, substitute(body, laid_out), func.ret_type)
+    return made.with_attrs({key: value for key, value in attrs.items() if key != "s_tir"})
 
 
 def overlaps(mod: tvm.IRModule) -> bool:
@@ -142,15 +167,8 @@ class _Rewriter:
             root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
             func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root), self.func.ret_type)
             return s_tir.renew_defs(func.with_attrs(self.attrs))
-        # TIRx wants to know the layout of its tensors; those of a schedulable function have none. Host code allocates
-        # the buffers on the GPU, from the runtime's pool, and launches the kernels on one stream.
-        tensors = [*filter(tirx.is_buffer_var, params), *buffers]
-        laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in tensors}
-        if buffers:
-            body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *statements(body)])
-        func = tirx.PrimFunc([laid_out.get(old, old) for old in params], substitute(body, laid_out), self.func.ret_type)
         attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
-        return func.with_attrs({key: value for key, value in attrs.items() if key != "s_tir"})
+        return _laid_out(self.func, body, attrs, buffers)
 
     def _nest(self, nest: tirx.Stmt, others: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
         blocks = nested_blocks(nest)
@@ -215,29 +233,55 @@ class _Rewriter:
             tensors[tensor] = tirx.decl_buffer(list(shape), dtype, f"{name}_{tensor}")
             self.scratch.append(tensors[tensor])
         found: list[tirx.Stmt] = []
-        for program, arguments in zip(recipe.programs, recipe.arguments):
-            decided = lowering.plan(program, self.target)
-            lowered = lowering.emit(decided)
-            self.overlaps = self.overlaps and decided.overlaps
-            self.attrs |= {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
-            replaced: dict[tirx.Var, tirx.Expr] = {}
-            for param, tensor in zip(filter(tirx.is_buffer_var, lowered.params), arguments):
-                buffer, (shape, _) = tensors[tensor], recipe.tensors[tensor]
-                replaced[param] = self._seen_as(buffer, shape, found)
-            replaced |= {param: scalars[param.name] for param in lowered.params if not tirx.is_buffer_var(param)}
-            found.append(substitute(lowered.body, replaced))
+        for program in recipe.programs:
+            made = lowered_on(program, self.target, tensors, scalars)
+            self.overlaps = self.overlaps and made.overlaps
+            self.attrs |= made.attrs
+            found += made.body
         return found
 
-    def _seen_as(self, buffer: tirx.Buffer, shape: Sequence[int], before: list[tirx.Stmt]) -> tirx.Buffer:
-        """The buffer as one of that shape; what declares it, if it has another one, is put into `before`."""
-        own = [int(extent) for extent in buffer.shape]
-        if len(buffer.strides) or prod(own) != prod(shape):
-            raise ScheduleError(
-                f"{buffer.name} has the shape {own} and the strides {list(buffer.strides)}; the kernel takes a dense "
-                f"tensor, here of {tuple(shape)}"
-            )
-        if own == list(shape):
-            return buffer
-        seen = tirx.decl_buffer(list(shape), buffer.dtype, f"{buffer.name}_{len(before)}")
-        before.append(tirx.DeclBuffer(seen, data=buffer.data))
-        return seen
+
+class OnBuffers(NamedTuple):
+    """A lowered tile program on given buffers: its statements, its function's attributes, and whether it `overlaps`."""
+
+    body: list[tirx.Stmt]
+    attrs: dict[str, Any]
+    overlaps: bool
+
+
+def lowered_on(
+    program: TileProgram, target: Target, tensors: Mapping[str, tirx.Buffer], scalars: Mapping[str, tirx.Expr]
+) -> OnBuffers:
+    """Lower a tile program for a target, on a buffer for each tensor and an expression for each scalar, by name.
+
+    Raises
+    ------
+    ScheduleError
+        A buffer isn't dense, or hasn't as many elements as the tensor.
+    TileError
+        The target can't run the program.
+    """
+    decided = lowering.plan(program, target)
+    lowered = lowering.emit(decided)
+    found: list[tirx.Stmt] = []
+    replaced: dict[tirx.Var, tirx.Expr] = {}
+    for param, tile in zip(filter(tirx.is_buffer_var, lowered.params), program.params):
+        replaced[param] = _seen_as(tensors[tile.name], tile.shape, found)
+    replaced |= {param: scalars[param.name] for param in lowered.params if not tirx.is_buffer_var(param)}
+    attrs = {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
+    return OnBuffers([*found, substitute(lowered.body, replaced)], attrs, decided.overlaps)
+
+
+def _seen_as(buffer: tirx.Buffer, shape: Sequence[int], before: list[tirx.Stmt]) -> tirx.Buffer:
+    """The buffer as one of that shape; what declares it, if it has another one, is put into `before`."""
+    own = [int(extent) for extent in buffer.shape]
+    if len(buffer.strides) or prod(own) != prod(shape):
+        raise ScheduleError(
+            f"{buffer.name} has the shape {own} and the strides {list(buffer.strides)}; the kernel takes a dense "
+            f"tensor, here of {tuple(shape)}"
+        )
+    if own == list(shape):
+        return buffer
+    seen = tirx.decl_buffer(list(shape), buffer.dtype, f"{buffer.name}_{len(before)}")
+    before.append(tirx.DeclBuffer(seen, data=buffer.data))
+    return seen

@@ -58,7 +58,7 @@ def _built(functions: IRModule, target: Target) -> Module:
     named = {str(variable.name_hint): function for variable, function in functions.functions_items()}
     groups: dict[bool, dict[ir.GlobalVar, ir.BaseFunc]] = {}
     for variable, function in functions.functions_items():
-        callees = [named[name] for name in _called(function) if name in named]
+        callees = [named[name] for name in called_by(function) if name in named]
         of_blocks = "s_tir" in ((callees[0] if callees else function).attrs or {})
         groups.setdefault(of_blocks, {})[variable] = function
     first, *others = [backend_of(target).build(IRModule(group), target).module for group in groups.values()]
@@ -67,7 +67,7 @@ def _built(functions: IRModule, target: Target) -> Module:
     return first
 
 
-def _called(function: tirx.PrimFunc) -> list[str]:
+def called_by(function: tirx.PrimFunc) -> list[str]:
     """The names of the functions that a function calls."""
     found: list[str] = []
 
