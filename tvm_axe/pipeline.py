@@ -150,7 +150,7 @@ def _redistribute(work: Work) -> Work:
 def _lower(work: Work) -> Work:
     if work.mesh is None or work.lowered is not None:
         return work
-    lowered = lower(work.module["main"], work.mesh, backend_of(work.target).page)
+    lowered = lower(work.module["main"], work.mesh, backend_of(work.target).page, work.target)
     return replace(work, module=lowered.module, lowered=lowered)
 
 

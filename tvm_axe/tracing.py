@@ -9,11 +9,18 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from tvm_axe.collective import Arrow, Event, Recording, Timeline
-from tvm_axe.collective.timeline import ARRIVAL, EDGE, WAITING
+from tvm_axe.collective.timeline import ARRIVAL, BESIDE, EDGE, WAITING
 from tvm_axe.lower.calls import Box, Call, Touch, Touches
 from tvm_axe.lower.lowered import Lowered
 
-_KINDS = {"axe.barrier": WAITING, "axe.wait": WAITING, "axe.arrive": ARRIVAL}
+_KINDS = {
+    "axe.barrier": WAITING,
+    "axe.wait": WAITING,
+    "axe.arrive": ARRIVAL,
+    "axe.fork": BESIDE,
+    "axe.wait_count": BESIDE,
+    "axe.flag": BESIDE,
+}
 
 
 def timeline_of(lowered: Lowered, recordings: Sequence[Recording]) -> Timeline:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm_axe.collective import Timeline, registry
-from tvm_axe.collective.timeline import ARRIVAL, WAITING
+from tvm_axe.collective.timeline import ARRIVAL, BESIDE, WAITING
 from tvm_axe.lower.cost import expected
 from tvm_axe.lower.lowered import Lowered
 
@@ -67,7 +67,7 @@ def measured_stages(before: Measured | None, lowered: Lowered, engine: str, time
     taken: dict[tuple[str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     waited: dict[int, int] = defaultdict(int)
     for event in timeline.events:
-        if event.kind in (WAITING, ARRIVAL):
+        if event.kind in (WAITING, ARRIVAL, BESIDE):
             waited[event.worker] += event.stop - event.start
         else:
             taken[event.name, event.kind][event.worker] += event.stop - event.start

@@ -135,6 +135,8 @@ class MeshExecutable(Executable):
             note = "" if stage.kernel is None else self._note(stage.kernel)
             lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {stage.bytes:>12,}{note}")
         lines += [f"  {'in all':<{width + 12}}  {'':<24}  {self.bytes:>12,}", ""]
+        if self.lowered.forms:
+            lines += ["overlapping", *(f"  {line}" for line in self.lowered.forms), ""]
         if self._measured is not None:
             lines += [*self._measured.lines(self.lowered), ""]
         if self.lowered.inserted:

@@ -42,7 +42,7 @@ from tvm_axe.relax.alone import BUILD_MODEL
 
 __all__ = ["read", "write"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 3
+FORMAT, LAYOUT = "tvm_axe executable", 4
 _MANIFEST = "manifest.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
@@ -224,6 +224,8 @@ def _from_lowered(lowered: Lowered) -> dict[str, Any]:
         "calls": [{**vars(call), "arguments": [_from_argument(a) for a in call.arguments], "windows": [
             None if window is None else [window.slice_rows, window.chunk_rows] for window in call.windows
         ]} for call in lowered.calls],
+        "page": lowered.page,
+        "forms": lowered.forms,
     }  # fmt: skip
 
 
@@ -256,6 +258,8 @@ def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
         layouts={name: Layout.parse(text) for name, text in data["layouts"].items()},
         arguments=tuple((str(name), str(view)) for name, view in data["arguments"]),
         coordinates=tuple(map(str, data["coordinates"])),
+        page=int(data["page"]),
+        forms=tuple(map(str, data["forms"])),
     )
 
 
@@ -264,4 +268,5 @@ def _to_call(data: Mapping[str, Any]) -> Call:
     for each in data["arguments"]:
         arguments.append(Tensor(each[0], each[1], tuple(each[2])) if isinstance(each, list) else each)
     windows = tuple(None if window is None else Window(*window) for window in data["windows"])
-    return Call(**{**data, "arguments": tuple(arguments), "windows": windows})
+    touched = tuple((int(number), bool(is_write)) for number, is_write in data["touched"])
+    return Call(**{**data, "arguments": tuple(arguments), "windows": windows, "touched": touched})

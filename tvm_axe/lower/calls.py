@@ -7,6 +7,7 @@ chunk's numbers put in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from tvm.sym import Analyzer
 from tvm_axe.analysis.expressions import substitute
 from tvm_axe.collective import ALL
 from tvm_axe.collective.plan import plan
+from tvm_axe.collective.side import rectangle
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.lower.localize import OWN
@@ -106,6 +108,8 @@ class Call:
         Of each argument of such a kernel, the rows that it sees; None for all.
     ring : str or None
         The mesh axis around which its slices go.
+    touched : tuple of (int, bool)
+        Of a kernel that isn't of blocks, the numbers of the tensors that it touches, and whether it writes them.
     """
 
     function: str
@@ -116,6 +120,7 @@ class Call:
     kernel: str | None = None
     windows: tuple[Window | None, ...] = ()
     ring: str | None = None
+    touched: tuple[tuple[int, bool], ...] = ()
 
 
 class Touches:
@@ -138,8 +143,37 @@ class Touches:
     def of(self, call: Call, device: int) -> frozenset[Touch]:
         """What a call on `device` reads and writes of the slabs of mesh buffers, its own and its peers'."""
         if call.kernel is not None:
-            return frozenset(self._kernel_touches(call, device))
-        return frozenset() if call.stage is None else frozenset(self._collective_touches(call, device))
+            return frozenset(self._whole(call, device) if call.touched else self._kernel_touches(call, device))
+        if call.function == "axe.copy":
+            return frozenset(self._copied(call, device))
+        if call.stage is None or call.function == "axe.join":
+            return frozenset()
+        return frozenset(self._collective_touches(call, device))
+
+    def _whole(self, call: Call, device: int) -> list[Touch]:
+        """The whole slabs that a kernel touches of which only that is known."""
+        found = []
+        for number, is_write in call.touched:
+            tensor = call.arguments[number]
+            assert isinstance(tensor, Tensor) and tensor.view == OWN  # as emitted
+            if tensor.buffer in self._buffers:
+                found.append(Touch(tensor.buffer, device, _all(tensor.slab), is_write))
+        return found
+
+    def _copied(self, call: Call, device: int) -> list[Touch]:
+        """The rectangle that a copy of the side stream moves (`tvm_axe.collective.side`)."""
+        source, target, *numbers, axis = call.arguments
+        assert isinstance(source, Tensor) and isinstance(target, Tensor) and isinstance(axis, str)  # as emitted
+        rank, devices = self._mesh.coords(device)[axis], self._mesh[axis]
+        moved = rectangle(source.slab, target.slab, devices, rank, *(n for n in numbers if isinstance(n, int)))
+        peer = self._mesh.group(device, axis)[moved.peer]
+        found = []
+        for tensor, at, row, is_write in ((source, device, moved.source, False), (target, peer, moved.target, True)):
+            *lines, columns = tensor.slab
+            start, stop = (row, moved.first), (row + moved.rows, moved.stop)
+            if tensor.buffer in self._buffers:
+                found.append(Touch(tensor.buffer, at, Box((math.prod(lines), columns), start, stop), is_write))
+        return found
 
     def _devices(self, tensor: Tensor, device: int) -> Sequence[int]:
         """The devices whose slabs `tensor` has, by its dimension 0 if it is a view."""
@@ -197,6 +231,11 @@ class Touches:
         first = turn * window.slice_rows + (call.chunk or 0) * window.chunk_rows
         start = (first, *(0 for _ in tensor.shape[1:]))
         return Box(tensor.shape, start, (min(tensor.shape[0], first + window.rows), *tensor.shape[1:]))
+
+
+def _all(shape: tuple[int, ...]) -> Box:
+    """All elements of a tensor."""
+    return Box(shape, (0,) * len(shape), shape)
 
 
 @dataclass(frozen=True)

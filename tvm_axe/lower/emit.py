@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import tvm
 from tvm import relax, tirx
+from tvm.target import Target
 
 from tvm_axe.collective import ALL
 from tvm_axe.layout.collectives import Collective
@@ -23,6 +24,8 @@ from tvm_axe.lower.derive import EXCHANGE, LOCAL, MESH_KERNEL, Step
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.localize import CHUNK, OWN, STEP, Kernel, localize
 from tvm_axe.lower.order import barriers_before, pipeline, regions
+from tvm_axe.lower.pairing import Launch
+from tvm_axe.lower.pairs import Pair, makes_pairs, pair_of
 from tvm_axe.lower.program import ScheduledProgram
 from tvm_axe.lower.views import view_shape
 
@@ -41,11 +44,19 @@ class Emitted:
     mesh_buffers: tuple[tirx.Buffer, ...]
     kernels: tuple[str | None, ...]  # of each step, its kernel's name in the module
     memory: tuple[int, ...]  # of each step, the bytes of the device's own slabs that it touches
+    names: Mapping[tirx.Buffer, str]  # of the mesh buffers
+    shardings: Mapping[tirx.Buffer, Sharding]  # likewise
+    forms: tuple[str, ...]  # of each region of stages that overlap, how they do, where a target makes pairs
 
 
-def emit_module(program: ScheduledProgram, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]) -> Emitted:
-    """The module that each device of `program` runs."""
-    emitter = _Emitter(program, steps, shardings)
+def emit_module(
+    program: ScheduledProgram,
+    steps: Sequence[Step],
+    shardings: Mapping[tirx.Buffer, Sharding],
+    target: Target | None = None,
+) -> Emitted:
+    """The module that each device of `program` runs; with the pairs that `target` makes, if one is given."""
+    emitter = _Emitter(program, steps, shardings, target)
     return emitter.module()
 
 
@@ -59,9 +70,13 @@ def _collective_views(step: Step) -> tuple[str, tuple[tirx.Buffer, str], tuple[t
 
 class _Emitter:
     def __init__(
-        self, program: ScheduledProgram, steps: Sequence[Step], shardings: Mapping[tirx.Buffer, Sharding]
+        self,
+        program: ScheduledProgram,
+        steps: Sequence[Step],
+        shardings: Mapping[tirx.Buffer, Sharding],
+        target: Target | None,
     ) -> None:
-        self.program, self.steps, self.shardings = program, steps, shardings
+        self.program, self.steps = program, steps
         crossing = {buffer for step in steps for buffer in step.pulled | step.pushed}
         users = {
             buffer: [
@@ -71,35 +86,61 @@ class _Emitter:
             ]
             for buffer in program.intermediates
         }
-        self.mesh_buffers = (*program.parameters, *(b for b in program.intermediates if b in crossing))
         inside = [b for b in program.intermediates if b not in crossing and len(users[b]) == 1]
         self.private = {b: users[b][0] for b in inside if steps[users[b][0]].kind in (LOCAL, MESH_KERNEL)}
+        self.groups = regions(steps)
+        self.pairs: dict[Step, Pair] = {}  # by the first step of their regions
+        self.forms: list[str] = []
+        if target is not None and makes_pairs(target):
+            self._find_pairs(shardings, {b: [steps[i] for i in own] for b, own in users.items()}, target)
+        crossing |= {buffer for pair in self.pairs.values() for buffer in pair.exchanged}
+        made = {buffer: sharding for pair in self.pairs.values() for buffer, sharding in pair.shardings.items()}
+        self.mesh_buffers = (*program.parameters, *(b for b in program.intermediates if b in crossing), *made)
+        self.shardings: Mapping[tirx.Buffer, Sharding] = {**shardings, **made}
+        self.names = {**program.names, **{buffer: str(buffer.name) for buffer in made}}
         self.builder = relax.BlockBuilder()
         self.arguments: dict[tuple[str, str], relax.Var] = {}  # by the buffer's name and the view
         self.coordinates: dict[str, relax.Var] = {}
         self.temporaries: dict[str, relax.Expr] = {}
-        self.dtypes = {program.names[buffer]: str(buffer.dtype) for buffer in program.buffers()}
+        self.dtypes = {name: str(buffer.dtype) for buffer, name in self.names.items()}
         self.functions: dict[str, tvm.ir.GlobalVar] = {}
         self.kernels: list[str | None] = []
         self.calls: list[Call] = []
 
+    def _find_pairs(
+        self, shardings: Mapping[tirx.Buffer, Sharding], users: Mapping[tirx.Buffer, Sequence[Step]], target: Target
+    ) -> None:
+        for group in self.groups:
+            if group[0].stage.overlap is None:
+                continue
+            found = pair_of(self.program, group, shardings, frozenset(self.private), users, target)
+            about = found if isinstance(found, str) else found.about
+            if isinstance(found, Pair):
+                self.pairs[group[0]] = found
+            else:
+                about = f"in {group[0].stage.overlap.chunks} chunks: {found}"
+            self.forms.append(f"{', '.join(step.name for step in group)}: {about}")
+
     def module(self) -> Emitted:
+        paired = {step for group in self.groups if group[0] in self.pairs for step in group}
         localized = {
             index: localize(
                 self.program, step, self.shardings, tuple(b for b, at in self.private.items() if at == index)
             )
             for index, step in enumerate(self.steps)
-            if step.kind in (LOCAL, MESH_KERNEL, EXCHANGE)
+            if step.kind in (LOCAL, MESH_KERNEL, EXCHANGE) and step not in paired
         }
         self._declare(localized)
         params = [*self.arguments.values(), *self.coordinates.values()]
-        groups = regions(self.steps)
         with self.builder.function("main", params, pure=False):
-            for steps, barrier in zip(groups, barriers_before(groups, self.shardings)):
-                if barrier:
+            for steps, barrier in zip(self.groups, barriers_before(self.groups, self.shardings)):
+                pair = self.pairs.get(steps[0])
+                if barrier and pair is None:  # a pair has one of its own
                     self._call(Call("axe.barrier", None, ()))
                 indices = [self.steps.index(step) for step in steps]
-                if steps[0].stage.overlap is not None:
+                if pair is not None:
+                    self._pair(pair, indices)
+                elif steps[0].stage.overlap is not None:
                     self._region(indices, [localized[index] for index in indices])
                 elif indices[0] in localized:
                     kernel = localized[indices[0]]
@@ -115,6 +156,9 @@ class _Emitter:
             self.mesh_buffers,
             tuple(self.kernels),
             tuple(self._memory(index) for index in range(len(self.steps))),
+            self.names,
+            self.shardings,
+            tuple(self.forms),
         )
 
     def _memory(self, index: int) -> int:
@@ -134,6 +178,37 @@ class _Emitter:
             if work.arrives:
                 self._call(Call("axe.arrive", None, ()))
 
+    def _pair(self, pair: Pair, indices: Sequence[int]) -> None:
+        """The calls of a pair: what it prepares, and the product between the steps of the side stream."""
+        stage = self.steps.index(pair.product)
+        (moving,) = (index for index in indices if index != stage)
+        name = self.builder.get_unique_name(pair.product.name)
+        self.kernels += [name if index == stage else None for index in indices]
+        self._launch(pair.prepare, pair, self.builder.get_unique_name(f"{name}_prepare"), stage)
+        self._call(Call("axe.barrier", None, ()))
+        self._call(Call("axe.fork", None, ()))
+        for steps in (pair.before, pair.after):
+            if steps is pair.after:
+                self._launch(pair.kernel, pair, name, stage)
+            for step in steps:
+                tensors = [self._tensor(buffer, view) for buffer, view in step.tensors]
+                copies = step.name == "axe.copy"
+                self._call(Call(step.name, moving if copies else None, (*tensors, *step.numbers, pair.axis)))
+        self._call(Call("axe.join", stage, ()))  # behind which the product is done too
+
+    def _launch(self, launch: Launch, pair: Pair, name: str, stage: int) -> None:
+        """Add a function of a pair to the module and call it."""
+        self.functions[name] = self.builder.add_func(launch.func.with_attr("global_symbol", name), name)
+        tensors = [self._tensor(buffer, OWN) for buffer in launch.buffers]
+        arguments: tuple[Argument, ...] = (*tensors, *([pair.axis] if launch.asks else []))
+        touched = tuple(
+            (number, is_write)
+            for is_write, buffers in ((False, launch.reads), (True, launch.writes))
+            for number, buffer in enumerate(launch.buffers)
+            if buffer in buffers
+        )
+        self._call(Call(name, stage, arguments, kernel=name, touched=touched))
+
     def _declare(self, localized: Mapping[int, Kernel]) -> None:
         """Find out what ``main`` takes: parameters first, in their order, then other views, then coordinates."""
         wanted = [(buffer, OWN) for buffer in self.program.parameters]
@@ -142,7 +217,12 @@ class _Emitter:
             if index in localized:
                 wanted += localized[index].arguments
                 coordinates.update(localized[index].coordinates)
-            else:
+            elif step in self.pairs:
+                pair = self.pairs[step]
+                wanted += [(buffer, OWN) for launch in (pair.prepare, pair.kernel) for buffer in launch.buffers]
+                wanted += [view for each in (*pair.before, *pair.after) for view in each.tensors]
+                coordinates.add(pair.axis)
+            elif not any(step in group and group[0] in self.pairs for group in self.groups):
                 _, source, target = _collective_views(step)
                 wanted += [source, target]
         on_mesh = set(self.mesh_buffers)
@@ -200,7 +280,7 @@ class _Emitter:
 
     def _tensor(self, buffer: tirx.Buffer, view: str) -> Tensor:
         shape = view_shape(self.program.mesh, view, self.shardings[buffer].stored)
-        return Tensor(self.program.names[buffer], view, shape)
+        return Tensor(self.names[buffer], view, shape)
 
     def _call(self, call: Call) -> None:
         """Have ``main`` make a call."""

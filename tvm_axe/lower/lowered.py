@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import tirx
+from tvm.target import Target
 
 from tvm_axe.analysis.directions import Direction, directions
 from tvm_axe.collective import ALL
@@ -19,7 +20,7 @@ from tvm_axe.lower.emit import emit_module
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.localize import OWN
 from tvm_axe.lower.notation import notation
-from tvm_axe.lower.program import ScheduledProgram, parse_program
+from tvm_axe.lower.program import parse_program
 from tvm_axe.schedule import layouts_of
 
 
@@ -77,7 +78,8 @@ class Lowered:
     ``module["main"]`` takes one tensor for each (buffer name, view) of `arguments`, where the view is ``"slab"`` or a
     mesh axis, then the device's coordinate on each axis of `coordinates`. It makes the `calls`, in order, the same on
     each device; what it allocates is left out of them. Slabs lie whole
-    pages of `page` bytes apart.
+    pages of `page` bytes apart. `forms` are lines on how regions of stages overlap, where the target has other forms of
+    that than chunks (`tvm_axe.lower.pairs`).
     """
 
     name: str
@@ -91,6 +93,7 @@ class Lowered:
     arguments: tuple[tuple[str, str], ...]
     coordinates: tuple[str, ...]
     page: int = PAGE
+    forms: tuple[str, ...] = ()
 
     @property
     def inserted(self) -> tuple[str, ...]:
@@ -114,7 +117,7 @@ class Lowered:
         return [buffer for buffer in self.buffers.values() if buffer.is_output]
 
 
-def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
+def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE, target: Target | None = None) -> Lowered:
     """Infer layouts, derive collectives, localize and emit.
 
     Parameters
@@ -126,6 +129,9 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
         The devices.
     page : int
         Bytes of a page of the devices' memory (`tvm_axe.machines.Backend.page`), of which slabs lie whole ones apart.
+    target : Target, optional
+        What the devices are, resolved, if products and collectives that overlap may become its kernels
+        (`tvm_axe.lower.pairs`); without it they are chunks in turns.
 
     Raises
     ------
@@ -141,7 +147,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
     declared = layouts_of(func)
     shardings = infer_shardings(program, declared)
     steps = derive_steps(program, shardings)
-    emitted = emit_module(program, steps, shardings)
+    emitted = emit_module(program, steps, shardings, target)
     stages = tuple(
         Stage(
             step.name,
@@ -157,7 +163,10 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
         for step, kernel, memory in zip(steps, emitted.kernels, emitted.memory)
     )
     parameters = dict(zip(program.parameters, directions(func)))
-    buffers = {program.names[b]: _mesh_buffer(program, b, shardings[b], parameters) for b in emitted.mesh_buffers}
+    buffers = {
+        emitted.names[b]: _mesh_buffer(emitted.names[b], b, emitted.shardings[b], parameters)
+        for b in emitted.mesh_buffers
+    }
     layouts = {program.names[b]: shardings[b].layout for b in program.buffers()}
     layouts |= {program.names[b]: declared[b.name] for b in program.parameters if b.name in declared}
     return Lowered(
@@ -172,14 +181,15 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
         emitted.arguments,
         emitted.coordinates,
         page,
+        emitted.forms,
     )
 
 
 def _mesh_buffer(
-    program: ScheduledProgram,
+    name: str,
     buffer: tirx.Buffer,
     sharding: Sharding,
     parameters: Mapping[tirx.Buffer, Direction],
 ) -> MeshBuffer:
     direction = parameters.get(buffer, Direction(False, False))
-    return MeshBuffer(program.names[buffer], buffer.dtype, sharding, direction.is_input, direction.is_output)
+    return MeshBuffer(name, buffer.dtype, sharding, direction.is_input, direction.is_output)

@@ -32,6 +32,14 @@ class TileBackend(Backend):
     joins_blocks: bool
     by_default: bool = False
 
+    @property
+    def pairs(self) -> bool:
+        """Whether a product and the collective that it overlaps are one kernel beside copies (`tvm_axe.lower.pairs`).
+
+        Devices then have copy engines, and loads of kernels that wait run ahead of what the waits aren't for.
+        """
+        return False
+
     @abstractmethod
     def plan(self, program: TileProgram, target: Target) -> Plan:
         """Decide everything about a program: layouts, threads, instructions, stages.

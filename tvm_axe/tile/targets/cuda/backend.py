@@ -60,6 +60,10 @@ class CudaTileBackend(CudaBackend, TileBackend):
     joins_blocks: bool = False
     by_default: bool = True
 
+    @property
+    def pairs(self) -> bool:
+        return self.gpu.tensor_cores == "wgmma"  # the specialized model's, whose producer alone waits
+
     def plan(self, program: TileProgram, target: Target) -> Plan:
         return decide(program, target)
 

@@ -1,0 +1,196 @@
+"""Which regions are pairs, what becomes of the others and why, and what their calls touch."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from tvm.script import tirx as T
+
+import tvm_axe as axe
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower import Lowered, lower
+from tvm_axe.lower.calls import Box, Touch, Touches
+from tvm_axe.machines import resolve_target
+from tvm_axe.programs import PROGRAMS
+from tvm_axe.schedule import Schedule, with_layouts
+
+TWO = Mesh({"tp": 2})
+HOPPER = resolve_target("cuda:sm_90a")
+PAGE = 2 << 20
+
+
+def lowered(sch: Schedule, target: object = HOPPER) -> Lowered:
+    return lower(sch.mod["main"], sch.mesh, PAGE, target)
+
+
+def scattered(
+    m: int = 256,
+    n: int = 128,
+    k: int = 256,
+    dtype: str = "float16",
+    partial: str = "float16",
+    dim: int = 0,
+    chunks: int = 2,
+    kernel: str | None = "matmul",
+    mesh: Mesh = TWO,
+) -> Schedule:
+    """A product whose rows, or columns, are reduced and scattered."""
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((m, k), dtype), W: T.Buffer((n, k), dtype), out: T.Buffer((m, n), partial)) -> None:
+        for i, j, l in T.grid(m, n, k):
+            with T.sblock("mm"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, l])
+                with T.init():
+                    out[vi, vj] = T.cast(0, partial)
+                out[vi, vj] = out[vi, vj] + T.cast(X[vi, vk], partial) * T.cast(W[vj, vk], partial)
+
+    sch = Schedule(with_layouts(func, {"out": Layout.sharded((m, n), mesh, {dim: "tp"})}), mesh=mesh)
+    partials, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")
+    if kernel is not None:
+        sch.tile_kernel(partials, kernel)
+    sch.shard(sch.get_loops(reduce)[dim], "tp")
+    sch.overlap([partials, reduce], "tp", chunks)
+    return sch
+
+
+def gathered(m: int = 256, n: int = 128, k: int = 64, dtype: str = "float16", reads: str = "Z") -> Schedule:
+    """A product of rows that are gathered, with a pointwise block in its nest."""
+
+    @T.prim_func(s_tir=True)
+    def func(
+        X: T.Buffer((m, k), dtype), W: T.Buffer((n, k), dtype), Z: T.Buffer((m, n), dtype), Y: T.Buffer((m, n), dtype)
+    ) -> None:
+        C = T.sblock_alloc_buffer((m, n), dtype)
+        for i, j, l in T.grid(m, n, k):
+            with T.sblock("mm"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, l])
+                with T.init():
+                    C[vi, vj] = T.cast(0, dtype)
+                C[vi, vj] = C[vi, vj] + X[vi, vk] * W[vj, vk]
+        for i, j in T.grid(m, n):
+            with T.sblock("epi"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = C[vi, vj] * Z[vi, vj]
+
+    func = with_layouts(
+        func, {"X": Layout.sharded((m, k), TWO, {0: "tp"}), "Y": Layout.sharded((m, n), TWO, {1: "tp"})}
+    )
+    sch = Schedule(func, mesh=TWO)
+    mm, epi = sch.get_sblock("mm"), sch.get_sblock("epi")
+    sch.shard(sch.get_loops(mm)[1], "tp")
+    sch.shard(sch.get_loops(epi)[1], "tp")
+    gather = sch.redistribute(mm, "X", "tp")
+    sch.reorder(*(sch.get_loops(mm)[at] for at in (1, 0)))
+    sch.reverse_compute_at(epi, sch.get_loops(mm)[1])
+    sch.overlap((gather, mm), "tp", 2)
+    return sch
+
+
+def functions(found: Lowered) -> list[str]:
+    return [call.function for call in found.calls]
+
+
+def test_a_product_before_a_reduce_scatter() -> None:
+    found = lowered(scattered())
+    sends = ["axe.wait_count", "axe.copy", "axe.flag"] * 2
+    assert functions(found) == ["mm_rf_prepare", "axe.barrier", "axe.fork", "mm_rf", *sends, "axe.join"]
+    (form,) = found.forms
+    assert form.startswith("mm_rf, mm: one kernel, matmul_scatter(block_m=") and form.endswith("in 2 groups of columns")
+    assert [stage.kernel for stage in found.stages] == ["mm_rf", None]
+    assert found.buffers["out_rf_words"].sharding.slab == (2, 2, 2)
+    assert found.buffers["out_rf_arrived"].sharding.slab == (2, 128, 128)
+    assert not (found.buffers["out_rf_words"].is_input or found.buffers["out_rf_words"].is_output)
+
+
+def test_a_product_behind_an_all_gather_with_an_epilogue() -> None:
+    found = lowered(gathered())
+    assert functions(found) == [
+        "mm_epi_prepare", "axe.barrier", "axe.fork", "axe.copy", "axe.flag", "mm_epi", "axe.join",
+    ]  # fmt: skip
+    assert "gather_matmul" in found.forms[0]
+    kernel = next(call for call in found.calls if call.function == "mm_epi")
+    assert [getattr(argument, "buffer", argument) for argument in kernel.arguments] == [
+        "X", "W", "X_global", "X_global_words", "Y", "Z", "tp",
+    ]  # fmt: skip
+
+
+def test_a_group_has_whole_tiles() -> None:
+    """Three chunks of five tiles of columns: two groups of two, one of one."""
+    sch = scattered(n=5 * 64 - 8, chunks=4)
+    waits = [call.arguments[1:4] for call in lowered(sch).calls if call.function == "axe.wait_count"]
+    copies = [call.arguments[-3:-1] for call in lowered(sch).calls if call.function == "axe.copy"]
+    assert [first for first, _ in copies] == sorted({first for first, _ in copies}) and copies[-1][1] == 312
+    assert len(waits) == len(copies) <= 4 and all(stop == first for (_, stop), (first, _) in pairwise(copies))
+
+
+@pytest.mark.parametrize(
+    ("sch", "why"),
+    [
+        (lambda: scattered(dtype="float32", partial="float32"), "multiplies float32; valid are float16 and bfloat16"),
+        (lambda: scattered(partial="float32"), "partial sums are float32, and tensor cores add those of .* float16"),
+        (lambda: scattered(kernel="split_k_matmul"), "the kernel split_k_matmul was chosen .*; valid is matmul"),
+        (lambda: scattered(m=254, chunks=1, mesh=Mesh({"tp": 4})), "equal pieces of the leading dimension"),
+        (lambda: scattered(dim=1), "equal pieces of the leading dimension over the one axis"),
+        (lambda: PROGRAMS["mlp"](TWO).schedule("ol(MM, fuse(RS-C-AG))"), "multiplies float32"),
+        (lambda: PROGRAMS["ag_mm"](TWO).schedule("ol(AG, MM)"), "multiplies float32"),
+        (lambda: PROGRAMS["norm"](TWO).schedule("ol(MM, fuse(RS-Norm-AG))"), "valid is one pointwise block behind"),
+        (
+            lambda: PROGRAMS["pipeline"](Mesh({"pp": 2, "tp": 2})).schedule("ol(RS, fuse(P2P-C), AG)"),
+            "not a product before a reduce-scatter, or behind an all-gather",
+        ),
+    ],
+)
+def test_others_stay_in_chunks(sch, why) -> None:
+    made = sch()
+    found, chunked = lowered(made), lowered(made, None)
+    (form,) = found.forms
+    assert f" in {found.stages[-1].chunks} chunks: " in form
+    assert re.search(why, form), form
+    assert found.calls == chunked.calls and chunked.forms == ()
+
+
+def test_other_targets_have_chunks() -> None:
+    for name in ("llvm", "cuda:sm_80"):
+        assert lowered(scattered(), resolve_target(name)).forms == ()
+    assert "axe.arrive" in functions(lowered(scattered(), None))
+
+
+def test_without_a_choice_the_default_is_a_pair() -> None:
+    assert "one kernel" in lowered(scattered(kernel=None)).forms[0]
+
+
+def test_pairs_on_one_axis_of_two() -> None:
+    mesh = Mesh({"dp": 2, "tp": 2})
+    found = lowered(scattered(mesh=mesh))
+    assert "one kernel" in found.forms[0]
+    assert found.buffers["out_rf_arrived"].sharding.slab == (2, 128, 128)
+    touches = Touches(mesh, found.module, found.buffers)
+    copy = next(call for call in found.calls if call.function == "axe.copy")
+    assert {touch.device for touch in touches.of(copy, 2) if touch.is_write} == {3}
+
+
+def test_what_calls_touch() -> None:
+    found = lowered(gathered())
+    touches = Touches(TWO, found.module, found.buffers)
+    by_name = {call.function: touches.of(call, 1) for call in found.calls}
+    rows = Box((128, 64), (0, 0), (128, 64))
+    assert by_name["axe.copy"] == {
+        Touch("X", 1, rows, False),
+        Touch("X_global", 0, Box((256, 64), (128, 0), (256, 64)), True),
+    }
+    assert {(touch.buffer, touch.is_write) for touch in by_name["mm_epi"]} == {
+        ("X", False), ("W", False), ("X_global", False), ("X_global_words", False), ("Z", False), ("Y", True),
+    }  # fmt: skip
+    assert all(touch.device == 1 for touch in by_name["mm_epi"])
+    assert not by_name["axe.join"] and not by_name["axe.fork"] and not by_name["axe.flag"]
+
+
+def test_a_saved_pair_is_the_same(tmp_path) -> None:
+    exe = axe.compile(scattered(), target="cuda:sm_90a", work_dir=None)
+    exe.save(tmp_path / "pair.axe")
+    again = axe.Executable.load(tmp_path / "pair.axe")
+    assert again.lowered.calls == exe.lowered.calls and again.lowered.forms == exe.lowered.forms
+    assert again.lowered.page == exe.lowered.page == PAGE and again.show() == exe.show()

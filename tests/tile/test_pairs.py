@@ -1,0 +1,213 @@
+"""Pairs of a product and a collective: kernels and steps of all devices, in any order of events, against float64.
+
+Arrays are not rounded here, so what comes out is exact but for the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from beside import Devices, Stuck
+from programs_pairs import gathered, multiplied
+
+import tvm_axe as axe
+from tvm_axe.collective.tensor import check_dtype
+from tvm_axe.layout import Mesh
+from tvm_axe.lower.calls import Call
+from tvm_axe.lower.derive import derive_steps
+from tvm_axe.lower.emit import _Emitter
+from tvm_axe.lower.infer import infer_shardings
+from tvm_axe.lower.program import parse_program
+from tvm_axe.machines import resolve_target
+from tvm_axe.machines.builder import build_program
+from tvm_axe.schedule import layouts_of
+
+HOPPER = resolve_target("cuda:sm_90a")
+TILES = {"block_m": 64, "block_n": 64, "block_k": 32}
+FORMS = ("scatter", "scatter transposed", "reduce", "gather", "gather transposed")
+
+
+class Case:
+    """A schedule whose only stages are a pair, lowered for Hopper."""
+
+    def __init__(self, form: str, devices: int, m: int = 0, n: int = 200, k: int = 96, chunks: int = 2) -> None:
+        self.mesh, self.form = Mesh({"tp": devices}), form
+        self.m, self.n, self.k = m or 96 * devices, n, k * devices
+        kind, *rest = form.split()
+        make = gathered if kind == "gather" else multiplied
+        size = (self.m, n * devices, k) if kind == "gather" else (self.m, n, self.k)
+        sch = make(self.mesh, *size, kind=kind, transpose_b=bool(rest), chunks=chunks, tiles=TILES)
+        func = sch.mod["main"]
+        program = parse_program(func, self.mesh, 2 << 20)
+        shardings = infer_shardings(program, layouts_of(func))
+        emitter = _Emitter(program, derive_steps(program, shardings), shardings, HOPPER)
+        emitted = emitter.module()
+        assert emitter.pairs, emitted.forms
+        (pair,) = emitter.pairs.values()
+        self.calls, self.names, self.shardings = emitted.calls, emitted.names, emitted.shardings
+        named = [call.kernel for call in self.calls if call.kernel is not None]
+        assert len(named) == 2, named
+        self.launches = dict(zip(named, (pair.prepare, pair.kernel)))
+        self.buffers = {emitted.names[buffer]: buffer for buffer in emitted.mesh_buffers}
+        self.arrays = {name: self._poisoned(name) for name in self.buffers}
+        self.devices = Devices(self.arrays, self.launches, self.names)
+
+    def _poisoned(self, name: str) -> np.ndarray:
+        buffer = self.buffers[name]
+        shape = (self.mesh.size, *self.shardings[buffer].stored)
+        return np.full(shape, 7, "int64") if "int" in str(buffer.dtype) else np.full(shape, np.nan)
+
+    def check(self, rng: np.random.Generator, calls: Sequence[Call] | None = None) -> None:
+        """Run it on new data and compare."""
+        devices = self.mesh.size
+        whole = {}
+        for name in ("X", "W", "bias", "residual"):
+            if name in self.buffers:
+                whole[name] = rng.standard_normal([int(extent) for extent in self.buffers[name].shape])
+                for device in range(devices):
+                    self._own(name, device, whole[name])
+        self.devices.run(self.calls if calls is None else calls, rng)
+        weight = whole["W"].T if "transposed" in self.form else whole["W"]
+        expected = whole["X"] @ weight
+        if self.form == "reduce":
+            expected = np.maximum(expected + whole["bias"], 0) + whole["residual"]
+        for device in range(devices):
+            out = "Y" if "gather" in self.form else "out"
+            found, wanted = self.arrays[out][device], self._piece(out, device, expected)
+            np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+
+    def _piece(self, name: str, device: int, whole: np.ndarray) -> np.ndarray:
+        for dim, cut in enumerate(self.shardings[self.buffers[name]].cuts):
+            if cut:
+                whole = np.split(whole, self.mesh.size, axis=dim)[device]
+        return whole
+
+    def _own(self, name: str, device: int, whole: np.ndarray) -> None:
+        self.arrays[name][device] = self._piece(name, device, whole)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_any_order_of_events(form: str, devices: int) -> None:
+    case = Case(form, devices)
+    for seed in range(4):  # one after the other on the same memory, which nothing clears but the program
+        case.check(np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(("m", "n", "k", "chunks"), [(4, 8, 8, 1), (140, 264, 40, 3), (128, 64, 256, 1)])
+def test_tiles_that_reach_over_the_end(m: int, n: int, k: int, chunks: int) -> None:
+    for form in FORMS:
+        Case(form, 2, m, n, k, chunks if m % (2 * chunks) == 0 else 1).check(np.random.default_rng(0))
+
+
+# ---- Mistakes are caught ---------------------------------------------------------------------------------------------
+
+
+def flag_first(calls: Sequence[Call]) -> list[Call]:
+    """A flag is set before what it is for is copied."""
+    changed = list(calls)
+    at = next(i for i, call in enumerate(changed) if call.function == "axe.flag")
+    changed[at - 1], changed[at] = changed[at], changed[at - 1]
+    return changed
+
+
+def count_less(calls: Sequence[Call]) -> list[Call]:
+    """Columns are copied when all of their tiles but one are made."""
+    return [
+        replace(call, arguments=(*call.arguments[:3], call.arguments[3] - 1, call.arguments[4]))
+        if call.function == "axe.wait_count"
+        else call
+        for call in calls
+    ]
+
+
+def without(*functions: str) -> Callable[[Sequence[Call]], list[Call]]:
+    def change(calls: Sequence[Call]) -> list[Call]:
+        return [call for call in calls if call.function not in functions and not call.function.endswith(functions)]
+
+    change.__doc__ = f"There is no {' and no '.join(functions)}."
+    return change
+
+
+def other_slot(calls: Sequence[Call]) -> list[Call]:
+    """A copy takes the rows of another device."""
+    at = next(i for i, call in enumerate(calls) if call.function == "axe.copy")
+    source, target, rows, slot, *others = calls[at].arguments
+    assert isinstance(slot, int)
+    return [*calls[:at], replace(calls[at], arguments=(source, target, rows, slot + 1, *others)), *calls[at + 1 :]]
+
+
+MISTAKES = {
+    "flag first": (flag_first, FORMS),
+    "count less": (count_less, FORMS[:3]),
+    "no barrier": (without("axe.barrier"), FORMS),
+    "words aren't cleared": (without("_prepare"), FORMS),
+    "nobody joins": (without("axe.join"), ("reduce",)),
+    "another slot": (other_slot, FORMS[:3]),
+    "no flags": (without("axe.flag"), FORMS),
+}
+
+
+@pytest.mark.parametrize(("mistake", "form"), [(name, form) for name, (_, forms) in MISTAKES.items() for form in forms])
+def test_mistakes_are_caught(mistake: str, form: str) -> None:
+    change, _ = MISTAKES[mistake]
+    case = Case(form, 2)
+    for seed in range(16):
+        try:
+            case.check(np.random.default_rng(seed), change(case.calls))
+        except (Stuck, AssertionError):
+            return
+    raise AssertionError(f"{change.__doc__} Nothing of it was seen")
+
+
+# ---- On GPUs ---------------------------------------------------------------------------------------------------------
+
+
+def expected_of(form: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The result in float64."""
+    x, w, *others = (array.astype("float64") for array in arrays)
+    product = x @ (w.T if "transposed" in form else w)
+    return np.maximum(product + others[0], 0) + others[1] if others else product
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_on_devices_that_share_a_gpu(cuda: object, form: str, devices: int, dtype: str) -> None:
+    """Poisoned at first; then run after run on other inputs, and twice on the same ones, bit for bit alike.
+
+    Two devices meet by themselves, so that their runs are launches of graphs from the third on.
+    """
+    mesh, (kind, *rest) = Mesh({"tp": devices}), form.split()
+    make = gathered if kind == "gather" else multiplied
+    sch = make(mesh, 480 * devices, 520 * (devices if kind == "gather" else 1), 384, kind, bool(rest), 3, dtype=dtype)
+    exe = axe.compile(sch, target="cuda", work_dir=None)
+    assert "one kernel" in exe.lowered.forms[0], exe.lowered.forms
+    rng = np.random.default_rng(1)
+    barriers = "device" if devices == 2 else "host"
+    with axe.launch(mesh, engine="cuda", gpus=(0,) * devices, barriers=barriers) as workers:
+        shapes = {buffer.name: (buffer.shape, buffer.dtype) for buffer in exe.lowered.inputs}
+        poison = [np.full(shape, np.nan, check_dtype(kind)) for shape, kind in shapes.values()]
+        exe.run(workers, *poison)
+        for _ in range(6):
+            arrays = [rng.standard_normal(shape).astype(check_dtype(kind)) for shape, kind in shapes.values()]
+            first, second = (np.array(exe.run(workers, *arrays)) for _ in range(2))
+            assert first.tobytes() == second.tobytes()
+            wanted = expected_of(form, arrays)
+            assert np.linalg.norm(first.astype("float64") - wanted) < 6e-3 * np.linalg.norm(wanted)
+        timeline = exe.trace(workers, *arrays)
+        assert {event.name for event in timeline.events} >= {stage.name for stage in exe.stages}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_compiles_for_hopper(form: str, dtype: str) -> None:
+    mesh, (kind, *rest) = Mesh({"tp": 2}), form.split()
+    make = gathered if kind == "gather" else multiplied
+    exe = axe.compile(make(mesh, 512, 512, 512, kind, bool(rest), dtype=dtype), target="cuda:sm_90a", work_dir=None)
+    assert "one kernel" in exe.lowered.forms[0] and exe.lowered.forms[0] in exe.show()
+    build_program(exe.runnable, exe.target)
