@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.schedule import Schedule, with_layouts
 
 
-def multiplied(
-    mesh: Mesh,
-    m: int,
-    n: int,
-    k: int,
-    kind: str = "scatter",
-    transpose_b: bool = False,
-    chunks: int = 2,
-    tiles: Mapping[str, int] | None = None,
-    dtype: str = "float16",
-) -> Schedule:
-    """out = X W, its sum over k shared over "tp" and overlapped with what follows.
-
-    Its rows are scattered; with the kind ``"reduce"`` relu(. + bias) + residual is computed of them, and gathered.
-    """
+def plain(m: int, n: int, k: int, transpose_b: bool, dtype: str) -> tirx.PrimFunc:
+    """out = X W, or X W^T."""
     w_shape = (n, k) if transpose_b else (k, n)
 
     @T.prim_func(s_tir=True)
@@ -35,6 +23,13 @@ def multiplied(
                 with T.init():
                     out[vi, vj] = T.cast(0, dtype)
                 out[vi, vj] = out[vi, vj] + X[vi, vk] * (W[vj, vk] if transpose_b else W[vk, vj])
+
+    return plain
+
+
+def finished(m: int, n: int, k: int, transpose_b: bool, dtype: str) -> tirx.PrimFunc:
+    """out = relu(X W + bias) + residual, or of X W^T."""
+    w_shape = (n, k) if transpose_b else (k, n)
 
     @T.prim_func(s_tir=True)
     def finished(
@@ -59,51 +54,52 @@ def multiplied(
                     dtype,
                 )
 
-    scattered = with_layouts(plain, {"out": Layout.sharded((m, n), mesh, {0: "tp"})})
-    sch = Schedule(scattered if kind == "scatter" else finished, mesh=mesh)
-    mm = sch.get_sblock("mm")
-    partial, reduce = sch.shard(sch.get_loops(mm)[1], "tp")
-    sch.tile_kernel(partial, "matmul", **(tiles or {}))
-    if kind == "scatter":
-        sch.shard(sch.get_loops(reduce)[0], "tp")
-        sch.overlap([partial, reduce], "tp", chunks)
-        return sch
-    scatter, gather = sch.split_collective(reduce)
-    epi = sch.get_sblock("epi")
-    (gather,) = sch.reorder_collective(gather, [epi])
-    sch.fuse_collective([scatter, epi, gather])
-    sch.overlap([partial, scatter], "tp", chunks)
-    return sch
+    return finished
 
 
-def gathered(
+def scheduled(
+    form: str,
     mesh: Mesh,
     m: int,
     n: int,
     k: int,
-    kind: str = "gather",
-    transpose_b: bool = False,
     chunks: int = 2,
     tiles: Mapping[str, int] | None = None,
     dtype: str = "float16",
 ) -> Schedule:
-    """Y = X W of rows of X that each device has some of, and columns of W likewise, overlapped with the gather."""
-    w_shape = (n, k) if transpose_b else (k, n)
+    """The schedule of a form, over the mesh axis "tp".
 
-    @T.prim_func(s_tir=True)
-    def plain(X: T.Buffer((m, k), dtype), W: T.Buffer(w_shape, dtype), Y: T.Buffer((m, n), dtype)) -> None:
-        for i, l, j in T.grid(m, k, n):
-            with T.sblock("mm"):
-                vi, vk, vj = T.axis.remap("SRS", [i, l, j])
-                with T.init():
-                    Y[vi, vj] = T.cast(0, dtype)
-                Y[vi, vj] = Y[vi, vj] + X[vi, vk] * (W[vj, vk] if transpose_b else W[vk, vj])
-
-    shared = {"X": Layout.sharded((m, k), mesh, {0: "tp"}), "Y": Layout.sharded((m, n), mesh, {1: "tp"})}
-    sch = Schedule(with_layouts(plain, shared), mesh=mesh)
+    ``scatter``: the sum over k is shared, and rows are scattered. ``reduce``: the same, `finished`, and gathered.
+    ``gather``: rows of X are gathered, and columns shared. ``gather finished``: and `finished`. Each may be
+    ``transposed``: W is.
+    """
+    kind, finishes, transposes = form.split()[0], "finished" in form or form.startswith("reduce"), "transposed" in form
+    func = (finished if finishes else plain)(m, n, k, transposes, dtype)
+    layouts = {"out": Layout.sharded((m, n), mesh, {0: "tp"})} if kind == "scatter" else {}
+    if kind == "gather":
+        layouts = {"X": Layout.sharded((m, k), mesh, {0: "tp"}), "out": Layout.sharded((m, n), mesh, {1: "tp"})}
+    sch = Schedule(with_layouts(func, layouts), mesh=mesh)
     mm = sch.get_sblock("mm")
-    sch.tile_kernel(mm, "matmul", **(tiles or {}))
-    sch.shard(sch.get_loops(mm)[2], "tp")
-    gather = sch.redistribute(mm, "X", "tp")
-    sch.overlap((gather, mm), "tp", chunks)
+    if kind == "gather":
+        sch.tile_kernel(mm, "matmul", **(tiles or {}))
+        blocks = [mm, *([sch.get_sblock("epi")] if finishes else [])]
+        for block in blocks:
+            sch.shard(sch.get_loops(block)[-1], "tp")
+        gather = sch.redistribute(mm, "X", "tp")
+        if finishes:
+            row, _, device, *_ = sch.get_loops(mm)
+            sch.reorder(device, row)
+            sch.reverse_compute_at(blocks[1], row)
+        sch.overlap((gather, mm), "tp", chunks)
+        return sch
+    partial, reduce = sch.shard(sch.get_loops(mm)[1], "tp")
+    sch.tile_kernel(partial, "matmul", **(tiles or {}))
+    if kind == "scatter":
+        sch.shard(sch.get_loops(reduce)[0], "tp")
+    else:
+        reduce, gather = sch.split_collective(reduce)
+        epi = sch.get_sblock("epi")
+        (gather,) = sch.reorder_collective(gather, [epi])
+        sch.fuse_collective([reduce, epi, gather])
+    sch.overlap([partial, reduce], "tp", chunks)
     return sch

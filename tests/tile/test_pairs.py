@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from beside import Devices, Stuck
-from programs_pairs import gathered, multiplied
+from programs_pairs import scheduled
 
 import tvm_axe as axe
 from tvm_axe.collective.tensor import check_dtype
@@ -27,7 +27,14 @@ from tvm_axe.schedule import layouts_of
 
 HOPPER = resolve_target("cuda:sm_90a")
 TILES = {"block_m": 64, "block_n": 64, "block_k": 32}
-FORMS = ("scatter", "scatter transposed", "reduce", "gather", "gather transposed")
+FORMS = ("scatter", "scatter transposed", "reduce", "gather", "gather transposed", "gather finished")
+
+
+def expected_of(form: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The result in float64."""
+    x, w, *others = (array.astype("float64") for array in arrays)
+    product = x @ (w.T if "transposed" in form else w)
+    return np.maximum(product + others[0], 0) + others[1] if others else product
 
 
 class Case:
@@ -36,10 +43,8 @@ class Case:
     def __init__(self, form: str, devices: int, m: int = 0, n: int = 200, k: int = 96, chunks: int = 2) -> None:
         self.mesh, self.form = Mesh({"tp": devices}), form
         self.m, self.n, self.k = m or 96 * devices, n, k * devices
-        kind, *rest = form.split()
-        make = gathered if kind == "gather" else multiplied
-        size = (self.m, n * devices, k) if kind == "gather" else (self.m, n, self.k)
-        sch = make(self.mesh, *size, kind=kind, transpose_b=bool(rest), chunks=chunks, tiles=TILES)
+        size = (self.m, n * devices, k) if "gather" in form else (self.m, n, self.k)
+        sch = scheduled(form, self.mesh, *size, chunks=chunks, tiles=TILES)
         func = sch.mod["main"]
         program = parse_program(func, self.mesh, 2 << 20)
         shardings = infer_shardings(program, layouts_of(func))
@@ -70,13 +75,9 @@ class Case:
                 for device in range(devices):
                     self._own(name, device, whole[name])
         self.devices.run(self.calls if calls is None else calls, rng)
-        weight = whole["W"].T if "transposed" in self.form else whole["W"]
-        expected = whole["X"] @ weight
-        if self.form == "reduce":
-            expected = np.maximum(expected + whole["bias"], 0) + whole["residual"]
+        expected = expected_of(self.form, [*whole.values()])
         for device in range(devices):
-            out = "Y" if "gather" in self.form else "out"
-            found, wanted = self.arrays[out][device], self._piece(out, device, expected)
+            found, wanted = self.arrays["out"][device], self._piece("out", device, expected)
             np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
 
     def _piece(self, name: str, device: int, whole: np.ndarray) -> np.ndarray:
@@ -166,13 +167,6 @@ def test_mistakes_are_caught(mistake: str, form: str) -> None:
 # ---- On GPUs ---------------------------------------------------------------------------------------------------------
 
 
-def expected_of(form: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The result in float64."""
-    x, w, *others = (array.astype("float64") for array in arrays)
-    product = x @ (w.T if "transposed" in form else w)
-    return np.maximum(product + others[0], 0) + others[1] if others else product
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("devices", [2, 3])
@@ -182,9 +176,8 @@ def test_on_devices_that_share_a_gpu(cuda: object, form: str, devices: int, dtyp
 
     Two devices meet by themselves, so that their runs are launches of graphs from the third on.
     """
-    mesh, (kind, *rest) = Mesh({"tp": devices}), form.split()
-    make = gathered if kind == "gather" else multiplied
-    sch = make(mesh, 480 * devices, 520 * (devices if kind == "gather" else 1), 384, kind, bool(rest), 3, dtype=dtype)
+    mesh, columns = Mesh({"tp": devices}), 520 * (devices if "gather" in form else 1)
+    sch = scheduled(form, mesh, 480 * devices, columns, 384, chunks=3, dtype=dtype)
     exe = axe.compile(sch, target="cuda", work_dir=None)
     assert "one kernel" in exe.lowered.forms[0], exe.lowered.forms
     rng = np.random.default_rng(1)
@@ -206,8 +199,17 @@ def test_on_devices_that_share_a_gpu(cuda: object, form: str, devices: int, dtyp
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("form", FORMS)
 def test_compiles_for_hopper(form: str, dtype: str) -> None:
-    mesh, (kind, *rest) = Mesh({"tp": 2}), form.split()
-    make = gathered if kind == "gather" else multiplied
-    exe = axe.compile(make(mesh, 512, 512, 512, kind, bool(rest), dtype=dtype), target="cuda:sm_90a", work_dir=None)
+    sch = scheduled(form, Mesh({"tp": 2}), 512, 512, 512, dtype=dtype)
+    exe = axe.compile(sch, target="cuda:sm_90a", work_dir=None)
     assert "one kernel" in exe.lowered.forms[0] and exe.lowered.forms[0] in exe.show()
+    build_program(exe.runnable, exe.target)
+
+
+@pytest.mark.parametrize("form", ["scatter", "reduce", "gather"])
+def test_chunks_of_float32_compile_for_hopper(form: str) -> None:
+    """No pair, but kernels on windows, which a function calls."""
+    exe = axe.compile(
+        scheduled(form, Mesh({"tp": 2}), 512, 512, 512, dtype="float32"), target="cuda:sm_90a", work_dir=None
+    )
+    assert "in 2 chunks: " in exe.lowered.forms[0]
     build_program(exe.runnable, exe.target)

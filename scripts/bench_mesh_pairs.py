@@ -1,0 +1,328 @@
+"""Products and the collectives that they overlap on a mesh of GPUs, beside NCCL after cuBLAS and PyTorch's fused ones.
+
+Ours: the schedule that cores run in chunks, `overlap` of the two stages, compiled for GPUs (`tvm_axe.lower.pairs`); a
+run is a launch of a CUDA graph on each device, and takes as long as on the slowest. Theirs: a process a GPU, everything
+enqueued behind a sleeping kernel and an all-reduce, which all devices leave at once. The sides take turns in one run,
+with rests between; medians count. Multicast is off on both sides.
+
+Results are checked first: ours in float64 on rows drawn at random, theirs against NCCL in float32.
+
+Run `python scripts/bench_mesh_pairs.py [--rounds N] [--reps N] [--size M N K] [--json]` where two GPUs are, or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from tvm.script import tirx as T
+
+import tvm_axe as axe
+from tvm_axe.collective import Workers
+from tvm_axe.collective.cuda import driver
+from tvm_axe.collective.tensor import check_dtype
+from tvm_axe.errors import InputError
+from tvm_axe.layout import Layout, Mesh
+from tvm_axe.schedule import Schedule, with_layouts
+
+SIZE = (8192, 8192, 28672)
+DTYPE = "bfloat16"
+KINDS = ("GEMM + reduce-scatter", "GEMM + all-reduce", "all-gather + GEMM")
+CHUNKS = 4
+CHECKED = 16  # rows that are computed in float64
+WORST = 6e-3  # of the error of a result of bfloat16, norm over norm
+REST = 0.02  # seconds before a run, so that the power stays below its limit
+SLEEP = 6_000_000  # clocks, until all is enqueued
+PORT = 29519
+
+# ---- Ours ------------------------------------------------------------------------------------------------------------
+
+
+def product(m: int, n: int, k: int) -> Any:
+    """C = A B over whole tensors."""
+
+    @T.prim_func(s_tir=True)
+    def product(A: T.Buffer((m, k), DTYPE), B: T.Buffer((k, n), DTYPE), C: T.Buffer((m, n), DTYPE)) -> None:
+        for i, l, j in T.grid(m, k, n):
+            with T.sblock("mm"):
+                vi, vk, vj = T.axis.remap("SRS", [i, l, j])
+                with T.init():
+                    C[vi, vj] = T.cast(0, DTYPE)
+                C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+
+    return product
+
+
+def scheduled(kind: str, mesh: Mesh, size: Sequence[int]) -> Schedule:
+    """The schedule of a row; of an all-gather, the middle dimension is the shared one, as in the layer before."""
+    m, n, k = size
+    if kind == "all-gather + GEMM":
+        shared = {"A": Layout.sharded((m, n), mesh, {0: "tp"}), "C": Layout.sharded((m, k), mesh, {1: "tp"})}
+        sch = Schedule(with_layouts(product(m, k, n), shared), mesh=mesh)
+        mm = sch.get_sblock("mm")
+        sch.shard(sch.get_loops(mm)[2], "tp")
+        sch.overlap((sch.redistribute(mm, "A", "tp"), mm), "tp", CHUNKS)
+        return sch
+    scatters = kind == "GEMM + reduce-scatter"
+    shared = {"C": Layout.sharded((m, n), mesh, {0: "tp"})} if scatters else {}
+    sch = Schedule(with_layouts(product(m, n, k), shared), mesh=mesh)
+    partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[1], "tp")
+    if scatters:
+        sch.shard(sch.get_loops(reduce)[0], "tp")
+    else:
+        reduce, gather = sch.split_collective(reduce)
+        sch.fuse_collective([reduce, gather])
+    sch.overlap([partial, reduce], "tp", CHUNKS)
+    return sch
+
+
+class Ours:
+    """A row's program on workers, with inputs in place."""
+
+    def __init__(self, kind: str, workers: Workers, size: Sequence[int]) -> None:
+        self.kind, self.workers = kind, workers
+        self.exe = axe.compile(scheduled(kind, workers.mesh, size), target="cuda", work_dir=None)
+        print(f"{kind}: {'; '.join(self.exe.lowered.forms)}")
+        rng = np.random.default_rng(0)
+        shapes = [buffer.shape for buffer in self.exe.lowered.inputs]
+        scales = (1.0, shapes[1][0] ** -0.5)
+        dtype = check_dtype(DTYPE)
+        self.arrays = [
+            (rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(dtype)
+            for shape, scale in zip(shapes, scales)
+        ]
+
+    def check(self) -> float:
+        """The error of rows drawn at random, against float64."""
+        self.exe.run(self.workers, *(np.full_like(array, np.nan) for array in self.arrays))
+        found = self.exe.run(self.workers, *self.arrays)
+        rows = np.random.default_rng().choice(len(found), CHECKED, replace=False)
+        a, b = self.arrays[0][rows].astype("float64"), self.arrays[1]
+        step = max(1, (1 << 28) // b.shape[1] // 8)
+        wanted = sum(a[:, at : at + step] @ b[at : at + step].astype("float64") for at in range(0, len(b), step))
+        error = float(np.linalg.norm(found[rows].astype("float64") - wanted) / np.linalg.norm(wanted))
+        if not error < WORST:
+            raise RuntimeError(f"{self.kind}: the error is {error:.2e}, which is beyond {WORST:.0e}")
+        return error
+
+    def run(self, reps: int) -> list[float]:
+        """Seconds of each of so many runs, behind the pause in which inputs are put into place again."""
+        return self.exe.time(self.workers, *self.arrays, repeat=reps, warmup=1)
+
+
+# ---- Theirs ----------------------------------------------------------------------------------------------------------
+
+
+def theirs(rank: int, devices: int, kind: str, size: Sequence[int], pipe: Connection) -> None:
+    """Be one process of theirs: run what is asked for by name, until nothing is."""
+    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    try:
+        peer = Peer(rank, devices, kind, size)
+    except Exception:
+        pipe.send(traceback.format_exc())
+        return
+    pipe.send(list(peer.ops))
+    while (asked := pipe.recv()) is not None:
+        pipe.send([peer.timed(asked[0]) for _ in range(asked[1])])
+    os._exit(0)  # taking a group down takes long
+
+
+class Peer:
+    """What a GPU of theirs can do, by name."""
+
+    def __init__(self, rank: int, devices: int, kind: str, size: Sequence[int]) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        m, n, k = size
+        torch.cuda.set_device(rank)
+        device = torch.device("cuda", rank)
+        dist.init_process_group(
+            "nccl", init_method=f"tcp://127.0.0.1:{PORT}", rank=rank, world_size=devices, device_id=device
+        )
+        self.one = torch.ones(1, device=device)
+
+        def random(*shape: int, scale: float = 1.0) -> Any:
+            return (torch.randn(*shape, device=device) * scale).to(torch.bfloat16)
+
+        def empty(*shape: int) -> Any:
+            return torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device)
+
+        gathers = kind == "all-gather + GEMM"
+        a = random(m // devices, n) if gathers else random(m, k // devices)
+        b = random(n, k // devices, scale=n**-0.5) if gathers else random(k // devices, n, scale=k**-0.5)
+        whole = empty(m, n) if gathers else None
+        c = empty(m, b.shape[1])
+        out = empty(m // devices, n)
+
+        def sequential() -> Any:
+            if gathers:
+                dist.all_gather_into_tensor(whole, a)
+                return torch.matmul(whole, b, out=c)
+            torch.matmul(a, b, out=c)
+            if kind == "GEMM + all-reduce":
+                dist.all_reduce(c)
+                return c
+            dist.reduce_scatter_tensor(out, c)
+            return out
+
+        self.ops: dict[str, Callable[[], Any]] = {"cuBLAS and NCCL": sequential}
+        fused = self._fused(kind, a, b)
+        if fused is not None:
+            self.ops["PyTorch's fused"] = fused
+        self.ops["cuBLAS alone"] = lambda: torch.matmul(whole if gathers else a, b, out=c)
+        expected = sequential().float().clone()
+        for name, op in list(self.ops.items())[1:-1]:
+            error = ((op().float() - expected).norm() / expected.norm()).item()
+            if not error < 2 * WORST:
+                raise RuntimeError(f"{kind}: {name} differs from NCCL's by {error:.2e}")
+
+    def _fused(self, kind: str, a: Any, b: Any) -> Callable[[], Any] | None:
+        """PyTorch's fused operator, where it has one."""
+        if kind == "GEMM + all-reduce":
+            return None
+        import torch.distributed._symmetric_memory  # noqa: F401, has the operators
+
+        group, ops = self.dist.group.WORLD.group_name, self.torch.ops.symm_mem
+        if kind == "all-gather + GEMM":
+            return lambda: ops.fused_all_gather_matmul(a, [b], 0, group)[1][0]
+        return lambda: ops.fused_matmul_reduce_scatter(a, b, "sum", 0, group)
+
+    def timed(self, name: str) -> float:
+        """The seconds that an operation takes here, where all begin at once."""
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        time.sleep(REST)
+        self.dist.all_reduce(self.one)
+        self.torch.cuda._sleep(SLEEP)
+        self.dist.all_reduce(self.one)
+        begin.record()
+        self.ops[name]()
+        end.record()
+        self.torch.cuda.synchronize()
+        self.one.fill_(1)
+        return float(begin.elapsed_time(end)) * 1e-3
+
+
+class Theirs:
+    """Their processes, for one row."""
+
+    def __init__(self, devices: int, kind: str, size: Sequence[int]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(devices):
+            here, there = context.Pipe()
+            self.processes.append(context.Process(target=theirs, args=(rank, devices, kind, size, there), daemon=True))
+            self.processes[-1].start()
+            self.pipes.append(here)
+        found = [pipe.recv() for pipe in self.pipes]
+        failed = [each for each in found if isinstance(each, str)]
+        if failed:
+            self.close()
+            raise RuntimeError(f"{kind}: a process of theirs failed:\n{failed[0]}")
+        self.names: list[str] = found[0]
+
+    def run(self, name: str, reps: int) -> list[float]:
+        """Seconds of each of so many runs, on the slowest device."""
+        for pipe in self.pipes:
+            pipe.send((name, reps))
+        return [max(each) for each in zip(*(pipe.recv() for pipe in self.pipes))]
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe, process in zip(self.pipes, self.processes):
+            if process.is_alive():
+                pipe.send(None)
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+
+
+# ---- Both ------------------------------------------------------------------------------------------------------------
+
+
+def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of products: ours and theirs in turns, each a dict with ``name``, ``ours_ms``, ``peer``, ``peer_ms``.
+
+    `args` may have ``rounds``, ``reps`` and ``size``. Where there are less than two GPUs, or no PyTorch, nothing is
+    measured, and a line says why.
+    """
+    try:
+        devices = driver.gpus()
+        import torch  # noqa: F401, asks whether it is there
+    except (InputError, ImportError) as error:
+        print(f"products and collectives: left out, {error}")
+        return []
+    if devices < 2:
+        print(f"products and collectives: left out, they are for two GPUs or more, and this machine has {devices}")
+        return []
+    rounds, reps = getattr(args, "rounds", 5), getattr(args, "reps", 5)
+    size = tuple(getattr(args, "size", None) or SIZE)
+    if any(extent % devices for extent in size):
+        print(f"products and collectives: left out, {devices} GPUs don't divide {size}")
+        return []
+    found = []
+    with axe.launch(Mesh({"tp": devices}), engine="cuda") as workers:
+        for kind in KINDS:
+            found.append(_row(kind, workers, devices, size, rounds, reps))
+    return found
+
+
+def _row(kind: str, workers: Workers, devices: int, size: Sequence[int], rounds: int, reps: int) -> dict[str, Any]:
+    ours = Ours(kind, workers, size)
+    print(f"{kind}: error {ours.check():.2e} in {CHECKED} rows")
+    peers = Theirs(devices, kind, size)
+    try:
+        taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in peers.names}}
+        for turn in range(rounds + 1):  # one to warm up
+            for name in taken:
+                seconds = ours.run(reps) if name == "ours" else peers.run(name, reps)
+                taken[name] += seconds if turn else []
+    finally:
+        peers.close()
+    medians = {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()}
+    for name, seconds in taken.items():
+        print(f"  {name:<18} {medians[name]:8.4f} ms  ({1e3 * min(seconds):.4f} to {1e3 * max(seconds):.4f})")
+    rivals = {name: medians[name] for name in medians if name not in ("ours", "cuBLAS alone")}
+    peer = min(rivals, key=lambda name: rivals[name])
+    shape = (
+        f"{size[0]} x {size[2]}/{devices} x {size[1]}"
+        if "all-gather" in kind
+        else (f"{size[0]} x {size[1]} x {size[2]}/{devices}")
+    )
+    return {
+        "name": f"{kind}, {shape}, {DTYPE}",
+        "ours_ms": medians["ours"],
+        "peer": peer,
+        "peer_ms": medians[peer],
+        "ratio": medians[peer] / medians["ours"],
+        "product_ms": medians["cuBLAS alone"],
+        "others_ms": rivals,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--size", type=int, nargs=3, default=SIZE, metavar=("M", "N", "K"))
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    found = rows(args)
+    for row in found:
+        print(f"{row['name']}: {row['ours_ms']:.4f} ms, {row['peer']} {row['peer_ms']:.4f} ms, {row['ratio']:.3f}")
+    if args.json:
+        print(json.dumps({"rows": found}))
+
+
+if __name__ == "__main__":
+    main()
