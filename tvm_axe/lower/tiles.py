@@ -106,7 +106,9 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     }
     if not rewritten:
         return mod
-    apart = {str(variable.name_hint) for variable, func in rewritten.items() if "s_tir" not in func.attrs}
+    apart: set[str] = set()
+    if not tile_backend_of(target).joins_blocks:  # then what calls a kernel goes through its pipeline
+        apart = {str(variable.name_hint) for variable, func in rewritten.items() if "s_tir" not in func.attrs}
     callers = {
         variable: _laid_out(func, func.body, dict(func.attrs.items()))
         for variable, func in mod.functions_items()

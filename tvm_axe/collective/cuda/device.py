@@ -21,7 +21,7 @@ from tvm_axe.collective.cuda.driver import call, enum, ready, struct
 from tvm_axe.collective.cuda.graphs import Graphs
 from tvm_axe.collective.cuda.meeting import Meeting
 from tvm_axe.collective.cuda.moving import Mover
-from tvm_axe.collective.cuda.side import Side
+from tvm_axe.collective.cuda.side import SideStream
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.plan import VIEWS, plan
 from tvm_axe.collective.tensor import View
@@ -68,7 +68,7 @@ class CudaDevice(Device):
         self._base = int(call("cuMemAddressReserve", self._size, 0, 0, 0))
         self._mover = Mover(self._arch(), self._stream)
         self._graphs = Graphs(self._stream)
-        self._side = Side(self._stream)
+        self._side = SideStream(self._stream)
         self._events = [call("cuEventCreate", 0) for _ in range(2)]
         with _counting:
             _here[self._gpu] += 1

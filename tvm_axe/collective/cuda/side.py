@@ -19,7 +19,7 @@ from tvm_axe.collective.side import COUNTERS, FLAGS, rectangle
 from tvm_axe.collective.tensor import check_dtype
 
 
-class Side:
+class SideStream:
     """A second stream of a GPU.
 
     Parameters
@@ -98,11 +98,11 @@ class Side:
 
 
 _STEPS: Mapping[str, Callable[..., None]] = {
-    "fork": Side._fork,
-    "wait_count": Side._wait_count,
-    "copy": Side._copy,
-    "flag": Side._flag,
-    "join": Side._join,
+    "fork": SideStream._fork,
+    "wait_count": SideStream._wait_count,
+    "copy": SideStream._copy,
+    "flag": SideStream._flag,
+    "join": SideStream._join,
 }
 
 
