@@ -1,0 +1,124 @@
+"""The side stream of a GPU, told by a driver that does at once, in the host's memory, what it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_axe import _tvm
+from tvm_axe.collective import side as meaning
+from tvm_axe.collective.cuda import side
+
+DEVICES, ROWS, COLUMNS, GROUPS = 3, 4, 24, 2
+
+
+class HostDriver:
+    """The calls of a side stream: streams are the order of the calls."""
+
+    def __init__(self) -> None:
+        self.driver = pytest.importorskip("cuda.bindings.driver")
+        self.made, self.order = 0, list[str]()
+
+    def enum(self, kind: str, value: str) -> Any:
+        return getattr(getattr(self.driver, kind), value)
+
+    def struct(self, kind: str) -> Any:
+        return getattr(self.driver, kind)()
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        if name in ("cuStreamCreate", "cuEventCreate"):
+            self.made += 1
+            return f"{name.removeprefix('cu').removesuffix('Create')} {self.made}"
+        self.order.append(f"{name} {arguments[0] if name.startswith('cuEvent') else ''}".strip())
+        getattr(self, name)(*arguments)
+        return None
+
+    def cuStreamDestroy(self, stream: str) -> None:
+        self.made -= 1
+
+    def cuEventDestroy(self, event: str) -> None:
+        self.made -= 1
+
+    def cuEventRecord(self, event: str, stream: str) -> None:
+        assert stream in ("main", "Stream 1")
+
+    def cuStreamWaitEvent(self, stream: str, event: str, flags: int) -> None:
+        assert stream in ("main", "Stream 1") and flags == 0
+
+    def cuStreamWaitValue32(self, stream: str, place: int, value: int, flags: int) -> None:
+        assert stream == "Stream 1" and flags == 0 and ctypes.c_int32.from_address(place).value >= value
+
+    def cuStreamWriteValue32(self, stream: str, place: int, value: int, flags: int) -> None:
+        assert stream == "Stream 1" and flags == 0
+        ctypes.c_int32.from_address(place).value = value
+
+    def cuMemcpyDtoDAsync(self, target: int, source: int, nbytes: int, stream: str) -> None:
+        assert stream == "Stream 1"
+        ctypes.memmove(target, source, nbytes)
+
+    def cuMemcpy2DAsync(self, shape: Any, stream: str) -> None:
+        assert stream == "Stream 1" and shape.srcPitch >= shape.WidthInBytes <= shape.dstPitch
+        for row in range(shape.Height):
+            places = (int(shape.dstDevice) + row * shape.dstPitch, int(shape.srcDevice) + row * shape.srcPitch)
+            ctypes.memmove(*places, shape.WidthInBytes)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
+    made = HostDriver()
+    for name, value in (("call", made), ("enum", made.enum), ("struct", made.struct)):
+        monkeypatch.setattr(side, name, value)
+    return made
+
+
+def memory(slab: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Slabs a page apart, as in a mesh tensor."""
+    page = 4096 // np.dtype(dtype).itemsize
+    room = np.arange(DEVICES * page).astype(dtype)
+    return np.lib.stride_tricks.as_strided(
+        room, (DEVICES, *slab), (4096, *np.empty(slab, dtype).strides), writeable=True
+    )
+
+
+@pytest.mark.parametrize("rank", range(DEVICES))
+@pytest.mark.parametrize("columns", [(0, COLUMNS), (5, 11)])
+def test_the_driver_is_told_what_steps_mean(driver: HostDriver, rank: int, columns: tuple[int, int]) -> None:
+    stream = side.SideStream("main")
+    slabs = {"mine": (DEVICES * ROWS, COLUMNS), "arrived": (DEVICES, ROWS, COLUMNS), "words": (2, DEVICES, GROUPS)}
+    found, wanted = (
+        {name: memory(slab, "int32" if name == "words" else "float16") for name, slab in slabs.items()}
+        for _ in range(2)
+    )
+    for shift in range(DEVICES):
+        for name, tensors, numbers in [
+            ("wait_count", ("words",), (shift, 1, 3)),
+            ("copy", ("mine", "arrived*"), (ROWS, shift, shift, *columns)),
+            ("flag", ("words*",), (shift, 1)),
+        ]:
+            for arrays, tell in ((found, stream.step), (wanted, meaning.step)):
+                given = [arrays[each.rstrip("*")] for each in tensors]
+                given = [array if each.endswith("*") else array[rank] for array, each in zip(given, tensors)]
+                for words in (array for array in given if array.dtype == np.int32 and name == "wait_count"):
+                    words[1] = 3
+                tell(name, [_tvm.as_tensor(array) for array in given] if tell == stream.step else given, numbers, rank)
+    for name, array in wanted.items():
+        assert (found[name] == array).all(), name
+    assert ("cuMemcpyDtoDAsync" in driver.order) == (columns == (0, COLUMNS))
+    stream.close()
+    assert driver.made == 0
+
+
+def test_it_forks_behind_and_joins_before_the_other_stream(driver: HostDriver) -> None:
+    stream = side.SideStream("main")
+    assert not stream.forked
+    stream.step("fork", [], [], 0)
+    assert stream.forked
+    stream.step("join", [], [], 0)
+    assert not stream.forked
+    first, second, third, fourth = driver.order
+    assert first.startswith("cuEventRecord") and third.startswith("cuEventRecord")
+    assert second == fourth == "cuStreamWaitEvent"
+    assert first != third  # an event each
