@@ -187,7 +187,9 @@ PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS, BUILD)
 """The way of a function. On a mesh each worker does the last step for itself, told the builder by name."""
 
 
-def lowered_for(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> tuple[tirx.PrimFunc, Lowered]:
+def lowered_for(
+    func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE, target: Target | None = None
+) -> tuple[tirx.PrimFunc, Lowered]:
     """Lower a function as `tvm_axe.compile` does unless told otherwise: with copies where a device needs them.
 
     Parameters
@@ -198,6 +200,8 @@ def lowered_for(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> tuple[tirx
         The devices.
     page : int
         Bytes of which the distance between slabs is a multiple; the host's page if left out.
+    target : Target, optional
+        As `tvm_axe.lower.lower` takes it.
 
     Returns
     -------
@@ -212,7 +216,7 @@ def lowered_for(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> tuple[tirx
         See `tvm_axe.lower.inserting.redistributed` and `tvm_axe.lower.lower`.
     """
     scheduled = redistributed(func, mesh)
-    return scheduled, lower(scheduled, mesh, page)
+    return scheduled, lower(scheduled, mesh, page, target)
 
 
 def build(mod: IRModule, target: Target) -> Module:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.collective import registry
@@ -59,6 +60,27 @@ def test_candidates_lie_in_the_devices_pages():
     lowered = [candidate.lowered for candidate in first_schedules(mod, (2,), known)]
     assert len(lowered) > 2 and {each.page for each in lowered} == {devices.page}
     assert all(estimate(each, devices.rates) < estimate(each) for each in lowered)
+
+
+def test_candidates_are_what_is_compiled_for_the_devices():
+    """Of 16-bit floats, overlapped products are pairs on Hopper (`tvm_axe.lower.pairs`)."""
+
+    @T.prim_func(s_tir=True)
+    def func(
+        X: T.Buffer((256, 256), "float16"), W: T.Buffer((128, 256), "float16"), out: T.Buffer((256, 128), "float16")
+    ):
+        for i, j, k in T.grid(256, 128, 256):
+            with T.sblock("mm"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    out[vi, vj] = T.float16(0)
+                out[vi, vj] = out[vi, vj] + X[vi, vk] * W[vj, vk]
+
+    devices = Devices.of(HOPPER, None)
+    known = Candidates(None, devices)
+    lowered = [candidate.lowered for candidate in first_schedules(program_workload(func, TP, devices), (2,), known)]
+    forms = [form for each in lowered for form in each.forms]
+    assert forms and any("one kernel, matmul_scatter" in form for form in forms), forms
 
 
 @pytest.mark.gpu

@@ -97,7 +97,8 @@ class Candidates:
         key = _key(mod)
         if key not in self._lowered:
             try:
-                self._lowered[key] = lowered_for(mod["main"], self.mesh or mesh_of(mod), self.devices.page)
+                mesh, devices = self.mesh or mesh_of(mod), self.devices
+                self._lowered[key] = lowered_for(mod["main"], mesh, devices.page, devices.target)
             except LowerError as error:
                 self._lowered[key] = error
         found = self._lowered[key]

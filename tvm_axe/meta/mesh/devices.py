@@ -31,11 +31,14 @@ class Devices:
         What `tvm_axe.launch` takes beside; what JSON has.
     page : int
         Bytes of which the distance between slabs is a multiple.
+    target : Target or None
+        What code for them is compiled for, where it is known.
     """
 
     engine: str = "processes"
     options: Mapping[str, Any] = field(default_factory=dict)
     page: int = PAGE
+    target: Target | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, target: Target, engine: str | None, options: Mapping[str, Any] | None = None) -> Devices:
@@ -54,7 +57,7 @@ class Devices:
                 f"engine: the devices of {found.name!r} are {found.device_type}, which doesn't run code for "
                 f"{backend_of(target).device}; leave engine out, or target"
             )
-        return cls(found.name, dict(options or {}), backend_of(target).page)
+        return cls(found.name, dict(options or {}), backend_of(target).page, target)
 
     @classmethod
     def parse(cls, text: str, target: Target) -> Devices:
