@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from tvm.script import tirx as T
 
@@ -194,3 +195,89 @@ def test_a_saved_pair_is_the_same(tmp_path) -> None:
     again = axe.Executable.load(tmp_path / "pair.axe")
     assert again.lowered.calls == exe.lowered.calls and again.lowered.forms == exe.lowered.forms
     assert again.lowered.page == exe.lowered.page == PAGE and again.show() == exe.show()
+
+
+def batched(gathers: bool, batch: tuple[int, ...]) -> Schedule:
+    """A product of rows that have more dimensions, of extent 1 in front, or more of them behind."""
+    rows, n, k, dtype = (*batch, 128), 96, 64, "float16"
+    dim = next(at for at, extent in enumerate(rows) if extent > 1)
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((*rows, k), dtype), W: T.Buffer((k, n), dtype), out: T.Buffer((*rows, n), dtype)) -> None:
+        for b, i, l, j in T.grid(*rows, k, n):
+            with T.sblock("mm"):
+                vb, vi, vk, vj = T.axis.remap("SSRS", [b, i, l, j])
+                with T.init():
+                    out[vb, vi, vj] = T.cast(0, dtype)
+                out[vb, vi, vj] = out[vb, vi, vj] + X[vb, vi, vk] * W[vk, vj]
+
+    layouts = {"out": Layout.sharded((*rows, n), TWO, {2 if gathers else dim: "tp"})}
+    if gathers:
+        layouts["X"] = Layout.sharded((*rows, k), TWO, {dim: "tp"})
+    sch = Schedule(with_layouts(func, layouts), mesh=TWO)
+    mm = sch.get_sblock("mm")
+    if gathers:
+        sch.shard(sch.get_loops(mm)[3], "tp")
+        sch.overlap((sch.redistribute(mm, "X", "tp"), mm), "tp", 2)
+        return sch
+    partials, reduce = sch.shard(sch.get_loops(mm)[2], "tp")
+    sch.shard(sch.get_loops(reduce)[dim], "tp")
+    sch.overlap([partials, reduce], "tp", 2)
+    return sch
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("batch", [(1,), (4,)])
+def test_rows_of_more_dimensions(gathers: bool, batch: tuple[int, ...]) -> None:
+    """Copies move as much as of rows of one dimension, and slabs that are seen as matrices are the same."""
+    found = lowered(batched(gathers, batch))
+    assert "one kernel" in found.forms[0], found.forms
+    (rows, slot, shift, first, stop), *_ = (
+        [argument for argument in call.arguments if isinstance(argument, int)]
+        for call in found.calls
+        if call.function == "axe.copy"
+    )
+    assert (rows, shift, first) == (64 * batch[0], 1, 0) and slot == (0 if gathers else 1) and stop <= 96
+    touches = Touches(TWO, found.module, found.buffers)
+    for call in found.calls:
+        if call.function == "axe.copy":
+            assert {touch.box.stop[0] - touch.box.start[0] for touch in touches.of(call, 0)} == {rows}
+
+
+def test_a_leading_extent_of_1_takes_tile_kernels() -> None:
+    """Lowering puts 0 in the place of such an iterator, and a product and its epilogue are what they were."""
+    m, n, k = 12, 24, 40
+
+    @T.prim_func(s_tir=True)
+    def func(
+        X: T.Buffer((1, m, k), "float32"),
+        W: T.Buffer((k, n), "float32"),
+        bias: T.Buffer((n,), "float32"),
+        out: T.Buffer((1, m, n), "float32"),
+    ) -> None:
+        C = T.sblock_alloc_buffer((1, m, n), "float32")
+        for b, i, l, j in T.grid(1, m, k, n):
+            with T.sblock("mm"):
+                vb, vi, vk, vj = T.axis.remap("SSRS", [b, i, l, j])
+                with T.init():
+                    C[vb, vi, vj] = T.float32(0)
+                C[vb, vi, vj] = C[vb, vi, vj] + X[vb, vi, vk] * W[vk, vj]
+        for b, i, j in T.grid(1, m, n):
+            with T.sblock("epi"):
+                vb, vi, vj = T.axis.remap("SSS", [b, i, j])
+                out[vb, vi, vj] = T.max(C[vb, vi, vj] + bias[vj], T.float32(0))
+
+    shared = {"out": Layout.sharded((1, m, n), TWO, {1: "tp"})}
+    sch = Schedule(with_layouts(func, shared), mesh=TWO)
+    mm, epi = sch.get_sblock("mm"), sch.get_sblock("epi")
+    sch.shard(sch.get_loops(mm)[1], "tp")
+    sch.shard(sch.get_loops(epi)[1], "tp")
+    sch.tile_kernel(mm, "matmul", epilogue=epi)
+    exe = axe.compile(sch, work_dir=None)
+    rng = np.random.default_rng(0)
+    x, w, bias = (rng.standard_normal(shape).astype("float32") for shape in ((1, m, k), (k, n), (n,)))
+    with axe.launch(TWO, engine="threads") as workers:
+        found = exe.run(workers, x, w, bias)
+    wanted = np.maximum(x.astype("float64") @ w.astype("float64") + bias, 0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert "axe.tile" in exe.module.script() and "axe.tile" not in exe.runnable.script()

@@ -138,6 +138,10 @@ class Region:
                 "one axis, row-major"
             )
 
+    def check_shares(self, buffer: tirx.Buffer, axis: str) -> None:
+        """Check that a mesh axis shares the leading dimension of a buffer that isn't of extent 1."""
+        self.check_pieces(buffer, {_leading(_shape(buffer)): axis})
+
     def check_inside(self, buffer: tirx.Buffer) -> None:
         """Check that nothing but the region touches a buffer."""
         users = self.users.get(buffer)
@@ -154,7 +158,7 @@ class Region:
         statement, target = gather.realize.block, gather.writes[0].buffer
         if not (is_copy(statement) and gather.reads[0].buffer.same_as(source)):
             raise Unfit(f"block {gather.name!r} does more than gather {source.name}")
-        self.check_pieces(source, {0: axis})
+        self.check_shares(source, axis)
         self.check_pieces(target, {})
         same = alike(list(statement.body.value.indices), list(statement.body.indices))
         shapes, dtypes = ([get(each) for each in (source, target)] for get in (_shape, lambda each: str(each.dtype)))
@@ -224,7 +228,8 @@ def product_of_step(region: Region, step: Step, written: tirx.Buffer, shared: ti
     dtypes = {str(product.a.dtype), str(product.b.dtype)}
     if len(dtypes) > 1 or not dtypes <= {*DTYPES}:
         raise Unfit(f"block {main.name!r} multiplies {' by '.join(sorted(dtypes))}; valid are {' and '.join(DTYPES)}")
-    if [int(it.dom.extent) for it in product.rows[:1]] != list(region.shardings[shared].shape[:1]):
+    rows, shape = [int(it.dom.extent) for it in product.rows], _shape(shared)
+    if max([1, *rows]) == 1 or rows[_leading(rows)] != shape[_leading(shape)]:
         raise Unfit(f"the leading dimension of {shared.name} isn't of the product's rows")
     return Found(product, local.own(product.a), local.own(product.b), choice)
 
@@ -286,3 +291,8 @@ def _name(buffer: tirx.Buffer) -> str:
 
 def _shape(buffer: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
+
+
+def _leading(shape: Sequence[int]) -> int:
+    """The first dimension that isn't of extent 1, or the last."""
+    return next((dim for dim, extent in enumerate(shape) if extent > 1), len(shape) - 1)

@@ -148,13 +148,13 @@ def _scattered(region: Region) -> Pair:
     if region.shardings[partial].partial != {0}:
         raise Unfit(f"{partial.name} isn't a term of the sum on each device")
     region.check_pieces(partial, {0: axis})
-    region.check_pieces(total, {0: axis})
+    region.check_shares(total, axis)
     gather = others.pop() if others and second.pushed else None
     if len(others) > 1 or any(not is_pointwise(block.realize.block) for block in others):
         raise Unfit(f"{', '.join(block.name for block in others)}: valid is one pointwise block behind the sum")
     result = others[0].writes[0].buffer if others else total
     if others:
-        region.check_pieces(result, {0: axis})
+        region.check_shares(result, axis)
         region.check_private(total)
     if gather is not None:
         region.check_gathers(gather, result, axis)

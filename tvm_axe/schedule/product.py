@@ -105,7 +105,11 @@ def _parts(block: s_tir.SBlock, a: ir.TensorLoad, b: ir.TensorLoad, devices: Col
     iterators = [it for it in block.iter_vars if it.var not in devices]
     left, right = (_places(iterators, devices, load.source, load.indices) for load in (a, b))
     written = _places(iterators, devices, store.buffer, store.indices)
-    if left is None or right is None or written is None or {*left, *right, *written} != {*range(len(iterators))}:
+    if left is None or right is None or written is None:
+        return None
+    # Lowering puts 0 where an iterator of extent 1 was, and leaves that.
+    unused = {*range(len(iterators))} - {*left, *right, *written}
+    if any(int(iterators[n].dom.extent) != 1 or iterators[n].iter_type == REDUCE for n in unused):
         return None
     batch = [n for n in written if n in left and n in right]
     rows = [n for n in written if n in left and n not in right]

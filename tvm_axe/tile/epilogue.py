@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import alike, loads_in
+from tvm_axe.analysis.expressions import alike, loads_in, uses
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
 from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel
@@ -31,7 +31,7 @@ class Epilogue:
     Attributes
     ----------
     value : Expr
-        In the variables `point`.
+        In the variables of `point`, which has 0 where an extent is 1.
     product, out : Buffer
         What is read at the point, and what is written there; of one shape.
     inputs : Mapping[str, Buffer]
@@ -39,7 +39,7 @@ class Epilogue:
     """
 
     value: tirx.Expr
-    point: tuple[tirx.Var, ...]
+    point: tuple[tirx.Expr, ...]
     product: tirx.Buffer
     out: tirx.Buffer
     inputs: Mapping[str, tirx.Buffer]
@@ -56,12 +56,18 @@ class Epilogue:
         name, store = block.name_hint, block.body
         loads = loads_in([store.value])
         indices = list(store.indices)
-        variables = [iterator.var for iterator in block.iter_vars]
+        # Where an iterator of extent 1 was, lowering may have put 0 and left the iterator.
+        ones = [
+            int(extent) == 1 and alike([index], [tirx.IntImm("int32", 0)])
+            for index, extent in zip(indices, store.buffer.shape)
+        ]
+        variables = [it.var for it in block.iter_vars if int(it.dom.extent) != 1 or uses(store, it.var)]
         same = all(alike(load.indices, indices) for load in loads if load.source.same_as(product))
         places = [n for index in indices for n, var in enumerate(variables) if var.same_as(index)]
-        domains = [block.iter_vars[n].dom for n in places]
-        whole = [int(d.min) == 0 and int(d.extent) == int(e) for d, e in zip(domains, store.buffer.shape)]
-        pointwise = block.init is None and len(places) == len(indices) == len(variables) == len(set(places))
+        domains = [next(it.dom for it in block.iter_vars if it.var.same_as(variables[n])) for n in places]
+        extents = [extent for extent, one in zip(store.buffer.shape, ones) if not one]
+        whole = [int(d.min) == 0 and int(d.extent) == int(e) for d, e in zip(domains, extents)]
+        pointwise = block.init is None and len(places) == len(extents) == len(variables) == len(set(places))
         if not (same and pointwise and all(whole) and _shape(store.buffer) == _shape(product)):
             raise TileError(
                 f"block {name!r} is no epilogue: valid is out[i, j] = f(product[i, j], ...) for all elements, with the "
@@ -198,7 +204,7 @@ def _value(
     dtype: str,
 ) -> tirx.Expr:
     """The epilogue of a product at a point, as `dtype`."""
-    values = dict(zip(epilogue.point, point))
+    values = {var: at for var, at in zip(epilogue.point, point) if isinstance(var, tirx.Var)}
 
     def on_load(load: ir.TensorLoad) -> tirx.Expr:
         if load.source.same_as(epilogue.product):
