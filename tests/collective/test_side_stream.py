@@ -114,7 +114,7 @@ def test_the_driver_is_told_what_steps_mean(driver: HostDriver, rank: int, colum
 def test_it_forks_behind_and_joins_before_the_other_stream(driver: HostDriver) -> None:
     stream = side.SideStream("main")
     assert not stream.forked
-    stream.step("fork", [], [], 0)
+    stream.step("fork", [], [0], 0)
     assert stream.forked
     stream.step("join", [], [], 0)
     assert not stream.forked

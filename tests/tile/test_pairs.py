@@ -15,6 +15,7 @@ from programs_pairs import scheduled
 
 import tvm_axe as axe
 from tvm_axe.collective.tensor import check_dtype
+from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.calls import Call
 from tvm_axe.lower.derive import derive_steps
@@ -213,3 +214,21 @@ def test_chunks_of_float32_compile_for_hopper(form: str) -> None:
     )
     assert "in 2 chunks: " in exe.lowered.forms[0]
     build_program(exe.runnable, exe.target)
+
+
+@pytest.mark.gpu
+def test_threads_that_share_a_gpu_need_room_for_all_blocks(cuda: object) -> None:
+    mesh, rng = Mesh({"tp": 2}), np.random.default_rng(2)
+    small, large = (
+        axe.compile(scheduled("scatter", mesh, size, size, 256, tiles=TILES), target="cuda", work_dir=None)
+        for size in (256, 2048)
+    )
+    with axe.launch(mesh, engine="cuda", gpus=(0, 0), processes=False) as workers:
+        arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in small.lowered.inputs]
+        for _ in range(3):
+            found = np.array(small.run(workers, *arrays)).astype("float64")
+            wanted = expected_of("scatter", arrays)
+            assert np.linalg.norm(found - wanted) < 6e-3 * np.linalg.norm(wanted)
+        arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in large.lowered.inputs]
+        with pytest.raises(WorkerError, match="axe.fork: GPU 0, which 2 workers of this process share, has"):
+            large.run(workers, *arrays)

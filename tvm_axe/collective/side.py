@@ -2,14 +2,16 @@
 
 | function | tensors | numbers | what the side stream does |
 |---|---|---|---|
-| `axe.fork` | | | begins behind all that the device was told before |
+| `axe.fork` | | blocks | begins behind all that the device was told before |
 | `axe.wait_count` | words | shift, group, least | goes on once a counter of this device's is at least so large |
 | `axe.copy` | source, target (n, *slab) | rows, slot, shift, first, stop | copies columns of rows to a peer's slab |
 | `axe.flag` | words (n, *slab) | shift, group | sets a flag of a peer's, behind the copies before it |
 | `axe.join` | | | ends before all that the device is told next |
 
 Behind these, all but the first and the last have the name of a mesh axis, whose n devices take part; (n, *shape) is the
-view along it. Numbers are the same on all devices: the peer of device d is d + shift, around the ring.
+view along it. Numbers are the same on all devices: the peer of device d is d + shift, around the ring. The kernel
+beside the side stream has so many *blocks*, which wait for what others' ends set, and so must all be running; 0 if it
+waits for nothing.
 
 *Words* are int32 of shape ``(2, n, groups)``, a slab a device. In the first half, `[0, d, g]` is the flag that device d
 sets when what it sends in group g has arrived; in the second, `[1, d, g]` counts what this device's kernel has made for

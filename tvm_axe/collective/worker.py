@@ -452,9 +452,9 @@ def _beside(name: str) -> Callable[..., None]:
     count = STEPS[name]
 
     def call(*arguments: Any) -> None:
-        tensors, numbers = arguments[:count], arguments[count:]
-        *others, axis = numbers or (None,)
-        _current.worker.step(name, tensors, [int(number) for number in others], axis)
+        tensors, numbers = arguments[:count], list(arguments[count:])
+        axis = str(numbers.pop()) if numbers and not isinstance(numbers[-1], int) else None
+        _current.worker.step(name, tensors, [int(number) for number in numbers], axis)
 
     return call
 

@@ -186,7 +186,8 @@ class _Emitter:
         self.kernels += [name if index == stage else None for index in indices]
         self._launch(pair.prepare, pair, self.builder.get_unique_name(f"{name}_prepare"), stage)
         self._call(Call("axe.barrier", None, ()))
-        self._call(Call("axe.fork", None, ()))
+        assert pair.kernel.resident is not None  # it is persistent
+        self._call(Call("axe.fork", None, (pair.kernel.resident,)))
         for steps in (pair.before, pair.after):
             if steps is pair.after:
                 self._launch(pair.kernel, pair, name, stage)

@@ -62,7 +62,7 @@ class SideStep(NamedTuple):
 class Launch(NamedTuple):
     """A kernel of a pair: its function of own slabs of buffers, then of the coordinate, if it `asks` for that.
 
-    It is the lowered `program`, each of whose tensors, by name, is a buffer.
+    It is the lowered `program`, each of whose tensors, by name, is a buffer. Its `resident` blocks run at once.
     """
 
     func: tirx.PrimFunc
@@ -70,6 +70,7 @@ class Launch(NamedTuple):
     asks: bool
     program: TileProgram
     tensors: Mapping[str, tirx.Buffer]
+    resident: int | None
 
     @property
     def reads(self) -> frozenset[tirx.Buffer]:
@@ -282,7 +283,8 @@ def launch(
     body = lowered.body[0] if len(lowered.body) == 1 else tirx.SeqStmt(lowered.body)
     func = tirx.PrimFunc([*params.values(), *([coordinate] if asks else [])], body)
     func = func.with_attrs({"tirx.noalias": True, **lowered.attrs})
-    return Launch(func, buffers, asks, program, {tile.name: tensors[tile.name] for tile in program.params})
+    used = {tile.name: tensors[tile.name] for tile in program.params}
+    return Launch(func, buffers, asks, program, used, lowered.resident)
 
 
 def _name(buffer: tirx.Buffer) -> str:

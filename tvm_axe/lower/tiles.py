@@ -244,11 +244,12 @@ class _Rewriter:
 
 
 class OnBuffers(NamedTuple):
-    """A lowered tile program on given buffers: its statements, its function's attributes, and whether it `overlaps`."""
+    """A lowered tile program on given buffers: its statements, its function's attributes, and what its plan says."""
 
     body: list[tirx.Stmt]
     attrs: dict[str, Any]
     overlaps: bool
+    resident: int | None
 
 
 def lowered_on(
@@ -271,7 +272,7 @@ def lowered_on(
         replaced[param] = _seen_as(tensors[tile.name], tile.shape, found)
     replaced |= {param: scalars[param.name] for param in lowered.params if not tirx.is_buffer_var(param)}
     attrs = {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
-    return OnBuffers([*found, substitute(lowered.body, replaced)], attrs, decided.overlaps)
+    return OnBuffers([*found, substitute(lowered.body, replaced)], attrs, decided.overlaps, decided.resident)
 
 
 def _seen_as(buffer: tirx.Buffer, shape: Sequence[int], before: list[tirx.Stmt]) -> tirx.Buffer:

@@ -85,6 +85,11 @@ class Plan:
         """Whether the kernel itself waits for the one before it, and so may be launched before that one is over."""
         return False
 
+    @property
+    def resident(self) -> int | None:
+        """How many blocks take all the points, each one after the other, so that they run at once; None if none do."""
+        return None
+
     def explain(self) -> str:
         """Every decision, a line each, with its reason; those about the kernel first."""
         lines: list[str] = []

@@ -90,14 +90,25 @@ class CudaDevice(Device):
             self._mover.move(move, *sides)
 
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
-        if _here[self._gpu] > 1:
-            # One's kernel fills the processors and waits for what the other's makes, and only processes take turns.
-            raise WorkerError(
-                f"axe.{name}: {_here[self._gpu]} workers of this process share GPU {self._gpu}, where a kernel that "
-                "waits for a peer's copies keeps the peer's kernel from running; give each a GPU, or launch processes "
-                "(processes=True), which take turns"
-            )
+        if name == "fork":
+            self._check_room(*numbers)
         self._side.step(name, tensors, numbers, rank)
+
+    def _check_room(self, blocks: int) -> None:
+        """Check that so many blocks of this worker, and of each that shares its context, run at once.
+
+        Processes take turns on a GPU; kernels of one process don't.
+        """
+        attribute = enum("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT")
+        processors, sharing = int(call("cuDeviceGetAttribute", attribute, self._device)), _here[self._gpu]
+        if blocks * sharing > processors:
+            shared = f", which {sharing} workers of this process share" if sharing > 1 else ""
+            remedy = "give each a GPU, or launch processes, which take turns, or " if sharing > 1 else ""
+            raise WorkerError(
+                f"axe.fork: GPU {self._gpu}{shared}, has {processors} multiprocessors, and the kernel beside copies "
+                f"has {blocks} blocks, which wait for what blocks on the peers make and so must all be running; "
+                f"{remedy}leave its stages out of overlap"
+            )
 
     def finish(self) -> None:
         call("cuStreamSynchronize", self._stream)

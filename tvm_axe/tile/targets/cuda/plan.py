@@ -28,6 +28,11 @@ class CudaPlan(Plan):
     def overlaps(self) -> bool:
         return self.grid.overlaps
 
+    @property
+    def resident(self) -> int | None:
+        blocks = self.grid.blocks
+        return blocks if self.grid.persistent and isinstance(blocks, int) else None
+
     def await_previous(self) -> None:
         """Emit the wait for the kernel before, which must precede the first access to global memory.
 
