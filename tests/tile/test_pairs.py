@@ -230,5 +230,5 @@ def test_threads_that_share_a_gpu_need_room_for_all_blocks(cuda: object) -> None
             wanted = expected_of("scatter", arrays)
             assert np.linalg.norm(found - wanted) < 6e-3 * np.linalg.norm(wanted)
         arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in large.lowered.inputs]
-        with pytest.raises(WorkerError, match="axe.fork: GPU 0, which 2 workers of this process share, has"):
+        with pytest.raises(WorkerError, match=r"axe.fork: GPU 0, which 2 workers of this process share, has"):
             large.run(workers, *arrays)
