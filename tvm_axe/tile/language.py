@@ -77,6 +77,9 @@ STAGES = "axe.stages"
 LAYOUT = "axe.layout"
 """Annotation of a tile's allocation: its layout's canonical text, instead of the inferred one."""
 
+DEVICE = "axe.device"
+"""Annotation of the outermost grid loop: the scalar parameter that is the coordinate of the device that runs."""
+
 DISTINCT = "axe.distinct"
 """Annotation of the outermost loop of a `parallel` whose author says that data used as indices are distinct."""
 
@@ -94,6 +97,7 @@ def kernel(
     roles: str | None = None,
     order: str | None = None,
     epilogue_tile: Sequence[int] | None = None,
+    device: tirx.Var | None = None,
 ) -> Iterator[Any]:
     """Open the kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
 
@@ -120,6 +124,9 @@ def kernel(
         Rows and columns of the pieces in which a specialized kernel's storing warp writes tiles that leave through
         shared memory, each complete before the next begins; without it a tile is written at once. It asks for a
         storing warp, which a specialized kernel with a `signal` has anyway.
+    device : Var, optional
+        The scalar parameter that is the coordinate of the device that runs, from 0 up to the devices of the mesh
+        tensors among the parameters (`tvm_axe.tile.mesh`), which need it.
 
     Raises
     ------
@@ -151,6 +158,8 @@ def kernel(
                 f"kernel: cluster has one positive extent for each of the grid's {len(grid)} dimensions, got {cluster}"
             )
         options["axe.cluster"] = [int(extent) for extent in cluster]
+    if device is not None:
+        options[DEVICE] = device
     with contextlib.ExitStack() as loops:
         points = []
         for dimension, extent in enumerate(grid):
