@@ -99,7 +99,9 @@ class _Ordered(_Memory):
         # What is stored over what was there before the kernel is free by agreement: buffers that are used in turns.
         counts = self.by[where] < len(self.clocks.time) if stores else True
         if (counts & (self.at[where] > now[self.by[where]])).any():
-            raise Fault(f"{self.tile}: an element is {'stored' if stores else 'read'}, and another's store isn't ordered")
+            raise Fault(
+                f"{self.tile}: an element is {'stored' if stores else 'read'}, and another's store isn't ordered"
+            )
         if not stores:
             self.read[(thread, *where)] = now[thread]
             return
@@ -255,10 +257,7 @@ class _Mesh:
         favour = {}
         while any(lane.running for lane in self.lanes):
             able = [
-                (lane, entry)
-                for lane in self.lanes
-                for entry in lane.running
-                if not entry[1] or entry[1][0].ready()
+                (lane, entry) for lane in self.lanes for entry in lane.running if not entry[1] or entry[1][0].ready()
             ]
             if not able:
                 stuck = [entry[1][0].what for lane in self.lanes for entry in lane.running if entry[1]]
@@ -282,4 +281,4 @@ class _Mesh:
             for device, seen in enumerate(of_device):
                 late = memory.at[device] > seen[memory.by[device]]
                 if late.any():
-                    raise Fault(f"{memory.tile}: device {device} ends, and a store to its slab isn't ordered before that")
+                    raise Fault(f"{memory.tile}: device {device} ends, and a store to its slab isn't ordered")

@@ -17,7 +17,7 @@ def product_scatter(devices, m, n, k, block=BLOCK, mistake=None, persistent=True
     (bm, bn, bk), rows = block, m // devices
     steps, halves = k // bk, bm // bk
     more = halves * (devices - 1)
-    wrong = 1 if mistake == "wrong peer" else 0
+    wrong, early = int(mistake == "wrong peer"), mistake == "signal too early"
 
     @T.prim_func
     def product_scatter(
@@ -28,17 +28,18 @@ def product_scatter(devices, m, n, k, block=BLOCK, mistake=None, persistent=True
         parts: tile.mesh_tensor((devices, devices, rows, n), BF16),
         flags: tile.mesh_tensor((devices, devices, rows // bm, n // bn), "int32"),
     ):
-        with tile.kernel(
-            devices, rows // bm, n // bn, swizzle=16, persistent=persistent, order="given", device=me
-        ) as (s, i, j):
+        with tile.kernel(devices, rows // bm, n // bn, swizzle=16, persistent=persistent, order="given", device=me) as (
+            s,
+            i,
+            j,
+        ):
             a = tile.shared((bm, bk), BF16)
             b = tile.shared((bk, bn), BF16)
             c = tile.fragment((bm, bn), "float32")
             owner: T.let = (me + 1 + s) % devices
             tile.fill(c, 0)
-            if mistake == "signal too early":
-                if s < devices - 1:
-                    tile.signal(flags[owner, me, i, j])
+            if early and s < devices - 1:
+                tile.signal(flags[owner, me, i, j])
             for l in tile.pipelined(steps + s // (devices - 1) * more):
                 if l < steps:
                     tile.copy(A[owner, i * bm, l * bk], a)
@@ -61,7 +62,7 @@ def product_scatter(devices, m, n, k, block=BLOCK, mistake=None, persistent=True
                     )
                 tile.gemm(a, b, c)
             tile.copy(c, parts[owner, me, i * bm, j * bn])
-            if mistake != "signal too early" and s < devices - 1:
+            if not early and s < devices - 1:
                 tile.signal(flags[(owner + wrong) % devices, me, i, j], ordered=mistake != "unordered signal")
 
     return product_scatter
@@ -85,9 +86,11 @@ def product_send(devices, m, n, k, groups=2, block=BLOCK, ahead=4):
         arrived: tile.mesh_tensor((devices, devices, rows, n), BF16),
         flags: T.Buffer((devices, groups), "int32"),
     ):
-        with tile.kernel(
-            devices, rows // bm, n // bn, swizzle=16, persistent=True, order="given", device=me
-        ) as (s, i, j):
+        with tile.kernel(devices, rows // bm, n // bn, swizzle=16, persistent=True, order="given", device=me) as (
+            s,
+            i,
+            j,
+        ):
             a = tile.shared((bm, bk), BF16)
             b = tile.shared((bk, bn), BF16)
             c = tile.fragment((bm, bn), "float32")
@@ -199,7 +202,7 @@ def reduce_norm(devices, rows, n, push=False, ordered=True, mistake=None, dtype=
 
 
 def scatter_norm_gather(devices, rows, n, mistake=None, dtype=BF16, eps=1e-6):
-    """The same in two steps: a device reads the peers' rows that are its share, and writes their norm to all devices."""
+    """The same in two steps: a device reads the peers' rows of its share, and writes their norm to all devices."""
     share = rows // devices
     second = 0 if mistake == "one flag for two" else 1
     ends = mistake != "end without a wait"

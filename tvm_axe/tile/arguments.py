@@ -51,7 +51,8 @@ def parameters(program: TileProgram) -> tuple[Parameter | Scalar, ...]:
     """The parameters of a tile program, in order."""
     written = {tile for node in program.body for tile in node.writes}
     found: dict[tirx.Var, Parameter | Scalar] = {
-        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile in written, tile.is_mesh) for tile in program.params
+        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile in written, tile.is_mesh)
+        for tile in program.params
     }
     for scalar in program.scalars:
         is_device = program.device is not None and scalar.same_as(program.device)

@@ -168,10 +168,10 @@ class _Walk:
                     values[node.var] = np.asarray(start + step)
                     yield from self.events(node.body, values, device, where)
             elif isinstance(node, Wait | Signal) and node.flags.tile in self.judged:
-                start = [self.known(index, values) for index in node.flags.start]
+                first = [self.known(index, values) for index in node.flags.start]
                 home = -1 if node.flags.tile.is_mesh else device
                 flags = tuple(
-                    (node.flags.tile, home, tuple(first + offset for first, offset in zip(start, offsets)))
+                    (node.flags.tile, home, tuple(f + o for f, o in zip(first, offsets)))
                     for offsets in np.ndindex(*node.flags.extents)
                 )
                 yield _Event(node, flags, self.known(node.value, {**self.counts, **values}), where)

@@ -67,7 +67,11 @@ def mesh_tensor(shape: Sequence[int], dtype: str) -> Any:
             f"mesh_tensor: shape {[str(extent) for extent in extents]}; valid are the number of devices and a slab's "
             "extents, two or more positive constants"
         )
-    return T.Buffer([T.int64(e) for e in extents], dtype, strides=[T.int64(), *(T.int64(step) for step in dense_strides(extents)[1:])])
+    return T.Buffer(
+        [T.int64(e) for e in extents],
+        dtype,
+        strides=[T.int64(), *(T.int64(step) for step in dense_strides(extents)[1:])],
+    )
 
 
 def is_mesh_tensor(buffer: tirx.Buffer) -> bool:
@@ -78,7 +82,7 @@ def is_mesh_tensor(buffer: tirx.Buffer) -> bool:
 def in_pages(func: tirx.PrimFunc, page: int) -> tirx.PrimFunc:
     """Return a lowered function whose mesh tensors' slabs lie whole pages of `page` bytes apart, as a constant.
 
-    So a GPU's index arithmetic and tensor maps have the distance; a tensor with another one is refused when it is given.
+    So a GPU's index arithmetic and tensor maps have the distance; a tensor with another one is refused when given.
     """
     apart: dict[tirx.Var, tirx.Var] = {}
     for param in func.params:
