@@ -17,7 +17,7 @@ def product_scatter(devices, m, n, k, block=BLOCK, mistake=None, persistent=True
     (bm, bn, bk), rows = block, m // devices
     steps, halves = k // bk, bm // bk
     more = halves * (devices - 1)
-    wrong, early = int(mistake == "wrong peer"), mistake == "signal too early"
+    early, wrong = mistake == "signal too early", mistake == "wrong peer"
 
     @T.prim_func
     def product_scatter(
@@ -63,7 +63,9 @@ def product_scatter(devices, m, n, k, block=BLOCK, mistake=None, persistent=True
                 tile.gemm(a, b, c)
             tile.copy(c, parts[owner, me, i * bm, j * bn])
             if not early and s < devices - 1:
-                tile.signal(flags[(owner + wrong) % devices, me, i, j], ordered=mistake != "unordered signal")
+                tile.signal(
+                    flags[(owner + 1) % devices if wrong else owner, me, i, j], ordered=mistake != "unordered signal"
+                )
 
     return product_scatter
 
