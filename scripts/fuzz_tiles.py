@@ -2,11 +2,14 @@
 
     python scripts/fuzz_tiles.py --count 1000                       # on this machine's CPU
     python scripts/fuzz_tiles.py --target cuda:sm_90a --count 200   # on a GPU; without one they are compiled alone
+    python scripts/fuzz_tiles.py --mesh 3 --count 200               # programs of three devices, by workers
     compute-sanitizer python scripts/fuzz_tiles.py --here --target cuda --seed 7 --count 1
 
 The programs are those of `tests/tile/generator.py`, of integers in every type, so that each bit counts; their outputs
-are poisoned. They are run by child processes, so that one that ends its process, or never ends, is counted with its
-seed. The exit code is 1 if any is wrong, ends its process or leaves by another error than a refusal.
+are poisoned. With ``--mesh`` they are those of `tests/tile/generator_mesh.py`: devices that store to each other's slabs
+and meet in flags, run by CPU workers beside the interpreter of all devices. They are run by child processes, so that
+one that ends its process, or never ends, is counted with its seed. The exit code is 1 if any is wrong, ends its process
+or leaves by another error than a refusal.
 """
 
 from __future__ import annotations
@@ -65,7 +68,19 @@ def outcome(seed: int, target: str, store: object, runs: bool) -> tuple[str, str
     return "right", ""
 
 
-def here(seeds: range, target: str) -> Iterator[tuple[int, str, str]]:
+def outcome_on_mesh(seed: int, workers: object) -> tuple[str, str]:
+    """The same of a program that all devices of a mesh run together."""
+    from generator_mesh import drawn, judge
+
+    made = drawn(seed, workers.mesh.size)
+    try:
+        judge(made, workers)
+    except Exception:
+        return "wrong", f"{traceback.format_exc()}\n{made.source}"
+    return "right", ""
+
+
+def here(seeds: range, target: str, devices: int = 0) -> Iterator[tuple[int, str, str]]:
     """(seed, what became of it, why) of each program, in this process; first (seed, "begun", "")."""
     import tvm
 
@@ -73,6 +88,15 @@ def here(seeds: range, target: str) -> Iterator[tuple[int, str, str]]:
     from tvm_axe.machines.cache import Cache
 
     warnings.simplefilter("ignore", TileWarning)
+    if devices:
+        from tvm_axe.collective import launch
+        from tvm_axe.layout import Mesh
+
+        with launch(Mesh({"tp": devices}), engine="threads") as workers:
+            for seed in seeds:
+                yield seed, "begun", ""
+                yield seed, *outcome_on_mesh(seed, workers)
+        return
     runs = "cuda" not in target or bool(tvm.runtime.device("cuda").exist)
     with tempfile.TemporaryDirectory() as folder:
         store = Cache(Path(folder))
@@ -95,12 +119,13 @@ def lines_of(child: subprocess.Popen[str]) -> queue.Queue[str | None]:
     return found
 
 
-def apart(seeds: range, target: str, limit: float) -> Iterator[tuple[int, str, str]]:
+def apart(seeds: range, target: str, limit: float, devices: int = 0) -> Iterator[tuple[int, str, str]]:
     """The same by child processes; one that dies, or says nothing for `limit` seconds, is followed by another."""
     at = seeds.start
     while at < seeds.stop:
         command = [sys.executable, __file__, "--here", "--report", "--target", target]
         command += ["--seed", str(at), "--count", str(seeds.stop - at)]
+        command += ["--mesh", str(devices)] if devices else []
         with tempfile.TemporaryFile("w+") as said:
             child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
             lines, begun, hangs = lines_of(child), at, False
@@ -134,7 +159,7 @@ def _end(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def fuzz(seeds: range, target: str, processes: int, limit: float) -> Iterator[tuple[int, str, str]]:
+def fuzz(seeds: range, target: str, processes: int, limit: float, devices: int = 0) -> Iterator[tuple[int, str, str]]:
     """All outcomes, as they come."""
     todo: queue.Queue[range] = queue.Queue()
     for first in range(seeds.start, seeds.stop, BATCH):
@@ -147,7 +172,7 @@ def fuzz(seeds: range, target: str, processes: int, limit: float) -> Iterator[tu
                 batch = todo.get_nowait()
             except queue.Empty:
                 break
-            for case in apart(batch, target, limit):
+            for case in apart(batch, target, limit, devices):
                 done.put(case)
         done.put(None)
 
@@ -172,21 +197,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first program's")
     parser.add_argument("--count", type=int, default=100, help="how many programs")
     parser.add_argument("--target", default="llvm", help="llvm, cuda, cuda:sm_80 or cuda:sm_90a")
+    parser.add_argument("--mesh", type=int, default=0, help="devices of programs that run on CPU workers together")
     parser.add_argument("--processes", type=int, default=1, help="child processes at once")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a silent child is ended")
     parser.add_argument("--here", action="store_true", help="run in this process, as compute-sanitizer needs it")
     parser.add_argument("--report", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.mesh and arguments.target != "llvm":
+        parser.error("--mesh runs on CPU workers: leave --target out")
     seeds = range(arguments.seed, arguments.seed + arguments.count)
     if arguments.report:
-        for case in here(seeds, arguments.target):
+        for case in here(seeds, arguments.target, arguments.mesh):
             print(json.dumps({"case": case}), flush=True)
         return 0
     counts, refusals, bad = Counter[str](), Counter[str](), []
     cases = (
-        here(seeds, arguments.target)
+        here(seeds, arguments.target, arguments.mesh)
         if arguments.here
-        else fuzz(seeds, arguments.target, arguments.processes, arguments.limit)
+        else fuzz(seeds, arguments.target, arguments.processes, arguments.limit, arguments.mesh)
     )
     for seed, kind, why in cases:
         if kind == "begun":

@@ -15,7 +15,9 @@ import numpy as np
 from tvm.script import tirx as T
 
 from tvm_axe import tile
+from tvm_axe.collective import MeshKernel, launch
 from tvm_axe.errors import TileError
+from tvm_axe.layout import Mesh
 
 rng = np.random.default_rng(0)
 
@@ -193,22 +195,22 @@ check(tile.compile(attention, "llvm"), [q, k, v], weights / weights.sum(axis=2, 
 # 5. Kernels that meet
 # --------------------
 #
-# A parameter may be a scalar, such as the number of the device that runs. And on GPUs kernels may meet while they run:
-# `tile.signal` sets flags, int32 in global memory of any device, when all that a block has read and written so far is
-# done, and `tile.wait` goes on when flags have a value. Here every device tells the others that its x is there, and
-# adds up the x of all; dim 0 of `x` and of `flags` is the device, whose memory the others address.
+# Kernels may meet while they run: `tile.signal` sets flags, int32 in global memory of any device, when all that a block
+# has read and written so far is done, and `tile.wait` goes on when flags have a value. A parameter may be a tensor of
+# the mesh, whose dim 0 is the device; `device=` names the scalar that is the coordinate of the device that runs. Here
+# every device tells the others that its x is there, and adds up the x of all.
 DEVICES, ROWS = 4, 8
 
 
 @T.prim_func
 def all_reduce(
-    x: T.Buffer((DEVICES, ROWS, 1024), "float32"),
+    x: tile.mesh_tensor((DEVICES, ROWS, 1024), "float32"),
     me: T.int32,
     turn: T.int32,
-    flags: T.Buffer((DEVICES, DEVICES, ROWS), "int32"),
+    flags: tile.mesh_tensor((DEVICES, DEVICES, ROWS), "int32"),
     out: T.Buffer((ROWS, 1024), "float32"),
 ):
-    with tile.kernel(ROWS) as r:
+    with tile.kernel(ROWS, device=me) as r:
         part = tile.fragment((1, 1024), "float32")
         total = tile.fragment((1, 1024), "float32")
         tile.fill(total, 0)
@@ -222,6 +224,42 @@ def all_reduce(
 
 
 print(tile.explain(all_reduce, "cuda:sm_90a"))
+
+# %%
+# Workers run it, each with its own coordinate: all slabs of a mesh tensor are in reach, any other tensor is a device's.
+
+with launch(Mesh({"tp": DEVICES}), engine="threads") as workers:
+    kernel = MeshKernel(workers, all_reduce)
+    slabs, out = (workers.mesh_tensor((ROWS, 1024), "float32") for _ in range(2))
+    flags = workers.mesh_tensor((DEVICES, ROWS), "int32")
+    for turn in (1, 2):
+        inputs = rng.standard_normal((DEVICES, ROWS, 1024), dtype="float32")
+        for device in range(DEVICES):
+            slabs.slab(device)[:] = inputs[device]
+            out.slab(device)[:] = np.nan
+        kernel(slabs, turn, flags, out)
+        for device in range(DEVICES):
+            np.testing.assert_allclose(out.slab(device), inputs.astype("float64").sum(axis=0), rtol=1e-5, atol=1e-5)
+
+# %%
+# A program in which nobody is told of what is stored to a peer, or whose devices would wait for each other for ever, is
+# refused. Here each of two devices wants the other to be first:
+
+
+@T.prim_func
+def polite(me: T.int32, flags: tile.mesh_tensor((2, 4), "int32")):
+    with tile.kernel(4, device=me) as i:
+        tile.wait(flags[me, i])
+        tile.signal(flags[1 - me, i])
+
+
+try:
+    tile.read(polite)
+except TileError as refusal:
+    print(refusal)
+    assert "flags[0, 0] stays unset" in str(refusal)
+else:
+    raise AssertionError("the deadlock went unseen")
 
 # %%
 # 6. What goes wrong

@@ -11,7 +11,7 @@ are errors (`Fault`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from expressions import Evaluator, wrapped
@@ -96,7 +96,8 @@ def _run(
     on_chip = {tile: _Memory(tile, _poison(tile), "point") for tile in program.tiles}
     values = {**sizes, **{var: np.asarray(x) for (var, _), x in zip(program.grid, point)}}
     with np.errstate(all="ignore"):
-        _Block(number, {**tensors, **on_chip}, values, largest).run(program.body)
+        for _ in _Block(number, {**tensors, **on_chip}, values, largest).run(program.body):
+            pass
 
 
 class Running:
@@ -189,20 +190,26 @@ class _Block:
         self.number, self.memories, self.values, self.largest = number, memories, values, largest
         self.buffers = {tile.buffer: memory for tile, memory in memories.items()}
 
-    def run(self, body: Sequence[Node]) -> None:
+    def run(self, body: Sequence[Node]) -> Iterator[object]:
+        """Do what the nodes say; yields before each, and while it waits."""
         for node in body:
-            getattr(self, f"_{type(node).__name__.lower()}")(node)
+            if isinstance(node, Loop):
+                yield from self._loop(node)
+            elif isinstance(node, Branch):
+                yield from self.run(node.then if self._scalar(node.condition) else node.otherwise)
+            elif isinstance(node, Wait):
+                yield from self._wait(node)
+            else:
+                yield None
+                getattr(self, f"_{type(node).__name__.lower()}")(node)
 
     # ---- Statements in order ---------------------------------------------------------------------------------------
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: Loop) -> Iterator[object]:
         start = self._scalar(loop.start)
         for step in range(self._scalar(loop.extent)):
             self.values[loop.var] = np.asarray(start + step)
-            self.run(loop.body)
-
-    def _branch(self, branch: Branch) -> None:
-        self.run(branch.then if self._scalar(branch.condition) else branch.otherwise)
+            yield from self.run(loop.body)
 
     def _let(self, let: Let) -> None:
         self.values[let.var] = self._value(let.value)
@@ -213,7 +220,8 @@ class _Block:
         self._inside(memory, where, np.True_)
         memory.data[where] = self._kept(self._value(assign.value), assign.tile.dtype)
 
-    def _wait(self, wait: Wait) -> None:
+    def _wait(self, wait: Wait) -> Iterator[object]:
+        yield None
         memory, there = self._flags(wait.flags)
         if (memory.data[there] < self._scalar(wait.value)).any():
             raise Unsignalled(f"{wait}: nobody has signalled, it is {memory.data[there].ravel()}")

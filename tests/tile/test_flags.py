@@ -261,12 +261,6 @@ def test_scalars_are_checked():
     assert np.isfinite(given[3][2:7]).all()
 
 
-def test_a_cpu_refuses_flags():
-    for func in (programs.put_rows(4, 8), programs.take_rows(4, 8)):
-        with pytest.raises(TileError, match=r"CPU code neither waits nor signals.*; valid is a CUDA target"):
-            tile.plan(func, "llvm")
-
-
 # ---- The uniform model ---------------------------------------------------------------------------------------------
 
 

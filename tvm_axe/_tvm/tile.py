@@ -39,6 +39,11 @@ def memory_layout(extents: Sequence[int], strides: Sequence[int]) -> Any:
     return _upstream_layout.TileLayout(_upstream_layout.S[tuple(extents) : tuple(strides)])
 
 
+def strided_buffer(shape: Sequence[int], dtype: str, name: str, strides: Sequence[int]) -> tirx.Buffer:
+    """A buffer with strides; upstream's TIRx takes them from its layout, and all else from the buffer."""
+    return tirx.decl_buffer(shape, dtype, name, strides=list(strides), layout=memory_layout(shape, strides))
+
+
 def warpgroup_layout(extents: Sequence[int], strides: Sequence[tuple[int, bool]]) -> Any:
     """Upstream's layout over the threads of a warpgroup and their registers; a stride is (step, is it of threads)."""
     thread = _upstream_layout.Axis.tid_in_wg

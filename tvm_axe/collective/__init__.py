@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tvm_axe.collective.recording import Called, Recording
     from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor, slab_stride
+    from tvm_axe.collective.tiles import MeshKernel
     from tvm_axe.collective.timeline import Arrow, Event, Timeline
     from tvm_axe.collective.workers import Argument, LoadedProgram, Workers, launch
     from tvm_axe.errors import WorkerError
@@ -28,6 +29,7 @@ __all__ = [
     "Coord",
     "Event",
     "LoadedProgram",
+    "MeshKernel",
     "MeshTensor",
     "Recording",
     "Timeline",
@@ -40,6 +42,7 @@ __all__ = [
 _HOMES = {
     "tvm_axe.collective.recording": ["Called", "Recording"],
     "tvm_axe.collective.tensor": ["ALL", "SLAB", "Coord", "MeshTensor", "slab_stride"],
+    "tvm_axe.collective.tiles": ["MeshKernel"],
     "tvm_axe.collective.timeline": ["Arrow", "Event", "Timeline"],
     "tvm_axe.collective.workers": ["Argument", "LoadedProgram", "Workers", "launch"],
     "tvm_axe.errors": ["WorkerError"],

@@ -23,6 +23,7 @@ from tvm_axe.tile.language import (
     sum,
 )
 from tvm_axe.tile.lowering import explain, lower, plan
+from tvm_axe.tile.mesh import mesh_tensor
 from tvm_axe.tile.reading import read
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "local",
     "lower",
     "max",
+    "mesh_tensor",
     "min",
     "parallel",
     "pipelined",

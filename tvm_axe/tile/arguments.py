@@ -13,18 +13,23 @@ from tvm import tirx
 
 from tvm_axe import _tvm
 from tvm_axe.errors import InputError
+from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.machines import Backend
 from tvm_axe.tile.program import TileProgram
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor that a program takes; extents may be variables, which the first tensor that has them decides."""
+    """A tensor that a program takes; extents may be variables, which the first tensor that has them decides.
+
+    Of a mesh tensor, the slabs along dimension 0 may lie any distance apart.
+    """
 
     name: str
     shape: tuple[int | tirx.Expr, ...]
     dtype: str
     is_output: bool
+    is_mesh: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -32,22 +37,26 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that a program takes."""
+    """A number that a program takes; the device's coordinate is one below `devices`."""
 
     name: str
     dtype: str
+    devices: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}"
+        return f"{self.name}: {self.dtype}{'' if self.devices is None else f' < {self.devices}'}"
 
 
 def parameters(program: TileProgram) -> tuple[Parameter | Scalar, ...]:
     """The parameters of a tile program, in order."""
     written = {tile for node in program.body for tile in node.writes}
     found: dict[tirx.Var, Parameter | Scalar] = {
-        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile in written) for tile in program.params
+        tile.buffer: Parameter(tile.name, tile.shape, tile.dtype, tile in written, tile.is_mesh)
+        for tile in program.params
     }
-    found |= {scalar: Scalar(str(scalar.name), str(scalar.ty)) for scalar in program.scalars}
+    for scalar in program.scalars:
+        is_device = program.device is not None and scalar.same_as(program.device)
+        found[scalar] = Scalar(str(scalar.name), str(scalar.ty), program.devices if is_device else None)
     return tuple(found[param] for param in program.func.params)
 
 
@@ -114,6 +123,11 @@ class Binder:
         limits = np.iinfo(param.dtype)
         if not limits.min <= value <= limits.max:
             raise InputError(f"{self.name}: {param.name} is {param.dtype}, {limits.min} to {limits.max}; got {value}")
+        if param.devices is not None and not 0 <= value < param.devices:
+            raise InputError(
+                f"{self.name}: {param.name} is the device that runs, 0 to {param.devices - 1} of the mesh tensors' "
+                f"{param.devices}; got {value}"
+            )
         return int(value)
 
     def _check(self, param: Parameter, shape: Sequence[int], dtype: str, extents: dict[str, tuple[int, str]]) -> None:
@@ -174,12 +188,21 @@ class Binder:
         if tensor.device.dlpack_device_type() != self._device.dlpack_device_type():
             raise InputError(f"{self.name} runs on {self.backend.device}; {param.name} is on {tensor.device}")
         self._check(param, tuple(tensor.shape), str(tensor.dtype), extents)
-        if not tensor.is_contiguous():
-            raise InputError(f"{self.name}: {param.name} must be dense, in row-major order")
+        if not (_slabs_are_dense(tensor) if param.is_mesh else tensor.is_contiguous()):
+            what = "of slabs that are dense and apart" if param.is_mesh else "dense"
+            raise InputError(f"{self.name}: {param.name} must be {what}, in row-major order")
         alignment = self.backend.alignment
         if tensor.data_ptr() % alignment:
             raise InputError(f"{self.name}: {param.name} must start at a multiple of {alignment} bytes; copy it")
         return value
+
+
+def _slabs_are_dense(tensor: Any) -> bool:
+    """Whether a tensor is dense but for the distance between its slabs, which don't overlap."""
+    shape, strides = tuple(tensor.shape), tuple(tensor.strides)
+    dense = dense_strides(shape)
+    apart = shape[0] == 1 or strides[0] >= dense[0]
+    return apart and all(e == 1 or s == d for e, s, d in zip(shape[1:], strides[1:], dense[1:]))
 
 
 def _shape(param: Parameter) -> str:

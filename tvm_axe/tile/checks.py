@@ -16,6 +16,7 @@ from tvm import ir, sym, tirx
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.meeting import check_meeting
 from tvm_axe.tile.nodes import (
     Assign,
     Branch,
@@ -30,6 +31,7 @@ from tvm_axe.tile.nodes import (
     Signal,
     Wait,
 )
+from tvm_axe.tile.peers import check_peers
 from tvm_axe.tile.pipelines import check_pipelines
 from tvm_axe.tile.points import Scope, accesses, evaluate, scoped
 from tvm_axe.tile.program import TileProgram
@@ -55,6 +57,8 @@ def check(program: TileProgram) -> None:
     _written(program.body, tiles, set(program.params))
     check_pipelines(program)
     check_blocks(program)
+    check_peers(program)
+    check_meeting(program)
 
 
 def check_atomics(program: TileProgram) -> None:

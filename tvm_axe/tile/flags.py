@@ -28,7 +28,8 @@ def wait(flags: Any, value: Any = 1, *, reset: bool = False, loads: bool = False
     """Go on when every one of the flags is at least `value`; whatever was ordered before their `signal` is seen then.
 
     Loads stay behind the wait, loads that run ahead too. In a specialized kernel the producer waits, so only what is
-    loaded into shared memory may depend on it. A GPU's kernel that waits for about three seconds ends with an error.
+    loaded into shared memory may depend on it. A GPU's kernel that waits for about three seconds ends with an error, a
+    CPU's after twenty.
 
     Parameters
     ----------

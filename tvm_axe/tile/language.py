@@ -47,7 +47,9 @@ are set:
 ...         tile.signal(done[i], turn)
 
 A block may wait for what earlier kernels, other devices or the host set; one that waits for another block of its own
-kernel waits for ever where that block is not running yet.
+kernel waits for ever where that block is not running yet. On a CPU, a device's blocks run in the order of the grid.
+
+Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.
 
 Source: TileLang (arXiv:2504.17577), section 3, for the level; the representation is TIRx's.
 """
@@ -77,6 +79,9 @@ STAGES = "axe.stages"
 LAYOUT = "axe.layout"
 """Annotation of a tile's allocation: its layout's canonical text, instead of the inferred one."""
 
+DEVICE = "axe.device"
+"""Annotation of the outermost grid loop: the scalar parameter that is the coordinate of the device that runs."""
+
 DISTINCT = "axe.distinct"
 """Annotation of the outermost loop of a `parallel` whose author says that data used as indices are distinct."""
 
@@ -94,6 +99,7 @@ def kernel(
     roles: str | None = None,
     order: str | None = None,
     epilogue_tile: Sequence[int] | None = None,
+    device: tirx.Var | None = None,
 ) -> Iterator[Any]:
     """Open the kernel: one block for every point of `grid`, in no order; yields the block's coordinates.
 
@@ -120,6 +126,9 @@ def kernel(
         Rows and columns of the pieces in which a specialized kernel's storing warp writes tiles that leave through
         shared memory, each complete before the next begins; without it a tile is written at once. It asks for a
         storing warp, which a specialized kernel with a `signal` has anyway.
+    device : Var, optional
+        The scalar parameter that is the coordinate of the device that runs, from 0 up to the devices of the mesh
+        tensors among the parameters (`tvm_axe.tile.mesh`), which need it.
 
     Raises
     ------
@@ -151,6 +160,8 @@ def kernel(
                 f"kernel: cluster has one positive extent for each of the grid's {len(grid)} dimensions, got {cluster}"
             )
         options["axe.cluster"] = [int(extent) for extent in cluster]
+    if device is not None:
+        options[DEVICE] = device
     with contextlib.ExitStack() as loops:
         points = []
         for dimension, extent in enumerate(grid):

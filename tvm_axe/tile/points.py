@@ -149,7 +149,8 @@ class Scope:
 
 def scoped(program: TileProgram) -> Iterator[tuple[Node, Scope]]:
     """Every node with what is around it, in order."""
-    yield from _scoped(program.body, Scope(tuple((var, 0, extent) for var, extent in program.grid)))
+    device = () if program.device is None else ((program.device, program.devices),)
+    yield from _scoped(program.body, Scope(tuple((var, 0, extent) for var, extent in (*device, *program.grid))))
 
 
 def _scoped(body: tuple[Node, ...], scope: Scope) -> Iterator[tuple[Node, Scope]]:

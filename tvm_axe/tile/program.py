@@ -36,6 +36,8 @@ class TileProgram:
         The options of `tvm_axe.tile.kernel`, only those given.
     body : tuple of Node
         What a block does, in order.
+    device : Var or None
+        The scalar that is the coordinate of the device that runs; None without mesh tensors.
     """
 
     func: tirx.PrimFunc
@@ -45,6 +47,12 @@ class TileProgram:
     grid: tuple[tuple[tirx.Var, tirx.Expr], ...]
     options: Mapping[str, object]
     body: tuple[Node, ...]
+    device: tirx.Var | None = None
+
+    @property
+    def devices(self) -> int:
+        """How many devices run it together, each with its own coordinate: 1 without mesh tensors."""
+        return next((int(tile.shape[0]) for tile in self.params if tile.is_mesh), 1)
 
     @property
     def name(self) -> str:
@@ -55,7 +63,9 @@ class TileProgram:
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         grid = ", ".join(f"{var.name} < {extent}" for var, extent in self.grid)
         lines = [f"kernel {self.name}({', '.join(str(p.name) for p in self.func.params)}) for {grid}{options}"]
-        lines += [f"    scalar {scalar.name}: {scalar.ty}" for scalar in self.scalars]
+        for scalar in self.scalars:
+            is_device = self.device is not None and scalar.same_as(self.device)
+            lines.append(f"    scalar {scalar.name}: {scalar.ty}" + f" < {self.devices}, the device" * is_device)
         lines += [f"    {tile}" for tile in (*self.params, *self.tiles)]
         return "\n".join([*lines, *_lines(self.body, "    ")])
 
@@ -67,8 +77,10 @@ class TileProgram:
         return walk(self.body)
 
     def analyzer(self) -> sym.Analyzer:
-        """An analyzer that knows the ranges of the grid's and the loops' variables."""
+        """An analyzer that knows the ranges of the device's, the grid's and the loops' variables."""
         analyzer = sym.Analyzer()
+        if self.device is not None:
+            analyzer.bind(self.device, ir.Range.from_min_extent(0, self.devices))
         for var, extent in self.grid:
             analyzer.bind(var, ir.Range.from_min_extent(0, extent))
         for node in self.nodes():

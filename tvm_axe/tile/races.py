@@ -162,23 +162,34 @@ def _point(parallel: Parallel, number: int) -> str:
 
 
 def check_blocks(program: TileProgram) -> None:
-    """Refuse what several blocks store to the same elements of a tensor, or flags that they set, in no order."""
+    """Refuse what several blocks store to the same elements of a tensor, or flags that they set, in no order.
+
+    Of a mesh tensor, what several devices do as well.
+    """
     grid = {var: extent for var, extent in program.grid if not (isinstance(extent, int) and extent == 1)}
-    _Blocks(grid, program.analyzer()).statements(program.body, frozenset())
+    device = {program.device: program.devices} if program.device is not None and program.devices > 1 else {}
+    _Blocks(grid, device, program.analyzer()).statements(program.body, frozenset())
 
 
 class _Blocks:
-    """Finds which of the grid's variables each value may depend on; `behind` has those of names and local tiles.
+    """Finds which of the grid's variables, and of the device, each value may depend on.
+
+    `behind` has those of names and local tiles.
 
     `runs` is False in the arm of a branch that is proved never to be taken.
     """
 
-    def __init__(self, grid: dict[tirx.Var, Any], analyzer: sym.Analyzer) -> None:
+    def __init__(self, grid: dict[tirx.Var, Any], device: dict[tirx.Var, Any], analyzer: sym.Analyzer) -> None:
         self.grid, self.analyzer, self.runs = grid, analyzer, True
-        self.behind: dict[tirx.Var, frozenset[tirx.Var]] = {var: frozenset([var]) for var in grid}
+        self.with_device = {**grid, **device}
+        self.behind: dict[tirx.Var, frozenset[tirx.Var]] = {var: frozenset([var]) for var in self.with_device}
+
+    def sharing(self, tile: Tile) -> dict[tirx.Var, Any]:
+        """The variables that tell apart who touches a tensor, and how many values each has."""
+        return self.with_device if tile.is_mesh else self.grid
 
     def of(self, *values: Any) -> frozenset[tirx.Var]:
-        """The grid's variables that a value depends on; all of them if it is loaded from what was stored before."""
+        """The variables that a value depends on; all of them if it is loaded from what was stored before."""
         return frozenset().union(*(self.behind.get(var, frozenset()) for var in variables_in(*values)))
 
     def statements(self, body: tuple[Node, ...], around: frozenset[tirx.Var]) -> None:
@@ -209,13 +220,13 @@ class _Blocks:
     def on_chip(self, node: Gemm | Reduce, around: frozenset[tirx.Var]) -> None:
         """What is stored on chip may be anything."""
         for tile in node.writes:
-            self.behind[tile.buffer] = frozenset(self.grid)
+            self.behind[tile.buffer] = frozenset(self.with_device)
 
     def region(self, node: Copy | Fill, around: frozenset[tirx.Var]) -> None:
         """What is stored on chip may be anything; in a tensor its place counts."""
         tile = node.dst.tile
         if tile.scope != "global":
-            self.behind[tile.buffer] = frozenset(self.grid)
+            self.behind[tile.buffer] = frozenset(self.with_device)
         elif not (isinstance(node, Copy) and node.atomic):
             self.refuse(node, tile, around | self.of(*node.dst.start))
 
@@ -223,7 +234,7 @@ class _Blocks:
         """The same of every element that is stored."""
         for tile in node.writes:
             if tile.scope != "global":
-                self.behind[tile.buffer] = frozenset(self.grid)
+                self.behind[tile.buffer] = frozenset(self.with_device)
                 continue
             for access in accesses(node):
                 if access.stores and access.buffer.same_as(tile.buffer):
@@ -235,26 +246,29 @@ class _Blocks:
         if harmless or not self.runs:
             return
         found = around | self.of(*node.flags.start)
-        for var in self.grid:
+        for var, count in self.sharing(node.flags.tile).items():
             if var not in found:
                 does, valid = "wait for and reset", "reset=False"
                 if isinstance(node, Signal):
                     does, valid = "set", "add=True, and a wait for as many"
                 raise TileError(
-                    f"{node}: all {self.grid[var]} blocks along {var.name} {does} the same flags of {node.flags.tile}, "
+                    f"{node}: all {self._who(var, count)} {does} the same flags of {node.flags.tile}, "
                     f"in no order, so the first alone decides; valid are flags, or an `if`, that depend on {var.name}, "
                     f"or {valid}"
                 )
 
     def refuse(self, node: Node, tile: Tile, found: frozenset[tirx.Var]) -> None:
         """Refuse a store to a tensor that is in the same place for all of a grid variable's blocks."""
-        missing = [var for var in self.grid if var not in found]
-        if missing:
-            var = missing[0]
+        for var, count in self.sharing(tile).items():
+            if var in found:
+                continue
             raise TileError(
-                f"{node}: all {self.grid[var]} blocks along {var.name} store to one part of {tile}, in no order; valid "
+                f"{node}: all {self._who(var, count)} store to one part of {tile}, in no order; valid "
                 f"is a place, or an `if`, that depends on {var.name}, or copy(..., atomic='add')"
             )
+
+    def _who(self, var: tirx.Var, count: Any) -> str:
+        return f"{count} blocks along {var.name}" if var in self.grid else f"{count} devices"
 
 
 _NODES: TypeTable[Callable[[_Blocks, Any, frozenset[tirx.Var]], None]] = TypeTable(

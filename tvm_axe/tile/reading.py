@@ -16,7 +16,8 @@ from tvm_axe.tile.arithmetic import plain
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.flags import ADD, LOADS, ORDERED, RESET, SIGNAL, WAIT
-from tvm_axe.tile.language import DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.language import DEVICE, DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.mesh import check_device, is_mesh_tensor
 from tvm_axe.tile.nodes import (
     Assign,
     Branch,
@@ -59,12 +60,16 @@ class Reader:
                 scalars.append(param)
                 continue
             _dense(param)
-            tile = Tile(param, "global", tuple(constant(e) for e in param.shape), str(param.dtype))
+            shape = tuple(constant(extent) for extent in param.shape)
+            tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh_tensor(param))
             self.known[param] = tile
             params.append(tile)
-        grid, options, stmt = self._kernel(plain(self.func.body))
+        kernel = plain(self.func.body)
+        grid, options, stmt = self._kernel(kernel)
+        device = kernel.annotations.get(DEVICE, None)
+        check_device(device, params, scalars)
         body = self._nodes(stmt)
-        return TileProgram(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body)
+        return TileProgram(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body, device)
 
     def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
         if not (isinstance(stmt, tirx.For) and GRID in stmt.annotations):
@@ -266,7 +271,8 @@ def read(func: tirx.PrimFunc) -> TileProgram:
     Raises
     ------
     TileError
-        A parameter with strides or an offset, or outside of global memory; no kernel, or more than one, or statements
+        A parameter with strides or an offset, or outside of global memory; mesh tensors of different numbers of
+        devices, or without the device's coordinate; no kernel, or more than one, or statements
         beside it; a statement that is none of the language's words; a tile without constant extents; operands whose
         shapes, scopes or types don't go together; a copy that leaves a tile, or that starts outside of a tensor; an
         access of `parallel` outside of a tile; points of a `parallel`, or blocks, that race; what is read and was never
@@ -286,6 +292,7 @@ def read(func: tirx.PrimFunc) -> TileProgram:
 def _dense(param: tirx.Buffer) -> None:
     """Refuse a tensor that a caller's tensor can't be: elsewhere than in global memory, or not dense from its start."""
     scope, strides, offset = str(param.scope()), [*param.strides], param.elem_offset
+    outer = 1 if is_mesh_tensor(param) else 0
     if scope != "global":
         raise TileError(
             f"parameter {param.name}: scope {scope!r}; valid are tensors in global memory, from which a tile of that "
@@ -295,7 +302,8 @@ def _dense(param: tirx.Buffer) -> None:
     for extent in list(param.shape)[:0:-1]:
         dense.insert(0, dense[0] * extent)
     analyzer = sym.Analyzer()
-    if strides and not all(analyzer.can_prove_equal(stride, step) for stride, step in zip(strides, dense)):
+    pairs = list(zip(strides, dense))[outer:]
+    if strides and not all(analyzer.can_prove_equal(stride, step) for stride, step in pairs):
         raise TileError(
             f"parameter {param.name}: strides {[str(stride) for stride in strides]}; valid is a dense tensor in "
             f"row-major order, {[str(step) for step in dense]}, or none given: take the tensor that it is a part of, "

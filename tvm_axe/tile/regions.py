@@ -28,6 +28,8 @@ class Tile:
         The type of an element.
     layout : Layout or ComposeLayout or None
         The layout as annotated; None is one to be inferred.
+    is_mesh : bool
+        Whether it is a tensor of the mesh, whose dimension 0 is the device (`tvm_axe.tile.mesh`).
     """
 
     buffer: tirx.Buffer
@@ -35,6 +37,7 @@ class Tile:
     shape: tuple
     dtype: str
     layout: Layout | ComposeLayout | None = None
+    is_mesh: bool = False
 
     @property
     def name(self) -> str:
@@ -46,7 +49,7 @@ class Tile:
         return math.prod(self.shape) * tvm_ffi.dtype(self.dtype).bits // 8
 
     def __str__(self) -> str:
-        return f"{self.scope} {self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{'mesh' if self.is_mesh else self.scope} {self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, eq=False)

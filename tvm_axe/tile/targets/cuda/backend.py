@@ -16,6 +16,7 @@ from tvm_axe.machines import Backend, Built, Gpu, nvcc
 from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.tile.backend import TileBackend
+from tvm_axe.tile.mesh import in_pages
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.models import decide, lower
@@ -69,4 +70,4 @@ class CudaTileBackend(CudaBackend, TileBackend):
 
     def emit(self, plan: Plan) -> tirx.PrimFunc:
         assert isinstance(plan, CudaPlan), plan
-        return lower(plan)
+        return in_pages(lower(plan), self.page)

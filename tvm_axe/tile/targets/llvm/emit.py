@@ -13,8 +13,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Branch, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce
-from tvm_axe.tile.targets.llvm import atomics, guards
+from tvm_axe.tile.nodes import Assign, Branch, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce, Signal, Wait
+from tvm_axe.tile.targets.llvm import atomics, flags, guards
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.copies import write_copy, write_fill
 from tvm_axe.tile.targets.llvm.elements import write_parallel
@@ -25,7 +25,7 @@ from tvm_axe.tile.targets.llvm.writer import Writer
 
 
 def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
-    """Write the function: the blocks in a parallel loop, each a sequence of loops over its tiles.
+    """Write the function: the blocks in a loop, parallel if none waits, each a sequence of loops over its tiles.
 
     Parameters
     ----------
@@ -39,13 +39,15 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
     checks = guards.Guards() if check_bounds else None
     writer = Writer(plan, checks)
     imported = [guards.SOURCE] if check_bounds else []
+    meets = plan.serial
+    imported += [flags.SOURCE] if meets else []
     added = {node.dst.tile.dtype: None for node in program.nodes() if isinstance(node, Copy) and node.atomic}
     imported += [atomics.source(dtype) for dtype in added]
     extents = [extent for _, extent in program.grid]
     with IRBuilder() as builder, T.prim_func(s_tir=True), ExitStack() as scope:
         if imported:
             scope.enter_context(T.attr(0, "pragma_import_llvm", "".join(imported)))
-        with T.parallel(functools.reduce(operator.mul, extents)) as block:
+        with (T.serial if meets else T.parallel)(functools.reduce(operator.mul, extents)) as block:
             for var, extent in reversed(program.grid):
                 writer.scalars[var] = T.Bind(block % extent)
                 block = block // extent
@@ -54,7 +56,8 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
         if checks is not None:
             checks.raise_first()
     body = builder.get().body
-    return program.func.with_body(body).with_attr({"global_symbol": program.name, "tirx.noalias": True})
+    # Others write while a kernel that waits runs, so no pointer of its has memory to itself.
+    return program.func.with_body(body).with_attr({"global_symbol": program.name, "tirx.noalias": not meets})
 
 
 def _write(writer: Writer, body: Sequence[Node]) -> None:
@@ -103,6 +106,7 @@ _NODES: TypeTable[Callable[[Writer, Any], None]] = TypeTable(
         Loop: _loop,
         Parallel: write_parallel,
         Reduce: write_reduce,
+        Signal: flags.write_signal,
+        Wait: flags.write_wait,
     },
 )
-"""The plan refuses waits and signals."""

@@ -15,6 +15,7 @@ from tvm_axe.layout import ComposeLayout
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.machines import Cpu, machine_of
 from tvm_axe.tile.checks import check_atomics
+from tvm_axe.tile.meeting import find_stuck
 from tvm_axe.tile.nodes import Copy, Gemm, Loop, Signal, Wait
 from tvm_axe.tile.plans import Decisions, Plan
 from tvm_axe.tile.program import TileProgram
@@ -67,6 +68,8 @@ class CpuPlan(Plan):
         A tile more for each product whose b doesn't lie in panels: what it is packed into first.
     micro : mapping from Gemm to Micro
         The register tile of every product.
+    serial : bool
+        Whether blocks run one after the other, as they wait or signal.
     """
 
     machine: Cpu
@@ -74,6 +77,7 @@ class CpuPlan(Plan):
     storage: Mapping[Tile, Storage]
     packed: Mapping[Gemm, Tile]
     micro: Mapping[Gemm, Micro]
+    serial: bool
 
 
 @dataclass
@@ -96,23 +100,25 @@ def decide(program: TileProgram, target: Target) -> CpuPlan:
     Raises
     ------
     TileError
-        A type that CPU code isn't made for; an annotated layout that isn't one of memory; tiles of a block that take
-        more than `TILE_BYTES`.
+        A type that CPU code isn't made for; a wait that a later block of the same device answers; an annotated layout
+        that isn't one of memory; tiles of a block that take more than `TILE_BYTES`.
     """
     machine = machine_of(target)
     assert isinstance(machine, Cpu), machine
     draft = _Draft(machine, Decisions(program))
     registers = f"{machine.vector_registers} vectors of {machine.vector_bits} bits"
     _check_dtypes(program)
-    _check_flags(program)
-    draft.decide(
-        "kernel",
-        "its blocks in a parallel loop",
-        f"a thread takes a block at a time; the CPU has {registers}",
+    serial = any(isinstance(node, Wait | Signal) for node in program.nodes())
+    if serial:
+        _check_flags(program)
+    how = "one after the other, in the order of the grid" if serial else "in a parallel loop"
+    why = (
+        "so it is known which blocks have signalled before one waits" if serial else "a thread takes a block at a time"
     )
+    draft.decide("kernel", f"its blocks {how}", f"{why}; the CPU has {registers}")
     if program.options:
         draft.decide("kernel", f"{', '.join(program.options)} unused", "they say how a GPU runs blocks")
-    in_place = read_in_place(program)
+    in_place = {} if serial else read_in_place(program)  # what peers write is theirs again once a copy was made
     for tile, copy in in_place.items():
         draft.decide(tile, f"no buffer, read in {copy.src.tile.name}", "only products read it, as rows of a")
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
@@ -146,6 +152,7 @@ def decide(program: TileProgram, target: Target) -> CpuPlan:
         storage=draft.storage,
         packed=draft.packed,
         micro=draft.micro,
+        serial=serial,
     )
 
 
@@ -279,12 +286,15 @@ def _check_dtypes(program: TileProgram) -> None:
 
 
 def _check_flags(program: TileProgram) -> None:
-    for node in program.nodes():
-        if isinstance(node, Wait | Signal):
-            raise TileError(
-                f"{node}: CPU code neither waits nor signals, as fewer blocks run at once than may have to; valid is a "
-                "CUDA target, or a kernel for what comes before and one for what comes behind it"
-            )
+    """Refuse waits that only a later block of the same device would answer: they run one after the other."""
+    stuck = find_stuck(program, serial=True)
+    if stuck is not None:
+        answer = "nobody signals it" if stuck.later is None else f"what signals it, at {stuck.later}, comes later"
+        raise TileError(
+            f"{stuck.node}: with {stuck.where}, {stuck.flag} stays unset on a CPU, where a device's blocks run one "
+            f"after the other, in the order of the grid: {answer}; valid is a grid in which it comes before, a CUDA "
+            "target, or a kernel for what comes before and one for what comes behind it"
+        )
 
 
 def _check_bytes(program: TileProgram, held: Mapping[Tile, Storage]) -> None:

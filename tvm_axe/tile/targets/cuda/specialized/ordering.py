@@ -33,6 +33,7 @@ from tvm_axe.tile.nodes import (
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
+from tvm_axe.tile.walking import leaves
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ def check(program: TileProgram, buffers: Collection[CircularBuffer], staged: Col
     Raises
     ------
     TileError
-        Consumers read global memory behind a wait; something is stored behind a wait, with no load in between; a
-        signal comes behind a store that consumers make themselves, or behind none.
+        Consumers read global memory behind a wait; the producer loads, behind none, what the kernel stores; something
+        is stored behind a wait, with no load in between; a signal comes behind a store that consumers make themselves,
+        or behind none.
     """
     _Order(program, tuple(buffers), frozenset(staged)).body(program.body, _Before())
 
@@ -96,6 +98,7 @@ class _Order:
         self.analyzer: sym.Analyzer = program.analyzer()
         self.tiles = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
         self.buffers, self.staged = buffers, staged
+        self.written = {tile for node in leaves(program.body) for tile in node.writes if tile.scope == "global"}
         self.owner = {copy: buffer for buffer in buffers for copy in buffer.copies + buffer.others}
 
     def body(self, nodes: tuple[Node, ...], before: _Before) -> _Before:
@@ -116,6 +119,11 @@ class _Order:
         if node not in self.owner:
             return self.consumers(node, before)
         self.reads(node, scalars(node, self.tiles), before)
+        if node.src.tile in self.written and before.waited is None:
+            raise TileError(
+                f"{node}: the producer loads from {node.src.tile}, which the kernel stores to beside it, and no wait "
+                "comes before; valid in a specialized kernel is a wait for who stores, or roles='uniform'"
+            )
         return replace(before, loaded=before.loaded | {self.owner[node]}) if before.pending else before
 
     def consumers(self, node: Node, before: _Before) -> _Before:

@@ -12,6 +12,7 @@ from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
+from tvm_axe.tile.walking import leaves
 
 _STAGED = 64  # columns of a staged piece of an output tile
 
@@ -56,7 +57,9 @@ def find(
 
     They are 16-bit, from an accumulator's layout, and of a whole fragment.
     """
-    read = {tile for node in program.nodes() for tile in node.reads}
+    # What TMA loads of a mesh tensor is behind a wait for who stored it (`ordering`).
+    loads = {n for n in program.nodes() if isinstance(n, Copy) and n.src.tile.is_mesh and n.dst.tile.scope == "shared"}
+    read = {tile for node in leaves(program.body) if node not in loads for tile in node.reads}
     found = {}
     for copy in _copies_out(program):
         tile, dtype = copy.src.tile, copy.dst.tile.dtype

@@ -1,0 +1,167 @@
+"""Random programs of a mesh: devices that push rows to each other, or pull them, in phases that flags order.
+
+Numbers are int32, so every bit counts. How a phase tells is drawn: a flag for each peer or one that counts, reset or
+not, told by an order or by that a kernel has begun; to whom rows go, and what is done with them, too. Every program is
+right by construction, so a fault of the interpreter is one of it or of the program's reading.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from interpreter_mesh import interpret_mesh
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvm_axe import tile
+from tvm_axe.collective import MeshKernel, Workers
+from tvm_axe.tile.reading import Reader
+
+POISON = -77
+ORDERS = 3
+"""Orders in which the interpreter runs a program, besides one block of a device at a time."""
+
+MISTAKES = ("wait", "signal", "peer")
+"""What a program can be drawn with left out, or done wrong, in its last phase."""
+
+
+@dataclass
+class MeshMade:
+    """A program's source, and what each parameter but the device holds: of mesh tensors all slabs, of others a copy
+    each."""
+
+    source: str
+    devices: int
+    arrays: list[np.ndarray]
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        return tvm.script.from_source(self.source, extra_vars={"tile": tile, "T": T})
+
+
+@dataclass
+class _MeshMaker:
+    rng: random.Random
+    devices: int
+    mistake: str | None = None
+    params: list[str] = field(default_factory=list)
+    arrays: list[np.ndarray] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def make(self, name: str) -> MeshMade:
+        self.rows, self.n = self.rng.choice([1, 2, 3]), self.rng.choice([1, 5, 16])
+        self.split = self.rng.choice([1, 2])
+        shape = (self.rows * self.split, self.n)
+        self.param("x", shape, False, values=True)
+        phases = self.rng.choice([1, 2, 3])
+        for phase in range(phases):
+            mistake = self.mistake if phase == phases - 1 else None
+            (self.push if mistake or self.rng.random() < 0.6 else self.pull)(phase, mistake)
+        self.param("out", shape, False)
+        body = [
+            f"part = tile.fragment(({self.split}, {self.n}), 'int32')",
+            f"total = tile.fragment(({self.split}, {self.n}), 'int32')",
+            f"tile.copy(x[i * {self.split}, 0], total)",
+            *self.lines,
+            f"tile.copy(total, out[i * {self.split}, 0])",
+        ]
+        source = "\n".join(
+            [
+                "@T.prim_func",
+                f"def {name}({', '.join(['me: T.int32', *self.params])}):",
+                f"    with tile.kernel({self.rows}, device=me) as i:",
+                *(f"        {line}" for line in body),
+            ]
+        )
+        return MeshMade(source, self.devices, self.arrays)
+
+    def param(
+        self, name: str, shape: tuple[int, ...], of_mesh: bool, values: bool = False, flags: bool = False
+    ) -> None:
+        whole = (self.devices, *shape)
+        kind = f"tile.mesh_tensor({whole}, 'int32')" if of_mesh else f"T.Buffer({shape}, 'int32')"
+        self.params.append(f"{name}: {kind}")
+        drawn = np.random.default_rng(self.rng.randrange(1 << 30)).integers(-50, 50, whole)
+        self.arrays.append((drawn if values else np.full(whole, 0 if flags else POISON)).astype("int32"))
+
+    def push(self, phase: int, mistake: str | None) -> None:
+        """Store the row to some peers, tell them, and take in what came."""
+        n, split, devices = self.n, self.split, self.devices
+        shifts = self.rng.sample(range(devices), self.rng.randint(2 if mistake else 1, devices))
+        counts = self.rng.random() < 0.3
+        self.param(f"to{phase}", (devices, self.rows * split, n), True)
+        self.param(f"flags{phase}", (1 if counts else devices, self.rows), True, flags=True)
+        slot = "0" if counts else "me"
+        left_out = [s for s in shifts if s][-1] if mistake else None
+        for shift in shifts:
+            peer = f"(me + {shift}) % {devices}"
+            self.lines.append(f"tile.copy(total, to{phase}[{peer}, me, i * {split}, 0])")
+            if mistake == "signal" and shift == left_out:
+                continue
+            told = f"(me + {shift + 1}) % {devices}" if mistake == "peer" and shift == left_out else peer
+            self.lines.append(f"tile.signal(flags{phase}[{told}, {slot}, i], add={counts})")
+        reset = self.rng.random() < 0.5
+        if counts and mistake != "wait":
+            self.lines.append(f"tile.wait(flags{phase}[me, 0, i], {len(shifts)}, reset={reset})")
+        for shift in self.rng.sample(shifts, len(shifts)):
+            source = f"(me + {devices - shift}) % {devices}"
+            if not counts and not (mistake == "wait" and shift == left_out):
+                self.lines.append(f"tile.wait(flags{phase}[me, {source}, i], reset={reset})")
+            self.take(f"to{phase}[me, {source}, i * {split}, 0]")
+
+    def pull(self, phase: int, mistake: str | None) -> None:
+        """Leave the row in the own slab, tell all, and read some peers' rows once they tell."""
+        n, split, devices = self.n, self.split, self.devices
+        self.param(f"own{phase}", (self.rows * split, n), True)
+        self.param(f"flags{phase}", (devices, self.rows), True, flags=True)
+        self.lines.append(f"tile.copy(total, own{phase}[me, i * {split}, 0])")
+        self.lines.append(f"tile.signal(flags{phase}[0:{devices}, me, i])")
+        self.lines.append(f"tile.wait(flags{phase}[me, 0:{devices}, i], reset={self.rng.random() < 0.5})")
+        if self.rng.random() < 0.5:
+            self.lines.append(f"for d{phase} in range({devices}):")
+            self.take(f"own{phase}[d{phase}, i * {split}, 0]", "    ")
+        else:
+            self.take(f"own{phase}[(me + {self.rng.randrange(devices)}) % {devices}, i * {split}, 0]")
+
+    def take(self, place: str, indent: str = "") -> None:
+        factor, row = (
+            self.rng.choice([1, 2, 3, -1]),
+            self.rng.choice(["part[r, c]", "part[r, c] + me", "part[r, c] * 2"]),
+        )
+        self.lines += [
+            f"{indent}tile.copy({place}, part)",
+            f"{indent}with tile.parallel({self.split}, {self.n}) as (r, c):",
+            f"{indent}    total[r, c] = T.floormod(total[r, c] * {factor} + {row}, 10007)",
+        ]
+
+
+def drawn(seed: int, devices: int, mistake: str | None = None) -> MeshMade:
+    """The program of a seed."""
+    return _MeshMaker(random.Random(seed), devices, mistake).make(f"func{seed}")
+
+
+def results(made: MeshMade, seed: int, running: int | None, checked: bool = True) -> list[np.ndarray]:
+    """What each parameter holds after the interpreter ran it on all devices in one order."""
+    program = tile.read(made.func) if checked else Reader(made.func).program()
+    return interpret_mesh(program, None, *made.arrays, rng=np.random.default_rng(seed), running=running)
+
+
+def judge(made: MeshMade, workers: Workers) -> None:
+    """Interpret it in several orders, which must agree, then run it by workers and compare every element."""
+    want = results(made, 0, 1)
+    for seed in range(1, 1 + ORDERS):
+        for one, other in zip(results(made, seed, None), want, strict=True):
+            np.testing.assert_array_equal(one, other)
+    tensors = []
+    for array in made.arrays:
+        tensors.append(workers.mesh_tensor(array.shape[1:], "int32"))
+        for device in range(made.devices):
+            tensors[-1].slab(device)[...] = array[device]
+    MeshKernel(workers, made.func)(*tensors)
+    for number, (tensor, one) in enumerate(zip(tensors, want, strict=True)):
+        found = np.stack([tensor.slab(device) for device in range(made.devices)])
+        np.testing.assert_array_equal(found, one, err_msg=f"parameter {number} of\n{made.source}")
+        workers.free(tensor)

@@ -1,0 +1,141 @@
+"""Tile programs on workers: every device of a mesh axis runs the program, with its own coordinate, at once. ::
+
+    with launch(Mesh({"tp": 2})) as workers:
+        summed = MeshKernel(workers, program)       # compiled by each worker
+        summed(x, inbox, flags, y)                  # mesh tensors, in the order of the parameters
+
+A parameter that is a `tvm_axe.tile.mesh_tensor` gets the slabs of the device's group along the axis, any other tensor
+the device's own slab, and the device's coordinate is filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor
+from tvm_axe.collective.workers import Argument, Workers
+from tvm_axe.errors import InputError
+from tvm_axe.machines import resolve_target
+from tvm_axe.tile.arguments import Parameter, Scalar, parameters
+from tvm_axe.tile.lowering import emit, plan
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
+
+
+class MeshKernel:
+    """A tile program that all devices along a mesh axis run together.
+
+    Flags are mesh tensors of int32 that are zero to begin with, as `Workers.mesh_tensor` makes them. A call returns
+    when all devices have ended; what they have written is in the tensors then.
+
+    Parameters
+    ----------
+    workers : Workers
+        Those that run it.
+    program : PrimFunc or TileProgram
+        A tile program with mesh tensors among its parameters; its scalars are integers.
+    axis : str, optional
+        The mesh axis along which its devices lie; the one there is, if there is one.
+
+    Raises
+    ------
+    InputError
+        The mesh has no such axis, or more than one and none is named; the program is of another number of devices, or
+        takes numbers that are no int32.
+    TileError
+        The program is malformed, or the workers' devices cannot run it (`tvm_axe.tile.plan`).
+    WorkerError
+        It doesn't compile.
+    """
+
+    def __init__(self, workers: Workers, program: tirx.PrimFunc | TileProgram, axis: str | None = None) -> None:
+        decided = plan(program if isinstance(program, TileProgram) else read(program), resolve_target(workers.target))
+        self.workers, self.name = workers, decided.program.name
+        self._params = parameters(decided.program)
+        names = workers.mesh.names
+        if axis is None and len(names) != 1:
+            raise InputError(f"{self.name}: the mesh has the axes {', '.join(names)}; valid is axis=, one of them")
+        self.axis = names[0] if axis is None else axis
+        devices = workers.mesh.axis_size(self.axis)
+        if devices != decided.program.devices:
+            raise InputError(
+                f"{self.name} is a program of {decided.program.devices} devices, the number in its mesh tensors' "
+                f"shapes; axis {self.axis!r} of the mesh has {devices}"
+            )
+        for param in self._params:
+            if isinstance(param, Scalar) and param.dtype != "int32":
+                raise InputError(f"{self.name}: {param} is a parameter; valid for workers are int32 and tensors")
+        self._loaded = workers.load(_module(self.name, emit(decided), self._params), decided.target)
+
+    def __call__(self, *arguments: MeshTensor | int) -> None:
+        """Run once on every device.
+
+        Parameters
+        ----------
+        *arguments : MeshTensor or int
+            A mesh tensor or a number for each parameter but the device; the slab of a mesh tensor has the shape of the
+            parameter without dimension 0.
+
+        Raises
+        ------
+        InputError
+            The number of arguments is wrong, or a shape or a type doesn't fit.
+        WorkerError
+            A worker failed, or waited too long for a flag; flags may be anything then.
+        """
+        self.workers.call(self._loaded, self._bound(arguments))
+
+    def time(self, *arguments: MeshTensor | int, repeat: int, warmup: int = 1) -> list[float]:
+        """Return the seconds of each of `repeat` runs on the slowest worker; errors are those of a call."""
+        return self.workers.time(self._loaded, self._bound(arguments), repeat, warmup)
+
+    def _bound(self, arguments: Sequence[MeshTensor | int]) -> list[Argument]:
+        wanted = [param for param in self._params if not _is_device(param)]
+        if len(arguments) != len(wanted):
+            raise InputError(
+                f"{self.name} takes {len(wanted)} arguments ({', '.join(map(str, wanted))}); got {len(arguments)}"
+            )
+        given = iter(arguments)
+        return [Coord(self.axis) if _is_device(param) else self._one(param, next(given)) for param in self._params]
+
+    def _one(self, param: Parameter | Scalar, value: Any) -> Argument:
+        if isinstance(param, Scalar):
+            if not isinstance(value, int):
+                raise InputError(f"{self.name}: {param.name} is an integer, {param.dtype}; got {type(value).__name__}")
+            return value
+        if not isinstance(value, MeshTensor):
+            raise InputError(f"{self.name}: {param} is a tensor of each device; got {type(value).__name__}")
+        shape = param.shape[1:] if param.is_mesh else param.shape
+        if tuple(value.shape) != tuple(shape) or value.dtype != param.dtype:
+            raise InputError(
+                f"{self.name}: a slab of {param.name} is {param.dtype}{list(shape)}; got "
+                f"{value.dtype}{list(value.shape)}"
+            )
+        if param.is_mesh and value.shared:
+            raise InputError(f"{self.name}: {param.name} has a slab for each device; got a tensor that they share")
+        return value, self.axis if param.is_mesh else SLAB
+
+
+def _is_device(param: Parameter | Scalar) -> bool:
+    """Whether a parameter is the coordinate of the device that runs."""
+    return isinstance(param, Scalar) and param.devices is not None
+
+
+def _module(name: str, func: tirx.PrimFunc, params: Sequence[Parameter | Scalar]) -> tvm.IRModule:
+    """A program whose ``main`` calls the kernel."""
+    builder = relax.BlockBuilder()
+    kernel = builder.add_func(func.with_attr("global_symbol", name), name)
+    arguments = [
+        relax.Var(param.name, tvm.ir.PrimType(param.dtype))
+        if isinstance(param, Scalar)
+        else relax.Var(param.name, relax.TensorType([int(extent) for extent in param.shape], param.dtype))
+        for param in params
+    ]
+    with builder.function("main", arguments, pure=False):
+        builder.emit(relax.Call(kernel, arguments))
+        builder.emit_func_output(relax.Tuple([]))
+    return builder.finalize()
