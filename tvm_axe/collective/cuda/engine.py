@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
 from tvm_axe.collective import choice
+from tvm_axe.collective.algorithms import Algorithm
 from tvm_axe.collective.cuda import driver
 from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.discrete import DiscreteSession
-from tvm_axe.collective.engine import Engine, Finding, Rates
+from tvm_axe.collective.engine import Engine, Finding, Measured, Rates
+from tvm_axe.collective.measuring import measure, table_of
 from tvm_axe.collective.session import Session
+from tvm_axe.collective.workers import Workers
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.machines import backend_of
@@ -19,6 +23,7 @@ from tvm_axe.machines.nvcc import find_compiler
 from tvm_axe.machines.target import resolve_target
 
 _MAKER = "tvm_axe.collective.cuda.device:CudaDevice"
+_PATIENCE = 60.0  # seconds that a worker may be behind another where collectives are measured
 _ROOM = 4  # times the GPUs' memory: the holes that tensors leave behind cost addresses alone
 
 
@@ -51,6 +56,21 @@ class CudaEngine(Engine):
         if len(gpus) > 1:
             found += _collectives(gpus, self.rates.link)
         return found
+
+    def measure(self, tell: Callable[[str], object]) -> list[Measured]:
+        count = driver.gpus()
+        if count < 2:
+            raise InputError("doctor: collectives are measured between GPUs, and this process sees fewer than two")
+        found = []
+        for devices in sorted({2, 4, 8, count}.intersection(range(2, count + 1))):
+            machine = machine_of(range(devices))
+            tell(f"measuring the collectives of {machine}")
+            times = measure(functools.partial(self._forced, Mesh({"tp": devices})))
+            found.append(Measured(machine, table_of(times, "what was measured here"), times))
+        return found
+
+    def _forced(self, mesh: Mesh, algorithm: Algorithm) -> Workers:
+        return Workers(mesh, self, self.launch(mesh, _PATIENCE, collectives=str(algorithm)))
 
     def launch(self, mesh: Mesh, timeout: float, **options: Any) -> Session:
         """Start a worker for each device of a mesh.
