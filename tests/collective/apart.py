@@ -1,7 +1,8 @@
 """Devices with memory of their own that are the host's: what `discrete` does without a GPU.
 
 Each worker maps the memory of slabs, files without a name, into a range of addresses that is nobody else's, so that
-what it sees of a peer is what was handed to it and mapped, as with CUDA's virtual memory.
+what it sees of a peer is what was handed to it and mapped, as with CUDA's virtual memory. They may meet by themselves,
+by counters in each other's slabs, as GPUs do.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 
 import numpy as np
 import tvm
@@ -49,6 +51,7 @@ class HostMemory(Device):
         self._used, self._size = 0, size
         self._own: dict[int, tuple[int, int]] = {}
         self._lost = False
+        self._missing: set[int] = set()
 
     def start(self, threads, cores):
         _tvm.use_threads(threads, cores)
@@ -72,6 +75,37 @@ class HostMemory(Device):
 
     def usable(self):
         return not self._lost
+
+    def meet(self, view, rank, seconds):
+        self._words = _tvm.as_array(self.tensor(view))
+        self._rank, self._seconds, self._count = rank, seconds, 0
+        self.meets = True
+
+    def arrive(self):
+        self._count += 1
+        self._words[:, self._rank] = self._count
+
+    def wait(self, behind):
+        wanted, end = self._count - behind, time.monotonic() + self._seconds
+        own = self._words[self._rank]
+        while late := [peer for peer in range(len(self._words)) if own[peer] < wanted]:
+            if own[-1] or time.monotonic() > end:
+                self._missing.update(late)
+                own[-1] = 1  # no later meeting waits again
+                return
+            time.sleep(0)
+
+    def missing(self):
+        return sorted(self._missing)
+
+    def call_off(self):
+        if self.meets:
+            self._words[:, -1] = 1
+
+    def settle(self):
+        if self.meets:
+            self._words[self._rank] = self._count = 0
+            self._missing.clear()
 
     def reserve(self, offset, nbytes):
         length = self._whole(nbytes)
@@ -120,12 +154,11 @@ class ApartEngine(Engine):
     name = "apart"
 
     def launch(self, mesh, timeout, **options):
-        room, page, fails, processes = self.options(options, "room", "page", "fails", "processes")
+        room, page, fails, processes, barriers = self.options(options, "room", "page", "fails", "processes", "barriers")
         told = {"room": room or SIZE, "page": page or PAGE, "fails": fails or 0}
         alone = processes is None or processes
-        session = DiscreteSession(
-            mesh, timeout, f"{__name__}:HostMemory", [told] * mesh.size, SIZE, told["page"], alone
-        )
+        maker, meets = f"{__name__}:HostMemory", mesh.size + 1 if barriers == "device" else None
+        session = DiscreteSession(mesh, timeout, maker, [told] * mesh.size, SIZE, told["page"], alone, meets)
         session.start()
         return session
 

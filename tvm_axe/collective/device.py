@@ -48,6 +48,25 @@ class Device(ABC):
     ) -> None:
         """Do a worker's part of a collective on the views that it sees (`tvm_axe.collective.plan`)."""
 
+    def between(
+        self,
+        name: str,
+        source: tvm_ffi.Tensor,
+        target: tvm_ffi.Tensor,
+        numbers: Sequence[int],
+        rank: int,
+        behind: bool,
+        before: bool,
+    ) -> None:
+        """Do the same, behind a barrier and before one, if the device `meets`."""
+        if behind:
+            self.arrive()
+            self.wait(0)
+        self.collective(name, source, target, numbers, rank)
+        if before:
+            self.arrive()
+            self.wait(0)
+
     @abstractmethod
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         """Do a step of the side stream on the views that it sees (`tvm_axe.collective.side`)."""

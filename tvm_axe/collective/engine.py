@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tvm
@@ -14,6 +14,8 @@ from tvm_axe.errors import InputError
 from tvm_axe.layout import Link, Mesh
 
 if TYPE_CHECKING:
+    from tvm_axe.collective.choice import Machine, Table
+    from tvm_axe.collective.measuring import Time
     from tvm_axe.collective.session import Session
 
 
@@ -25,6 +27,14 @@ class Finding(NamedTuple):
     """What there is of it."""
     remedy: str | None = None
     """What would help, where there is too little for the engine to be launched."""
+
+
+class Measured(NamedTuple):
+    """What was measured of the collectives of a machine."""
+
+    machine: Machine
+    table: Table
+    times: Sequence[Time]
 
 
 class Rates(NamedTuple):
@@ -117,6 +127,21 @@ class Engine(ABC):
         """Return what there is on this machine of what the engine needs; starts nothing and raises nothing of it."""
         cores = len(os.sched_getaffinity(0))
         return [Finding("cores", f"{cores} that this process may run on")]
+
+    def measure(self, tell: Callable[[str], object]) -> list[Measured]:
+        """Measure which algorithms its collectives are to be done by here, on each number of devices.
+
+        Parameters
+        ----------
+        tell : callable
+            What is told what is done, in a line.
+
+        Raises
+        ------
+        InputError
+            If it has no choice of algorithms, or too few devices.
+        """
+        raise InputError(f"doctor: engine {self.name!r} does each collective in one way; there is nothing to measure")
 
     @abstractmethod
     def launch(self, mesh: Mesh, timeout: float, **options: Any) -> Session:

@@ -52,6 +52,7 @@ from tvm_axe.collective.device import Cores, Device
 from tvm_axe.collective.forked import speak
 from tvm_axe.collective.job import Job
 from tvm_axe.collective.link import SUPPORTED, link
+from tvm_axe.collective.merging import HELD, MERGED, merged
 from tvm_axe.collective.native import SPINS
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.recording import Recorder, Recording, clock
@@ -179,10 +180,24 @@ class Worker:
             if self._site.across is not None:
                 self._site.across.wait(behind)
 
-    def take_part(self, name: str, source: Any, target: Any, *numbers: int, axis: str) -> None:
-        """Do this worker's part of a collective along a mesh axis, on tensors; see `tvm_axe.collective.plan`."""
+    def take_part(
+        self,
+        name: str,
+        source: Any,
+        target: Any,
+        *numbers: int,
+        axis: str,
+        holds: tuple[bool, bool] = (False, False),
+    ) -> None:
+        """Do this worker's part of a collective along a mesh axis, on tensors; see `tvm_axe.collective.plan`.
+
+        It `holds` the barrier right before it, and the one right behind it, if the program leaves them to it
+        (`tvm_axe.collective.merging`).
+        """
         across = self._site.across
-        if across is None or axis not in across.axes:
+        if any(holds):
+            self.device.between(name, source, target, numbers, self.coords[axis], *holds)
+        elif across is None or axis not in across.axes:
             self.device.collective(name, source, target, numbers, self.coords[axis])
         else:
             with self._meeting():
@@ -243,6 +258,8 @@ class Worker:
     def _link(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Have the module do without Python what it can; other workers of this process may run it too, if there are."""
         site = self._site
+        if self.device.meets:
+            return merged(mod)
         if not (site.alone and SUPPORTED and isinstance(self.device, Cores)):
             return mod
         spanning = frozenset() if site.across is None else site.across.axes
@@ -437,12 +454,16 @@ def _wait(behind: int) -> None:
     _current.worker.wait(behind)
 
 
-def _packed(name: str) -> Callable[..., None]:
+def _merged() -> None:
+    """A barrier that the collective beside it holds."""
+
+
+def _packed(name: str, holds: tuple[bool, bool]) -> Callable[..., None]:
     """What a program calls: tensors for arrays, and the name of the axis for the worker's coordinate on it."""
 
     def call(source: Any, target: Any, *arguments: Any) -> None:
         *numbers, axis = arguments
-        _current.worker.take_part(name, source, target, *numbers, axis=axis)
+        _current.worker.take_part(name, source, target, *numbers, axis=axis, holds=holds)
 
     return call
 
@@ -462,7 +483,8 @@ def _beside(name: str) -> Callable[..., None]:
 _tvm.register_functions(
     {_tvm.DISCO_EXECUTE: _execute, "axe.barrier": _barrier, "axe.arrive": _arrive, "axe.wait": _wait}
 )
-_tvm.register_functions({f"axe.{name}": _packed(name) for name in VIEWS})
+_tvm.register_functions({f"axe.{MERGED}": _merged})
+_tvm.register_functions({f"axe.{name}{end}": _packed(name, holds) for name in VIEWS for end, holds in HELD.items()})
 _tvm.register_functions({f"axe.{name}": _beside(name) for name in STEPS})
 
 

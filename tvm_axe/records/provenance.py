@@ -18,7 +18,7 @@ from tvm.target import Target
 from tvm_axe.machines.target import host_cpu
 from tvm_axe.records.files import locked, replace_file
 
-__all__ = ["PROVENANCE", "Provenance", "add_runs", "read_runs"]
+__all__ = ["PROVENANCE", "Provenance", "add_runs", "origin", "read_runs"]
 
 PROVENANCE = "provenance.json"
 _PACKAGES = ("tvm-axe", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "numpy")
@@ -37,12 +37,7 @@ class Provenance:
         self.folder = folder
         self.run: dict[str, Any] = {
             "id": secrets.token_hex(8),
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "command": shlex.join(sys.orig_argv),
-            "versions": {name: metadata.version(name) for name in _PACKAGES},
-            "python": platform.python_version(),
-            "host": platform.node(),
-            "cpu": host_cpu(),
+            **origin(),
             "target": json.loads(str(target)),
             "seed": seed,
             "trials": trials,
@@ -59,6 +54,18 @@ class Provenance:
         """
         self.run["tasks"].setdefault(workload, {}).update(task)
         add_runs(self.folder, [self.run])
+
+
+def origin() -> dict[str, Any]:
+    """Return what makes a measurement now: ``date`` (UTC), ``command``, ``versions``, ``python``, ``host``, ``cpu``."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "cpu": host_cpu(),
+    }
 
 
 def add_runs(folder: Path, runs: list[dict[str, Any]]) -> None:

@@ -16,14 +16,16 @@ import tvm
 import tvm_ffi
 
 from tvm_axe import _tvm
+from tvm_axe.collective.algorithms import phases
 from tvm_axe.collective.arena import round_up
+from tvm_axe.collective.choice import Table
 from tvm_axe.collective.cuda.driver import call, enum, ready, struct
 from tvm_axe.collective.cuda.graphs import Graphs
 from tvm_axe.collective.cuda.meeting import Meeting
 from tvm_axe.collective.cuda.moving import Mover
 from tvm_axe.collective.cuda.side import SideStream
 from tvm_axe.collective.device import Device
-from tvm_axe.collective.plan import VIEWS, plan
+from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.tensor import View
 from tvm_axe.errors import WorkerError
 
@@ -46,7 +48,8 @@ class CudaDevice(Device):
     Parameters
     ----------
     told : mapping
-        ``gpu`` is its number, ``page`` the bytes that its memory comes in.
+        ``gpu`` is its number, ``page`` the bytes that its memory comes in, ``room`` how many blocks may wait at once
+        on each of the GPUs, ``collectives`` the table of algorithms (`choice.Table.encode`).
     size : int
         Bytes of the range of addresses.
     """
@@ -54,6 +57,8 @@ class CudaDevice(Device):
     def __init__(self, told: Mapping[str, Any], size: int) -> None:
         self._gpu: int = told["gpu"]
         self._page: int = told["page"]
+        self._room: int = told["room"]
+        self._table = Table.decode(told["collectives"])
         self._size = size
         self._slabs: dict[int, _Slab] = {}
         self._meeting: Meeting | None = None
@@ -66,7 +71,7 @@ class CudaDevice(Device):
         self._stream = call("cuStreamCreate", int(enum("CUstream_flags", "CU_STREAM_NON_BLOCKING")))
         self.runtime.set_raw_stream(int(self._stream))
         self._base = int(call("cuMemAddressReserve", self._size, 0, 0, 0))
-        self._mover = Mover(self._arch(), self._stream)
+        self._mover = Mover(self._arch(), self._stream, self._room)
         self._graphs = Graphs(self._stream)
         self._side = SideStream(self._stream)
         self._events = [call("cuEventCreate", 0) for _ in range(2)]
@@ -84,10 +89,24 @@ class CudaDevice(Device):
     def collective(
         self, name: str, source: tvm_ffi.Tensor, target: tvm_ffi.Tensor, numbers: Sequence[int], rank: int
     ) -> None:
-        sides = [self._mover.side(tensor, is_view) for tensor, is_view in zip((source, target), VIEWS[name])]
-        parts = len(sides[0].slabs if VIEWS[name][0] else sides[1].slabs)
-        for move in plan(name, sides[0].shape, sides[1].shape, [int(number) for number in numbers], parts, rank):
-            self._mover.move(move, *sides)
+        self.between(name, source, target, numbers, rank, False, False)
+
+    def between(
+        self,
+        name: str,
+        source: tvm_ffi.Tensor,
+        target: tvm_ffi.Tensor,
+        numbers: Sequence[int],
+        rank: int,
+        behind: bool,
+        before: bool,
+    ) -> None:
+        one, other = (self._mover.side(tensor, is_view) for tensor, is_view in zip((source, target), VIEWS[name]))
+        parts = len(one.slabs if VIEWS[name][0] else other.slabs)
+        algorithm = self._table.chosen(name, max(one.nbytes, other.nbytes), in_place=one.slabs == other.slabs)
+        shapes = one.shape, other.shape
+        told = phases(name, algorithm, *shapes, [int(number) for number in numbers], parts, rank)
+        self._mover.run(told, one, other, self._meeting, behind, before)
 
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         if name == "fork":

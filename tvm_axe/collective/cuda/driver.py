@@ -94,6 +94,12 @@ def memory_of(gpu: int) -> int:
     return int(call("cuDeviceTotalMem", call("cuDeviceGet", gpu)))
 
 
+def room(gpu: int) -> int:
+    """Return how many blocks of a kernel surely run at once on a GPU: one on each of its processors."""
+    attribute = enum("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT")
+    return int(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", gpu)))
+
+
 def are_peers(first: int, second: int) -> bool:
     """Return whether kernels on a GPU can access the other's memory."""
     return first == second or bool(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
+from tvm_axe.collective import choice
+from tvm_axe.collective.algorithms import Algorithm
 from tvm_axe.collective.cuda import driver
 from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.discrete import DiscreteSession
-from tvm_axe.collective.engine import Engine, Finding, Rates
+from tvm_axe.collective.engine import Engine, Finding, Measured, Rates
+from tvm_axe.collective.measuring import measure, table_of
 from tvm_axe.collective.session import Session
+from tvm_axe.collective.workers import Workers
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.machines import backend_of
@@ -18,6 +23,7 @@ from tvm_axe.machines.nvcc import find_compiler
 from tvm_axe.machines.target import resolve_target
 
 _MAKER = "tvm_axe.collective.cuda.device:CudaDevice"
+_PATIENCE = 60.0  # seconds that a worker may be behind another where collectives are measured
 _ROOM = 4  # times the GPUs' memory: the holes that tensors leave behind cost addresses alone
 
 
@@ -47,7 +53,24 @@ class CudaEngine(Engine):
             found.append(Finding(f"GPU {gpu}", f"{driver.name_of(gpu)}, {driver.memory_of(gpu) >> 30} GiB"))
         for first, second in combinations(gpus, 2):
             found.append(_between(first, second))
+        if len(gpus) > 1:
+            found += _collectives(gpus, self.rates.link)
         return found
+
+    def measure(self, tell: Callable[[str], object]) -> list[Measured]:
+        count = driver.gpus()
+        if count < 2:
+            raise InputError("doctor: collectives are measured between GPUs, and this process sees fewer than two")
+        found = []
+        for devices in sorted({2, 4, 8, count}.intersection(range(2, count + 1))):
+            machine = machine_of(range(devices))
+            tell(f"measuring the collectives of {machine}")
+            times = measure(functools.partial(self._forced, Mesh({"tp": devices})))
+            found.append(Measured(machine, table_of(times, "what was measured here"), times))
+        return found
+
+    def _forced(self, mesh: Mesh, algorithm: Algorithm) -> Workers:
+        return Workers(mesh, self, self.launch(mesh, _PATIENCE, collectives=str(algorithm)))
 
     def launch(self, mesh: Mesh, timeout: float, **options: Any) -> Session:
         """Start a worker for each device of a mesh.
@@ -63,7 +86,9 @@ class CudaEngine(Engine):
             shared, to try a mesh on fewer GPUs. `processes`, a bool: whether each worker is a process, which a fault of
             another's doesn't touch, or a thread of this one, for debuggers, sanitizers and profilers; True if left out.
             `barriers`, ``"device"`` or ``"host"``: who waits for whom at a barrier; the devices if left out, unless
-            some share a GPU, where one that waits would keep the other from running.
+            some share a GPU, where one that waits would keep the other from running. `collectives`, the algorithm that
+            does all collectives that it is offered for (`algorithms.Algorithm`): ``"one-shot"``, ``"two-shot"``,
+            ``"copy-engine"``; that of the machine's table if left out (`tvm_axe.collective.choice`).
 
         Raises
         ------
@@ -73,21 +98,37 @@ class CudaEngine(Engine):
         WorkerError
             If a worker didn't start; then none is left.
         """
-        named, processes, barriers = self.options(options, "gpus", "processes", "barriers")
+        named, processes, barriers, algorithm = self.options(options, "gpus", "processes", "barriers", "collectives")
         if barriers not in (None, "device", "host"):
             raise InputError(f'launch: barriers must be "device" or "host", not {barriers!r}')
         gpus = _chosen(mesh, named)
         apart = len(set(gpus)) == len(gpus) <= MOST
         meets = WORDS if barriers == "device" or (barriers is None and apart) else None
         page = backend_of(resolve_target(self.target)).page
+        table = choice.find(machine_of(gpus), self.rates.link) if algorithm is None else choice.forced(algorithm)
+        shared = max(gpus.count(gpu) for gpu in gpus)
+        # What every device is told alike: where they differed, they would wait for blocks that others don't have.
+        alike = {"page": page, "room": min(map(driver.room, gpus)) // shared, "collectives": table.encode()}
         devices: list[Mapping[str, Any]] = [
-            {"gpu": gpu, "name": f"GPU {gpu}, {driver.name_of(gpu)}", "page": page} for gpu in gpus
+            {"gpu": gpu, "name": f"GPU {gpu}, {driver.name_of(gpu)}", **alike} for gpu in gpus
         ]
         size = _ROOM * sum(map(driver.memory_of, gpus))
         alone = processes is None or bool(processes)
         session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets)
         session.start()
         return session
+
+
+def machine_of(gpus: Sequence[int]) -> choice.Machine:
+    """Return what the GPUs of a mesh's devices are, for the table of their collectives."""
+    names = sorted({driver.name_of(gpu) for gpu in gpus})
+    distinct = sorted(set(gpus))
+    if len(distinct) < len(gpus):
+        link = "its own memory" if len(distinct) == 1 else "shared GPUs"
+    else:
+        linked = all(driver.are_linked(first, second) for first, second in permutations(distinct, 2))
+        link = "NVLink" if linked else "PCIe"
+    return choice.Machine(" and ".join(names), len(gpus), link)
 
 
 def _compiler() -> Finding:
@@ -97,6 +138,13 @@ def _compiler() -> Finding:
         return Finding("CUDA compiler", "missing", str(error))
     release = found.version.split("release ")[-1].split(",")[0]
     return Finding("CUDA compiler", f"nvrtc {found.version}" if found.path is None else f"nvcc {release}, {found.path}")
+
+
+def _collectives(gpus: Sequence[int], link: Link) -> list[Finding]:
+    """Which algorithms a launch on all GPUs uses for collectives, and why."""
+    machine = machine_of(gpus)
+    *lines, source = str(choice.find(machine, link)).split("\n")
+    return [Finding("collectives", f"of {machine}, {source}"), *(Finding("", line) for line in lines)]
 
 
 def _between(first: int, second: int) -> Finding:

@@ -1,132 +1,52 @@
 """The moves of collectives on a GPU: kernels that read and write its peers' memory, and copies by copy engines.
 
 A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bit: float types of less than four bytes
-in float32, rounded once. What is only copied, contiguous and large is left to a copy engine, which takes no processor:
-367 GB/s beside 374 of a kernel over NVLink 4, from some MiB on.
+in float32, rounded once. What is only copied may be left to a copy engine, which takes no processor: 367 GB/s beside
+374 of a kernel over NVLink 4, from some MiB on.
+
+Where a collective is between meetings, its first kernel holds the one and its last the other, so that a small one is a
+single launch. All devices must then have as many blocks, whatever each of them moves: as the whole message has, which
+is of one size on all.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tvm_ffi
 
-from tvm_axe.collective.cuda.driver import call
-from tvm_axe.collective.plan import Move
+from tvm_axe.collective.algorithms import Phase
+from tvm_axe.collective.cuda.driver import call, enum, struct
+from tvm_axe.collective.cuda.meeting import ROWS, Meeting
+from tvm_axe.collective.cuda.source import (
+    DIMS,
+    MOST,
+    PIECES,
+    THREADS,
+    VECTOR,
+    Around,
+    Box,
+    Piece,
+    Pieces,
+    Sum,
+    adding,
+    copying,
+    kernels,
+    source,
+)
+from tvm_axe.collective.plan import Corner, Move
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import InputError
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.machines import cache, nvcc
 from tvm_axe.machines.target import resolve_target
 
-_THREADS = 256
-_BLOCKS = 1056  # eight for each processor of the largest GPU
-_VECTOR = 16  # bytes of the longest load
-_ENGINE = 4 << 20  # bytes; what copy engines are given is as large or larger
-_DIMS = 4  # of the runs of a box
-_MOST = 72  # slabs of a group, as many GPUs as one NVLink domain has
-
-# Types that are added: the CUDA type, and what it is added in. Others are only copied, as words of their size.
-_SUMS = {
-    "float16": ("__half", "float"),
-    "bfloat16": ("__nv_bfloat16", "float"),
-    "float8_e4m3fn": ("__nv_fp8_e4m3", "float"),
-    "float8_e5m2": ("__nv_fp8_e5m2", "float"),
-    "float32": ("float", "float"),
-    "float64": ("double", "double"),
-    "int8": ("unsigned char", "unsigned"),
-    "int16": ("unsigned short", "unsigned"),
-    "int32": ("unsigned", "unsigned"),
-    "int64": ("unsigned long long", "unsigned long long"),
-    "uint8": ("unsigned char", "unsigned"),
-    "uint16": ("unsigned short", "unsigned"),
-    "uint32": ("unsigned", "unsigned"),
-    "uint64": ("unsigned long long", "unsigned long long"),
-}
-_WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
-
-_HEAD = f"""
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
-struct Moved {{
-  unsigned long long source[{_MOST}], target[{_MOST}];
-  long long extent[{_DIMS}], source_step[{_DIMS}], target_step[{_DIMS}];
-  long long run, total;
-  int sources, targets;
-}};
-
-struct Boolean {{ unsigned char value; }};
-
-template <typename Wide, typename T> __device__ Wide widened(T value) {{ return Wide(value); }}
-template <> __device__ float widened<float, __half>(__half value) {{ return __half2float(value); }}
-template <> __device__ float widened<float, __nv_bfloat16>(__nv_bfloat16 value) {{ return __bfloat162float(value); }}
-template <> __device__ unsigned widened<unsigned, Boolean>(Boolean value) {{ return value.value; }}
-template <typename T, typename Wide> __device__ T narrowed(Wide value) {{ return T(value); }}
-template <> __device__ __half narrowed<__half, float>(float value) {{ return __float2half_rn(value); }}
-template <> __device__ __nv_bfloat16 narrowed<__nv_bfloat16, float>(float value) {{
-  return __float2bfloat16_rn(value);
-}}
-template <> __device__ Boolean narrowed<Boolean, unsigned>(unsigned value) {{
-  return Boolean{{static_cast<unsigned char>(value != 0)}};
-}}
-
-template <typename T, int LANES> struct alignas(sizeof(T) * LANES) Pack {{ T lane[LANES]; }};
-
-// Where the element of that number is in a slab of the source, and in one of the target.
-__device__ void place(const Moved& moved, long long number, long long& source, long long& target) {{
-  if (moved.run == moved.total) {{
-    source = target = number;
-    return;
-  }}
-  source = target = number % moved.run;
-  number /= moved.run;
-#pragma unroll
-  for (int dim = {_DIMS} - 1; dim >= 0; --dim) {{
-    if (moved.extent[dim] == 1) continue;
-    long long at = number % moved.extent[dim];
-    number /= moved.extent[dim];
-    source += at * moved.source_step[dim];
-    target += at * moved.target_step[dim];
-  }}
-}}
-
-template <typename Word> __device__ void copy(const Moved& moved) {{
-  long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < moved.total; i += step) {{
-    long long from, to;
-    place(moved, i, from, to);
-    Word word = reinterpret_cast<const Word*>(moved.source[0])[from];
-    for (int slab = 0; slab < moved.targets; ++slab) reinterpret_cast<Word*>(moved.target[slab])[to] = word;
-  }}
-}}
-
-template <typename T, typename Wide, int LANES> __device__ void add(const Moved& moved) {{
-  typedef Pack<T, LANES> Words;
-  long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < moved.total; i += step) {{
-    long long from, to;
-    place(moved, i, from, to);
-    Words words = reinterpret_cast<const Words*>(moved.source[0])[from];
-    Wide sum[LANES];
-#pragma unroll
-    for (int lane = 0; lane < LANES; ++lane) sum[lane] = widened<Wide, T>(words.lane[lane]);
-    for (int slab = 1; slab < moved.sources; ++slab) {{
-      words = reinterpret_cast<const Words*>(moved.source[slab])[from];
-#pragma unroll
-      for (int lane = 0; lane < LANES; ++lane) sum[lane] += widened<Wide, T>(words.lane[lane]);
-    }}
-#pragma unroll
-    for (int lane = 0; lane < LANES; ++lane) words.lane[lane] = narrowed<T, Wide>(sum[lane]);
-    for (int slab = 0; slab < moved.targets; ++slab) reinterpret_cast<Words*>(moved.target[slab])[to] = words;
-  }}
-}}
-"""
+_BLOCKS = 528  # four for each processor of the largest GPU; of a kernel that holds no meeting
+_HELD = 8 << 20  # bytes; a larger message wants more blocks than can wait at once, and meetings of their own
+_ROWS = 64  # copies of a move that are told to an engine one by one; where there are more, a kernel is faster
 
 
 class Side(NamedTuple):
@@ -136,19 +56,28 @@ class Side(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a slab."""
+        return math.prod(self.shape) * check_dtype(self.dtype).itemsize
 
-class _Moved(ctypes.Structure):
-    _fields_ = (
-        ("source", ctypes.c_uint64 * _MOST),
-        ("target", ctypes.c_uint64 * _MOST),
-        ("extent", ctypes.c_int64 * _DIMS),
-        ("source_step", ctypes.c_int64 * _DIMS),
-        ("target_step", ctypes.c_int64 * _DIMS),
-        ("run", ctypes.c_int64),
-        ("total", ctypes.c_int64),
-        ("sources", ctypes.c_int32),
-        ("targets", ctypes.c_int32),
-    )
+
+class _Kernel(NamedTuple):
+    """A launch: which kernel, what it moves, and how many elements, so many at a time, at most are a block's."""
+
+    name: str
+    moved: Sum | Pieces
+    items: int
+
+
+class _Copy(NamedTuple):
+    """What a copy engine is told: rows of so many bytes, from one address to another, each so far apart."""
+
+    source: int
+    target: int
+    nbytes: int
+    rows: int = 1
+    pitches: tuple[int, int] = (0, 0)
 
 
 class Mover:
@@ -160,13 +89,21 @@ class Mover:
         The GPU's architecture.
     stream : CUstream
         The stream.
+    room : int
+        How many blocks may wait at once on any of the devices' GPUs.
     """
 
-    def __init__(self, arch: str, stream: Any) -> None:
+    def __init__(self, arch: str, stream: Any, room: int) -> None:
         self._stream = stream
+        self._rows = max(1, min(room, ROWS))
         target = resolve_target(f"cuda:{arch}")
-        self._module = call("cuModuleLoadData", nvcc.cubin(_source(), target, cache.Cache()))
+        self._module = call("cuModuleLoadData", nvcc.cubin(source(), target, cache.Cache()))
         self._functions: dict[str, Any] = {}
+        loaded = enum("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_NUM_REGS")
+        for name in kernels():
+            self._functions[name] = call("cuModuleGetFunction", self._module, name.encode())
+            # Loads it now: where a peer's kernel waits in the same context, loading would wait for that one.
+            call("cuFuncGetAttribute", loaded, self._functions[name])
 
     def close(self) -> None:
         """Give back what it has."""
@@ -189,8 +126,27 @@ class Mover:
             raise InputError(f"a slab must be dense, not of strides {steps} for shape {inner}")
         return Side(slabs, inner, dtype)
 
-    def move(self, move: Move, source: Side, target: Side) -> None:
-        """Do a move.
+    def run(
+        self,
+        phases: Sequence[Phase],
+        source: Side,
+        target: Side,
+        meeting: Meeting | None = None,
+        before: bool = False,
+        after: bool = False,
+    ) -> None:
+        """Do the phases of a collective.
+
+        Parameters
+        ----------
+        phases : sequence of Phase
+            As `algorithms.phases` has them.
+        source, target : Side
+            The tensors.
+        meeting : Meeting, optional
+            The device's meetings.
+        before, after : bool
+            Whether the device meets its peers before it, and after.
 
         Raises
         ------
@@ -199,89 +155,159 @@ class Mover:
         """
         if source.dtype != target.dtype:
             raise InputError(f"target has dtype {target.dtype}, not the source's {source.dtype}")
-        sources = [source.slabs[slab] for slab in move.source.slabs]
-        targets = [target.slabs[slab] for slab in move.target.slabs]
-        itemsize = check_dtype(source.dtype).itemsize
-        outer = move.outer
-        run = math.prod(move.box[outer:])
-        starts = [corner.start * itemsize for corner in (move.source, move.target)]
-        contiguous = math.prod(move.box[:outer]) == 1
-        if contiguous and len(sources) == 1 and run * itemsize >= _ENGINE:
-            for each in targets:
-                call("cuMemcpyDtoDAsync", each + starts[1], sources[0] + starts[0], run * itemsize, self._stream)
-            return
-        steps = [list(dense_strides(corner.shape)[:outer]) for corner in (move.source, move.target)]
-        places = [*(each + starts[0] for each in sources), *(each + starts[1] for each in targets)]
-        known = [run * itemsize, *(step * itemsize for side in steps for step in side), *places]
-        lanes = math.gcd(_VECTOR, *known) // itemsize
-        lanes = _VECTOR // itemsize if lanes * itemsize >= _VECTOR else 1
-        self._launch(move, source.dtype, lanes, run, outer, steps, places)
-
-    def _launch(
-        self,
-        move: Move,
-        dtype: str,
-        lanes: int,
-        run: int,
-        outer: int,
-        steps: Sequence[Sequence[int]],
-        places: Sequence[int],
-    ) -> None:
-        terms = len(move.source.slabs)
-        extents = list(move.box[:outer])
-        # The innermost dimensions go to the kernel; of what is left, each index is a launch.
-        ahead = max(0, len(extents) - _DIMS)
-        itemsize = check_dtype(dtype).itemsize
-        for number in range(math.prod(extents[:ahead])):
-            offsets = [0, 0]
-            for dim in range(ahead - 1, -1, -1):
-                number, at = divmod(number, extents[dim])
-                for side in range(2):
-                    offsets[side] += at * steps[side][dim] * itemsize
-            moved = _Moved()
-            for at, place in enumerate(places):
-                if at < terms:
-                    moved.source[at] = place + offsets[0]
+        nbytes = max(source.nbytes, target.nbytes)
+        # The same on all devices, as are the phases.
+        held = 0 < nbytes <= _HELD
+        rows = max(1, min(self._rows, -(-nbytes // (THREADS * VECTOR))))
+        first, last = (held and not phase.by_engine for phase in (phases[0], phases[-1]))
+        if before and not first:
+            _known(meeting).meet(True, 0)
+        for number, phase in enumerate(phases):
+            works = list(_works(phase, target if phase.onwards else source, target))
+            holds = (before and first and number == 0, after and last and number == len(phases) - 1)
+            if any(holds) and not works:
+                works = [_Kernel(copying(1), Pieces(), 0)]
+            for at, work in enumerate(works):
+                if isinstance(work, _Copy):
+                    self._copy(work)
+                    continue
+                opens, closes = holds[0] and at == 0, holds[1] and at == len(works) - 1
+                if opens or closes:
+                    self._launch(work, rows, _known(meeting).around(opens, closes))
                 else:
-                    moved.target[at - terms] = place + offsets[1]
-            inner = extents[ahead:]
-            for dim in range(_DIMS):
-                given = dim - (_DIMS - len(inner))
-                moved.extent[dim] = inner[given] if given >= 0 else 1
-                moved.source_step[dim] = steps[0][ahead + given] // lanes if given >= 0 else 0
-                moved.target_step[dim] = steps[1][ahead + given] // lanes if given >= 0 else 0
-            moved.run, moved.total = run // lanes, math.prod(inner) * run // lanes
-            moved.sources, moved.targets = terms, len(places) - terms
-            blocks = min(_BLOCKS, -(-moved.total // _THREADS))
-            function = self._function(_name(dtype, lanes, terms > 1))
-            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(moved))
-            call(
-                "cuLaunchKernel", function, blocks, 1, 1, _THREADS, 1, 1, 0, self._stream, ctypes.addressof(pointers), 0
-            )
+                    self._launch(work, max(1, min(_BLOCKS, -(-work.items // THREADS))), Around())
+        if after and not last:
+            _known(meeting).meet(True, 0)
 
-    def _function(self, name: str) -> Any:
-        if name not in self._functions:
-            self._functions[name] = call("cuModuleGetFunction", self._module, name.encode())
-        return self._functions[name]
+    def _launch(self, work: _Kernel, blocks: int, around: Around) -> None:
+        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(work.moved), ctypes.addressof(around))
+        place, function = ctypes.addressof(pointers), self._functions[work.name]
+        call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, self._stream, place, 0)
 
-
-def _name(dtype: str, lanes: int, adds: bool) -> str:
-    """The kernel of a type, for so many elements at a time."""
-    if not adds:
-        return f"copy_{check_dtype(dtype).itemsize * lanes}"
-    if dtype != "bool" and dtype not in _SUMS:
-        raise InputError(f"elements of {dtype} can't be added on a GPU; those of {', '.join((*_SUMS, 'bool'))} can")
-    return f"add_{dtype}_{lanes}"
+    def _copy(self, copy: _Copy) -> None:
+        if copy.rows == 1:
+            call("cuMemcpyDtoDAsync", copy.target, copy.source, copy.nbytes, self._stream)
+            return
+        told = struct("CUDA_MEMCPY2D")
+        told.srcMemoryType = told.dstMemoryType = enum("CUmemorytype", "CU_MEMORYTYPE_DEVICE")
+        told.srcDevice, told.dstDevice = copy.source, copy.target
+        told.srcPitch, told.dstPitch = copy.pitches
+        told.WidthInBytes, told.Height = copy.nbytes, copy.rows
+        call("cuMemcpy2DAsync", told, self._stream)
 
 
-@functools.cache
-def _source() -> str:
-    """The kernels' source."""
-    bodies = {f"copy_{nbytes}": f"copy<{word}>" for nbytes, word in _WORDS.items()}
-    for dtype, (kind, wide) in {**_SUMS, "bool": ("Boolean", "unsigned")}.items():
-        for lanes in {1, _VECTOR // check_dtype(dtype).itemsize}:
-            bodies[_name(dtype, lanes, True)] = f"add<{kind}, {wide}, {lanes}>"
-    return _HEAD + "".join(
-        f'extern "C" __global__ void {name}(const __grid_constant__ Moved moved) {{ {body}(moved); }}\n'
-        for name, body in bodies.items()
-    )
+def _known(meeting: Meeting | None) -> Meeting:
+    assert meeting is not None  # it meets
+    return meeting
+
+
+def _works(phase: Phase, source: Side, target: Side) -> Iterator[_Kernel | _Copy]:
+    """What the moves of a phase are on this GPU, in their order."""
+    itemsize = check_dtype(source.dtype).itemsize
+    copied: list[tuple[Move, int, int]] = []
+    for move in phase.moves:
+        sources = [source.slabs[slab] + move.source.start * itemsize for slab in move.source.slabs]
+        targets = [target.slabs[slab] + move.target.start * itemsize for slab in move.target.slabs]
+        if len(sources) > 1:
+            yield from _sums(move, source.dtype, sources, targets)
+        else:
+            copied += [(move, sources[0], each) for each in targets]
+    if phase.by_engine and all(math.prod(move.box[: move.outer][:-1]) <= _ROWS for move, *_ in copied):
+        for move, first, second in copied:
+            yield from _copies(move, itemsize, first, second)
+        return
+    for start in range(0, len(copied), PIECES):
+        yield from _pieces(copied[start : start + PIECES], itemsize)
+
+
+def _sums(move: Move, dtype: str, sources: Sequence[int], targets: Sequence[int]) -> Iterator[_Kernel]:
+    """The kernels that add, one for each index of the dimensions that are too many for one."""
+    if max(len(sources), len(targets)) > MOST:
+        raise InputError(f"a sum of {len(sources)} slabs on GPUs; valid are up to {MOST}")
+    itemsize = check_dtype(dtype).itemsize
+    lanes = _lanes(itemsize, [_alignment(move, itemsize), *sources, *targets])
+    if lanes * itemsize < VECTOR:
+        lanes = 1
+    for box, offsets in _boxes(move, lanes):
+        moved = Sum(box=box, sources=len(sources), targets=len(targets))
+        for slabs, places, offset in ((moved.source, sources, offsets[0]), (moved.target, targets, offsets[1])):
+            for at, place in enumerate(places):
+                slabs[at] = place + offset * itemsize
+        yield _Kernel(adding(dtype, lanes), moved, box.total)
+
+
+def _pieces(copied: Sequence[tuple[Move, int, int]], itemsize: int) -> Iterator[_Kernel]:
+    """The kernel that copies these boxes; more than one where a box has too many dimensions."""
+    lanes = _lanes(itemsize, [number for move, *places in copied for number in (_alignment(move, itemsize), *places)])
+    pieces = [
+        Piece(box, first + offsets[0] * itemsize, second + offsets[1] * itemsize)
+        for move, first, second in copied
+        for box, offsets in _boxes(move, lanes)
+    ]
+    for start in range(0, len(pieces), PIECES):
+        some = pieces[start : start + PIECES]
+        moved = Pieces(count=len(some))
+        moved.piece[: len(some)] = some
+        yield _Kernel(copying(itemsize * lanes), moved, sum(piece.box.total for piece in some))
+
+
+def _copies(move: Move, itemsize: int, source: int, target: int) -> Iterator[_Copy]:
+    """A box as rows of bytes for a copy engine."""
+    outer, nbytes = move.outer, math.prod(move.box[move.outer :]) * itemsize
+    steps = _steps(move)
+    if not outer:
+        yield _Copy(source, target, nbytes)
+        return
+    pitches = steps[0][-1] * itemsize, steps[1][-1] * itemsize
+    for offsets in _offsets(move.box[: outer - 1], steps):
+        at = (source + offsets[0] * itemsize, target + offsets[1] * itemsize)
+        yield _Copy(*at, nbytes, move.box[outer - 1], pitches)
+
+
+def _lanes(itemsize: int, known: Sequence[int]) -> int:
+    """How many elements are a word, where all these addresses and distances, in bytes, are multiples of it."""
+    return math.gcd(VECTOR, *known) // itemsize
+
+
+def _alignment(move: Move, itemsize: int) -> int:
+    """The largest number of bytes that a box's runs, and the distances between them, are multiples of."""
+    steps = [step for side in _steps(move) for step in side]
+    return math.gcd(math.prod(move.box[move.outer :]), *steps) * itemsize
+
+
+def _steps(move: Move) -> tuple[list[int], list[int]]:
+    """From one index of each outer dimension to the next, in elements, in the source and in the target."""
+
+    def of(corner: Corner) -> list[int]:
+        return list(dense_strides(corner.shape)[: move.outer])
+
+    return of(move.source), of(move.target)
+
+
+def _boxes(move: Move, lanes: int) -> Iterator[tuple[Box, tuple[int, int]]]:
+    """A move's box, in words of so many elements, with its offsets in source and target, in elements.
+
+    The innermost dimensions are the kernel's; of what is left, each index has a box.
+    """
+    extents, steps = move.box[: move.outer], _steps(move)
+    ahead = max(0, len(extents) - DIMS)
+    inner, run = extents[ahead:], math.prod(move.box[move.outer :]) // lanes
+    for offsets in _offsets(extents[:ahead], steps):
+        box = Box(run=run, total=math.prod(inner) * run)
+        for dim in range(DIMS):
+            given = ahead + dim - (DIMS - len(inner))
+            real = given >= ahead
+            box.extent[dim] = extents[given] if real else 1
+            box.source_step[dim] = steps[0][given] // lanes if real else 0
+            box.target_step[dim] = steps[1][given] // lanes if real else 0
+        yield box, offsets
+
+
+def _offsets(extents: Sequence[int], steps: tuple[Sequence[int], Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """The offset of each index of the first dimensions, in the source and in the target."""
+    for number in range(math.prod(extents)):
+        offsets = [0, 0]
+        for dim in range(len(extents) - 1, -1, -1):
+            number, at = divmod(number, extents[dim])
+            offsets = [offset + at * side[dim] for offset, side in zip(offsets, steps)]
+        yield offsets[0], offsets[1]
