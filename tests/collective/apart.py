@@ -7,8 +7,10 @@ what it sees of a peer is what was handed to it and mapped, as with CUDA's virtu
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import mmap
 import os
+import random
 
 import numpy as np
 import tvm
@@ -18,6 +20,7 @@ from tvm_axe.collective import Workers, launch, ops
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.staging import Copies
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
@@ -62,6 +65,9 @@ class HostMemory(Device):
             self._lost = True
             raise WorkerError("the device fell off the bus")
         ops.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, rank=rank)
+
+    def copies(self, memory):
+        return HostCopies()
 
     def finish(self):
         if self._lost:
@@ -111,17 +117,61 @@ class HostMemory(Device):
         _libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(self._size))
 
 
+class HostCopies(Copies):
+    """Copies that are made at once, or only when they are waited for, by chance."""
+
+    def __init__(self):
+        self._random = random.Random(os.getpid())
+        self._fetches, self._stores = [], []
+
+    def begin(self):
+        assert not self._fetches and not self._stores
+
+    def fetch(self, slab, corner, box, array):
+        assert array.flags.c_contiguous and array.shape == box
+        self._later(self._fetches, array, self._box(slab, corner, box, array.dtype))
+
+    def store(self, slab, corner, box, array):
+        assert array.flags.c_contiguous and array.shape == box
+        self._later(self._stores, self._box(slab, corner, box, array.dtype), array)
+
+    def fetched(self):
+        self._do(self._fetches)
+
+    def stored(self):
+        self._do(self._stores)
+
+    def _later(self, copies, target, source):
+        copies.append((target, source))
+        if self._random.random() < 0.5:
+            self._do(copies)
+
+    @staticmethod
+    def _do(copies):
+        while copies:
+            target, source = copies.pop(0)
+            target[...] = source
+
+    @staticmethod
+    def _box(slab, corner, box, dtype):
+        nbytes = int(np.prod(corner.shape)) * dtype.itemsize
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(slab.data_ptr()))
+        corner = dataclasses.replace(corner, slabs=(0,))
+        return ops.boxes(memory.view(dtype).reshape(1, *corner.shape), corner, box)[0]
+
+
 class ApartEngine(Engine):
     """Workers on such devices."""
 
     name = "apart"
 
     def launch(self, mesh, timeout, **options):
-        room, page, fails, processes = self.options(options, "room", "page", "fails", "processes")
+        names = ("room", "page", "fails", "processes", "neighbours")
+        room, page, fails, processes, neighbours = self.options(options, *names)
         told = {"room": room or SIZE, "page": page or PAGE, "fails": fails or 0}
         alone = processes is None or processes
         session = DiscreteSession(
-            mesh, timeout, f"{__name__}:HostMemory", [told] * mesh.size, SIZE, told["page"], alone
+            mesh, timeout, f"{__name__}:HostMemory", [told] * mesh.size, SIZE, told["page"], alone, None, neighbours
         )
         session.start()
         return session
@@ -132,11 +182,15 @@ APART = ApartEngine()
 
 def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -> Workers:
     """Launch workers of an engine, or on devices with memory of their own."""
-    engine, _, how = where.partition("-")
-    if how == "threads":
+    engine, *how = where.split("-")
+    if "threads" in how:
         options["processes"] = False
-    if how == "meeting":  # though they share a GPU, and each waits while the other could run
+    if "meeting" in how:  # though they share a GPU, and each waits while the other could run
         options["barriers"] = "device"
+    if "staged" in how and engine == "cuda":
+        options["peers"] = False
+    elif "staged" in how:
+        options["neighbours"] = [[device] for device in range(mesh.size)]
     if engine == "apart":
         return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
     if engine == "cuda":

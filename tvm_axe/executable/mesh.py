@@ -186,7 +186,7 @@ class MeshExecutable(Executable):
             if stage.kind not in (MESH_KERNEL, EXCHANGE) or stage.axis is None:
                 continue
             axes = self.mesh.names if stage.axis == ALL else (stage.axis,)
-            if any(map(workers.spans_hosts, axes)):
+            if any(map(workers.is_apart, axes)):
                 raise LowerError(
                     f"{self.name}: stage {stage.name!r} is a kernel that indexes the slabs of its peers over "
                     f"{', '.join(axes)}, and here these are on several machines; leave that axis within a machine, or "
