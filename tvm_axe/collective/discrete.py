@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -31,7 +32,7 @@ from tvm_axe.collective.forked import Forked, speak
 from tvm_axe.collective.mirror import Mirror, Place
 from tvm_axe.collective.session import CORES, GRACE, Session
 from tvm_axe.collective.staging import BUFFER
-from tvm_axe.collective.sync import Control
+from tvm_axe.collective.sync import SLICE, Control
 from tvm_axe.collective.tensor import ALL, MeshTensor
 from tvm_axe.collective.worker import Site, Worker, attend
 from tvm_axe.errors import WorkerError
@@ -181,7 +182,10 @@ class DiscreteSession(Session):
             try:
                 connection.send(message)
             except ConnectionError:
-                self._check_alive()
+                deadline = time.monotonic() + GRACE  # that a process has ended is seen later than that its socket has
+                while time.monotonic() < deadline:
+                    self._check_alive()
+                    time.sleep(SLICE / 10)
                 raise WorkerError(f"{self._name([rank])} doesn't listen any more") from None
 
     def _check_alive(self) -> None:

@@ -9,9 +9,9 @@ rounds, each so small that what it has on the way fits into a buffer of every wo
 4. what another host wants is sent there, once, whoever wants it (`second`);
 5. each worker copies what it is to have into its slab, from its own or another's buffer (`stores`).
 
-So an all-reduce over hosts of several devices is one within each host, one across, and a gathering within each: between
-two hosts goes what they would exchange as single devices, twice their share of a sum. Sums are added in the order of the
-slabs; of several hosts, those of each first, and in the type that terms are added in, which the sum is rounded from once.
+So an all-reduce over hosts of several devices is one within each host, one across, and a gathering within each:
+between two hosts goes what they would exchange as single devices. Sums are added in the order of the slabs; of several
+hosts, those of each first, and in the type that terms are added in, from which the sum is rounded once.
 
 >>> (each,) = rounds("broadcast", (6,), (6,), (0,), hosts=((0, 1), (2, 3)), dtype="float32", room=4096)
 >>> each.fetches

@@ -121,7 +121,8 @@ def _exchange(workers: Workers, source: MeshTensor, target: MeshTensor) -> None:
             if workers.is_apart(axis):
                 raise LowerError(
                     f"redistribute: from {source.layout} to {target.layout} a kernel indexes the slabs of its peers "
-                    f"over {axis}, and here these are on several machines; go over a layout in contiguous blocks"
+                    f"over {axis}, where these devices don't see each other's memory; go over a layout in contiguous "
+                    "blocks"
                 )
         while len(loaded) >= _ROOM:
             workers.free(loaded.pop(next(iter(loaded)))[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -114,7 +114,7 @@ class Lowered:
         return [buffer for buffer in self.buffers.values() if buffer.is_output]
 
 
-def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
+def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE, apart: Collection[str] = ()) -> Lowered:
     """Infer layouts, derive collectives, localize and emit.
 
     Parameters
@@ -126,12 +126,14 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
         The devices.
     page : int
         Bytes of a page of the devices' memory (`tvm_axe.machines.Backend.page`), of which slabs lie whole ones apart.
+    apart : collection of str
+        The mesh axes whose devices don't see each other's memory.
 
     Raises
     ------
     LowerError
-        If a stage touches what its device doesn't own outside a collective; the function isn't made of plain nests; or
-        a mesh axis is called as a device's own slab is.
+        If a stage touches what its device doesn't own outside a collective, or in a kernel over an axis that is apart;
+        the function isn't made of plain nests; or a mesh axis is called as a device's own slab is.
     LayoutError
         If a declared layout doesn't fit its parameter or the mesh.
     """
@@ -140,7 +142,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE) -> Lowered:
     program = parse_program(func, mesh, page)
     declared = layouts_of(func)
     shardings = infer_shardings(program, declared)
-    steps = derive_steps(program, shardings)
+    steps = derive_steps(program, shardings, apart)
     emitted = emit_module(program, steps, shardings)
     stages = tuple(
         Stage(

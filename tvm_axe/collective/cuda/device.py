@@ -15,6 +15,7 @@ import tvm_ffi
 
 from tvm_axe import _tvm
 from tvm_axe.collective.arena import round_up
+from tvm_axe.collective.cuda.copying import StreamCopies
 from tvm_axe.collective.cuda.driver import call, enum, ready, struct
 from tvm_axe.collective.cuda.graphs import Graphs
 from tvm_axe.collective.cuda.meeting import Meeting
@@ -123,6 +124,9 @@ class CudaDevice(Device):
         call("cuEventRecord", stop, self._stream)
         self.finish()
         return float(call("cuEventElapsedTime", start, stop)) * 1e-3
+
+    def copies(self, memory: np.ndarray) -> StreamCopies:
+        return StreamCopies(self._stream, memory)
 
     def usable(self) -> bool:
         return ready("cuStreamQuery", self._stream)
