@@ -75,6 +75,8 @@ class Work:
         Where tuning results lie; None leaves all untuned.
     redistribute : bool
         Whether copies may be inserted where devices touch what they don't own.
+    apart : frozenset of str
+        The mesh axes whose devices don't see each other's memory.
     lowered : Lowered or None
         What each device of the mesh runs.
     tuned : Mapping[str, float]
@@ -90,6 +92,7 @@ class Work:
     mesh: Mesh | None = None
     work_dir: str | Path | None = None
     redistribute: bool = False
+    apart: frozenset[str] = frozenset()
     lowered: Lowered | None = None
     tuned: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     scheduled: IRModule | None = None
@@ -144,13 +147,13 @@ def run(work: Work, passes: Sequence[Pass]) -> Work:
 def _redistribute(work: Work) -> Work:
     if work.mesh is None or not work.redistribute:
         return work
-    return replace(work, module=IRModule({"main": redistributed(work.module["main"], work.mesh)}))
+    return replace(work, module=IRModule({"main": redistributed(work.module["main"], work.mesh, work.apart)}))
 
 
 def _lower(work: Work) -> Work:
     if work.mesh is None or work.lowered is not None:
         return work
-    lowered = lower(work.module["main"], work.mesh, backend_of(work.target).page, work.target)
+    lowered = lower(work.module["main"], work.mesh, backend_of(work.target).page, work.target, work.apart)
     return replace(work, module=lowered.module, lowered=lowered)
 
 

@@ -8,8 +8,10 @@ by counters in each other's slabs, as GPUs do.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import mmap
 import os
+import random
 import time
 
 import numpy as np
@@ -20,6 +22,7 @@ from tvm_axe.collective import Workers, launch, ops, side
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.staging import Copies
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
@@ -68,6 +71,9 @@ class HostMemory(Device):
 
     def step(self, name, tensors, numbers, rank):
         side.step(name, [_tvm.as_array(tensor) for tensor in tensors], numbers, rank)
+
+    def copies(self, memory):
+        return HostCopies()
 
     def finish(self):
         if self._lost:
@@ -148,17 +154,63 @@ class HostMemory(Device):
         _libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(self._size))
 
 
+class HostCopies(Copies):
+    """Copies that are made at once, or only when they are waited for, by chance."""
+
+    def __init__(self):
+        self._random = random.Random(os.getpid())
+        self._fetches, self._stores = [], []
+
+    def begin(self):
+        assert not self._fetches and not self._stores
+
+    def fetch(self, slab, corner, box, array):
+        assert array.flags.c_contiguous and array.shape == box
+        self._later(self._fetches, array, self._box(slab, corner, box, array.dtype))
+
+    def store(self, slab, corner, box, array):
+        assert array.flags.c_contiguous and array.shape == box
+        self._later(self._stores, self._box(slab, corner, box, array.dtype), array)
+
+    def fetched(self):
+        self._do(self._fetches)
+
+    def stored(self):
+        self._do(self._stores)
+
+    def _later(self, copies, target, source):
+        copies.append((target, source))
+        if self._random.random() < 0.5:
+            self._do(copies)
+
+    @staticmethod
+    def _do(copies):
+        while copies:
+            target, source = copies.pop(0)
+            target[...] = source
+
+    @staticmethod
+    def _box(slab, corner, box, dtype):
+        nbytes = int(np.prod(corner.shape)) * dtype.itemsize
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(slab.data_ptr()))
+        corner = dataclasses.replace(corner, slabs=(0,))
+        return ops.boxes(memory.view(dtype).reshape(1, *corner.shape), corner, box)[0]
+
+
 class ApartEngine(Engine):
     """Workers on such devices."""
 
     name = "apart"
 
     def launch(self, mesh, timeout, **options):
-        room, page, fails, processes, barriers = self.options(options, "room", "page", "fails", "processes", "barriers")
+        names = ("room", "page", "fails", "processes", "barriers", "neighbours")
+        room, page, fails, processes, barriers, neighbours = self.options(options, *names)
         told = {"room": room or SIZE, "page": page or PAGE, "fails": fails or 0}
         alone = processes is None or processes
         maker, meets = f"{__name__}:HostMemory", mesh.size + 1 if barriers == "device" else None
-        session = DiscreteSession(mesh, timeout, maker, [told] * mesh.size, SIZE, told["page"], alone, meets)
+        session = DiscreteSession(
+            mesh, timeout, maker, [told] * mesh.size, SIZE, told["page"], alone, meets, neighbours
+        )
         session.start()
         return session
 
@@ -168,11 +220,15 @@ APART = ApartEngine()
 
 def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -> Workers:
     """Launch workers of an engine, or on devices with memory of their own."""
-    engine, _, how = where.partition("-")
-    if how == "threads":
+    engine, *how = where.split("-")
+    if "threads" in how:
         options["processes"] = False
-    if how == "meeting":  # though they share a GPU, and each waits while the other could run
+    if "meeting" in how:  # though they share a GPU, and each waits while the other could run
         options["barriers"] = "device"
+    if "staged" in how and engine == "cuda":
+        options["peers"] = False
+    elif "staged" in how:
+        options["neighbours"] = [[device] for device in range(mesh.size)]
     if engine == "apart":
         return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
     if engine == "cuda":

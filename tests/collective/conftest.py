@@ -3,7 +3,7 @@
 Besides those that start workers on the host's cores there are, by `WHERE`, devices with memory of their own:
 ``apart``, whose memory is the host's (apart.py), and ``cuda``, where a GPU is, the first of which all of a mesh's
 devices share; as processes and, ``-threads``, as threads; of ``-meeting`` the devices wait for each other, not their
-workers.
+workers; those of ``-staged`` don't see each other's memory.
 
 In rank 0 of an MPI job (`TVM_AXE_TEST_RANKS`, see test_mpi.py) they are the engine `mpi` and the meshes of that many
 devices. A job has one launch at a time, so workers are launched for each test there; it takes a tenth of a second.
@@ -28,8 +28,8 @@ from apart import launched  # noqa: E402
 
 RANKS = int(os.environ.get("TVM_AXE_TEST_RANKS", "0"))
 ENGINES = ["mpi"] if RANKS else ["processes", "threads"]
-_GPUS = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-threads", "cuda-meeting")]
-WHERE = ENGINES if RANKS else [*ENGINES, "apart", "apart-threads", *_GPUS]
+_GPUS = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-threads", "cuda-meeting", "cuda-staged")]
+WHERE = ENGINES if RANKS else [*ENGINES, "apart", "apart-threads", "apart-staged", "apart-staged-threads", *_GPUS]
 MESHES = [{"tp": 1}, {"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}]
 SCOPE = "function" if RANKS else "module"
 

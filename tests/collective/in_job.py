@@ -18,6 +18,7 @@ from tvm_axe.collective import Coord, WorkerError, Workers, launch, ops
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
+from tvm_axe.lower import lower
 
 ROWS, COLUMNS = 7, 5
 
@@ -176,7 +177,7 @@ def on_slices(sch: axe.Schedule) -> list[SBlockRV]:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_whole_arrays(workers: Workers, fused: bool) -> None:
-    """A compiled program on whole arrays; one whose kernels index their peers' slabs is refused across machines."""
+    """A compiled program on whole arrays; one whose kernels index their peers' slabs runs unfused across machines."""
     mesh = workers.mesh
     axis = mesh.names[0]
     sch = axe.Schedule(product, mesh=mesh)
@@ -186,14 +187,27 @@ def test_whole_arrays(workers: Workers, fused: bool) -> None:
     exe = axe.compile(sch, target="llvm")
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((12, 24), dtype="float32"), rng.standard_normal((24, 9), dtype="float32")
-    if fused and workers.spans_hosts(axis):
-        with pytest.raises(LowerError, match=rf"product: stage '\w+' is a kernel that indexes .* over {axis}"):
-            exe.run(workers, a, b)
-        return
     for _ in range(2):
         result = exe.run(workers, a, b)
         np.testing.assert_allclose(result, np.maximum(a.astype("float64") @ b, 0), rtol=1e-5, atol=1e-5)
     assert len(exe.time(workers, a, b, repeat=3)) == 3
+    assert {event.worker for event in exe.trace(workers, a, b).events} == set(range(mesh.size))
+    unfused = f"where devices along {axis} don't see each other's memory, it runs as\nschedule MM-RS-C-AG on mesh"
+    assert (unfused in exe.show()) == (fused and workers.is_apart(axis))
+
+
+def test_a_lowered_program_that_needs_to_be_unfused_is_refused(workers: Workers) -> None:
+    mesh = workers.mesh
+    axis = mesh.names[0]
+    if not workers.is_apart(axis):
+        return  # it runs
+    sch = axe.Schedule(product, mesh=mesh)
+    sch.fuse_collective(on_slices(sch))
+    exe = axe.compile(lower(sch.mod["main"], mesh), target="llvm")
+    with pytest.raises(
+        LowerError, match=rf"product: stage '\w+' is a kernel that indexes .* over {axis}, .*compile its"
+    ):
+        exe.run(workers, np.zeros((12, 24), "float32"), np.zeros((24, 9), "float32"))
 
 
 def test_one_launch_at_a_time(workers: Workers) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
@@ -18,6 +19,9 @@ from tvm_axe import _tvm
 from tvm_axe.collective import ops, side
 from tvm_axe.collective.arena import Arena
 from tvm_axe.collective.tensor import View
+
+if TYPE_CHECKING:
+    from tvm_axe.collective.staging import Copies
 
 
 class Device(ABC):
@@ -148,6 +152,16 @@ class Device(ABC):
         ------
         NotImplementedError
             If the slab is in the host's memory.
+        """
+        raise NotImplementedError
+
+    def copies(self, memory: np.ndarray) -> Copies:
+        """Return what copies between its slabs and memory of the host's, which stays where it is until that is closed.
+
+        Raises
+        ------
+        NotImplementedError
+            If the slabs are in the host's memory.
         """
         raise NotImplementedError
 

@@ -3,7 +3,8 @@
 Each worker has a range of addresses as long as the arena, and in it, at the offset that a slab has in the arena, the
 slab: its own, in its device's memory, and its peers', in theirs. So dimension 0 of a mesh tensor is the device, for a
 kernel as for the host. A worker gets the memory of its slab and hands out a descriptor, which the controller passes on
-to the others. What the arena itself has at that offset is the host's copy, which exists only while it is wanted
+to those of the others whose devices can see it. What goes between devices that can't goes through buffers in the arena
+(`staging`). What the arena itself has at that offset is the host's copy, which exists only while it is wanted
 (`Mirror`).
 
 Commands go to each worker through a pair of sockets, and with them the descriptors; the answers come by the control
@@ -19,16 +20,19 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.arena import Arena, limited
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.forked import Forked, speak
 from tvm_axe.collective.mirror import Mirror, Place
 from tvm_axe.collective.session import CORES, GRACE, Session
-from tvm_axe.collective.sync import Control
+from tvm_axe.collective.staging import BUFFER
+from tvm_axe.collective.sync import SLICE, Control
 from tvm_axe.collective.tensor import ALL, MeshTensor
 from tvm_axe.collective.worker import Site, Worker, attend
 from tvm_axe.errors import WorkerError
@@ -61,6 +65,8 @@ class DiscreteSession(Session):
     meets : int, optional
         The words of 32 bits in each slab of the tensor by which devices meet without their workers; if left out, the
         workers meet.
+    neighbours : sequence of sequence of int, optional
+        The workers whose devices see each other's memory; all of them if left out.
     """
 
     def __init__(
@@ -73,9 +79,12 @@ class DiscreteSession(Session):
         page: int,
         alone: bool,
         meets: int | None = None,
+        neighbours: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(mesh, timeout, Arena.create(size, page))
         self._maker, self._devices, self._alone, self._meets = maker, devices, alone, meets
+        self._neighbours = [list(range(mesh.size))] if neighbours is None else list(map(list, neighbours))
+        self._axes = spanning_axes(mesh, self._neighbours)
         self._forked = Forked()
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
@@ -102,6 +111,8 @@ class DiscreteSession(Session):
             if self._meets is not None:
                 self._words = MeshTensor(self.arena, self._mesh, (self._meets,), "int32", False, self.mirror)
                 self._command("meet", self._words.encode(ALL))
+            if self._axes:
+                self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
         except OSError as error:
             self.close(force=True)
             raise limited(f"launch: {self._mesh.size} workers did not start", error) from error
@@ -119,16 +130,20 @@ class DiscreteSession(Session):
             "cores": CORES,
             "maker": self._maker,
             "device": dict(device),
+            "neighbours": self._neighbours,
         }
         if self._alone:
             with theirs:
                 self._forked.start(rank, _ENTRY, arguments, [self.arena.fd, theirs.fileno()])
             return
-        site = Site(self._mesh, self.arena, self._timeout, CORES, alone=False)
+        site = Site(self._mesh, self.arena, self._timeout, CORES, alone=False, neighbours=self._neighbours)
         made = _maker(self._maker, device, self.arena.size)
         thread = threading.Thread(target=_work, args=(Worker(site, rank, made), theirs), daemon=True)
         thread.start()
         self._threads.append(thread)
+
+    def is_apart(self, axis: str) -> bool:
+        return axis in self._axes
 
     def _command(self, *command: Any) -> None:
         if self._failed and not self.closed:
@@ -139,15 +154,17 @@ class DiscreteSession(Session):
         self._failed = False
 
     def exchange(self, places: Sequence[Place]) -> None:
-        """Have all the workers get the memory of slabs, and see each other's."""
+        """Have all the workers get the memory of slabs, and see their neighbours'."""
         descriptors: list[int] = []
         try:
             self._command("reserve", places)
             for place in places:
                 descriptors.append(_received(self._sockets[place.device]))
-            for connection in self._sockets:
-                for descriptor in descriptors:
-                    socket.send_fds(connection, [b"\0"], [descriptor])
+            for neighbours in self._neighbours:
+                seen = [each for each, place in zip(descriptors, places) if place.device in neighbours]
+                for rank in neighbours:
+                    for descriptor in seen:
+                        socket.send_fds(self._sockets[rank], [b"\0"], [descriptor])
         except BaseException:
             for connection in [] if self.closed else self._sockets:
                 descriptors += _left(connection)
@@ -165,7 +182,10 @@ class DiscreteSession(Session):
             try:
                 connection.send(message)
             except ConnectionError:
-                self._check_alive()
+                deadline = time.monotonic() + GRACE  # that a process has ended is seen later than that its socket has
+                while time.monotonic() < deadline:
+                    self._check_alive()
+                    time.sleep(SLICE / 10)
                 raise WorkerError(f"{self._name([rank])} doesn't listen any more") from None
 
     def _check_alive(self) -> None:
@@ -293,7 +313,7 @@ def _work(worker: Worker, connection: socket.socket) -> None:
                 sequence, _, command = message.decode().partition(" ")
                 attend(worker, int(sequence), command)
     worker.forget()
-    worker.device.close()
+    worker.close()
 
 
 def serve(
@@ -306,6 +326,7 @@ def serve(
     cores: list[int],
     maker: str,
     device: dict[str, Any],
+    neighbours: list[list[int]],
 ) -> None:
     """Be worker `rank` of a launch, alone in this process, until the controller closes it.
 
@@ -323,12 +344,14 @@ def serve(
         The cores that the launch may use.
     maker, device
         What makes the device, and what it is told.
+    neighbours : list of list of int
+        The workers whose devices see each other's memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
     os.sched_setaffinity(0, cores)
     shared, connection, *errors = descriptors
     arena = Arena(shared, memory, page)
-    site = Site(Mesh(axes), arena, timeout, cores)
+    site = Site(Mesh(axes), arena, timeout, cores, neighbours=neighbours)
     worker = Worker(site, rank, _maker(maker, device, memory))
     speak(errors)
     with contextlib.suppress(ConnectionError):

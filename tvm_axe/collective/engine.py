@@ -61,7 +61,7 @@ class Engine(ABC):
     - Worker r is the device r of the mesh, row-major.
     - A mesh tensor's slab is where the engine's devices compute (`device_type`), zeros at first, and lies at the same
       distance from the next device's on each machine. Kernels may index the slabs along each axis for which
-      `Session.spans_hosts` is false; collectives work along every axis.
+      `Session.is_apart` is false; collectives work along every axis.
     - Commands run on all the workers, in the order given. `Session.run` returns when all have finished, and raises a
       `WorkerError` that names the worker when one fails, dies (within a second) or falls behind (within `timeout`).
     - What was written before a barrier is seen after it, by every worker.

@@ -99,7 +99,7 @@ class MpiSession(Session):
         if self._far:
             self.mirror = Mirror(self._command, self._job.hosts)
 
-    def spans_hosts(self, axis: str) -> bool:
+    def is_apart(self, axis: str) -> bool:
         return axis in self._axes
 
     def _command(self, *command: Any) -> None:

@@ -61,13 +61,19 @@ def boxes(group: np.ndarray, corner: Corner, box: tuple[int, ...]) -> list[np.nd
     return [slab.reshape(corner.shape)[inside] for slab in slabs]
 
 
+def wide_type(dtype: np.dtype) -> np.dtype:
+    """Return the type in which elements of a type are added."""
+    return np.dtype(np.float32) if dtype.kind in _FLOATS and dtype.itemsize < 4 else dtype
+
+
 def summed(terms: list[np.ndarray]) -> np.ndarray:
     """Return the sum in the order of the terms, in memory of its own unless there is only one."""
     if len(terms) == 1:
         return terms[0]
     dtype = terms[0].dtype
-    if dtype.kind in _FLOATS and dtype.itemsize < 4:
-        return functools.reduce(np.add, [term.astype(np.float32) for term in terms]).astype(dtype)
+    wide = wide_type(dtype)
+    if wide != dtype:
+        return functools.reduce(np.add, [term.astype(wide) for term in terms]).astype(dtype)
     total = terms[0] + terms[1]
     for term in terms[2:]:
         np.add(total, term, out=total)

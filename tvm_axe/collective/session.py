@@ -70,8 +70,8 @@ class Session(ABC):
         self.arena = Arena.create() if arena is None else arena
         self._control: Control
 
-    def spans_hosts(self, axis: str) -> bool:
-        """Whether workers along a mesh axis are on several machines, so that no kernel can index all of their slabs."""
+    def is_apart(self, axis: str) -> bool:
+        """Whether there are devices along a mesh axis that don't see each other's memory, so that no kernel can."""
         return False
 
     def run(self, *command: Any) -> None:

@@ -46,7 +46,7 @@ import tvm
 from tvm import relax
 
 from tvm_axe import _tvm
-from tvm_axe.collective.across import Across
+from tvm_axe.collective.across import Across, spanning_axes
 from tvm_axe.collective.arena import Arena
 from tvm_axe.collective.device import Cores, Device
 from tvm_axe.collective.forked import speak
@@ -57,6 +57,7 @@ from tvm_axe.collective.native import SPINS
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.side import STEPS
+from tvm_axe.collective.staging import BUFFER, Staging
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, Control, Late
 from tvm_axe.collective.tensor import View, decode_view
 from tvm_axe.layout import Mesh
@@ -74,6 +75,10 @@ class Site:
         How many workers share the cores.
     across : Across or None
         What this process's worker does with workers on other machines, if there are any.
+    neighbours : tuple of tuple of int
+        The workers whose devices see each other's memory.
+    apart : frozenset of str
+        The mesh axes along which there are devices that don't.
     alone : bool
         Whether only one worker lives in this process.
     """
@@ -86,6 +91,7 @@ class Site:
         cores: Sequence[int],
         job: Job | None = None,
         alone: bool = True,
+        neighbours: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.mesh = mesh
         self.arena = arena
@@ -96,6 +102,10 @@ class Site:
         self.across: Across | None = None
         if job is not None and len(job.hosts) > 1:
             self.across = Across(job, mesh, self.control, timeout)
+        if neighbours is None:
+            neighbours = [range(mesh.size)] if job is None else job.hosts
+        self.neighbours = tuple(map(tuple, neighbours))
+        self.apart = spanning_axes(mesh, self.neighbours)
         self.alone = alone
         self._executables: dict[int, Any] = {}
         self._compiling = threading.Lock()
@@ -152,6 +162,7 @@ class Worker:
         self._programs: dict[int, relax.VirtualMachine] = {}
         self._allocating: set[int] = set()  # the programs that allocate memory when they run
         self._left_barrier: tuple[int, str] | None = None
+        self._staging: Staging | None = None
         self.connection: socket.socket | None = None
         self.received: list[int] = []
 
@@ -194,14 +205,17 @@ class Worker:
         It `holds` the barrier right before it, and the one right behind it, if the program leaves them to it
         (`tvm_axe.collective.merging`).
         """
-        across = self._site.across
         if any(holds):
             self.device.between(name, source, target, numbers, self.coords[axis], *holds)
-        elif across is None or axis not in across.axes:
+        elif axis not in self._site.apart:
             self.device.collective(name, source, target, numbers, self.coords[axis])
-        else:
+        elif self._staging is not None:
             with self._meeting():
-                across.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, axis=axis)
+                self._staging.collective(name, source, target, numbers, axis)
+        else:
+            assert self._site.across is not None  # it is what keeps these apart
+            with self._meeting():
+                self._site.across.collective(name, _tvm.as_array(source), _tvm.as_array(target), *numbers, axis=axis)
 
     def step(self, name: str, tensors: Sequence[Any], numbers: Sequence[int], axis: str | None) -> None:
         """Tell the device a step of its side stream, along a mesh axis; see `tvm_axe.collective.side`."""
@@ -262,8 +276,7 @@ class Worker:
             return merged(mod)
         if not (site.alone and SUPPORTED and isinstance(self.device, Cores)):
             return mod
-        spanning = frozenset() if site.across is None else site.across.axes
-        axes = set(site.mesh.names) - spanning
+        axes = set(site.mesh.names) - site.apart
         spins = SPINS if site.sharing <= len(site.cores) else 0
         return link(mod, site.mesh, self.rank, axes, site.control if site.across is None else None, spins)
 
@@ -345,10 +358,12 @@ class Worker:
                     socket.send_fds(self.connection, [b"\0"], [self.device.lent(offset)])
 
     def share(self, places: Sequence[tuple[int, int, int]]) -> None:
-        """See the memory that other workers have got for their slabs, the descriptors of which have come."""
+        """See the memory that its neighbours have got for their slabs, the descriptors of which have come."""
         own = {offset for worker, offset, _ in places if worker == self.rank}
+        neighbours = next(each for each in self._site.neighbours if self.rank in each)
+        seen = [place for place in places if place[0] in neighbours]
         try:
-            for (_, offset, nbytes), descriptor in zip(places, self.received, strict=True):
+            for (_, offset, nbytes), descriptor in zip(seen, self.received, strict=True):
                 if offset not in own:  # of what is shared, each has its own
                     self.device.share(offset, nbytes, descriptor)
         finally:
@@ -388,14 +403,33 @@ class Worker:
         """Have the device meet its peers by itself from now on, by the words of a tensor."""
         self.device.meet(self._view(words), self.rank, self._site.timeout)
 
+    def stage(self, offset: int) -> None:
+        """Do collectives along axes that are apart through buffers from here on, one for each worker, from now on."""
+        site = self._site
+        buffers = site.arena.bytes(offset, site.mesh.size * BUFFER).reshape(site.mesh.size, 2, -1)
+        hosts = [range(site.mesh.size)]
+        self._staging = Staging(self.device.copies(buffers), buffers, site.mesh, self.rank, hosts, self._meet_here)
+
+    def _meet_here(self) -> None:
+        """Wait for the workers of this host, whatever their devices are doing."""
+        self._site.control.barrier(self.rank, self._site.timeout)
+
+    def close(self) -> None:
+        """Give back what it has of its device."""
+        if self._staging is not None and self.device.usable():
+            self._staging.close()
+        self._staging = None  # the buffers are the arena's
+        self.device.close()
+
     def settle(self) -> None:
         """Forget the barriers of a command that failed."""
         self._site.control.reset([self.rank])
+        if self._staging is not None:
+            self._staging.settle()
         self.device.settle()
 
     def _view(self, encoded: Sequence[Any]) -> View:
-        apart = () if self._site.across is None else self._site.across.axes
-        return decode_view(encoded, self._site.mesh, self.coords, apart)
+        return decode_view(encoded, self._site.mesh, self.coords, self._site.apart)
 
     def _array(self, encoded: Sequence[Any]) -> np.ndarray:
         """Return what the host has of an encoded tensor."""
@@ -425,6 +459,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "move": Worker.move,
     "meet": Worker.meet,
     "settle": Worker.settle,
+    "stage": Worker.stage,
 }
 
 # The workers of this process by launch and rank, and the one whose command the calling thread is in.

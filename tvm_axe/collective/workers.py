@@ -77,8 +77,8 @@ class Workers:
         """Whether the workers have gone: closed by the caller, or after a fault."""
         return self._session.closed
 
-    def spans_hosts(self, axis: str) -> bool:
-        """Whether workers along a mesh axis are on several machines.
+    def is_apart(self, axis: str) -> bool:
+        """Whether there are devices along a mesh axis that don't see each other's memory, as those of several machines.
 
         A view along such an axis has the worker's own slab only, at each index: collectives work on it, and a kernel
         that indexes its peers' slabs does not.
@@ -89,7 +89,12 @@ class Workers:
             If the mesh has no such axis.
         """
         self.mesh.axis_size(axis)
-        return self._session.spans_hosts(axis)
+        return self._session.is_apart(axis)
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """The mesh axes of which `is_apart` is true."""
+        return frozenset(filter(self._session.is_apart, self.mesh.names))
 
     @property
     def device_type(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,15 @@ from tvm_axe.executable.measured import Measured, measured_stages, measured_whol
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
-from tvm_axe.lower.lowered import Lowered, MeshBuffer
+from tvm_axe.lower.lowered import Lowered, MeshBuffer, Stage
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
+from tvm_axe.pipeline import APPLY_RECORDS, LOWER, REDISTRIBUTE, TILE_KERNELS, Work, run
 from tvm_axe.tracing import timeline_of
 
 __all__ = ["MeshExecutable"]
+
+_LOG = logging.getLogger("tvm_axe")
 
 
 class MeshExecutable(Executable):
@@ -41,6 +46,8 @@ class MeshExecutable(Executable):
         The same with tile kernels in the place of the blocks that chose one, which workers build.
     target, tuned
         See `Executable`.
+    begun : Work, optional
+        The program before it was lowered, for workers whose devices don't all see each other's memory.
     """
 
     mesh: Mesh
@@ -52,6 +59,7 @@ class MeshExecutable(Executable):
         runnable: tvm.IRModule,
         target: Target,
         tuned: Mapping[str, float],
+        begun: Work | None = None,
     ) -> None:
         super().__init__(lowered.name, module, target, tuned)
         self.lowered, self.runnable = lowered, runnable
@@ -60,6 +68,22 @@ class MeshExecutable(Executable):
         self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
         self._own: tuple[int, Workers] | None = None  # the process that launched them, and its own workers
         self._measured: Measured | None = None
+        self._begun = begun
+        self._unfused: dict[frozenset[str], MeshExecutable] = {}  # by the axes along which devices are apart
+
+    @classmethod
+    def of(cls, work: Work) -> MeshExecutable:
+        """Take a program the passes that it takes before workers build it.
+
+        Raises
+        ------
+        LowerError
+            If it can't be lowered, or a tile kernel that was chosen can't be compiled.
+        """
+        begun = work if work.lowered is None else None
+        work = run(work, (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
+        assert work.lowered is not None and work.scheduled is not None
+        return cls(work.lowered, work.scheduled, work.module, work.target, work.tuned, begun)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -72,22 +96,23 @@ class MeshExecutable(Executable):
         assert workers is not None  # a mesh has them
         loaded = self._load(workers, arrays)
         workers.call(loaded.program, loaded.arguments)
-        return tuple(loaded.gather(buffer) for buffer in self.lowered.outputs)
+        return tuple(loaded.gather(buffer) for buffer in loaded.lowered.outputs)
 
     def _time(self, workers: Workers | None, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
         assert workers is not None
         loaded = self._load(workers, arrays)
         seconds = workers.time(loaded.program, loaded.arguments, repeat, warmup)
-        self._measured = measured_whole(self._measured, self.lowered, workers.engine, seconds)
+        exe = self._fitting(workers)
+        exe._measured = measured_whole(exe._measured, exe.lowered, workers.engine, seconds)
         return seconds
 
     def trace(self, *arguments: Any, warmup: int = 3, **named: Any) -> Timeline:
         workers, arrays = self._taken(arguments, named)
         assert workers is not None
-        loaded = self._load(workers, arrays)
-        recordings = workers.trace(loaded.program, loaded.arguments, len(self.lowered.calls), warmup)
-        timeline = timeline_of(self.lowered, recordings)
-        self._measured = measured_stages(self._measured, self.lowered, workers.engine, timeline)
+        loaded, exe = self._load(workers, arrays), self._fitting(workers)
+        recordings = workers.trace(loaded.program, loaded.arguments, len(exe.lowered.calls), warmup)
+        timeline = timeline_of(exe.lowered, recordings)
+        exe._measured = measured_stages(exe._measured, exe.lowered, workers.engine, timeline)
         return timeline
 
     def held(self, workers: Workers) -> dict[str, np.ndarray]:
@@ -101,10 +126,11 @@ class MeshExecutable(Executable):
         LowerError
             If nothing has run there.
         """
-        if workers not in self._loaded:
+        exe = self._fitting(workers)
+        if workers not in exe._loaded:
             raise LowerError(f"{self.name} has not run on these workers; run it first: {self._usage()}")
-        loaded = self._loaded[workers]
-        whole = [buffer for buffer in self.lowered.buffers.values() if not buffer.sharding.partial]
+        loaded = exe._loaded[workers]
+        whole = [buffer for buffer in loaded.lowered.buffers.values() if not buffer.sharding.partial]
         return {buffer.name: loaded.gather(buffer) for buffer in whole}
 
     def fill(self, workers: Workers, value: Callable[[MeshBuffer], object | None]) -> None:
@@ -120,7 +146,7 @@ class MeshExecutable(Executable):
             The number for the tensor of a buffer; None leaves it as it is.
         """
         loaded = self._on(workers)
-        for buffer in self.lowered.buffers.values():
+        for buffer in loaded.lowered.buffers.values():
             number, tensor = value(buffer), loaded.tensors[buffer.name]
             for device in range(0 if number is None else 1 if tensor.shared else self.mesh.size):
                 tensor.slab(device)[...] = number
@@ -141,15 +167,57 @@ class MeshExecutable(Executable):
             lines += [*self._measured.lines(self.lowered), ""]
         if self.lowered.inserted:
             lines += ["redistributed", *(f"  {line}" for line in self.lowered.inserted), ""]
+        for axes, exe in self._unfused.items():
+            over = ", ".join(sorted(axes))
+            lines += [f"where devices along {over} don't see each other's memory, it runs as", exe.show(), ""]
         lines.append(self.module.script())
         return "\n".join(lines)
 
     def _on(self, workers: Workers) -> _Loaded:
         """The program and its tensors on `workers`, made at the first use."""
-        if workers not in self._loaded:
-            self._check_hosts(workers)
-            self._loaded[workers] = _Loaded(self.lowered, self.runnable, self.target, workers)
-        return self._loaded[workers]
+        exe = self._fitting(workers)
+        if workers not in exe._loaded:
+            exe._loaded[workers] = _Loaded(exe.lowered, exe.runnable, exe.target, workers)
+        return exe._loaded[workers]
+
+    def _fitting(self, workers: Workers) -> MeshExecutable:
+        """The program in the form in which workers can run it: itself, or unfused where its kernels see no peers."""
+        found = [(stage, axes) for stage in self.stages if (axes := self._unseen(stage, workers))]
+        if not found:
+            return self
+        if workers.apart not in self._unfused:
+            stage, axes = found[0]
+            if self._begun is None:
+                raise LowerError(
+                    f"{self.name}: stage {stage.name!r} is a kernel that indexes the slabs of its peers over "
+                    f"{', '.join(axes)}, where these devices don't see each other's memory, and only the lowered "
+                    "program is at hand; compile its function or its schedule here"
+                )
+            exe = MeshExecutable.of(replace(self._begun, apart=workers.apart))
+            self._check_held_alike(exe)
+            _LOG.warning(
+                "%s: devices along %s don't see each other's memory; %s runs as %s",
+                self.name, ", ".join(axes), self.notation, exe.notation,
+            )  # fmt: skip
+            self._unfused[workers.apart] = exe
+        return self._unfused[workers.apart]
+
+    def _unseen(self, stage: Stage, workers: Workers) -> list[str]:
+        """The axes over which a stage is a kernel that indexes slabs which its device doesn't see."""
+        if stage.kind not in (MESH_KERNEL, EXCHANGE) or stage.axis is None:
+            return []
+        return [axis for axis in (self.mesh.names if stage.axis == ALL else (stage.axis,)) if workers.is_apart(axis)]
+
+    def _check_held_alike(self, exe: MeshExecutable) -> None:
+        """Check that a device holds of each parameter what it holds in this form."""
+        for buffer in (*self.lowered.inputs, *self.lowered.outputs):
+            there = exe.lowered.buffers[buffer.name]
+            if there.layout != buffer.layout:
+                raise LowerError(
+                    f"{self.name}: where devices don't see each other's memory, each would hold {buffer.name!r} as "
+                    f"{there.layout} and not {buffer.layout}; declare its layout (with_layouts), or leave its "
+                    "collectives unfused"
+                )
 
     def _load(self, workers: Workers, arrays: Arrays) -> _Loaded:
         """The same, with `arrays` put into place."""
@@ -183,24 +251,12 @@ class MeshExecutable(Executable):
             )
         return super()._taken(arguments, named)
 
-    def _check_hosts(self, workers: Workers) -> None:
-        for stage in self.stages:
-            if stage.kind not in (MESH_KERNEL, EXCHANGE) or stage.axis is None:
-                continue
-            axes = self.mesh.names if stage.axis == ALL else (stage.axis,)
-            if any(map(workers.spans_hosts, axes)):
-                raise LowerError(
-                    f"{self.name}: stage {stage.name!r} is a kernel that indexes the slabs of its peers over "
-                    f"{', '.join(axes)}, and here these are on several machines; leave that axis within a machine, or "
-                    "its collectives unfused"
-                )
-
 
 class _Loaded:
     """A program on one set of workers, with its mesh tensors; they free them once its executable has gone."""
 
     def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, workers: Workers) -> None:
-        self.mesh = lowered.mesh
+        self.lowered, self.mesh = lowered, lowered.mesh
         self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
         self.tensors: dict[str, MeshTensor] = {}
         for buffer in lowered.buffers.values():

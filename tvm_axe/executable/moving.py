@@ -118,10 +118,11 @@ def _exchange(workers: Workers, source: MeshTensor, target: MeshTensor) -> None:
     if key not in loaded:
         exchange = Exchange(source.holding, target.holding)
         for axis in _axes_of(exchange.view, workers):
-            if workers.spans_hosts(axis):
+            if workers.is_apart(axis):
                 raise LowerError(
                     f"redistribute: from {source.layout} to {target.layout} a kernel indexes the slabs of its peers "
-                    f"over {axis}, and here these are on several machines; go over a layout in contiguous blocks"
+                    f"over {axis}, where these devices don't see each other's memory; go over a layout in contiguous "
+                    "blocks"
                 )
         while len(loaded) >= _ROOM:
             workers.free(loaded.pop(next(iter(loaded)))[1])

@@ -21,7 +21,7 @@ Anything else that reads what its device doesn't own, or writes a slice of what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -30,7 +30,7 @@ from tvm_axe.analysis.annotations import INSERTED
 from tvm_axe.analysis.blocks import covers
 from tvm_axe.analysis.expressions import uses
 from tvm_axe.analysis.patterns import is_copy, is_sum, shift_of, summed
-from tvm_axe.collective import SLAB
+from tvm_axe.collective import ALL, SLAB
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
@@ -74,18 +74,34 @@ class Step:
         return max(self.received)
 
 
-def derive_steps(program: ScheduledProgram, shardings: Mapping[tirx.Buffer, Sharding]) -> list[Step]:
+def derive_steps(
+    program: ScheduledProgram,
+    shardings: Mapping[tirx.Buffer, Sharding],
+    apart: Collection[str] = (),
+) -> list[Step]:
     """What each stage of `program` is, given where its buffers live.
+
+    Parameters
+    ----------
+    program : ScheduledProgram
+        The program.
+    shardings : mapping
+        Where its buffers live.
+    apart : collection of str
+        The mesh axes whose devices don't see each other's memory, so that no kernel indexes its peers' slabs there.
 
     Raises
     ------
     LowerError
         If a block outside a collective reads or writes what its device doesn't own.
     """
-    return [_derive(program, stage, shardings) for stage in program.stages]
+    steps = [_derive(program, stage, shardings) for stage in program.stages]
+    for step in steps:
+        _check_seen(step, program.mesh, apart)
+    return steps
 
 
-GATHER, HOLD, APART, RELAY = "gather", "hold", "compute apart", "relay"
+GATHER, HOLD, APART, RELAY, WIDEN = "gather", "hold", "compute apart", "relay", "widen"
 
 
 class Unowned(LowerError):
@@ -99,8 +115,8 @@ class Unowned(LowerError):
         What it touches.
     remedy : str
         What would have it touch its own: to gather the buffer first; to hold a copy of it; or to compute apart, into a
-        buffer that its iterators index; to relay a parameter that isn't in contiguous pieces, by a copy that is
-        (`tvm_axe.lower.inserting`).
+        buffer that its iterators index; to relay a parameter that isn't in contiguous pieces, by a copy that is; to
+        widen terms to the type of their sum, ahead of it (`tvm_axe.lower.inserting`).
     """
 
     def __init__(self, message: str, block: Block, access: Access, remedy: str) -> None:
@@ -180,6 +196,25 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
     pushes = frozenset({target}) if kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER) else frozenset()
     pulls = frozenset() if kind == Collective.ALL_GATHER else frozenset({source})
     return Step(stage, kind, axis, moved, pulls, pushes, source, target, arguments)
+
+
+def _check_seen(step: Step, mesh: Mesh, apart: Collection[str]) -> None:
+    """Check that no kernel indexes slabs of peers whose memory its device doesn't see."""
+    axes = mesh.names if step.axis == ALL else (step.axis,)
+    unseen = [axis for axis in axes if axis in apart]
+    if not unseen or step.kind not in (MESH_KERNEL, EXCHANGE):
+        return
+    message = (
+        f"stage {step.name!r} is a kernel that indexes the slabs of its peers over {', '.join(unseen)}, where devices "
+        "don't see each other's memory; leave that axis to devices that do, or its collectives unfused"
+    )
+    if step.kind == EXCHANGE:
+        raise LowerError(message)
+    (block, *others), pulled = step.stage.blocks, set(step.pulled)
+    load = None if others or is_sum(block.realize.block) else summed(block.realize.block)
+    casts = load is not None and load.source in pulled
+    remedy = WIDEN if casts else GATHER if pulled else APART
+    raise _apart_from(step.stage, message, pulled or set(step.pushed), remedy)
 
 
 def _exchange(stage: ScheduledStage, shardings: Mapping[tirx.Buffer, Sharding]) -> Step:

@@ -1,7 +1,7 @@
 """Insert redistributions: what a stage touches and its device doesn't own is moved, by copies between the stages.
 
 A program that `derive` refuses because a block reaches across the mesh becomes another ordinary program that it takes,
-and that computes the same. Six rewrites do it:
+and that computes the same. Seven rewrites do it:
 
 ======== ================================ ======================================================================
 rewrite  of a block that                  leaves
@@ -17,6 +17,8 @@ apart    writes its device's part of what  a block that writes a buffer indexed 
          all devices hold, not as a copy   own part; behind its nest all devices copy it to where it belongs
 relay    touches a parameter that is       all blocks on a copy that lies as they touch it, taken over before the
          declared in no contiguous pieces  first of them and back behind the last
+widen    sums what it casts, over devices  a copy of each device's terms in the type of the sum, which an engine adds;
+         that see no peer's memory         without it a kernel would read its peers'
 ======== ================================ ======================================================================
 
 What is copied but for a halo is whole: an all-gather where a shift would do. Who wants less schedules it
@@ -27,7 +29,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 
 from tvm import ir, s_tir, tirx
@@ -38,10 +40,12 @@ from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks,
 from tvm_axe.analysis.directions import directions, reached
 from tvm_axe.analysis.elements import cover, one_to_one
 from tvm_axe.analysis.expressions import alike, loads_in, substitute
+from tvm_axe.analysis.patterns import summed
+from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.sharding import Cuts
-from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, Entangled, Unowned, derive_steps
+from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, WIDEN, Entangled, Unowned, derive_steps
 from tvm_axe.lower.halo import Halo, halo_of
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.pieces import pieces_of, renumbered, shared_pieces, with_block
@@ -51,8 +55,11 @@ from tvm_axe.lower.separating import separated
 __all__ = ["redistributed"]
 
 
-def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
+def redistributed(func: tirx.PrimFunc, mesh: Mesh, apart: Collection[str] = ()) -> tirx.PrimFunc:
     """Insert the copies that `func` needs on `mesh`; each says of itself what it is for (``axe.inserted``).
+
+    Along the axes in `apart` no kernel sees its peers' slabs: there blocks that were fused are nests of their own
+    again, stages don't overlap, and what a kernel would take from its peers is gathered.
 
     Raises
     ------
@@ -62,18 +69,18 @@ def redistributed(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
     LayoutError
         If a declared layout doesn't fit its parameter or the mesh.
     """
-    func = _in_pieces(func, mesh)
+    func = _in_pieces(_in_turn(func, apart), mesh)
     rounds = 4 * len(nested_blocks(func.body.block.body)) + 4  # each block reads and writes, over two axes at most
     for _ in range(rounds):
         program = parse_program(func, mesh)
         shardings = infer_shardings(program, layouts_of(func))
         try:
-            derive_steps(program, shardings)
+            derive_steps(program, shardings, apart)
         except Unowned as found:
             last, sharding = found, shardings[found.buffer]
             remedy = found.remedy if sharding.memory is None else RELAY
             of = f"{found.buffer.name} for {found.block.name_hint}"
-            less = _less_than_all(func, found, program, sharding, of) if remedy == GATHER else None
+            less = _less_than_all(func, found, program, sharding, of, apart) if remedy == GATHER else None
             func = less or _REMEDIES[remedy](func, found, sharding, f"{remedy} {of}")
         except Entangled as together:
             func = _separated(func, together)
@@ -91,6 +98,25 @@ def _in_pieces(func: tirx.PrimFunc, mesh: Mesh) -> tirx.PrimFunc:
     return _rebuilt(func, changed, [])
 
 
+def _in_turn(func: tirx.PrimFunc, apart: Collection[str]) -> tirx.PrimFunc:
+    """Have stages that overlap over an axis in `apart` run one after the other: what their loops say of chunks goes."""
+    nests = statements(func.body.block.body)
+    bound = {bound_axis(loop) for nest in nests for block in nested_blocks(nest) for loop in block.loops}
+    if bound.isdisjoint(apart):
+        return func
+    changed = [_tvm.structural_map(nest, (tirx.For, _without_chunks)) for nest in nests]
+    if all(new.same_as(nest) for nest, new in zip(nests, changed)):
+        return func
+    return _rebuilt(func, changed, [])
+
+
+def _without_chunks(loop: tirx.For) -> tirx.For:
+    kept = {key: value for key, value in loop.annotations.items() if key not in (OVERLAP, RING)}
+    if len(kept) == len(loop.annotations):
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept)
+
+
 def _separated(func: tirx.PrimFunc, error: LowerError, nest: tirx.Stmt | None = None) -> tirx.PrimFunc:
     """Have each block of a nest be one of its own; `error` where that isn't seen to be the same."""
     if isinstance(error, Entangled):
@@ -102,13 +128,18 @@ def _separated(func: tirx.PrimFunc, error: LowerError, nest: tirx.Stmt | None = 
 
 
 def _less_than_all(
-    func: tirx.PrimFunc, found: Unowned, program: ScheduledProgram, sharding: Sharding, of: str
+    func: tirx.PrimFunc,
+    found: Unowned,
+    program: ScheduledProgram,
+    sharding: Sharding,
+    of: str,
+    apart: Collection[str],
 ) -> tirx.PrimFunc | None:
     """Have the nest read a copy of what each device reads; None where that is all, or the nest writes it, too."""
     nest, _ = _nest_of(func, found)
     stage = next(s for s in program.stages if any(b.realize.block.same_as(found.block) for b in s.blocks))
     halo = halo_of(program, stage.blocks, found.buffer, sharding)
-    if halo is not None:
+    if halo is not None and halo.axis not in apart:
         return _with_halo(func, nest, program, halo, sharding, f"halo {of}")
     cuts = _recut(stage, found.buffer, sharding)
     if cuts is None:
@@ -232,7 +263,30 @@ def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     return _rebuilt(func, [*before, *nests, *behind], [own])
 
 
-_REMEDIES = {GATHER: _gather, HOLD: _hold, APART: _apart, RELAY: _relay}
+def _widen(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
+    """Have the block sum terms that are cast ahead, each on the device that has it."""
+    nest, blocks = _nest_of(func, found)
+    block = next(other for other in blocks if other.block.same_as(found.block))
+    statement, load = block.block, summed(block.block)
+    assert load is not None  # what is to be widened is a sum's
+    store: tirx.BufferStore = statement.body
+    terms = tirx.decl_buffer(sharding.shape, store.buffer.dtype, f"{found.buffer.name}_terms", layout=None)
+    before = _copy(found.buffer, terms, sharding.mesh, sharding.cuts, why)
+    own = tirx.BufferLoad(store.buffer, store.indices)
+    changed = s_tir.SBlock(
+        statement.iter_vars,
+        [element(terms, load.indices)],
+        statement.writes,
+        statement.name_hint,
+        tirx.BufferStore(store.buffer, own + tirx.BufferLoad(terms, load.indices), store.indices),
+        statement.init,
+        annotations=dict(statement.annotations),
+    )
+    realize = s_tir.SBlockRealize(block.realize.iter_values, block.realize.predicate, changed)
+    return _replaced(func, nest, [before, with_block(nest, block.realize, realize)], [terms])
+
+
+_REMEDIES = {GATHER: _gather, HOLD: _hold, APART: _apart, RELAY: _relay, WIDEN: _widen}
 
 
 # ---- Copies ----------------------------------------------------------------------------------------------------------
@@ -286,15 +340,16 @@ def _nest(
     shared: _Shared | None = None,
     exists: Callable[[Sequence[tirx.Expr]], tirx.Expr] | None = None,
 ) -> tirx.Stmt:
-    """``target[..] = source[..]`` over a shape, whose dimensions are `shared`, where the element `exists`."""
+    """``target[..] = source[..]``, cast, over a shape whose dimensions are `shared`, where the element `exists`."""
     iterators = [tirx.Var(f"v{dim}", "int32") for dim in range(len(shape))]
     (to, where), (of, which) = target(iterators), source(iterators)
+    value = tirx.BufferLoad(of, which)
     block = s_tir.SBlock(
         [tirx.IterVar(ir.Range(0, n), v, tirx.IterVar.DataPar) for n, v in zip(shape, iterators)],
         [element(of, which)],
         [element(to, where)],
         name,
-        tirx.BufferStore(to, tirx.BufferLoad(of, which), where),
+        tirx.BufferStore(to, value if of.dtype == to.dtype else value.astype(to.dtype), where),
         annotations={INSERTED: why},
     )
     loops: list[tuple[tirx.Var, int, dict[str, str]]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -117,7 +117,9 @@ class Lowered:
         return [buffer for buffer in self.buffers.values() if buffer.is_output]
 
 
-def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE, target: Target | None = None) -> Lowered:
+def lower(
+    func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE, target: Target | None = None, apart: Collection[str] = ()
+) -> Lowered:
     """Infer layouts, derive collectives, localize and emit.
 
     Parameters
@@ -132,12 +134,14 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE, target: Target | No
     target : Target, optional
         What the devices are, resolved, if products and collectives that overlap may become its kernels
         (`tvm_axe.lower.pairs`); without it they are chunks in turns.
+    apart : collection of str
+        The mesh axes whose devices don't see each other's memory.
 
     Raises
     ------
     LowerError
-        If a stage touches what its device doesn't own outside a collective; the function isn't made of plain nests; or
-        a mesh axis is called as a device's own slab is.
+        If a stage touches what its device doesn't own outside a collective, or in a kernel over an axis that is apart;
+        the function isn't made of plain nests; or a mesh axis is called as a device's own slab is.
     LayoutError
         If a declared layout doesn't fit its parameter or the mesh.
     """
@@ -146,7 +150,7 @@ def lower(func: tirx.PrimFunc, mesh: Mesh, page: int = PAGE, target: Target | No
     program = parse_program(func, mesh, page)
     declared = layouts_of(func)
     shardings = infer_shardings(program, declared)
-    steps = derive_steps(program, shardings)
+    steps = derive_steps(program, shardings, apart)
     emitted = emit_module(program, steps, shardings, target)
     stages = tuple(
         Stage(

@@ -19,6 +19,7 @@ from tvm_axe import _tvm
 from tvm_axe.collective.algorithms import phases
 from tvm_axe.collective.arena import round_up
 from tvm_axe.collective.choice import Table
+from tvm_axe.collective.cuda.copying import StreamCopies
 from tvm_axe.collective.cuda.driver import call, enum, ready, struct
 from tvm_axe.collective.cuda.graphs import Graphs
 from tvm_axe.collective.cuda.meeting import Meeting
@@ -177,6 +178,9 @@ class CudaDevice(Device):
         call("cuEventRecord", stop, self._stream)
         self.finish()
         return float(call("cuEventElapsedTime", start, stop)) * 1e-3
+
+    def copies(self, memory: np.ndarray) -> StreamCopies:
+        return StreamCopies(self._stream, memory)
 
     def usable(self) -> bool:
         return ready("cuStreamQuery", self._stream)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
 from tvm_axe.collective import choice
+from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.algorithms import Algorithm
+from tvm_axe.collective.arena import round_up
 from tvm_axe.collective.cuda import driver
 from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine, Finding, Measured, Rates
 from tvm_axe.collective.measuring import measure, table_of
 from tvm_axe.collective.session import Session
+from tvm_axe.collective.staging import BUFFER
 from tvm_axe.collective.workers import Workers
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.layout import Link, Mesh
@@ -22,13 +26,14 @@ from tvm_axe.machines import backend_of
 from tvm_axe.machines.nvcc import find_compiler
 from tvm_axe.machines.target import resolve_target
 
+_LOG = logging.getLogger("tvm_axe")
 _MAKER = "tvm_axe.collective.cuda.device:CudaDevice"
 _PATIENCE = 60.0  # seconds that a worker may be behind another where collectives are measured
 _ROOM = 4  # times the GPUs' memory: the holes that tensors leave behind cost addresses alone
 
 
 class CudaEngine(Engine):
-    """The workers are on the GPUs of this machine, each of which sees the others' memory."""
+    """The workers are on the GPUs of this machine, which see each other's memory where the machine lets them."""
 
     name = "cuda"
     device_type = "cuda"
@@ -86,24 +91,36 @@ class CudaEngine(Engine):
             shared, to try a mesh on fewer GPUs. `processes`, a bool: whether each worker is a process, which a fault of
             another's doesn't touch, or a thread of this one, for debuggers, sanitizers and profilers; True if left out.
             `barriers`, ``"device"`` or ``"host"``: who waits for whom at a barrier; the devices if left out, unless
-            some share a GPU, where one that waits would keep the other from running. `collectives`, the algorithm that
-            does all collectives that it is offered for (`algorithms.Algorithm`): ``"one-shot"``, ``"two-shot"``,
-            ``"copy-engine"``; that of the machine's table if left out (`tvm_axe.collective.choice`).
+            some share a GPU, where one that waits would keep the other from running, or some don't see each other's
+            memory. `collectives`, the algorithm that does all collectives that it is offered for
+            (`algorithms.Algorithm`): ``"one-shot"``, ``"two-shot"``, ``"copy-engine"``; that of the machine's table if
+            left out (`tvm_axe.collective.choice`). `peers`, a bool: False has no device see another's memory, as where
+            GPUs aren't peers; what the driver says if left out.
 
         Raises
         ------
         InputError
             If there is no driver or no bindings of it; for an unknown option; if there are too few GPUs, or no such; if
-            one can't access another's memory.
+            devices shall meet by themselves that don't see each other's memory.
         WorkerError
             If a worker didn't start; then none is left.
         """
-        named, processes, barriers, algorithm = self.options(options, "gpus", "processes", "barriers", "collectives")
+        names = ("gpus", "processes", "barriers", "collectives", "peers")
+        named, processes, barriers, algorithm, peers = self.options(options, *names)
         if barriers not in (None, "device", "host"):
             raise InputError(f'launch: barriers must be "device" or "host", not {barriers!r}')
         gpus = _chosen(mesh, named)
-        apart = len(set(gpus)) == len(gpus) <= MOST
-        meets = WORDS if barriers == "device" or (barriers is None and apart) else None
+        are_peers = (lambda first, second: False) if peers is False else driver.are_peers
+        neighbours = neighbours_of(gpus, are_peers)
+        can_meet = len(set(gpus)) == len(gpus) <= MOST and len(neighbours) == 1
+        meets = WORDS if barriers == "device" or (barriers is None and can_meet) else None
+        if len(neighbours) > 1:
+            if barriers == "device":
+                raise InputError(
+                    "launch: barriers=\"device\" has devices meet in each other's memory, which these don't see; leave "
+                    "it out"
+                )
+            _LOG.warning("%s", _said(mesh, gpus, neighbours, peers))
         page = backend_of(resolve_target(self.target)).page
         table = choice.find(machine_of(gpus), self.rates.link) if algorithm is None else choice.forced(algorithm)
         shared = max(gpus.count(gpu) for gpu in gpus)
@@ -112,9 +129,9 @@ class CudaEngine(Engine):
         devices: list[Mapping[str, Any]] = [
             {"gpu": gpu, "name": f"GPU {gpu}, {driver.name_of(gpu)}", **alike} for gpu in gpus
         ]
-        size = _ROOM * sum(map(driver.memory_of, gpus))
+        size = _ROOM * sum(map(driver.memory_of, gpus)) + round_up(mesh.size * BUFFER, page)
         alone = processes is None or bool(processes)
-        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets)
+        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets, neighbours)
         session.start()
         return session
 
@@ -153,8 +170,8 @@ def _between(first: int, second: int) -> Finding:
     if not (driver.are_peers(first, second) and driver.are_peers(second, first)):
         return Finding(
             what,
-            "don't see each other's memory",
-            "leave one of them out: gpus=...; nvidia-smi topo -p2p r says which pairs do",
+            "don't see each other's memory: what goes between them takes the way through the host's; where they can be "
+            "peers (nvidia-smi topo -p2p r says why they aren't), it takes their own link",
         )
     return Finding(what, f"see each other's memory{', by NVLink' if driver.are_linked(first, second) else ''}")
 
@@ -172,13 +189,36 @@ def _chosen(mesh: Mesh, gpus: Sequence[int] | None) -> list[int]:
             f"launch: gpus must be {mesh.size} numbers in [0, {count}), one for each device of mesh {mesh}, not "
             f"{gpus!r}"
         )
-    for first, second in permutations(sorted(set(chosen)), 2):
-        if not driver.are_peers(first, second):
-            raise InputError(
-                f"launch: GPU {first} can't access the memory of GPU {second}; choose others by gpus=..., those that "
-                "nvidia-smi topo -p2p r shows as OK"
-            )
     return chosen
+
+
+def neighbours_of(gpus: Sequence[int], are_peers: Callable[[int, int], bool]) -> list[list[int]]:
+    """Return the devices that see each other's memory, each with the first ones that all see it and are seen by it.
+
+    >>> neighbours_of([0, 1, 2, 3], lambda first, second: first // 2 == second // 2)
+    [[0, 1], [2, 3]]
+    """
+    found: list[list[int]] = []
+    for device, gpu in enumerate(gpus):
+        for group in found:
+            others = [gpus[other] for other in group]
+            if all(are_peers(gpu, other) and are_peers(other, gpu) for other in others):
+                group.append(device)
+                break
+        else:
+            found.append([device])
+    return found
+
+
+def _said(mesh: Mesh, gpus: Sequence[int], neighbours: Sequence[Sequence[int]], peers: bool | None) -> str:
+    """What is to be said of devices that don't see each other's memory."""
+    axes = ", ".join(sorted(spanning_axes(mesh, neighbours)))
+    groups = " | ".join(" ".join(str(gpus[device]) for device in group) for group in neighbours)
+    why = "peers=False" if peers is False else "the driver says that they are no peers"
+    return (
+        f"launch: along {axes} GPUs don't see each other's memory ({groups}; {why}): collectives go through the "
+        "host's, and programs run with theirs unfused"
+    )
 
 
 CUDA = CudaEngine()
