@@ -204,7 +204,9 @@ def main() -> None:
     """Parse; compile and time; print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="of scripts/models_torch.py (default: all)")
-    parser.add_argument("--via", type=lambda text: text.split(","), default=["torch"], help="torch,onnx (default: torch)")
+    parser.add_argument(
+        "--via", type=lambda text: text.split(","), default=["torch"], help="torch,onnx (default: torch)"
+    )
     parser.add_argument("--peers", type=lambda text: text.split(","), default=["torch", "onnxruntime"], help="of them")
     parser.add_argument("--tuned", action="store_true", help="tune first; what --work-dir holds is used as it is")
     parser.add_argument("--trials", type=int, default=64, help="candidates for each kernel on average (default: 64)")

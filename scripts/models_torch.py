@@ -47,7 +47,11 @@ class Layer(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, first: bool, packed: bool = False) -> None:
         super().__init__()
         self.first = first
-        self.attention, self.norm1, self.norm2 = Attention(width, heads, packed), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.norm1, self.norm2 = (
+            Attention(width, heads, packed),
+            nn.LayerNorm(width),
+            nn.LayerNorm(width),
+        )
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:

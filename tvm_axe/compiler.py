@@ -26,7 +26,7 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, REDISTRIBUTE, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, REDISTRIBUTE, SCHEDULES, TILE_KERNELS, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax import schedule_model
 from tvm_axe.relax.alone import model_passes
@@ -141,7 +141,7 @@ def _compiled(
 
 
 def _on_mesh(work: Work) -> Executable:
-    work = run(work, (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
+    work = run(work, (REDISTRIBUTE, LOWER, APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass
     assert work.lowered is not None and work.scheduled is not None
     if work.redistribute and work.lowered.inserted:  # of a `Lowered`, who inserted it has it
         _LOG.warning("%s: redistributed, %s", work.lowered.name, "; ".join(work.lowered.inserted))

@@ -185,9 +185,7 @@ REDISTRIBUTE = Pass(
 )
 LOWER = Pass("lower", "a scheduled function becomes the module that each device of the mesh runs", _lower)
 APPLY_RECORDS = Pass("apply records", "functions that were tuned become as the best record says", _apply_records)
-SCHEDULES = Pass(
-    "schedules", "functions that nobody scheduled take the schedule that suits the target", _schedules
-)
+SCHEDULES = Pass("schedules", "functions that nobody scheduled take the schedule that suits the target", _schedules)
 TILE_KERNELS = Pass(
     "tile kernels", "nests that chose a tile kernel become its programs, lowered for the target", _tile_kernels
 )
@@ -242,6 +240,6 @@ def build(mod: IRModule, target: Target) -> Module:
     TileError
         There is no compiler for CUDA source.
     """
-    built = run(Work(mod, target), (SCHEDULES, TILE_KERNELS, BUILD)).built
+    built = run(Work(mod, target), (TILE_KERNELS, BUILD)).built
     assert isinstance(built, Module)  # no program of Relax
     return built

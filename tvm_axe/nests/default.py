@@ -59,7 +59,7 @@ def _is_unscheduled(func: tirx.PrimFunc) -> bool:
     """Whether a function is as it was written: blocks below its root, each in a nest of its own."""
     if why_unschedulable(func) is not None or has_threads(func) or has_choice(func):
         return False
-    if bool((func.attrs or {}).get(_SCHEDULED, False)):
+    if bool((func.attrs or {}).get(_SCHEDULED, False)) or func.body.block.name_hint != "root":
         return False
     sch = s_tir.Schedule(func)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))

@@ -31,7 +31,7 @@ from tvm_axe.machines.target import cores, vector_bits
 from tvm_axe.nests.contraction import is_own_nest
 from tvm_axe.nests.rows import reduce_in_row
 
-__all__ = ["loop_schedules", "is_loops"]
+__all__ = ["is_loops", "loop_schedules"]
 
 _PARTIALS = 4  # vectors of partial results
 _SEVERAL = 4  # vectors that the innermost loops have, before more of them are fused

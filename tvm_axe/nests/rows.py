@@ -210,9 +210,7 @@ def _cut(sch: s_tir.Schedule, loop: LoopRV, choices: list[int]) -> list[LoopRV]:
     return list(sch.split(loop, [pieces, None]))
 
 
-def reduce_in_row(
-    sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, depth: int, partials: int, lanes: int
-) -> None:
+def reduce_in_row(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, depth: int, partials: int, lanes: int) -> None:
     """Reduce a block's terms, the loops behind the first `depth`, in its loop `row` by vectors of partial results."""
     for part in _reduce(sch, block, depth, partials, lanes):
         _at_row(sch, part, row, lanes)
