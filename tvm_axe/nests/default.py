@@ -7,11 +7,13 @@ left to one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+from tvm.s_tir import dlight
 from tvm.target import Target
 
 from tvm_axe import _tvm
@@ -31,7 +33,10 @@ _SCHEDULED = "tirx.is_scheduled"  # upstream's attribute of functions
 
 
 def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[str] = ()) -> tvm.IRModule:
-    """The module with a schedule for each of its functions that nobody scheduled, where the target is the host's.
+    """The module with a schedule for each of its functions that nobody scheduled.
+
+    On a GPU these are functions with symbolic extents alone, by upstream's rules (`tvm.s_tir.dlight`): others get their
+    threads when they are built (`tvm_axe.machines.threads`).
 
     Parameters
     ----------
@@ -42,17 +47,29 @@ def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[
     tuned : collection of str
         The names of functions that are as a record has them.
     """
-    if not backend_of(target).on_host:
-        return mod
-    found = {
-        variable: _scheduled(func, target)
+    unscheduled = {
+        variable: func
         for variable, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned and _is_unscheduled(func)
     }
+    if backend_of(target).on_host:
+        found = {variable: _scheduled(func, target) for variable, func in unscheduled.items()}
+    else:
+        found = _by_upstream({v: func for v, func in unscheduled.items() if math.isinf(_operations(func))}, target)
     if not found:
         return mod
     functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **found}
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _by_upstream(functions: Mapping[ir.GlobalVar, tirx.PrimFunc], target: Target) -> dict[ir.GlobalVar, tirx.PrimFunc]:
+    """The functions as upstream's rules for GPUs have them."""
+    if not functions:
+        return {}
+    rules = [dlight.gpu.Matmul(), dlight.gpu.GEMV(), dlight.gpu.Reduction(), dlight.gpu.GeneralReduction()]
+    with target:
+        done = dlight.ApplyDefaultSchedule(*rules, dlight.gpu.Fallback())(tvm.IRModule(dict(functions)))
+    return {variable: done[str(variable.name_hint)] for variable in functions}
 
 
 def _is_unscheduled(func: tirx.PrimFunc) -> bool:

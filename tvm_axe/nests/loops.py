@@ -7,7 +7,7 @@
             C[.., lanes] += ..
 
 A reduction along what lies side by side has a few vectors of partial results instead, as in rows
-(`tvm_axe.nests.rows`). Extents may be symbolic. What one block leaves another goes through memory, so this is for
+(`tvm_axe.nests.rows`). Extents may be symbolic, but for those of vectors. What one block leaves another goes through memory, so this is for
 functions that no other form takes.
 """
 
@@ -58,15 +58,31 @@ def loop_schedules(sch: s_tir.Schedule, name: str, target: Target) -> list[parti
     stmt = sch.get(sch.get_sblock(name))
     spatial = [n for n, iterator in enumerate(stmt.iter_vars) if iterator.iter_type == SPATIAL]
     reduced = [n for n, iterator in enumerate(stmt.iter_vars) if iterator.iter_type == REDUCE]
+    by_elements = partial(_by_elements, name=name, spatial=spatial, reduced=reduced, target=target)
     dtypes = [str(stmt.body.buffer.dtype), *(str(load.source.dtype) for load in loads_in(stmt.body))]
-    lanes = vector_bits(target) // max(32, *map(dtype_bits, dtypes))
-    found = []
-    vectors = _vectors(stmt, spatial, bool(reduced), lanes)
-    if vectors:
-        found.append(partial(_by_vectors, name=name, vectors=vectors, reduced=reduced, lanes=lanes, target=target))
-    elif reduced and spatial and _goes_along(stmt, reduced[-1], lanes):
-        found.append(partial(_by_partials, name=name, spatial=spatial, reduced=reduced, lanes=lanes, target=target))
-    return [*found, partial(_by_elements, name=name, spatial=spatial, reduced=reduced, target=target)]
+    most = vector_bits(target) // max(32, *map(dtype_bits, dtypes))
+    # A last vector that isn't whole upstream peels off only where all extents are known.
+    whole = any(not isinstance(n, tirx.IntImm) for buffer in _buffers(sch) for n in buffer.shape)
+    for lanes in (most, *((most // 2, most // 4) if whole else ())):
+        vectors = _vectors(stmt, spatial, bool(reduced), lanes)
+        if vectors and not (whole and _extent(stmt, vectors) % lanes):
+            change = partial(_by_vectors, name=name, vectors=vectors, reduced=reduced, lanes=lanes, target=target)
+            return [change, by_elements]
+        along = not vectors and reduced and spatial and _goes_along(stmt, reduced[-1], lanes)
+        if along and not (whole and _extent(stmt, reduced) % lanes):
+            change = partial(_by_partials, name=name, spatial=spatial, reduced=reduced, lanes=lanes, target=target)
+            return [change, by_elements]
+    return [by_elements]
+
+
+def _buffers(sch: s_tir.Schedule) -> list[tirx.Buffer]:
+    return [buffer for buffer in sch.mod["main"].params if tirx.is_buffer_var(buffer)]
+
+
+def _extent(stmt: s_tir.SBlock, loops: Sequence[int]) -> int:
+    """Iterations of these loops together; 1, which no vector divides, of symbolic ones."""
+    extents = [stmt.iter_vars[n].dom.extent for n in loops]
+    return reduce(mul, map(int, extents), 1) if all(isinstance(n, tirx.IntImm) for n in extents) else 1
 
 
 def _by_vectors(
@@ -79,9 +95,8 @@ def _by_vectors(
     sums = [loops[n] for n in reduced]
     sch.reorder(*outer, *(loops[n] for n in vectors), *sums)
     inner = sch.fuse(*(loops[n] for n in vectors))
-    extent = sch.get(inner).extent
+    whole = int(sch.get(inner).extent) % lanes == 0
     turns, lane = sch.split(inner, [None, lanes])
-    whole = isinstance(extent, tirx.IntImm) and int(extent) % lanes == 0
     if sums:
         sch.reorder(turns, *sums, lane)
     sch.vectorize(lane)
@@ -98,11 +113,10 @@ def _by_partials(
     """Vectors of partial results."""
     block = sch.get_sblock(name)
     loops = sch.get_loops(block)
-    terms = [sch.get(loops[n]).extent for n in reduced]
-    count = reduce(mul, map(int, terms)) if all(isinstance(n, tirx.IntImm) for n in terms) else 0
+    count = _extent(sch.get(block), reduced)
     sch.reorder(*(loops[n] for n in (*spatial, *reduced)))
     row = sch.fuse(*(loops[n] for n in spatial))
-    if count and count % lanes == 0:
+    if count % lanes == 0:
         if cores(target) > 1:
             sch.parallel(row)
         several = next((n for n in range(_PARTIALS, 1, -1) if count % (n * lanes) == 0), 1)
@@ -148,24 +162,20 @@ def _vectors(stmt: s_tir.SBlock, spatial: Sequence[int], reduces: bool, lanes: i
     found: list[int] = []
     for n in reversed(spatial):
         trailing = [n, *found]
+        if not isinstance(stmt.iter_vars[n].dom.extent, tirx.IntImm):
+            break
         if not indices or not indices.pop().same_as(stmt.iter_vars[n].var) or not _side_by_side(stmt, trailing, lanes):
             break
         found = trailing
-        extents = [stmt.iter_vars[n].dom.extent for n in found]
-        constant = [int(extent) for extent in extents if isinstance(extent, tirx.IntImm)]
-        if reduces or len(constant) < len(extents) or reduce(mul, constant) >= _SEVERAL * lanes:
+        if reduces or _extent(stmt, found) >= _SEVERAL * lanes:
             break
-    extents = [stmt.iter_vars[n].dom.extent for n in found]
-    short = all(isinstance(extent, tirx.IntImm) for extent in extents) and reduce(mul, map(int, extents), 1) < lanes
-    return [] if short else found
+    return found if _extent(stmt, found) >= lanes else []
 
 
 def _goes_along(stmt: s_tir.SBlock, reduced: int, lanes: int) -> bool:
     """Whether a reduction's last loop is long enough for vectors, and all that it reads lies side by side or is the
     same."""
-    extent = stmt.iter_vars[reduced].dom.extent
-    long = not isinstance(extent, tirx.IntImm) or int(extent) >= 2 * lanes
-    return long and _side_by_side(stmt, [reduced], lanes)
+    return _extent(stmt, [reduced]) >= 2 * lanes and _side_by_side(stmt, [reduced], lanes)
 
 
 def _side_by_side(stmt: s_tir.SBlock, loops: Sequence[int], lanes: int) -> bool:

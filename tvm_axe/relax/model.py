@@ -19,7 +19,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.errors import LayoutError, ScheduleError
 from tvm_axe.layout import Mesh
-from tvm_axe.relax.inline import inline_pointwise
+from tvm_axe.schedule.inline import inline_pointwise
 from tvm_axe.relax.merging import merge
 from tvm_axe.relax.pairs import Pair, find_pairs
 from tvm_axe.schedule import Schedule, query
