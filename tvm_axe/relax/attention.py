@@ -66,6 +66,8 @@ class _Attention:
         What scores are multiplied by.
     causal : bool
         Whether a query doesn't see the keys that are later than it; the last one sees all.
+    heads_inside : bool
+        Whether q, k and v are [batch, tokens, heads, dim] instead, as `R.nn.attention` has them, and its result.
     """
 
     q: relax.Expr
@@ -73,12 +75,17 @@ class _Attention:
     v: relax.Expr
     scale: float
     causal: bool
+    heads_inside: bool = False
 
     @property
     def problem(self) -> Problem:
         """What the kernel is asked for: leading dimensions are heads."""
-        (*lead, queries, dim), keys = shape_of(self.q), shape_of(self.k)[-1]
-        heads = math.prod(lead)
+        if self.heads_inside:
+            (batch, queries, count, dim), keys = shape_of(self.q), shape_of(self.k)[1]
+            heads = batch * count
+        else:
+            (*lead, queries, dim), keys = shape_of(self.q), shape_of(self.k)[-1]
+            heads = math.prod(lead)
         sizes = {"batch": 1, "heads": heads, "kv_heads": heads, "queries": queries, "keys": keys, "dim": dim}
         return {**sizes, "dtype": str(self.q.ty.dtype), "causal": self.causal}
 
@@ -107,6 +114,8 @@ class _Finder:
                 self.found[call] = match
 
     def _match(self, call: relax.Call) -> _Attention | None:
+        if is_call(call, "relax.nn.attention"):
+            return self._operator(call)
         if not is_call(call, "relax.matmul"):
             return None
         found = self._product(call)
@@ -120,6 +129,20 @@ class _Finder:
         if not fits or len(dtypes) > 1 or not dtypes <= {*_DTYPES} or (found.causal and keys < queries):
             return None
         return found
+
+    def _operator(self, call: relax.Call) -> _Attention | None:
+        """The attention that `R.nn.attention` is, without a bias and a window."""
+        shapes = [shape_of(each) for each in call.args[:3]]
+        if len(call.args) != 3 or call.attrs.window_size is not None or not all(shapes):
+            return None
+        (batch, queries, heads, dim), keys, values = shapes
+        fits = queries >= _LEAST and keys == values == [batch, keys[1], heads, dim]
+        mask = call.attrs.causal_mask
+        if not fits or str(call.ty.dtype) not in _DTYPES or (mask == "TopLeft" and queries != keys[1]):
+            return None
+        scale = dim**-0.5 if call.attrs.scale is None else float(call.attrs.scale)
+        causal = mask is not None and keys[1] >= queries
+        return _Attention(*call.args, scale, causal, True) if causal == (mask is not None) else None
 
     def _product(self, call: relax.Call) -> _Attention | None:
         """The attention whose weights and values a matmul multiplies."""
@@ -212,12 +235,19 @@ class _Rewriter(PyExprMutator):
         own = 1 / math.sqrt(dim)  # the kernel's scale
         if not math.isclose(match.scale, own, rel_tol=1e-6):
             q = emit(relax.op.multiply(q, relax.const(match.scale / own, problem["dtype"])))
-        rank = len(shape_of(match.k))
-        k = emit(relax.op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
+        if match.heads_inside:
+            q, k, v = (emit(relax.op.permute_dims(each, [0, 2, 1, 3])) for each in (q, k, v))
+        else:
+            rank = len(shape_of(match.k))
+            k = emit(relax.op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
         operands = [
             emit(relax.op.reshape(each, (1, heads, rows, dim))) for each, rows in ((q, queries), (k, keys), (v, keys))
         ]
         kernel = _kernel(self.target, problem, self.kernels)
         variable = self.builder_.add_func(kernel, "attention")
-        out = relax.TensorType((1, heads, queries, dim), problem["dtype"])
-        return relax.op.reshape(emit(relax.call_tir(variable, operands, out_ty=out)), shape_of(call))
+        kind = relax.TensorType((1, heads, queries, dim), problem["dtype"])
+        out = emit(relax.call_tir(variable, operands, out_ty=kind))
+        if not match.heads_inside:
+            return relax.op.reshape(out, shape_of(call))
+        batch = shape_of(call)[0]
+        return relax.op.permute_dims(emit(relax.op.reshape(out, (batch, heads // batch, queries, dim))), [0, 2, 1, 3])

@@ -51,15 +51,12 @@ class _Rewriter(PyExprMutator):
             return done.args[0]
         if name == "relax.permute_dims":
             return self._permuted(done, len(shape_of(call) or []))
-        if name in _UNARY:
-            return self._behind(done, shape_of(call))
-        if name in _BINARY:
-            return self._behind(done, shape_of(call))
-        return done
+        return self._behind(done, shape_of(call)) if name in (*_UNARY, *_BINARY) else done
 
     def _of(self, value: relax.Expr) -> relax.Expr:
-        found = self.lookup_binding(value) if isinstance(value, relax.Var) else value
-        return value if found is None else found
+        while isinstance(value, relax.Var) and (found := self.lookup_binding(value)) is not None:
+            value = found
+        return value
 
     def _reshape(self, value: relax.Expr, shape: list[int] | None) -> relax.Expr:
         """A reshape of what is no reshape; the value itself where it has the shape."""
