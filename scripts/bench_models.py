@@ -1,14 +1,15 @@
 """Whole models on one device beside torch and onnxruntime, with the same number of threads.
 
     python scripts/bench_models.py [MODEL ...] [--via torch,onnx] [--tuned] [--trials N] [--threads N] [--rounds N]
-                                   [--breakdown] [--work-dir D] [--json]
+                                   [--breakdown N] [--cpu-time] [--work-dir D] [--json]
 
 Models are those of `scripts/models_torch.py`, random weights in published shapes, imported by ``torch.export`` or from
 the ONNX file that onnxruntime runs. Every result is checked against torch's; then all contestants run in turn in this
 process, and a figure is the median of the rounds, with the least beside it. ratio = peer_ms / ours_ms.
 
 Without --tuned no record is looked for, and no candidate measured: what is timed are the schedules that kernels have
-by default. --breakdown prints which of our kernels take the time. It needs the extra `models`.
+by default. --breakdown prints which of our kernels take the time. --cpu-time counts the process's own time, for machines
+that others use as well; with --threads 1, since threads that spin count. It needs the extra `models`.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ def check(name: str, got: Any, want: Any) -> None:
         raise SystemExit(f"{name}: the result is wrong: {error:.2g} of the largest element")
 
 
-def timed(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
+def timed(
+    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
+) -> dict[str, tuple[float, float]]:
     """The median and the least seconds of each call, taken in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in list(calls.items()) * rounds:
@@ -133,9 +136,9 @@ def timed(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[f
         for budget in (WARM, BLOCK):
             start, took = time.perf_counter(), []
             while not took or time.perf_counter() - start < budget:
-                begin = time.perf_counter()
+                begin = clock()
                 call()
-                took.append(time.perf_counter() - begin)
+                took.append(clock() - begin)
         times[name] += took
     return {name: (statistics.median(series), min(series)) for name, series in times.items()}
 
@@ -183,7 +186,7 @@ def bench(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             for kernel, count, ms in breakdown(vm, call)[: args.breakdown]:
                 print(f"    {ms:9.3f} ms  {count:4} x {kernel}")
             vm.set_instrument(lambda *_: 0)
-    seconds = timed(calls | others, args.rounds)
+    seconds = timed(calls | others, args.rounds, time.process_time if args.cpu_time else time.perf_counter)
     return [
         {
             "name": f"{name}, {way}",
@@ -213,6 +216,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads of every contestant (default: 2)")
     parser.add_argument("--rounds", type=int, default=5, help="medians are over so many (default: 5)")
     parser.add_argument("--breakdown", type=int, default=0, metavar="N", help="print the N kernels that take the most")
+    parser.add_argument("--cpu-time", action="store_true", help="the process's time instead of the clock's")
     parser.add_argument("--work-dir", type=Path, default=Path(WORK_DIR, "bench-models"), help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()

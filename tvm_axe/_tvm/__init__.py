@@ -80,6 +80,7 @@ __all__ = [
     "register_dispatch",
     "register_functions",
     "register_pipeline",
+    "relax_dispatching",
     "relax_lowering",
     "rename_block",
     "save_llvm",

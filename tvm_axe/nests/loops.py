@@ -7,8 +7,8 @@
             C[.., lanes] += ..
 
 A reduction along what lies side by side has a few vectors of partial results instead, as in rows
-(`tvm_axe.nests.rows`). Extents may be symbolic, but for those of vectors. What one block leaves another goes through memory, so this is for
-functions that no other form takes.
+(`tvm_axe.nests.rows`). Extents may be symbolic, but for those of vectors. What one block leaves another goes through
+memory, so this is for functions that no other form takes.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tvm.target import Target
 
 from tvm_axe.errors import TileError
 from tvm_axe.machines import find_backend
-from tvm_axe.relax.values import Values, is_call, shape_of
+from tvm_axe.relax.values import Values, extents_of, is_call, shape_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import KERNELS
@@ -81,10 +81,10 @@ class _Attention:
     def problem(self) -> Problem:
         """What the kernel is asked for: leading dimensions are heads."""
         if self.heads_inside:
-            (batch, queries, count, dim), keys = shape_of(self.q), shape_of(self.k)[1]
+            (batch, queries, count, dim), keys = extents_of(self.q), extents_of(self.k)[1]
             heads = batch * count
         else:
-            (*lead, queries, dim), keys = shape_of(self.q), shape_of(self.k)[-1]
+            (*lead, queries, dim), keys = extents_of(self.q), extents_of(self.k)[-1]
             heads = math.prod(lead)
         sizes = {"batch": 1, "heads": heads, "kv_heads": heads, "queries": queries, "keys": keys, "dim": dim}
         return {**sizes, "dtype": str(self.q.ty.dtype), "causal": self.causal}
@@ -119,9 +119,9 @@ class _Finder:
         if not is_call(call, "relax.matmul"):
             return None
         found = self._product(call)
-        shapes = [] if found is None else [shape_of(each) for each in (found.q, found.k, found.v)]
-        if found is None or not all(shapes) or not all(len(shape) >= 3 for shape in shapes):
+        if found is None or any(len(shape_of(each) or []) < 3 for each in (found.q, found.k, found.v)):
             return None
+        shapes = [extents_of(each) for each in (found.q, found.k, found.v)]
         (*lead, queries, dim), (*others, _, keys), values = shapes
         heads = {math.prod(each) for each in (lead, others, values[:-2])}
         fits = queries >= _LEAST and len(heads) == 1 and values[-2:] == [keys, dim] and shape_of(call) is not None
@@ -132,9 +132,9 @@ class _Finder:
 
     def _operator(self, call: relax.Call) -> _Attention | None:
         """The attention that `R.nn.attention` is, without a bias and a window."""
-        shapes = [shape_of(each) for each in call.args[:3]]
-        if len(call.args) != 3 or call.attrs.window_size is not None or not all(shapes):
+        if len(call.args) != 3 or call.attrs.window_size is not None or None in map(shape_of, call.args):
             return None
+        shapes = [extents_of(each) for each in call.args]
         (batch, queries, heads, dim), keys, values = shapes
         fits = queries >= _LEAST and keys == values == [batch, keys[1], heads, dim]
         mask = call.attrs.causal_mask
@@ -142,7 +142,8 @@ class _Finder:
             return None
         scale = dim**-0.5 if call.attrs.scale is None else float(call.attrs.scale)
         causal = mask is not None and keys[1] >= queries
-        return _Attention(*call.args, scale, causal, True) if causal == (mask is not None) else None
+        q, k, v = call.args
+        return _Attention(q, k, v, scale, causal, True) if causal == (mask is not None) else None
 
     def _product(self, call: relax.Call) -> _Attention | None:
         """The attention whose weights and values a matmul multiplies."""
@@ -178,7 +179,8 @@ class _Finder:
         for inner, mask in (scores.args, scores.args[::-1]):
             array = self.values.constant(mask)
             if array is not None and shape_of(inner) == shape_of(scores):
-                return self.values.matrix(inner), _is_causal(array, *shape_of(scores)[-2:])
+                queries, keys = extents_of(scores)[-2:]
+                return self.values.matrix(inner), _is_causal(array, queries, keys)
         return scores, None
 
     def _unscaled(self, value: relax.Expr) -> tuple[relax.Expr, float]:
@@ -238,7 +240,7 @@ class _Rewriter(PyExprMutator):
         if match.heads_inside:
             q, k, v = (emit(relax.op.permute_dims(each, [0, 2, 1, 3])) for each in (q, k, v))
         else:
-            rank = len(shape_of(match.k))
+            rank = len(extents_of(match.k))
             k = emit(relax.op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
         operands = [
             emit(relax.op.reshape(each, (1, heads, rows, dim))) for each, rows in ((q, queries), (k, keys), (v, keys))
@@ -248,6 +250,6 @@ class _Rewriter(PyExprMutator):
         kind = relax.TensorType((1, heads, queries, dim), problem["dtype"])
         out = emit(relax.call_tir(variable, operands, out_ty=kind))
         if not match.heads_inside:
-            return relax.op.reshape(out, shape_of(call))
-        batch = shape_of(call)[0]
+            return relax.op.reshape(out, extents_of(call))
+        batch = extents_of(call)[0]
         return relax.op.permute_dims(emit(relax.op.reshape(out, (batch, heads // batch, queries, dim))), [0, 2, 1, 3])

@@ -11,7 +11,7 @@ from tvm.ir import GenericConst, IRModule
 
 from tvm_axe import _tvm
 
-__all__ = ["Values", "is_call", "shape_of"]
+__all__ = ["Values", "extents_of", "is_call", "shape_of"]
 
 _SMALL = 1 << 22  # elements that a constant may have to be looked at
 
@@ -28,6 +28,13 @@ def shape_of(value: relax.Expr) -> list[int] | None:
         return None
     extents = list(kind.shape.values)
     return [int(extent) for extent in extents] if all(isinstance(n, tirx.IntImm) for n in extents) else None
+
+
+def extents_of(value: relax.Expr) -> list[int]:
+    """The extents of a tensor that has no symbolic ones."""
+    shape = shape_of(value)
+    assert shape is not None, value
+    return shape
 
 
 class Values:
@@ -59,7 +66,7 @@ class Values:
         while is_call(found, "relax.reshape") or is_call(found, "relax.broadcast_to"):
             before, after = shape_of(found.args[0]), shape_of(found)
             kept = before and after and before[-2:] == after[-2:] and math.prod(before) == math.prod(after)
-            if not kept or len(before) < 2:
+            if not kept or len(before or []) < 2:
                 break
             found = self.of(found.args[0])
         return found
@@ -100,7 +107,7 @@ class Values:
         number = self.of(value.args[1]) if is_call(value, "relax.full") else None
         if not isinstance(number, GenericConst):
             return value
-        return relax.const(np.full(shape_of(value), _elements(number), str(value.ty.dtype)))
+        return relax.const(np.full(extents_of(value), _elements(number), str(value.ty.dtype)))
 
     def _is_made_of_constants(self, call: relax.Call, needed: dict[relax.Var, relax.Expr]) -> bool:
         """Whether a call's value is made of constants alone; the variables on its way are `needed`, in order."""
