@@ -34,8 +34,8 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.search.job import kernel_tools
 from tvm_axe.meta.search.loop import Job
-from tvm_axe.meta.spaces.kernels import choose, offers
 from tvm_axe.meta.task import Workload
+from tvm_axe.nests.kernels import choose, offers
 from tvm_axe.pipeline import build
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import normalize

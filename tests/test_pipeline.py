@@ -46,10 +46,17 @@ def test_the_examples(module):
 
 
 def test_the_list():
-    assert [each.name for each in PASSES] == ["redistribute", "lower", "apply records", "tile kernels", "build"]
+    assert [each.name for each in PASSES] == [
+        "redistribute",
+        "lower",
+        "apply records",
+        "schedules",
+        "tile kernels",
+        "build",
+    ]
     own = [each.name for each in alone.model_passes()]
-    assert own == ["fuse", "apply records", "pack weights", "tile kernels", "build"]
-    assert alone.model_passes()[1] is APPLY_RECORDS and alone.model_passes()[3] is TILE_KERNELS
+    assert own == ["fuse", "apply records", "schedules", "pack weights", "tile kernels", "build"]
+    assert alone.model_passes()[1] is APPLY_RECORDS and alone.model_passes()[4] is TILE_KERNELS
 
 
 def test_what_each_pass_leaves(chosen):

@@ -9,6 +9,7 @@ leave a module, the tuner's measurer those behind the records, the search over a
 redistribute   where that is asked for, copies between the stages move what a device touches and doesn't own
 lower          a scheduled function becomes the module that each device of the mesh runs
 apply records  functions that were tuned become as the best record says
+schedules      functions that nobody scheduled take the schedule that suits the target
 tile kernels   nests that chose a tile kernel become its programs, lowered for the target
 build          functions become machine code
 
@@ -42,6 +43,7 @@ from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.inserting import redistributed
 from tvm_axe.lower.tiles import overlaps, with_default_kernels, with_tile_kernels
 from tvm_axe.machines import backend_of
+from tvm_axe.nests import with_default_schedules
 from tvm_axe.records import apply_best
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "LOWER",
     "PASSES",
     "REDISTRIBUTE",
+    "SCHEDULES",
     "TILE_KERNELS",
     "Pass",
     "Work",
@@ -164,9 +167,13 @@ def _apply_records(work: Work) -> Work:
     return replace(work, module=module, tuned=MappingProxyType(tuned))
 
 
-def _tile_kernels(work: Work) -> Work:
+def _schedules(work: Work) -> Work:
     chosen = with_default_kernels(work.module, work.target, work.tuned)
-    return replace(work, module=with_tile_kernels(chosen, work.target), scheduled=chosen)
+    return replace(work, module=with_default_schedules(chosen, work.target, work.tuned))
+
+
+def _tile_kernels(work: Work) -> Work:
+    return replace(work, module=with_tile_kernels(work.module, work.target), scheduled=work.module)
 
 
 def _build(work: Work) -> Work:
@@ -181,12 +188,13 @@ REDISTRIBUTE = Pass(
 )
 LOWER = Pass("lower", "a scheduled function becomes the module that each device of the mesh runs", _lower)
 APPLY_RECORDS = Pass("apply records", "functions that were tuned become as the best record says", _apply_records)
+SCHEDULES = Pass("schedules", "functions that nobody scheduled take the schedule that suits the target", _schedules)
 TILE_KERNELS = Pass(
     "tile kernels", "nests that chose a tile kernel become its programs, lowered for the target", _tile_kernels
 )
 BUILD = Pass("build", "functions become machine code", _build)
 
-PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS, BUILD)
+PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, SCHEDULES, TILE_KERNELS, BUILD)
 """The way of a function. On a mesh each worker does the last step for itself, told the builder by name."""
 
 

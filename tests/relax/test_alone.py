@@ -14,8 +14,8 @@ from tvm.s_tir import meta_schedule as ms
 import tvm_axe as axe
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta.search.workloads import workloads_of
-from tvm_axe.meta.spaces.contraction import find_contractions
-from tvm_axe.meta.spaces.registers import register_tile, tiles
+from tvm_axe.nests.contraction import find_contractions
+from tvm_axe.nests.registers import register_tile, tiles
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import Database
 from tvm_axe.relax.fuse import fuse

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 import tvm_axe as axe
 from tvm_axe.lower import lower
 from tvm_axe.relax import Pair, find_pairs, merge, schedule_model
-from tvm_axe.relax.inline import inline_pointwise
+from tvm_axe.schedule.inline import inline_pointwise
 from tvm_axe.schedule.query import bound_loops, name_of
 
 

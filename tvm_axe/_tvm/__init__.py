@@ -25,7 +25,7 @@ from tvm_axe._tvm.errors import (
 )
 from tvm_axe._tvm.meta_schedule import flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
-from tvm_axe._tvm.relax import relax_lowering, split_preproc
+from tvm_axe._tvm.relax import relax_dispatching, relax_lowering, split_preproc
 from tvm_axe._tvm.structural import structural_map
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import block_realize, plain, put_back, rename_block, statement, tensor_argument, widened
@@ -81,6 +81,7 @@ __all__ = [
     "register_dispatch",
     "register_functions",
     "register_pipeline",
+    "relax_dispatching",
     "relax_lowering",
     "rename_block",
     "save_llvm",

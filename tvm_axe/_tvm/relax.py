@@ -28,6 +28,13 @@ def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
 _PIPELINES = {"cpu": _cpu_pipeline, "cuda": _cuda_pipeline}
 
 
+def relax_dispatching(target: Target, device: str) -> list[ir.transform.Pass]:
+    """The passes of upstream's pipeline for a device that give sorting, scans and sampling to what computes them."""
+    if device == "cpu":
+        return list(_cpu_pipeline.library_dispatch_passes(target))
+    return [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
+
+
 def relax_lowering(target: Target, device: str) -> list[ir.transform.Pass]:
     """The passes of upstream's pipeline for a device that come after operators have become kernels.
 

@@ -25,7 +25,7 @@ from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer, Stage
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
-from tvm_axe.pipeline import APPLY_RECORDS, LOWER, REDISTRIBUTE, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import PASSES, Work, run
 from tvm_axe.tracing import timeline_of
 
 __all__ = ["MeshExecutable"]
@@ -81,7 +81,7 @@ class MeshExecutable(Executable):
             If it can't be lowered, or a tile kernel that was chosen can't be compiled.
         """
         begun = work if work.lowered is None else None
-        work = run(work, (REDISTRIBUTE, LOWER, APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
+        work = run(work, PASSES[:-1])  # workers do the last pass
         assert work.lowered is not None and work.scheduled is not None
         return cls(work.lowered, work.scheduled, work.module, work.target, work.tuned, begun)
 

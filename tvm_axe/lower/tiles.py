@@ -23,6 +23,7 @@ from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import called_by
 from tvm_axe.schedule import TILE, tile_kernel
 from tvm_axe.schedule.einsum import Einsum
+from tvm_axe.schedule.inline import inline_pointwise
 from tvm_axe.schedule.offers import Offer, compiles, is_worth, offers, preferred
 from tvm_axe.schedule.product import Product
 from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of, product_in
@@ -77,6 +78,7 @@ def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     if not all(covers(block.realize, block.loops) for block in nested):
         return None
     sch = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
+    inline_pointwise(sch)  # a product's epilogue is one block
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     names = {str(sch.get(block).name_hint) for block in blocks}
     chosen: dict[str, Offer] = {}

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, s_tir, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.machines import backend_of, builder, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, TILE_KERNELS, Pass, Work, run
+from tvm_axe.pipeline import APPLY_RECORDS, SCHEDULES, TILE_KERNELS, Pass, Work, run
+from tvm_axe.records.packing import has_packing
 from tvm_axe.relax.fuse import fuse
 
 __all__ = ["BUILD_MODEL", "compile_model", "model_passes"]
@@ -27,6 +28,7 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     ...     print(each)
     fuse           operators become kernels, each with the pointwise operators behind it
     apply records  functions that were tuned become as the best record says
+    schedules      functions that nobody scheduled take the schedule that suits the target
     pack weights   what packs weights is split off, and done at once where they are constants
     tile kernels   nests that chose a tile kernel become its programs, lowered for the target
     build          the model becomes a program of upstream's virtual machine
@@ -46,6 +48,7 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     return (
         Pass("fuse", "operators become kernels, each with the pointwise operators behind it", fused),
         APPLY_RECORDS,
+        SCHEDULES,
         Pass("pack weights", "what packs weights is split off, and done at once where they are constants", packed),
         TILE_KERNELS,
         BUILD_MODEL,
@@ -54,8 +57,31 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
 
 def _packed(model: IRModule, pack_weights: bool) -> IRModule:
     lift = [relax.transform.LiftTransformParams()] if pack_weights else []
-    packing = [relax.transform.SplitLayoutRewritePreproc(), *lift, relax.transform.FoldConstant()]
-    return tvm.transform.Sequential(packing)(model)
+    return tvm.transform.Sequential([*lift, relax.transform.FoldConstant()])(_split(model))
+
+
+def _split(model: IRModule) -> IRModule:
+    """The model with functions of their own for what packs weights.
+
+    Upstream's pass fails at functions that aren't made of blocks in the usual way, such as calls of a library or
+    lowered tile programs; while it runs, those that pack nothing are others that do nothing.
+    """
+    kernels = {v: func for v, func in model.functions_items() if isinstance(func, tirx.PrimFunc)}
+    others = {v: func for v, func in kernels.items() if not has_packing(func)}
+    if len(others) == len(kernels):
+        return model
+    model = model.clone()
+    for variable, func in others.items():
+        model[variable] = tirx.PrimFunc(func.params, _nothing(), func.ret_type).with_attrs(dict(func.attrs.items()))
+    model = relax.transform.SplitLayoutRewritePreproc()(model).clone()
+    for variable, func in others.items():
+        model[str(variable.name_hint)] = func
+    return model
+
+
+def _nothing() -> tirx.Stmt:
+    inner = s_tir.SBlock([], [], [], "nothing", tirx.Evaluate(0))
+    return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", s_tir.SBlockRealize([], True, inner)))
 
 
 def _build_model(work: Work) -> Work:

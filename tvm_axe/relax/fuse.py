@@ -7,9 +7,12 @@ from tvm import relax, tirx
 from tvm.ir import BaseFunc, GenericConst, IRModule, Op
 from tvm.target import Target
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
+from tvm_axe.relax.attention import with_attention
+from tvm_axe.relax.simplify import simplified
 
 __all__ = ["fuse", "is_model"]
 
@@ -58,7 +61,10 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
             "pack_weights: no function of the model has the attribute num_input, which says how many of its first "
             "parameters are inputs; the others are weights"
         )
+    first = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
+    model = simplified(with_attention(tvm.transform.Sequential(first)(model), target))
     passes = [
+        *_tvm.relax_dispatching(target, backend.device),
         relax.transform.FuseTransposeMatmul(),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),

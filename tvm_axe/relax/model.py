@@ -19,10 +19,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.errors import LayoutError, ScheduleError
 from tvm_axe.layout import Mesh
-from tvm_axe.relax.inline import inline_pointwise
 from tvm_axe.relax.merging import merge
 from tvm_axe.relax.pairs import Pair, find_pairs
 from tvm_axe.schedule import Schedule, query
+from tvm_axe.schedule.inline import inline_pointwise
 
 
 def schedule_model(mod: tvm.IRModule, mesh: Mesh, axis: str | None = None) -> tirx.PrimFunc:

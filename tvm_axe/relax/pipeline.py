@@ -13,7 +13,7 @@ from tvm.target import Target
 from tvm_axe.errors import LayoutError, LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, LOWER, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import APPLY_RECORDS, LOWER, SCHEDULES, TILE_KERNELS, Work, run
 from tvm_axe.relax.model import mesh_axis, schedule_model
 
 # A pass is called through C++, which would make a RuntimeError of an error that it doesn't know.
@@ -52,7 +52,7 @@ def axe_pipeline(
         `tvm_axe.lower.lower` do.
     """
     name, resolved = mesh_axis(mesh, axis), resolve_target(target, threads=cores_per_device(mesh))
-    passes = [LOWER] if work_dir is None else [LOWER, APPLY_RECORDS, TILE_KERNELS]
+    passes = [LOWER] if work_dir is None else [LOWER, APPLY_RECORDS, SCHEDULES, TILE_KERNELS]
 
     @tvm.transform.module_pass(opt_level=0, name="axe")
     def to_device(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

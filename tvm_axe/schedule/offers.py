@@ -1,6 +1,6 @@
 """What tile kernels can compute of a function's blocks, and which of them a target takes if nobody chooses.
 
-The design spaces of tuning sample the parameters of these (`tvm_axe.meta.spaces.kernels`); a function that nobody has
+The design spaces of tuning sample the parameters of these (`tvm_axe.nests.kernels`); a function that nobody has
 scheduled takes the default ones (`tvm_axe.lower.tiles`).
 """
 

@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta.measure.reference import reference_for
 from tvm_axe.meta.measure.runner import Runner
-from tvm_axe.meta.spaces.kernels import choose
+from tvm_axe.nests.kernels import choose
 from tvm_axe.pipeline import build
 from tvm_axe.records.database import normalize
 from tvm_axe.schedule.offers import offers

@@ -14,9 +14,9 @@ from tvm.script import tirx as T
 from tvm_axe._tvm import plain
 from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines.target import resolve_target
-from tvm_axe.meta.spaces.kernels import choose
 from tvm_axe.meta.spaces.mutator import MutateChoice
 from tvm_axe.meta.spaces.space import space_for
+from tvm_axe.nests.kernels import choose
 from tvm_axe.schedule.offers import offers
 
 HOPPER = resolve_target({"kind": "cuda", "arch": "sm_90a"})

@@ -18,8 +18,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe.machines import backend_of
-from tvm_axe.meta.spaces.kernels import choose
 from tvm_axe.meta.spaces.mutator import MutateChoice
+from tvm_axe.nests.kernels import choose
 from tvm_axe.schedule.offers import Offer, compiles, offers, preferred
 from tvm_axe.schedule.tiles import choice_of
 from tvm_axe.tile.kernels.kernel import Problem, stored

@@ -12,7 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing import te_workload
 
 from tvm_axe.machines import resolve_target
-from tvm_axe.meta.spaces.rows import find_rows, row_schedules
+from tvm_axe.nests.rows import find_rows, row_schedules
 
 
 def _softmax(rows: int, columns: int):

@@ -19,8 +19,8 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.machines import resolve_target
-from tvm_axe.meta.spaces.contraction import find_contractions
-from tvm_axe.meta.spaces.registers import register_tile, tiles
+from tvm_axe.nests.contraction import find_contractions
+from tvm_axe.nests.registers import register_tile, tiles
 
 
 def _any_order(m: int, n: int, k: int, order: str, left: str, right: str, swapped: bool) -> tirx.PrimFunc:

@@ -24,8 +24,8 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import loads_in, uses
 from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.machines.target import cores, vector_bits
-from tvm_axe.meta.spaces.contraction import is_plain_nest
-from tvm_axe.meta.spaces.rows import inline_cheap, stores_of
+from tvm_axe.nests.contraction import is_plain_nest
+from tvm_axe.nests.rows import inline_cheap, stores_of
 
 __all__ = ["Columns", "column_schedules", "find_columns"]
 

@@ -11,7 +11,7 @@ with accumulators for several rows::
             C_local[row, x] += A[.., row + ry, x + rx] * W[..]
         write the tile, through the pointwise blocks that follow
 
-What register tiles (`tvm_axe.meta.spaces.registers`) can't do: they multiply vectors of output channels, and a
+What register tiles (`tvm_axe.nests.registers`) can't do: they multiply vectors of output channels, and a
 depthwise convolution has but one for each channel of A. A vector here is a whole row of the image or the largest part
 that fits registers, of any length: LLVM cuts 56 elements into three vectors of 16 and one of 8. With a stride s, A's
 copy has its columns sorted by their remainder modulo s, so that what is read together lies together.
@@ -34,8 +34,8 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import uses
 from tvm_axe.analysis.patterns import is_move, is_pointwise
 from tvm_axe.machines.target import cores, vector_bits, vector_registers
-from tvm_axe.meta.spaces.around import epilogue, inline_made, producer_of
-from tvm_axe.meta.spaces.contraction import Factor, factors_of, is_plain_nest, positions
+from tvm_axe.nests.around import epilogue, inline_made, producer_of
+from tvm_axe.nests.contraction import Factor, factors_of, is_plain_nest, positions
 from tvm_axe.schedule import query
 
 __all__ = ["Plane", "find_plane", "plane_schedules"]

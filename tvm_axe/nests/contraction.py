@@ -30,6 +30,7 @@ __all__ = [
     "Factor",
     "factors_of",
     "find_contractions",
+    "is_own_nest",
     "is_plain_nest",
     "positions",
 ]
@@ -329,4 +330,21 @@ def is_plain_nest(loops: list[tirx.For], realize: s_tir.SBlockRealize) -> bool:
         and all(isinstance(loop.extent, tirx.IntImm) and int(loop.min) == 0 for loop in loops)
         and isinstance(realize.predicate, tirx.IntImm)
         and bool(realize.predicate.value)
+    )
+
+
+def is_own_nest(loops: Sequence[tirx.For], realize: s_tir.SBlockRealize) -> bool:
+    """Whether the nest is as it was written: perfect, serial, from 0, each loop one of the block's iterators.
+
+    Extents may be symbolic. That of a block without loops is, too.
+    """
+    inner = [*loops[1:], realize]
+    return (
+        all(loop.body.same_as(body) for loop, body in zip(loops, inner))
+        and all(loop.kind == tirx.ForKind.SERIAL and not loop.annotations for loop in loops)
+        and all(isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0 for loop in loops)
+        and isinstance(realize.predicate, tirx.IntImm)
+        and bool(realize.predicate.value)
+        and len(loops) == len(realize.iter_values)
+        and all(loop.loop_var.same_as(value) for loop, value in zip(loops, realize.iter_values))
     )

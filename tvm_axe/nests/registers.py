@@ -29,9 +29,9 @@ from tvm.target import Target
 
 from tvm_axe.analysis.patterns import is_move
 from tvm_axe.machines.target import cores, vector_bits, vector_registers
-from tvm_axe.meta.spaces.around import epilogue, producer_of
-from tvm_axe.meta.spaces.contraction import Contraction
-from tvm_axe.meta.spaces.panels import copy_ahead, copy_in_nest, moved_last, pack_ahead
+from tvm_axe.nests.around import epilogue, producer_of
+from tvm_axe.nests.contraction import Contraction
+from tvm_axe.nests.panels import copy_ahead, copy_in_nest, moved_last, pack_ahead
 from tvm_axe.schedule import query
 
 __all__ = ["Tile", "register_tile", "tiles"]

@@ -9,7 +9,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe.machines import resolve_target
-from tvm_axe.meta.spaces.planes import find_plane, plane_schedules
+from tvm_axe.nests.planes import find_plane, plane_schedules
 
 # Images, input channels, height, width, output channels, kernel, stride, padding, dilation, groups.
 _CASES = {

@@ -7,7 +7,7 @@ from tvm import s_tir, te
 from tvm.s_tir.meta_schedule.testing import te_workload
 from tvm.script import tirx as T
 
-from tvm_axe.meta.spaces.contraction import find_contractions
+from tvm_axe.nests.contraction import find_contractions
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tvm import relax, s_tir, te, tirx, topi
 from tvm.s_tir.meta_schedule.testing import te_workload
 
 from tvm_axe.machines import resolve_target
-from tvm_axe.meta.spaces.columns import column_schedules, find_columns
+from tvm_axe.nests.columns import column_schedules, find_columns
 
 
 def _softmax_of(x: np.ndarray, axis: int) -> np.ndarray:

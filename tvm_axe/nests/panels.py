@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_axe.meta.spaces.contraction import Contraction
+from tvm_axe.nests.contraction import Contraction
 from tvm_axe.records.packing import PREPROC
 
 __all__ = ["copy_ahead", "copy_in_nest", "moved_last", "pack_ahead"]

@@ -28,10 +28,10 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import loads_in, uses
 from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.machines.target import cores, vector_bits
-from tvm_axe.meta.spaces.contraction import is_plain_nest
+from tvm_axe.nests.contraction import is_plain_nest
 from tvm_axe.schedule import query
 
-__all__ = ["Rows", "find_rows", "inline_cheap", "row_schedules", "stores_of"]
+__all__ = ["Rows", "find_rows", "inline_cheap", "reduce_in_row", "row_schedules", "stores_of"]
 
 _PARTIALS = (4, 8, 5, 6, 2, 3, 1)  # vectors of partial results: enough to hide the latency of an addition
 _COUNTS = 4  # of them that are tried
@@ -169,8 +169,7 @@ def _by_rows(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, thread
         for part in parts:
             _at_row(sch, part, row, lanes)
     if match.output in match.reductions:
-        for part in _reduce(sch, output, outer, partials, lanes):
-            _at_row(sch, part, row, lanes)
+        reduce_in_row(sch, output, row, outer, partials, lanes)
 
 
 def _share_out(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, threads: int) -> None:
@@ -187,8 +186,7 @@ def _share_out(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, thre
     row = sch.fuse(*sch.get_loops(piece)[: depth + 1])
     if threads > 1:
         sch.parallel(row)
-    for part in _reduce(sch, piece, 1, partials, lanes):
-        _at_row(sch, part, row, lanes)
+    reduce_in_row(sch, piece, row, 1, partials, lanes)
 
 
 def _inline(sch: s_tir.Schedule, match: Rows) -> None:
@@ -210,6 +208,12 @@ def _cut(sch: s_tir.Schedule, loop: LoopRV, choices: list[int]) -> list[LoopRV]:
     chances = [1 / len(choices)] * len(choices)
     pieces = sch.sample_categorical(choices, chances, decision=0) if several else choices[0]
     return list(sch.split(loop, [pieces, None]))
+
+
+def reduce_in_row(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, depth: int, partials: int, lanes: int) -> None:
+    """Reduce a block's terms, the loops behind the first `depth`, in its loop `row` by vectors of partial results."""
+    for part in _reduce(sch, block, depth, partials, lanes):
+        _at_row(sch, part, row, lanes)
 
 
 def _reduce(sch: s_tir.Schedule, block: SBlockRV, depth: int, partials: int, lanes: int) -> list[SBlockRV]:

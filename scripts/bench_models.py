@@ -1,0 +1,246 @@
+"""Whole models on one device beside torch and onnxruntime, with the same number of threads.
+
+    python scripts/bench_models.py [MODEL ...] [--via torch,onnx] [--tuned] [--trials N] [--threads N] [--rounds N]
+                                   [--breakdown N] [--cpu-time] [--work-dir D] [--json]
+
+Models are those of `scripts/models_torch.py`, random weights in published shapes, imported by ``torch.export`` or from
+the ONNX file that onnxruntime runs. Every result is checked against torch's; then all contestants run in turn in this
+process, and a figure is the median of the rounds, with the least beside it. ratio = peer_ms / ours_ms.
+
+Without --tuned no record is looked for, and no candidate measured: what is timed are the schedules that kernels have
+by default. --breakdown prints which of our kernels take the time. --cpu-time counts the process's own time, for machines
+that others use as well; with --threads 1, since threads that spin count. It needs the extra `models`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tvm_axe.defaults import WORK_DIR
+
+NAP, WARM, BLOCK = 0.25, 0.1, 0.3  # seconds; in a nap the other libraries' idle threads stop spinning
+TOLERANCE = 2e-3  # of the largest element: float32 through a dozen layers
+PEERS = ("torch", "torch.compile", "onnxruntime")
+
+
+def onnx_file(module: Any, inputs: Any) -> Path:
+    """The model as an ONNX file in a folder of its own."""
+    import torch
+
+    path = Path(tempfile.mkdtemp(prefix="axe_models_"), "model.onnx")
+    names = [f"input_{n}" for n in range(len(inputs))]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # that this exporter is the older one; the other needs one package more
+        torch.onnx.export(module, inputs, str(path), dynamo=False, input_names=names)
+    return path
+
+
+def imported(via: str, module: Any, inputs: Any, path: Path) -> Any:
+    """The model in Relax, its weights constants."""
+    import torch
+
+    if via == "torch":
+        from tvm.relax.frontend.torch import from_exported_program
+
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return from_exported_program(torch.export.export(module, inputs))
+    import onnx
+    from tvm.relax.frontend.onnx import from_onnx
+
+    return from_onnx(onnx.load(str(path)), keep_params_in_input=False)
+
+
+def ours(model: Any, target: Any, arrays: list[Any], args: argparse.Namespace) -> tuple[Any, Callable[[], Any]]:
+    """The virtual machine of a model, and a call of it."""
+    import tvm
+
+    import tvm_axe as axe
+
+    if args.tuned:
+        axe.tune(model, target=target, trials=args.trials, work_dir=args.work_dir)
+    vm = tvm.relax.VirtualMachine(
+        axe.compile(model, target=target, work_dir=args.work_dir if args.tuned else None).vm, tvm.cpu()
+    )
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    main = vm["main"]
+    return vm, lambda: main(*tensors)
+
+
+def peers(module: Any, inputs: Any, path: Path, wanted: list[str], threads: int) -> dict[str, Callable[[], Any]]:
+    """Calls of the same model by others."""
+    import torch
+
+    calls: dict[str, Callable[[], Any]] = {}
+    if "torch" in wanted:
+        calls["torch"] = _without_gradients(module, inputs)
+    if "torch.compile" in wanted:
+        calls["torch.compile"] = _without_gradients(torch.compile(module), inputs)
+    if "onnxruntime" in wanted:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        fed = {f"input_{n}": value.numpy() for n, value in enumerate(inputs)}
+        fed = {name: fed[name] for name in (each.name for each in session.get_inputs())}
+        calls["onnxruntime"] = lambda: session.run(None, fed)
+    return calls
+
+
+def _without_gradients(module: Any, inputs: Any) -> Callable[[], Any]:
+    import torch
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return module(*inputs)
+
+    return call
+
+
+def first_of(result: Any) -> Any:
+    """The first result of a call, as numpy's."""
+    while not hasattr(result, "shape"):
+        result = result[0]
+    return result.numpy() if hasattr(result, "numpy") else result
+
+
+def check(name: str, got: Any, want: Any) -> None:
+    """End the program if a result isn't torch's."""
+    import numpy as np
+
+    got, want = first_of(got), first_of(want)
+    error = float(np.abs(got.astype("float64") - want).max() / np.abs(want).max())
+    if not error < TOLERANCE:
+        raise SystemExit(f"{name}: the result is wrong: {error:.2g} of the largest element")
+
+
+def timed(
+    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
+) -> dict[str, tuple[float, float]]:
+    """The median and the least seconds of each call, taken in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for name, call in list(calls.items()) * rounds:
+        time.sleep(NAP)
+        for budget in (WARM, BLOCK):
+            start, took = time.perf_counter(), []
+            while not took or time.perf_counter() - start < budget:
+                begin = clock()
+                call()
+                took.append(clock() - begin)
+        times[name] += took
+    return {name: (statistics.median(series), min(series)) for name, series in times.items()}
+
+
+def breakdown(vm: Any, call: Callable[[], Any], runs: int = 5) -> list[tuple[str, int, float]]:
+    """Which functions take the time of a call: name, calls of it, milliseconds of all of them, the most first."""
+    import tvm
+
+    started: list[float] = []
+    took: dict[str, list[float]] = defaultdict(list)
+
+    def instrument(_func: Any, name: str, before: bool, _result: Any, *_args: Any) -> int:
+        if before:
+            started.append(time.perf_counter())
+        else:
+            took[name].append(time.perf_counter() - started.pop())
+        return int(tvm.relax.VMInstrumentReturnKind.NO_OP)
+
+    call()
+    vm.set_instrument(instrument)
+    for _ in range(runs):
+        call()
+    rows = [(name, len(each) // runs, 1e3 * sum(each) / runs) for name, each in took.items()]
+    return sorted((row for row in rows if row[0] != "main"), key=lambda row: -row[2])
+
+
+def bench(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each way of importing a model and each peer."""
+    from models_torch import made
+
+    from tvm_axe.machines.target import resolve_target
+
+    module, inputs = made(name)
+    path, target = onnx_file(module, inputs), resolve_target("llvm", threads=args.threads)
+    others = peers(module, inputs, path, args.peers, args.threads)
+    want = _without_gradients(module, inputs)()
+    calls: dict[str, Callable[[], Any]] = {}
+    for via in args.via:
+        start = time.perf_counter()
+        vm, call = ours(imported(via, module, inputs, path), target, [each.numpy() for each in inputs], args)
+        print(f"{name}, via {via}: compiled in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+        check(f"{name}, via {via}", call(), want)
+        calls[f"ours via {via}"] = call
+        if args.breakdown:
+            for kernel, count, ms in breakdown(vm, call)[: args.breakdown]:
+                print(f"    {ms:9.3f} ms  {count:4} x {kernel}")
+            vm.set_instrument(lambda *_: 0)
+    seconds = timed(calls | others, args.rounds, time.process_time if args.cpu_time else time.perf_counter)
+    return [
+        {
+            "name": f"{name}, {way}",
+            "ours_ms": 1e3 * seconds[way][0],
+            "ours_least_ms": 1e3 * seconds[way][1],
+            "peer": peer,
+            "peer_ms": 1e3 * seconds[peer][0],
+            "peer_least_ms": 1e3 * seconds[peer][1],
+            "ratio": seconds[peer][0] / seconds[way][0],
+            "ratio_of_least": seconds[peer][1] / seconds[way][1],
+        }
+        for way in calls
+        for peer in others
+    ]
+
+
+def main() -> None:
+    """Parse; compile and time; print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="of scripts/models_torch.py (default: all)")
+    parser.add_argument(
+        "--via", type=lambda text: text.split(","), default=["torch"], help="torch,onnx (default: torch)"
+    )
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=["torch", "onnxruntime"], help="of them")
+    parser.add_argument("--tuned", action="store_true", help="tune first; what --work-dir holds is used as it is")
+    parser.add_argument("--trials", type=int, default=64, help="candidates for each kernel on average (default: 64)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of every contestant (default: 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="medians are over so many (default: 5)")
+    parser.add_argument("--breakdown", type=int, default=0, metavar="N", help="print the N kernels that take the most")
+    parser.add_argument("--cpu-time", action="store_true", help="the process's time instead of the clock's")
+    parser.add_argument("--work-dir", type=Path, default=Path(WORK_DIR, "bench-models"), help="(default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    if unknown := {*args.peers} - {*PEERS} | {*args.via} - {"torch", "onnx"}:
+        parser.error(f"no {', '.join(sorted(unknown))}; there are the peers {', '.join(PEERS)}, via torch and onnx")
+    # Read when the libraries are loaded.
+    os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    from models_torch import MODELS
+
+    if missing := {*args.models} - {*MODELS}:
+        parser.error(f"no model {', '.join(sorted(missing))}; there are {', '.join(MODELS)}")
+    rows: list[dict[str, Any]] = []
+    for name in args.models or MODELS:
+        rows += bench(name, args)
+        for row in [] if args.json else rows[-len(args.via) * len(args.peers) :]:
+            print(
+                f"{row['name']:32} {row['ours_ms']:9.3f} ms ({row['ours_least_ms']:9.3f})   {row['peer']:14} "
+                f"{row['peer_ms']:9.3f} ms ({row['peer_least_ms']:9.3f})   ratio {row['ratio']:.2f} "
+                f"({row['ratio_of_least']:.2f})",
+                flush=True,
+            )
+    if args.json:
+        print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""What nobody scheduled has a schedule, and computes the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.script import tirx as T
+
+from tvm_axe.analysis.tree import has_threads
+from tvm_axe.lower.tiles import with_tile_kernels
+from tvm_axe.machines import resolve_target
+from tvm_axe.machines.vector_math import PIPELINE
+from tvm_axe.nests import with_default_schedules
+
+TARGET = resolve_target("llvm", threads=2)
+op = relax.op
+
+
+def kernels(build, *inputs, dtype="float32") -> tvm.IRModule:
+    """The functions of a model, each operator with the pointwise ones behind it."""
+    builder = relax.BlockBuilder()
+    kinds = [given if isinstance(given, tuple) else tuple(given) for given in inputs]
+    params = [
+        relax.Var(f"x{n}", relax.TensorType(shape, "int32" if isinstance(given, list) else dtype))
+        for n, (given, shape) in enumerate(zip(inputs, kinds))
+    ]
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(build(builder.emit, *params))
+        builder.emit_func_output(out)
+    passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern()]
+    passes += [relax.transform.FuseOps(), relax.transform.FuseTIR()]
+    fused = tvm.transform.Sequential(passes)(builder.get())
+    return tvm.IRModule({v: func for v, func in fused.functions_items() if isinstance(func, tirx.PrimFunc)})
+
+
+def results(func: tirx.PrimFunc, scheduled: bool, sizes: dict[str, int]) -> np.ndarray:
+    """What a function leaves in its last parameter, which was poisoned."""
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    if scheduled:
+        mod = with_tile_kernels(with_default_schedules(mod, TARGET), TARGET)
+    rng = np.random.default_rng(0)
+    arrays = []
+    for param in func.params:
+        shape = [sizes[n.name] if isinstance(n, tirx.Var) else int(n) for n in param.ty.shape]
+        dtype = str(param.ty.dtype)
+        values = rng.standard_normal(shape) if "float" in dtype else rng.integers(0, 3, shape)
+        arrays.append(values.astype(dtype))
+    arrays[-1][...] = np.nan if "float" in str(arrays[-1].dtype) else 77
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.compile(mod, target=TARGET, tir_pipeline=PIPELINE)["main"](*tensors)
+    return tensors[-1].numpy().astype("float64")
+
+
+N = tirx.Var("n", "int64")
+CASES = {
+    "product": (lambda emit, a, b: op.matmul(a, b), (70, 50), (50, 33)),
+    "transposed product, bias, gelu": (
+        lambda emit, a, w, b: op.nn.gelu(emit(op.add(emit(op.matmul(a, emit(op.permute_dims(w)))), b))),
+        (65, 130), (96, 130), (96,),
+    ),
+    "one row": (lambda emit, a, b: op.matmul(a, b), (1, 300), (300, 500)),
+    "batched product": (lambda emit, a, b: op.matmul(a, b), (6, 40, 24), (6, 24, 41)),
+    "convolution": (
+        lambda emit, x, w, b: op.nn.relu(emit(op.add(emit(op.nn.conv2d(x, w, padding=1)), b))),
+        (1, 16, 14, 14), (32, 16, 3, 3), (1, 32, 1, 1),
+    ),
+    "convolution by 2": (lambda emit, x, w: op.nn.conv2d(x, w, strides=2, padding=3), (1, 3, 40, 40), (16, 3, 7, 7)),
+    "depthwise": (lambda emit, x, w: op.nn.conv2d(x, w, padding=1, groups=8), (1, 8, 30, 30), (8, 1, 3, 3)),
+    "convolution in time": (lambda emit, x, w: op.nn.conv1d(x, w, padding=1), (1, 20, 100), (24, 20, 3)),
+    "softmax": (lambda emit, x: op.nn.softmax(x), (64, 128)),
+    "softmax of odd rows": (lambda emit, x: op.nn.softmax(x), (3, 50, 197)),
+    "softmax over another axis": (lambda emit, x: op.nn.softmax(x, axis=1), (4, 60, 80)),
+    "layer_norm": (lambda emit, x, g, b: op.nn.layer_norm(x, g, b, axes=[-1]), (90, 384), (384,), (384,)),
+    "rms_norm": (lambda emit, x, g: op.nn.rms_norm(x, g, axes=[-1]), (64, 512), (512,)),
+    "max_pool": (lambda emit, x: op.nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)), (1, 8, 60, 60)),
+    "mean of odd rows": (lambda emit, x: op.mean(x, axis=-1), (700, 333)),
+    "mean over the first axis": (lambda emit, x: op.mean(x, axis=0), (333, 700)),
+    "sum of all": (lambda emit, x: op.sum(x), (300, 700)),
+    "transpose": (lambda emit, x: op.permute_dims(x, [0, 2, 1]), (3, 301, 200)),
+    "heads": (lambda emit, x: op.permute_dims(emit(op.reshape(x, (1, 128, 12, 32))), [0, 2, 1, 3]), (128, 384)),
+    "embedding": (lambda emit, w, ids: op.take(w, ids, axis=0), (50, 400), [600]),
+    "concatenation": (lambda emit, a, b: op.concat([a, b], axis=-1), (600, 130), (600, 70)),
+    "rotation": (
+        lambda emit, x, c: op.add(
+            emit(op.multiply(x, c)),
+            emit(op.concat([emit(op.strided_slice(x, [1], [32], [64])), emit(op.strided_slice(x, [1], [0], [32]))], 1)),
+        ),
+        (2000, 64), (2000, 64),
+    ),
+    "where": (lambda emit, a, b: op.where(emit(op.less(a, b)), a, emit(op.tanh(b))), (300, 501), (300, 501)),
+    "pad": (lambda emit, x: op.nn.pad(x, [0, 0, 3, 5]), (300, 501)),
+    "cumsum": (lambda emit, x: op.cumsum(x, axis=1), (30, 50)),
+    "argmax": (lambda emit, x: op.argmax(x, axis=-1), (300, 501)),
+    "symbolic rows": (lambda emit, x, w: op.nn.silu(emit(op.matmul(x, w))), (N, 96), (96, 200)),
+    "symbolic softmax": (lambda emit, x: op.nn.softmax(x), (4, N, N)),
+    "symbolic norm": (lambda emit, x, g, b: op.nn.layer_norm(x, g, b, axes=[-1]), (2, N, 200), (200,), (200,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_function_without_a_schedule(name):
+    build, *inputs = CASES[name]
+    for func in kernels(build, *inputs).functions.values():
+        want, got = results(func, False, {"n": 37}), results(func, True, {"n": 37})
+        assert np.abs(got - want).max() <= 2e-5 * max(1, np.abs(want).max())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8"])
+def test_other_types(dtype):
+    for func in kernels(lambda emit, a, b: op.matmul(a, b), (70, 50), (50, 33), dtype=dtype).functions.values():
+        want, got = results(func, False, {}), results(func, True, {})
+        assert np.abs(got - want).max() <= 2e-2 * max(1, np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    "name", ["transposed product, bias, gelu", "softmax of odd rows", "mean of odd rows", "embedding"]
+)
+def test_what_is_large_is_in_parallel_and_vectors(name):
+    build, *inputs = CASES[name]
+    text = with_default_schedules(kernels(build, *inputs), TARGET).script()
+    assert "T.parallel" in text and "T.vectorized" in text
+
+
+def test_what_is_small_is_left_to_one_core():
+    text = with_default_schedules(kernels(lambda emit, x: op.nn.softmax(x), (4, 64)), TARGET).script()
+    assert "T.parallel" not in text and "T.vectorized" in text
+
+
+def test_what_somebody_scheduled_or_a_record_has_stays():
+    mod = kernels(CASES["softmax"][0], (64, 128))
+    (variable,) = mod.get_global_vars()
+    sch = s_tir.Schedule(mod)
+    sch.work_on(str(variable.name_hint))
+    first = sch.get_child_blocks(sch.get_sblock("root"))[0]
+    sch.split(sch.get_loops(first)[0], [None, 4])
+    for untouched, tuned in ((sch.mod, ()), (mod, (str(variable.name_hint),))):
+        assert with_default_schedules(untouched, TARGET, tuned) is untouched
+
+
+@T.prim_func(s_tir=True)
+def calls(x: T.Buffer((8,), "float32"), y: T.Buffer((8,), "float32")):
+    with T.sblock("outer"):
+        T.reads(x[0:8])
+        T.writes(y[0:8])
+        T.evaluate(T.call_packed("somewhere.else", x.data, y.data))
+
+
+def test_calls_are_left_as_they_are():
+    done = with_default_schedules(tvm.IRModule({"main": calls}), TARGET)
+    tvm.ir.assert_structural_equal(done["main"], calls)
+
+
+def test_symbolic_extents_on_a_gpu_have_threads():
+    build, *inputs = CASES["symbolic norm"]
+    done = with_default_schedules(kernels(build, *inputs), resolve_target("cuda:sm_90a"))
+    assert all(map(has_threads, done.functions.values()))

@@ -1,0 +1,9 @@
+"""What the nests of a CPU's functions are, and how each is best scheduled: registers, rows, columns, planes, loops.
+
+Design spaces of tuning (`tvm_axe.meta.spaces`) are made of these, and a function that nobody scheduled takes the first
+of them that fits (`with_default_schedules`).
+"""
+
+from tvm_axe.nests.default import with_default_schedules
+
+__all__ = ["with_default_schedules"]

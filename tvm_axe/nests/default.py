@@ -1,0 +1,137 @@
+"""The schedule of a CPU's function that nobody scheduled: the first of those that tuning would start from.
+
+What tuning would choose among by measuring (`tvm_axe.nests.forms`) is taken in the order of promise, and blocks that
+no form takes are scheduled one by one (`tvm_axe.nests.loops`). Work that is done sooner than cores are told of it is
+left to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.s_tir import dlight
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.analysis.tree import has_threads, why_unschedulable
+from tvm_axe.machines import backend_of
+from tvm_axe.nests.contraction import is_own_nest
+from tvm_axe.nests.forms import Change, Forms, forms_of, possible
+from tvm_axe.nests.loops import is_loops, loop_schedules
+from tvm_axe.nests.rows import inline_cheap
+from tvm_axe.schedule.tiles import has_choice
+
+__all__ = ["with_default_schedules"]
+
+_ALONE = 1 << 17  # operations that one core has done when another one would begin
+_DEAR = 16  # operations that a function, such as exp, counts as
+_SCHEDULED = "tirx.is_scheduled"  # upstream's attribute of functions
+
+
+def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[str] = ()) -> tvm.IRModule:
+    """The module with a schedule for each of its functions that nobody scheduled.
+
+    On a GPU these are functions with symbolic extents alone, by upstream's rules (`tvm.s_tir.dlight`): others get their
+    threads when they are built (`tvm_axe.machines.threads`).
+
+    Parameters
+    ----------
+    mod : IRModule
+        Functions.
+    target : Target
+        Resolved.
+    tuned : collection of str
+        The names of functions that are as a record has them.
+    """
+    unscheduled = {
+        variable: func
+        for variable, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned and _is_unscheduled(func)
+    }
+    if backend_of(target).on_host:
+        found = {variable: _scheduled(func, target) for variable, func in unscheduled.items()}
+    else:
+        found = _by_upstream({v: func for v, func in unscheduled.items() if math.isinf(_operations(func))}, target)
+    if not found:
+        return mod
+    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **found}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _by_upstream(functions: Mapping[ir.GlobalVar, tirx.PrimFunc], target: Target) -> dict[ir.GlobalVar, tirx.PrimFunc]:
+    """The functions as upstream's rules for GPUs have them."""
+    if not functions:
+        return {}
+    rules = [dlight.gpu.Matmul(), dlight.gpu.GEMV(), dlight.gpu.Reduction(), dlight.gpu.GeneralReduction()]
+    with target:
+        done = dlight.ApplyDefaultSchedule(*rules, dlight.gpu.Fallback())(tvm.IRModule(dict(functions)))
+    return {variable: done[str(variable.name_hint)] for variable in functions}
+
+
+def _is_unscheduled(func: tirx.PrimFunc) -> bool:
+    """Whether a function is as it was written: blocks below its root, each in a nest of its own."""
+    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func):
+        return False
+    if bool((func.attrs or {}).get(_SCHEDULED, False)) or func.body.block.name_hint != "root":
+        return False
+    sch = s_tir.Schedule(func)
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    inner: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(func.body.block.body, (s_tir.SBlock, inner.append))
+    return (
+        bool(blocks)
+        and len(inner) == len(blocks)
+        and not any(block.alloc_buffers or block.match_buffers for block in inner)
+        and all(
+            is_own_nest([sch.get(loop) for loop in sch.get_loops(block)], _tvm.block_realize(sch, block))
+            for block in blocks
+        )
+    )
+
+
+def _scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    base = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
+    if _operations(func) < _ALONE:
+        target = Target({**target.export(), "num-cores": 1})
+    forms = forms_of(base, target)
+    found = next(possible(base, [*_in_order(forms)]), None)
+    return (found or _by_blocks(base, target)).mod["main"]
+
+
+def _in_order(forms: Forms) -> Iterator[Change]:
+    """The schedules of a function's forms, the most promising first."""
+    yield from forms.registers()
+    yield from forms.kernels()[:1]
+    yield from forms.others()
+
+
+def _by_blocks(base: s_tir.Schedule, target: Target) -> s_tir.Schedule:
+    """Every block by itself, but for cheap ones, which are inlined."""
+    sch = base.copy()
+    inline_cheap(sch)
+    for name in [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]:
+        if is_loops(sch, sch.get_sblock(name)):
+            sch = next(possible(sch, loop_schedules(sch, name, target)), sch)
+    return sch
+
+
+def _operations(func: tirx.PrimFunc) -> float:
+    """How much there is to do, in multiply-adds of a vector's lane or so; infinite where extents are symbolic."""
+    total = 0.0
+
+    def on_block(block: s_tir.SBlock) -> None:
+        nonlocal total
+        count = 1.0
+        for iterator in block.iter_vars:
+            extent = iterator.dom.extent
+            count *= int(extent) if isinstance(extent, tirx.IntImm) else float("inf")
+        dear: list[object] = []
+        tvm_ffi.structural_walk(block.body, ((ir.Call, tirx.Div), dear.append))
+        total += count * (_DEAR if dear else 1)
+
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
+    return total

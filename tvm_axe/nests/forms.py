@@ -1,0 +1,135 @@
+"""Which forms a CPU's function has, and the schedules of each, the most promising first.
+
+Register tiles where the function is made of contractions (`tvm_axe.nests.registers`), planes where it is a convolution
+with too few channels for these (`.planes`), rows or columns where it is made of reductions along the last axis or
+another (`.rows`, `.columns`), tile kernels where one computes all of its products (`.kernels`).
+
+What changes the shape of a trace (the register tile, packed or in place) makes a schedule each, with promising
+decisions. What can be sampled (the pieces of work, the unrolling) is sampled by `sample_perfect_tile`, so that
+upstream's mutators can act on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+from tvm import s_tir
+from tvm.target import Target
+
+from tvm_axe.analysis.patterns import is_pointwise
+from tvm_axe.machines.target import cores, vector_bits
+from tvm_axe.nests.around import inline_made
+from tvm_axe.nests.columns import Columns, column_schedules, find_columns
+from tvm_axe.nests.contraction import Contraction, find_contractions
+from tvm_axe.nests.kernels import choose
+from tvm_axe.nests.planes import Plane, find_plane, plane_schedules
+from tvm_axe.nests.registers import lanes_of, register_tile, tiles
+from tvm_axe.nests.rows import Rows, find_rows, row_schedules
+from tvm_axe.schedule.offers import Offer, offers
+
+__all__ = ["Change", "Forms", "forms_of", "possible"]
+
+Change = Callable[[s_tir.Schedule], None]
+"""Schedules ``main`` in place, by stock instructions only."""
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What a function's blocks are, as far as one form takes all of them.
+
+    Attributes
+    ----------
+    target
+        A resolved target, a CPU.
+    blocks
+        Names of the blocks directly below the root.
+    contractions
+        Those that register tiles compute, if the others are pointwise; else none.
+    rows, plane, columns
+        The function as one of rows, a convolution of images, one of columns.
+    offered
+        What tile kernels compute, if the others are pointwise; else nothing.
+    """
+
+    target: Target
+    blocks: tuple[str, ...]
+    contractions: tuple[Contraction, ...]
+    rows: Rows | None
+    plane: Plane | None
+    columns: Columns | None
+    offered: tuple[Offer, ...]
+
+    def registers(self) -> list[Change]:
+        """The register tiles; several contractions take theirs in step: all combinations would be too many."""
+        choices = [tiles(match, self.target) for match in self.contractions]
+
+        def schedule(sch: s_tir.Schedule, n: int) -> None:
+            taken = inline_made(sch)
+            for match, options in zip(self.contractions, choices):
+                taken |= register_tile(sch, match, self.target, options[n % len(options)])
+            for name in [name for name in self.blocks if name not in taken]:
+                vectorize(sch, name, self.target)
+
+        return [partial(schedule, n=n) for n in range(max(map(len, choices), default=0))]
+
+    def kernels(self) -> list[Change]:
+        """The kernels with their defaults, and with sampled parameters; several blocks take theirs in step."""
+        choices = [[offer for offer in self.offered if offer.block == name] for name in self.blocks]
+        choices = [options for options in choices if options]
+
+        def schedule(sch: s_tir.Schedule, n: int, sampled: bool) -> None:
+            chosen = [options[n % len(options)] for options in choices]
+            for offer in chosen:
+                choose(sch, offer, sampled)
+            covered = {name for offer in chosen for name in (offer.block, offer.epilogue)}
+            for name in [name for name in self.blocks if name not in covered]:
+                vectorize(sch, name, self.target)
+
+        steps = product(range(max(map(len, choices), default=0)), (False, True))
+        return [partial(schedule, n=n, sampled=sampled) for n, sampled in steps]
+
+    def others(self) -> list[Change]:
+        """What rows, planes and columns make of the function."""
+        found = row_schedules(self.rows, self.target) if self.rows else []
+        found += plane_schedules(self.plane, self.target) if self.plane else []
+        return found + (column_schedules(self.columns, self.target) if self.columns else [])
+
+
+def forms_of(sch: s_tir.Schedule, target: Target) -> Forms:
+    """The forms that a function named ``main`` has on a CPU."""
+    blocks = {str(sch.get(b).name_hint): sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))}
+    pointwise = {name for name, block in blocks.items() if is_pointwise(block)}
+    contractions = [match for match in find_contractions(sch) if tiles(match, target)]
+    if not contractions or {*blocks} != {match.block for match in contractions} | pointwise:
+        contractions = []
+    rows = None if contractions else find_rows(sch, target)
+    wide = any(lanes_of(match, target) * match.bits == vector_bits(target) for match in contractions)
+    plane = None if wide or rows else find_plane(sch)
+    columns = None if contractions or rows or plane else find_columns(sch)
+    offered = offers(sch, target) if rows is None else []  # a dot product is a product too, of one row and column
+    if not offered or {*blocks} != {offer.block for offer in offered} | pointwise:
+        offered = []
+    return Forms(target, tuple(blocks), tuple(contractions), rows, plane, columns, tuple(offered))
+
+
+def possible(base: s_tir.Schedule, changes: Sequence[Change]) -> Iterator[s_tir.Schedule]:
+    """A schedule for each change, but for those that a primitive refuses: what is around a block decides on that."""
+    for change in changes:
+        sch = base.copy()
+        try:
+            change(sch)
+        except s_tir.ScheduleError:
+            continue
+        yield sch
+
+
+def vectorize(sch: s_tir.Schedule, name: str, target: Target) -> None:
+    """Schedule an elementwise block: vectors innermost, pieces of work in parallel outermost."""
+    fused = sch.fuse(*sch.get_loops(sch.get_sblock(name)))
+    pieces, vectors = sch.split(fused, [None, vector_bits(target) // 32])
+    if cores(target) > 1:
+        sch.parallel(sch.split(pieces, [cores(target), None])[0])
+    sch.vectorize(vectors)
