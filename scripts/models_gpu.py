@@ -189,10 +189,10 @@ def decoder(sizes: Llama, batch: int, cached: int) -> tuple[Any, list[str]]:
     @T.prim_func(s_tir=True)
     def append(own: T.handle, at: T.handle, cache: T.handle) -> None:
         T.func_attr({"tirx.noalias": True})
-        O = T.match_buffer(own, (batch, shared, 1, dim), dtype)
-        A = T.match_buffer(at, (1,), "int64")
-        C = T.match_buffer(cache, (batch, shared, cached, dim), dtype)
-        for b, h, d in T.grid(batch, shared, dim):
+        O = T.match_buffer(own, (T.int64(batch), T.int64(shared), T.int64(1), T.int64(dim)), dtype)
+        A = T.match_buffer(at, (T.int64(1),), "int64")
+        C = T.match_buffer(cache, (T.int64(batch), T.int64(shared), T.int64(cached), T.int64(dim)), dtype)
+        for b, h, d in T.grid(T.int64(batch), T.int64(shared), T.int64(dim)):
             with T.sblock("append"):
                 vb, vh, vd = T.axis.remap("SSS", [b, h, d])
                 C[vb, vh, A[0], vd] = O[vb, vh, 0, vd]

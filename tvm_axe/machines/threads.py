@@ -259,7 +259,9 @@ def _numbers(loops: Sequence[tirx.For], at: tirx.Expr) -> dict[tirx.Var, tirx.Ex
     for number, loop in enumerate(reversed(loops)):
         extent = int(loop.extent)
         value = at // step if step > 1 else at
-        found[loop.loop_var] = value if number == len(loops) - 1 else value % extent
+        value = value if number == len(loops) - 1 else value % extent
+        kind = str(loop.loop_var.ty.dtype)  # of loops over what Relax has made, int64
+        found[loop.loop_var] = value if kind == "int32" else tirx.Cast(kind, value)
         step *= extent
     return found
 
