@@ -7,6 +7,7 @@ right before that is stored.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
@@ -14,8 +15,10 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.analysis.tree import has_threads, why_unschedulable
 from tvm_axe.errors import LowerError, ScheduleError, TileError
 from tvm_axe.machines import backend_of
@@ -74,6 +77,7 @@ def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     if not all(covers(block.realize, block.loops) for block in nested):
         return None
     sch = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
+    _join_pointwise(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     names = {str(sch.get(block).name_hint) for block in blocks}
     chosen: dict[str, Offer] = {}
@@ -86,6 +90,16 @@ def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         epilogue = None if offer.epilogue is None else sch.get_sblock(offer.epilogue)
         tile_kernel(sch, sch.get_sblock(offer.block), offer.kernel, epilogue)
     return sch.mod["main"]
+
+
+def _join_pointwise(sch: s_tir.Schedule) -> None:
+    """Inline pointwise blocks into those that read them, if all of these are pointwise: one epilogue is left of several."""
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        stmt, readers = sch.get(block), sch.get_consumers(block)
+        if is_pointwise(stmt) and readers and all(is_pointwise(sch.get(reader)) for reader in readers):
+            # A parameter that is read again stays, and so does what is written elsewhere than it is read.
+            with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):
+                sch.compute_inline(block)
 
 
 def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
