@@ -33,6 +33,8 @@ from models_gpu import CASES, Case, decoder, imported
 from tvm import tirx
 
 import tvm_axe as axe
+from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.schedule.tiles import choices_in
 
 REST, REPLAYS = 0.1, 20
 FLOPS, BYTES = 8e14, 4e12  # a second
@@ -53,8 +55,9 @@ def described(exe: Any) -> list[str]:
     lines = []
     for variable, func in exe.module.functions_items():
         if isinstance(func, tirx.PrimFunc):
-            choices = sorted({line.strip() for line in func.script().splitlines() if '"axe.tile"' in line})
-            lines.append(f"  {variable.name_hint:<60} {'; '.join(choices) or 'threads'}"[:160])
+            whole = func.attrs.get(KERNEL) if func.attrs else None
+            found = [str(whole)] if whole is not None else [str(choice) for choice in choices_in(func)]
+            lines.append(f"  {variable.name_hint:<60} {', '.join(found) or 'threads'}")
     return lines
 
 

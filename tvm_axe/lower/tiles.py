@@ -16,6 +16,7 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import is_pointwise
@@ -30,7 +31,7 @@ from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, pr
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
-from tvm_axe.tile.kernels import Recipe
+from tvm_axe.tile.kernels import KERNELS, Recipe
 
 _OVERLAPS = "axe.overlaps"  # attribute of a function
 
@@ -68,7 +69,7 @@ def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[st
 
 def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """The function with a kernel for each of its products; None if that isn't all it does, or somebody scheduled it."""
-    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func):
+    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func) or KERNEL in (func.attrs or {}):
         return None
     buffers = [*(param for param in func.params if tirx.is_buffer_var(param)), *func.body.block.alloc_buffers]
     if any(len(buffer.strides) for buffer in buffers):
@@ -113,7 +114,7 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     rewritten = {
         variable: _Rewriter(func, str(variable.name_hint), target).rewritten()
         for variable, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and has_choice(func)
+        if isinstance(func, tirx.PrimFunc) and (KERNEL in (func.attrs or {}) or has_choice(func))
     }
     if not rewritten:
         return mod
@@ -139,8 +140,13 @@ class _Rewriter:
 
     def rewritten(self) -> tirx.PrimFunc:
         """The function with kernels for its annotated nests."""
-        nests = statements(self.root.body)
-        done = [stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])]
+        if KERNEL in self.attrs:
+            done = self._whole()
+        else:
+            nests = statements(self.root.body)
+            done = [
+                stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])
+            ]
         body = done[0] if len(done) == 1 else tirx.SeqStmt(done)
         buffers = [buffer for buffer in self.root.alloc_buffers if uses(body, buffer)] + self.scratch
         params = list(self.func.params)
@@ -165,6 +171,18 @@ class _Rewriter:
         func = tirx.PrimFunc([laid_out.get(old, old) for old in params], substitute(body, laid_out), self.func.ret_type)
         attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
         return func.with_attrs({key: value for key, value in attrs.items() if key != "s_tir"})
+
+    def _whole(self) -> list[tirx.Stmt]:
+        """The kernel that computes all of the function."""
+        name = str(self.attrs.pop(KERNEL))
+        given = [key for key in self.attrs if str(key).startswith(f"{KERNEL}.")]
+        problem = {str(key).removeprefix(f"{KERNEL}."): _tvm.plain(self.attrs.pop(key)) for key in given}
+        try:
+            recipe = KERNELS[name].recipe(self.target, problem)
+            tensors = zip((*recipe.inputs, *recipe.outputs), filter(tirx.is_buffer_var, self.func.params), strict=True)
+            return self._recipe(recipe, dict(tensors), {}, name)
+        except (ScheduleError, TileError) as error:
+            raise LowerError(f"{self.name} is computed by the kernel {name}: {error}") from error
 
     def _nest(self, nest: tirx.Stmt, others: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
         blocks = nested_blocks(nest)

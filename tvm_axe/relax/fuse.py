@@ -10,6 +10,7 @@ from tvm.target import Target
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
+from tvm_axe.relax.kernels import with_kernels
 
 __all__ = ["fuse", "is_model"]
 
@@ -68,7 +69,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
         relax.transform.DeadCodeElimination(),
     ]
     with target:
-        fused = tvm.transform.Sequential(passes)(model)
+        fused = tvm.transform.Sequential(passes)(with_kernels(model, target))
     return _with_free_weights(fused, pack_weights) if backend.on_host else fused
 
 
