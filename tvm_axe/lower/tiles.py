@@ -94,7 +94,7 @@ def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
 
 
 def _join_pointwise(sch: s_tir.Schedule) -> None:
-    """Inline pointwise blocks into those that read them, if all of these are pointwise: one epilogue is left of several."""
+    """Inline pointwise blocks into those that read them, if all are pointwise: one epilogue is left of several."""
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt, readers = sch.get(block), sch.get_consumers(block)
         if is_pointwise(stmt) and readers and all(is_pointwise(sch.get(reader)) for reader in readers):

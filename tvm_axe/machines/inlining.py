@@ -1,6 +1,6 @@
 """Blocks of functions that nobody scheduled go into the blocks that read them, so that less goes through memory.
 
-Each of a GPU's kernels reads its operands from memory and writes its result there: of a chain of blocks that each compute
+Each of a GPU's kernels reads its operands from memory and writes its result there: of a chain of blocks that compute
 elements, one kernel is left.
 """
 
