@@ -22,6 +22,9 @@ key                  where            value
                                       for, in words
 ``axe.tile``         a block          the kernel of `tvm_axe.tile.kernels` that computes it
 ``axe.tile.NAME``    a block          a parameter of that kernel, an int
+``axe.kernel``       the function     the kernel of `tvm_axe.tile.kernels` that computes all of it, on its
+                                      parameters in their order
+``axe.kernel.NAME``  the function     what the kernel is asked for: an int, a string, a bool or a float
 ==================== ================ =================================================================
 
 All are plain strings or ints, so that they survive printing, traces and JSON, and an int may be one that MetaSchedule
@@ -47,6 +50,7 @@ RING = "axe.ring"
 INSERTED = "axe.inserted"
 LAYOUTS = "axe.layouts"
 TILE = "axe.tile"
+KERNEL = "axe.kernel"
 
 
 def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFunc:

@@ -7,6 +7,7 @@ right before that is stored.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -15,22 +16,24 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
+from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
+from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.analysis.tree import has_threads, why_unschedulable
 from tvm_axe.errors import LowerError, ScheduleError, TileError
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import called_by
 from tvm_axe.schedule import TILE, tile_kernel
 from tvm_axe.schedule.einsum import Einsum
-from tvm_axe.schedule.inline import inline_pointwise
 from tvm_axe.schedule.offers import Offer, compiles, is_worth, offers, preferred
 from tvm_axe.schedule.product import Product
 from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of, product_in
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
-from tvm_axe.tile.kernels import Recipe
+from tvm_axe.tile.kernels import KERNELS, Recipe
 from tvm_axe.tile.program import TileProgram
 
 _OVERLAPS = "axe.overlaps"  # attribute of a function
@@ -69,7 +72,7 @@ def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[st
 
 def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """The function with a kernel for each of its products; None if that isn't all it does, or somebody scheduled it."""
-    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func):
+    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func) or KERNEL in (func.attrs or {}):
         return None
     buffers = [*(param for param in func.params if tirx.is_buffer_var(param)), *func.body.block.alloc_buffers]
     if any(len(buffer.strides) for buffer in buffers):
@@ -78,7 +81,7 @@ def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     if not all(covers(block.realize, block.loops) for block in nested):
         return None
     sch = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
-    inline_pointwise(sch)  # a product's epilogue is one block
+    _join_pointwise(sch)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
     names = {str(sch.get(block).name_hint) for block in blocks}
     chosen: dict[str, Offer] = {}
@@ -93,6 +96,16 @@ def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     return sch.mod["main"]
 
 
+def _join_pointwise(sch: s_tir.Schedule) -> None:
+    """Inline pointwise blocks into those that read them, if all are pointwise: one epilogue is left of several."""
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        stmt, readers = sch.get(block), sch.get_consumers(block)
+        if is_pointwise(stmt) and readers and all(is_pointwise(sch.get(reader)) for reader in readers):
+            # A parameter that is read again stays, and so does what is written elsewhere than it is read.
+            with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):
+                sch.compute_inline(block)
+
+
 def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """The module with tile kernels for the blocks that chose one; itself where none did.
 
@@ -104,7 +117,7 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     rewritten = {
         variable: _Rewriter(func, str(variable.name_hint), target).rewritten()
         for variable, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and has_choice(func)
+        if isinstance(func, tirx.PrimFunc) and (KERNEL in (func.attrs or {}) or has_choice(func))
     }
     if not rewritten:
         return mod
@@ -154,8 +167,13 @@ class _Rewriter:
 
     def rewritten(self) -> tirx.PrimFunc:
         """The function with kernels for its annotated nests."""
-        nests = statements(self.root.body)
-        done = [stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])]
+        if KERNEL in self.attrs:
+            done = self._whole()
+        else:
+            nests = statements(self.root.body)
+            done = [
+                stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])
+            ]
         body = done[0] if len(done) == 1 else tirx.SeqStmt(done)
         buffers = [buffer for buffer in self.root.alloc_buffers if uses(body, buffer)] + self.scratch
         params = list(self.func.params)
@@ -173,6 +191,18 @@ class _Rewriter:
             return s_tir.renew_defs(func.with_attrs(self.attrs))
         attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
         return _laid_out(self.func, body, attrs, buffers)
+
+    def _whole(self) -> list[tirx.Stmt]:
+        """The kernel that computes all of the function."""
+        name = str(self.attrs.pop(KERNEL))
+        given = [key for key in self.attrs if str(key).startswith(f"{KERNEL}.")]
+        problem = {str(key).removeprefix(f"{KERNEL}."): _tvm.plain(self.attrs.pop(key)) for key in given}
+        try:
+            recipe = KERNELS[name].recipe(self.target, problem)
+            tensors = zip((*recipe.inputs, *recipe.outputs), filter(tirx.is_buffer_var, self.func.params), strict=True)
+            return self._recipe(recipe, dict(tensors), {}, name)
+        except (ScheduleError, TileError) as error:
+            raise LowerError(f"{self.name} is computed by the kernel {name}: {error}") from error
 
     def _nest(self, nest: tirx.Stmt, others: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
         blocks = nested_blocks(nest)

@@ -1,6 +1,7 @@
 """Loops of functions that nobody scheduled for a GPU become blocks and threads.
 
-Each iteration of the loops that a nest's blocks share is a thread's, if no block is reduced over them; what is in a
+Blocks go into those that read them where that costs nothing (`tvm_axe.machines.inlining`). Each iteration of the loops
+that a nest's blocks share is a thread's, if no block is reduced over them; what is in a
 nest beside such loops becomes kernels of its own, one after the other. A reduction to few elements is done by the
 threads of a block together. That is right for every function and fast for those that do as much for each element as
 for any other; for the rest there are tile kernels and tuning.
@@ -21,6 +22,7 @@ from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import REDUCE, is_sum
 from tvm_axe.analysis.tree import has_threads
 from tvm_axe.errors import LowerError
+from tvm_axe.machines.inlining import inlined
 
 __all__ = ["with_threads"]
 
@@ -42,7 +44,7 @@ def with_threads(mod: tvm.IRModule) -> tvm.IRModule:
         iteration writes.
     """
     bound = {
-        variable: _Binder(func, str(variable.name_hint)).function()
+        variable: _Binder(inlined(func), str(variable.name_hint)).function()
         for variable, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and isinstance(func.body, s_tir.SBlockRealize) and not has_threads(func)
     }
@@ -259,7 +261,9 @@ def _numbers(loops: Sequence[tirx.For], at: tirx.Expr) -> dict[tirx.Var, tirx.Ex
     for number, loop in enumerate(reversed(loops)):
         extent = int(loop.extent)
         value = at // step if step > 1 else at
-        found[loop.loop_var] = value if number == len(loops) - 1 else value % extent
+        value = value if number == len(loops) - 1 else value % extent
+        kind = str(loop.loop_var.ty.dtype)  # of loops over what Relax has made, int64
+        found[loop.loop_var] = value if kind == "int32" else tirx.Cast(kind, value)
         step *= extent
     return found
 

@@ -12,6 +12,7 @@ from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.attention import with_attention
+from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.simplify import simplified
 
 __all__ = ["fuse", "is_model"]
@@ -61,8 +62,13 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
             "pack_weights: no function of the model has the attribute num_input, which says how many of its first "
             "parameters are inputs; the others are weights"
         )
+    # Kernels that compute operators whole take these as they come; attention that is written out is found without
+    # what is there for training alone.
+    model = with_kernels(model, target)
     first = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
-    model = simplified(with_attention(tvm.transform.Sequential(first)(model), target))
+    model = tvm.transform.Sequential(first)(model)
+    if backend.on_host:
+        model = simplified(with_attention(model, target))
     passes = [
         *_tvm.relax_dispatching(target, backend.device),
         relax.transform.FuseTransposeMatmul(),

@@ -81,6 +81,7 @@ def attention(
     dtype: str,
     causal: bool = False,
     logsumexp: bool = False,
+    order: str = "hhhh",
     *,
     block_m: int,
     block_n: int,
@@ -90,25 +91,28 @@ def attention(
 
     Q and O are (batch, heads, queries, dim), K and V (batch, kv_heads, keys, dim); each of the kv_heads serves
     heads / kv_heads neighbouring ones. Causal: the last query sees all keys, each before it one less. With `logsumexp`,
-    L (batch, heads, queries) of float32 is the log of the sum of the scores' exponentials.
+    L (batch, heads, queries) of float32 is the log of the sum of the scores' exponentials. `order` has a letter for
+    each of Q, K, V and O: h if its heads come before its tokens as above, t if its tokens come first.
 
     Raises
     ------
     TileError
-        kv_heads doesn't divide heads, or a causal query would see no key.
+        kv_heads doesn't divide heads, a causal query would see no key, or `order` isn't such a word.
     """
     group = _group(heads, kv_heads)
     if causal and keys < queries:
         raise TileError(f"attention: causal needs as many keys as queries at least, got {keys} for {queries}")
+    q_shape, k_shape, v_shape, o_shape = shapes(batch, heads, kv_heads, queries, keys, dim, order)
+    q_first, k_first, v_first, o_first = (letter == "h" for letter in order)
     scale, shift = LOG2E / math.sqrt(dim), keys - queries
     cut = _cut_blocks(queries, keys, block_m, block_n, causal)
 
     @T.prim_func
     def attention(
-        Q: T.Buffer((batch, heads, queries, dim), dtype),
-        K: T.Buffer((batch, kv_heads, keys, dim), dtype),
-        V: T.Buffer((batch, kv_heads, keys, dim), dtype),
-        O: T.Buffer((batch, heads, queries, dim), dtype),
+        Q: T.Buffer(q_shape, dtype),
+        K: T.Buffer(k_shape, dtype),
+        V: T.Buffer(v_shape, dtype),
+        O: T.Buffer(o_shape, dtype),
         L: T.Buffer((batch, heads, queries), "float32"),
     ) -> None:
         with tile.kernel(batch, heads, tile.cdiv(queries, block_m)) as (b, h, i):
@@ -124,15 +128,16 @@ def attention(
             row = tile.fragment((block_m,), "float32")
             seen = T.meta_var(T.min((i + 1) * block_m + shift, keys) if causal else keys)
             blocks = T.meta_var(tile.cdiv(seen, block_n))
-            tile.copy(Q[b, h, i * block_m, 0], q)
+            tile.copy(Q[b, h, i * block_m, 0] if q_first else Q[b, i * block_m : i * block_m + block_m, h, 0:dim], q)
             tile.fill(o, 0)
             tile.fill(total, 0)
             tile.fill(top, MASKED)
             # The blocks that the mask cuts come first: Hopper takes the first out of the loop, which then has no mask.
             for step in tile.pipelined(blocks, stages=stages or None):
                 first_key = T.meta_var((blocks - 1 - step) * block_n)
-                tile.copy(K[b, h // group, first_key, 0], k)
-                tile.copy(V[b, h // group, first_key, 0], v)
+                g, stop_key = T.meta_var(h // group), T.meta_var(first_key + block_n)
+                tile.copy(K[b, g, first_key, 0] if k_first else K[b, first_key:stop_key, g, 0:dim], k)
+                tile.copy(V[b, g, first_key, 0] if v_first else V[b, first_key:stop_key, g, 0:dim], v)
                 tile.gemm(q, k, s, transpose_b=True, accumulate=False)
                 if cut > 0:  # noqa: SIM102 (decided here; the next line at run time)
                     if step < cut:
@@ -140,11 +145,27 @@ def attention(
                 soften(s, p, o, top, before, total, row, scale)
                 tile.gemm(p, v, o)
             normalize(o, top, total, row, scale)
-            tile.copy(o, O[b, h, i * block_m, 0])
+            tile.copy(o, O[b, h, i * block_m, 0] if o_first else O[b, i * block_m : i * block_m + block_m, h, 0:dim])
             if logsumexp:
                 tile.copy(total, L[b, h, i * block_m])
 
     return Recipe((only_used(attention),), ("Q", "K", "V"), ("O", "L") if logsumexp else ("O",))
+
+
+def shapes(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, order: str
+) -> list[tuple[int, int, int, int]]:
+    """The shapes of Q, K, V and O in an order of their heads and tokens, as `attention` takes it.
+
+    Raises
+    ------
+    TileError
+        `order` isn't four letters of h and t.
+    """
+    if len(order) != 4 or set(order) - {"h", "t"}:
+        raise TileError(f"attention: order is four letters, each h (heads first) or t (tokens first), got {order!r}")
+    sides = ((heads, queries), (kv_heads, keys), (kv_heads, keys), (heads, queries))
+    return [(batch, *(side if letter == "h" else (side[1], side[0])), dim) for side, letter in zip(sides, order)]
 
 
 def packed_attention(
@@ -255,13 +276,9 @@ def attention_knobs(target: Target, problem: Problem) -> Knobs:
 
 
 def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
-    batch, heads, kv_heads, dim, dtype = (problem[name] for name in ("batch", "heads", "kv_heads", "dim", "dtype"))
-    keys = (batch, kv_heads, problem["keys"], dim)
-    return {
-        "Q": normal(rng, (batch, heads, problem["queries"], dim), dtype),
-        "K": normal(rng, keys, dtype),
-        "V": normal(rng, keys, dtype),
-    }
+    sizes = (problem[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "dim"))
+    own = shapes(*sizes, problem.get("order", "hhhh"))
+    return {name: normal(rng, shape, problem["dtype"]) for name, shape in zip("QKV", own)}
 
 
 def _packed_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
@@ -310,7 +327,11 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, dtype: str
 
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
-    q, k, v = (arrays[name].astype("float64") for name in ("Q", "K", "V"))
+    order = problem.get("order", "hhhh")
+    q, k, v = (
+        arrays[name].astype("float64") if letter == "h" else arrays[name].astype("float64").swapaxes(1, 2)
+        for name, letter in zip("QKV", order)
+    )
     group = problem["heads"] // problem["kv_heads"]
     heads = [
         attend(q[b, h], k[b, h // group], v[b, h // group], problem.get("causal", False), problem["dtype"])
@@ -321,7 +342,10 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
     if not problem.get("logsumexp", False):
         del outputs["L"]
     lead = (problem["batch"], problem["heads"])
-    return {name: _stacked(parts, lead) for name, parts in outputs.items()}
+    found = {name: _stacked(parts, lead) for name, parts in outputs.items()}
+    if order[3] == "t":
+        found["O"] = Expected(*(array.swapaxes(1, 2) for array in found["O"]))
+    return found
 
 
 def _stacked(parts: Sequence[Expected], lead: tuple[int, ...]) -> Expected:
@@ -358,6 +382,12 @@ ATTENTION = Kernel(
         {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 1, "keys": 33, "dim": 64, "dtype": "float16"},
         {"batch": 1, "heads": 3, "kv_heads": 1, "queries": 65, "keys": 1, "dim": 64, "dtype": "bfloat16",
          "logsumexp": True},
+        {"batch": 2, "heads": 12, "kv_heads": 12, "queries": 128, "keys": 128, "dim": 32, "dtype": "float16",
+         "order": "tttt"},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 300, "keys": 300, "dim": 128, "dtype": "bfloat16",
+         "causal": True, "order": "hhtt"},
+        {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 70, "keys": 90, "dim": 64, "dtype": "float32",
+         "order": "thtt"},
     ),
 )  # fmt: skip
 

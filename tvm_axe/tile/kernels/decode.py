@@ -15,7 +15,7 @@ from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.attention import MASKED, attend, mask, soften
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
-from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose, only_used
 
 ROWS = 16
 """Rows of the smallest tile of queries that tensor cores take."""
@@ -28,6 +28,7 @@ def decode_attention(
     capacity: int,
     dim: int,
     dtype: str,
+    whole: bool = False,
     *,
     splits: int,
     block_n: int,
@@ -37,7 +38,8 @@ def decode_attention(
 
     Q and O are (batch, heads, dim), K and V (batch, kv_heads, capacity, dim). The heads that share keys are the rows of
     one tile; every sequence's keys are split evenly between `splits` blocks, whose results a second program combines.
-    What lies behind a sequence's length must be finite.
+    What lies behind a sequence's length must be finite. `whole`: all sequences have `capacity` keys, and there are no
+    lengths.
 
     Raises
     ------
@@ -70,7 +72,7 @@ def decode_attention(
             before = tile.fragment((rows,), "float32")
             total = tile.fragment((rows,), "float32")
             row = tile.fragment((rows,), "float32")
-            length = lengths[b]
+            length = capacity if whole else lengths[b]
             blocks = tile.cdiv(length, block_n)
             tile.copy(Q[b, g * group, 0], q)  # rows beyond the group are other heads', and not stored
             tile.fill(o, 0)
@@ -118,7 +120,8 @@ def decode_attention(
                 o[y] = o[y] / T.max(total[0], T.float32(1e-30))
             tile.copy(o, O[b, h, 0])
 
-    return Recipe((tile.read(attend_pieces), tile.read(combine_pieces)), ("Q", "K", "V", "lengths"), ("O",))
+    inputs = ("Q", "K", "V") if whole else ("Q", "K", "V", "lengths")
+    return Recipe((only_used(attend_pieces), tile.read(combine_pieces)), inputs, ("O",))
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
@@ -145,19 +148,19 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
     )
     lengths = rng.integers(1, capacity + 1, batch).astype("int32")
     lengths[-1] = capacity
-    return {
+    arrays = {
         "Q": normal(rng, (batch, heads, dim), dtype),
         "K": normal(rng, (batch, kv_heads, capacity, dim), dtype),
         "V": normal(rng, (batch, kv_heads, capacity, dim), dtype),
-        "lengths": lengths,
     }
+    return arrays if problem.get("whole", False) else arrays | {"lengths": lengths}
 
 
 def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     q, k, v = (arrays[name].astype("float64") for name in ("Q", "K", "V"))
     group = problem["heads"] // problem["kv_heads"]
     value, slack = np.zeros_like(q), np.zeros_like(q)
-    for b, length in enumerate(arrays["lengths"]):
+    for b, length in enumerate(arrays.get("lengths", [problem["capacity"]] * problem["batch"])):
         for h in range(problem["heads"]):
             keys, values = k[b, h // group, :length], v[b, h // group, :length]
             (own, off), _ = attend(q[b, h : h + 1], keys, values, False, problem["dtype"])
@@ -176,5 +179,6 @@ DECODE_ATTENTION = Kernel(
         {"batch": 2, "heads": 8, "kv_heads": 2, "capacity": 1000, "dim": 128, "dtype": "bfloat16"},
         {"batch": 1, "heads": 4, "kv_heads": 4, "capacity": 130, "dim": 64, "dtype": "float16"},
         {"batch": 3, "heads": 2, "kv_heads": 1, "capacity": 65, "dim": 64, "dtype": "float32"},
+        {"batch": 2, "heads": 8, "kv_heads": 2, "capacity": 1000, "dim": 128, "dtype": "bfloat16", "whole": True},
     ),
 )

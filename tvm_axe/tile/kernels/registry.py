@@ -14,7 +14,7 @@ from tvm_axe.tile.kernels.einsum import EINSUM
 from tvm_axe.tile.kernels.gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
 from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
 from tvm_axe.tile.kernels.kernel import Kernel, Problem
-from tvm_axe.tile.kernels.rows import RMS_NORM, SOFTMAX
+from tvm_axe.tile.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 from tvm_axe.tile.kernels.skinny import SKINNY_MATMUL
 from tvm_axe.tile.kernels.splitting import SPLIT_K_MATMUL, STREAM_K_MATMUL
 from tvm_axe.tile.kernels.tiling import gpu_block
@@ -22,7 +22,7 @@ from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, FP8_MATMUL, EINSUM,
-    ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, SOFTMAX, TRANSPOSE,
+    ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, LAYER_NORM, SOFTMAX, TRANSPOSE,
 )  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -1,4 +1,4 @@
-"""What is computed from whole rows in one pass over memory: RMSNorm and softmax.
+"""What is computed from whole rows in one pass over memory: RMSNorm, layer norm and softmax.
 
 A row is held on chip between its reading and its writing, so it must fit a block's registers: up to 65536 columns.
 """
@@ -63,6 +63,49 @@ def rms_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-6, *, bloc
     return Recipe((tile.read(rms_norm),), ("X", "weight"), ("Y",))
 
 
+def layer_norm(rows: int, columns: int, dtype: str, epsilon: float = 1e-5, *, block_rows: int) -> Recipe:
+    """Y = (X less its row's mean) / sqrt(its row's variance + epsilon) * weight + bias: X and Y (rows, columns).
+
+    Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
+    """
+    width = padded(columns)
+
+    @T.prim_func
+    def layer_norm(
+        X: T.Buffer((rows, columns), dtype),
+        weight: T.Buffer((columns,), dtype),
+        bias: T.Buffer((columns,), dtype),
+        Y: T.Buffer((rows, columns), dtype),
+    ) -> None:
+        with tile.kernel(tile.cdiv(rows, block_rows)) as i:
+            x = tile.fragment((block_rows, width), "float32")
+            square = tile.fragment((block_rows, width), "float32")
+            mean = tile.fragment((block_rows,), "float32")
+            factor = tile.fragment((block_rows,), "float32")
+            w = tile.fragment((width,), "float32")
+            b = tile.fragment((width,), "float32")
+            tile.copy(X[i * block_rows, 0], x)
+            tile.copy(weight[0], w)
+            tile.copy(bias[0], b)
+            tile.sum(x, mean)
+            with tile.parallel(block_rows) as r:
+                mean[r] = mean[r] * T.float32(1 / columns)
+            with tile.parallel(block_rows, width) as (r, c):
+                x[r, c] = (
+                    T.Select(c < columns, x[r, c] - mean[r], T.float32(0)) if width > columns else x[r, c] - mean[r]
+                )
+            with tile.parallel(block_rows, width) as (r, c):
+                square[r, c] = x[r, c] * x[r, c]
+            tile.sum(square, factor)
+            with tile.parallel(block_rows) as r:
+                factor[r] = T.rsqrt(factor[r] * T.float32(1 / columns) + T.float32(epsilon))
+            with tile.parallel(block_rows, width) as (r, c):
+                x[r, c] = x[r, c] * factor[r] * w[c] + b[c]
+            tile.copy(x, Y[i * block_rows, 0])
+
+    return Recipe((tile.read(layer_norm),), ("X", "weight", "bias"), ("Y",))
+
+
 def softmax(rows: int, columns: int, dtype: str, *, block_rows: int) -> Recipe:
     """Y = exp(X) over its row's sum, from X less the row's largest element; both (rows, columns)."""
     width = padded(columns)
@@ -120,6 +163,23 @@ def _norm_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[
     return {"Y": Expected(value, rounding_slack(problem["dtype"], unit, np.abs(value)))}
 
 
+def _layer_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
+    return _norm_inputs(rng, problem) | {"bias": normal(rng, (problem["columns"],), problem["dtype"])}
+
+
+def _layer_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
+    """The mean is off by columns * 2^-24 of the largest element at most, and so is each difference from it."""
+    x, weight, bias = (arrays[name].astype("float64") for name in ("X", "weight", "bias"))
+    far = x - x.mean(axis=1, keepdims=True)
+    factor = 1 / np.sqrt(np.square(far).mean(axis=1, keepdims=True) + problem.get("epsilon", 1e-5))
+    unit = ROUNDING["float32"] * (problem["columns"] + 8)
+    scaled = far * factor * weight
+    # The mean of squares is off by twice what a difference is off, relative to the root that it is divided by.
+    off = unit * np.abs(x).max(axis=1, keepdims=True) * factor
+    size = np.abs(scaled) * (1 + off / unit) + np.abs(weight) * off / unit + np.abs(bias)
+    return {"Y": Expected(scaled + bias, rounding_slack(problem["dtype"], unit, size))}
+
+
 def _softmax_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     """The exponent is rounded as a float32 of its size, the sum is off by columns * 2^-24 relatively at most."""
     x = arrays["X"].astype("float64")
@@ -145,6 +205,16 @@ RMS_NORM = Kernel(
     parameters=_knobs,
     inputs=_norm_inputs,
     reference=_norm_reference,
+    cases=_CASES,
+)
+
+LAYER_NORM = Kernel(
+    name="layer_norm",
+    summary="Y = (X - mean of the row) / sqrt(variance of the row + epsilon) * weight + bias",
+    make=layer_norm,
+    parameters=_knobs,
+    inputs=_layer_inputs,
+    reference=_layer_reference,
     cases=_CASES,
 )
 

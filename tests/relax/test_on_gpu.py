@@ -1,0 +1,179 @@
+"""Models for one GPU: who computes their kernels, and what these compute, here thread by thread and on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+import tvm_axe as axe
+from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.analysis.tree import has_threads
+from tvm_axe.lower.tiles import with_default_kernels, with_tile_kernels
+from tvm_axe.machines import builder, resolve_target
+from tvm_axe.machines.threads import with_threads
+from tvm_axe.relax.fuse import fuse
+from tvm_axe.schedule.tiles import choices_in, has_choice
+
+torch = pytest.importorskip("torch")
+
+GPU, CPU = resolve_target("cuda:sm_90a"), resolve_target("llvm")
+TOLERANCE = {"float16": 4e-3, "bfloat16": 2e-2}
+NAMES = ("minilm", "prefill", "decode 1", "decode 3")
+
+
+def _models() -> Any:
+    path = Path(__file__).parents[2] / "scripts" / "models_gpu.py"
+    spec = importlib.util.spec_from_file_location("models_gpu", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["models_gpu"] = module  # its dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
+models = _models()
+
+
+class Small:
+    """A small model with its arguments, and what torch makes of it in float32: the result, and the caches."""
+
+    def __init__(self, name: str, dtype: str) -> None:
+        torch.manual_seed(0)
+        kind, (word, *number) = getattr(torch, dtype), name.split()
+        sizes = models.Llama(width=256, heads=4, kv_heads=2, hidden=384, dim=64, dtype=dtype)
+        with torch.no_grad():
+            if word == "minilm":
+                module = models.MiniLM(2, 100, 128, 4).eval().to(kind)
+                inputs = (torch.randint(0, 100, (3, 40)),)
+            elif word == "prefill":
+                module = models.Prefill(sizes).eval().to(kind)
+                inputs = (torch.randn(1, 150, 256).to(kind), *sizes.angles(150))
+            else:
+                batch, cached = int(number[0]), 200
+                module = models.Decode(sizes).eval().to(kind)
+                caches = (torch.randn(batch, 2, cached, 64).to(kind) for _ in range(2))
+                turn = (each[-1:].clone() for each in sizes.angles(cached))
+                inputs = (torch.randn(batch, 1, 256).to(kind), *turn, *caches, torch.tensor([cached - 1]))
+            self.arguments = [each.clone() for each in inputs]
+            if word == "decode":
+                self.model, names = models.decoder(sizes, int(number[0]), 200)
+                self.arguments += [module.state_dict()[each].clone() for each in names]
+            else:
+                self.model = models.imported(module, inputs)
+            wide = [each.float() if each.is_floating_point() else each for each in inputs]
+            expected = module.float()(*wide)
+        self.expected = expected if isinstance(expected, torch.Tensor) else expected[0]
+        self.caches = wide[3:5] if word == "decode" else []
+
+
+def run(built: relax.VMExecutable, small: Small, device: Any, instrument: Any = None) -> tuple[float, list[float]]:
+    """The relative errors of the result and of the caches."""
+    machine = relax.VirtualMachine(built, device)
+    if instrument is not None:
+        machine.set_instrument(instrument)
+    tensors = [tvm.runtime.from_dlpack(each) for each in small.arguments]
+    tensors = [each if device == tvm.cpu() else each.copyto(device) for each in tensors]
+    result: Any = machine["main"](*tensors)
+    while not isinstance(result, tvm.runtime.Tensor):
+        result = result[0]
+    return error(result, small.expected), [error(*pair) for pair in zip(tensors[3:], small.caches)]
+
+
+def error(got: tvm.runtime.Tensor, expected: Any) -> float:
+    exact = expected.double()
+    return float((torch.from_dlpack(got.copyto(tvm.cpu())).double() - exact).norm() / exact.norm())
+
+
+def one_by_one(mod: tvm.IRModule) -> tvm.IRModule:
+    """Threads one after the other."""
+
+    def on_loop(loop: tirx.For) -> tirx.Stmt:
+        if loop.kind != tirx.ForKind.THREAD_BINDING:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    named = mod.functions_items()
+    return tvm.IRModule({v: f.with_body(_tvm.structural_map(f.body, (tirx.For, on_loop))) for v, f in named})
+
+
+def is_tiled(func: tirx.PrimFunc) -> bool:
+    return KERNEL in (func.attrs or {}) or has_choice(func)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_for_a_gpu_is_right_thread_by_thread(name: str) -> None:
+    """Tile kernels are those of the CPU here."""
+    small = Small(name, "bfloat16")
+    mod = with_default_kernels(fuse(small.model, GPU), GPU)
+    functions = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+    plain = tvm.IRModule({var: func for var, func in functions.items() if not is_tiled(func)})
+    both = {
+        **dict(with_tile_kernels(mod, CPU).functions_items()),
+        **dict(one_by_one(with_threads(plain)).functions_items()),
+    }
+    whole = tvm.IRModule(both, attrs=mod.attrs, global_infos=mod.global_infos)
+    rest = tvm.transform.Sequential(_tvm.relax_lowering(CPU, "cpu"))
+    off, caches = run(builder.build_program(whole, CPU, rest), small, tvm.cpu())
+    assert off <= TOLERANCE["bfloat16"]
+    assert all(each <= TOLERANCE["bfloat16"] for each in caches)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("minilm", {"attention": 1, "layer_norm": 1, "matmul": 4}),
+        ("prefill", {"attention": 1, "rms_norm": 1, "matmul": 6}),
+        ("decode 3", {"decode_attention": 1, "rms_norm": 1, "skinny_matmul": 6}),
+    ],
+)
+def test_who_computes_a_model_on_a_gpu(name: str, kernels: dict[str, int]) -> None:
+    mod = with_default_kernels(fuse(Small(name, "bfloat16").model, GPU), GPU)
+    found: dict[str, int] = {}
+    for _, func in mod.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            whole = (func.attrs or {}).get(KERNEL)
+            for kernel in [str(whole)] if whole is not None else [choice.kernel for choice in choices_in(func)]:
+                found[kernel] = found.get(kernel, 0) + 1
+    assert found == kernels
+    rest = with_threads(tvm.IRModule({v: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}))
+    assert all(has_threads(func) for _, func in rest.functions_items() if not is_tiled(func))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_on_a_gpu(name: str, dtype: str, cuda: None) -> None:
+    """Each kernel beside its blocks on the CPU, on the same data; then the result."""
+    small = Small(name, dtype)
+    exe = axe.compile(small.model, target="cuda", work_dir=None)
+    blocks = fuse(small.model, resolve_target("cuda"))
+    faults: list[str] = []
+    given: list[np.ndarray] = []
+
+    def instrument(_func: Any, symbol: str, before: bool, _result: Any, *args: Any) -> int:
+        func = next((f for v, f in blocks.functions_items() if v.name_hint == symbol), None)
+        if isinstance(func, tirx.PrimFunc):
+            arrays = [arg.copyto(tvm.cpu()) for arg in args]
+            if before:
+                given[:] = arrays
+            else:
+                own = tvm.IRModule({"main": func.without_attr("global_symbol").with_attr("global_symbol", "main")})
+                tvm.compile(own, target="llvm")["main"](*given)
+                pairs = zip(arrays, given)
+                off = max(error(got, torch.from_dlpack(expected)) for got, expected in pairs if "float" in got.dtype)
+                if not off <= TOLERANCE[dtype]:
+                    faults.append(f"{symbol}: relative error {off:.1e}")
+        return 0
+
+    off, caches = run(exe.vm, small, tvm.cuda(), instrument)
+    assert not faults
+    assert off <= TOLERANCE[dtype]
+    assert all(each <= TOLERANCE[dtype] for each in caches)

@@ -1,0 +1,324 @@
+"""Operators that a tile kernel computes whole: attention and norms, as importers and `relax.frontend.nn` bring them.
+
+Each becomes a call of a function of blocks that says by its attributes which kernel computes it, for which problem
+(`tvm_axe.analysis.annotations`). Nothing is fused with it. The function's blocks compute the same, so that whatever
+doesn't know of kernels compiles it too; `tvm_axe.lower.tiles.with_tile_kernels` puts the kernel in its place.
+
+What stands around an operator only because of how it is written goes: permutations of heads and tokens in front of
+attention, since the kernel reads either order, keys and values repeated for each of a group of heads, permutations that
+cancel each other. A root mean square norm is found where it is written out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.ir import GenericConst, IRModule, Op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.target import Target
+from tvm.topi import nn as topi
+
+from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.errors import TileError
+from tvm_axe.machines import backend_of
+from tvm_axe.tile import lowering
+from tvm_axe.tile.backend import TileBackend
+from tvm_axe.tile.kernels import KERNELS
+from tvm_axe.tile.kernels.attention import MASKED, shapes
+from tvm_axe.tile.kernels.kernel import Problem
+
+__all__ = ["with_kernels"]
+
+_SWAPPED = (0, 2, 1, 3)  # heads and tokens of [batch, heads, tokens, dim]
+_OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
+_FLOATS = ("float16", "bfloat16", "float32")
+
+_FORMS = {
+    "relax.permute_dims": "permuted",
+    "relax.nn.attention": "attention",
+    "relax.nn.rms_norm": "rms_norm",
+    "relax.nn.layer_norm": "layer_norm",
+    "relax.multiply": "multiplied",
+}
+"""What rewrites the calls of an operator: a method of `_Rewriter`."""
+
+
+def with_kernels(model: IRModule, target: Target) -> IRModule:
+    """Return a Relax model whose attention and norms are calls of kernels, where the target takes these by default.
+
+    Parameters
+    ----------
+    model : IRModule
+        The model, of Relax's operators; it isn't changed.
+    target : Target
+        Resolved.
+    """
+    backend = backend_of(target)
+    if not (isinstance(backend, TileBackend) and backend.by_default):
+        return model
+    rewriter = _Rewriter(model, target)
+    for variable, func in model.functions_items():
+        if isinstance(func, relax.Function):
+            rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
+    return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    def __init__(self, model: IRModule, target: Target) -> None:
+        super().__init__(model)
+        self._target = target
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """The call, its arguments rewritten, or what takes its place."""
+        call = self.visit_expr_post_order(call)
+        found = None
+        if isinstance(call.op, Op) and (form := _FORMS.get(str(call.op.name))) is not None:
+            found = getattr(self, form)(call)
+        return call if found is None else found
+
+    # ---- What stands around -----------------------------------------------------------------------------------------
+
+    def _value(self, expr: relax.Expr, name: str) -> relax.Call | None:
+        """The call of that operator that a variable stands for."""
+        value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        is_call = isinstance(value, relax.Call) and isinstance(value.op, Op)
+        return value if is_call and str(value.op.name) == f"relax.{name}" else None
+
+    def permuted(self, call: relax.Call) -> relax.Expr | None:
+        """What was permuted before, if this permutes it back."""
+        inner = self._value(call.args[0], "permute_dims")
+        if inner is None or call.attrs.axes is None or inner.attrs.axes is None:
+            return None
+        axes = [int(inner.attrs.axes[int(axis)]) for axis in call.attrs.axes]
+        return inner.args[0] if axes == [*range(len(axes))] else None
+
+    def _source(self, expr: relax.Expr) -> tuple[relax.Expr, str]:
+        """The tensor of which attention reads every head of a group alike, and the order of its heads and tokens."""
+        order, groups, found = "t", 1, True
+        while found:
+            found = False
+            swap = self._value(expr, "permute_dims")
+            if swap is not None and swap.attrs.axes is not None and tuple(map(int, swap.attrs.axes)) == _SWAPPED:
+                expr, order, found = swap.args[0], "h" if order == "t" else "t", True
+            elif groups == 1 and (single := self._ungrouped(expr, 1 if order == "h" else 2)) is not None:
+                groups, found = _extents(expr)[1 if order == "h" else 2], True
+                expr = single
+        return expr, order
+
+    def _ungrouped(self, expr: relax.Expr, heads: int) -> relax.Expr | None:
+        """What was repeated along an axis, each of its elements as often as any other, one after the other."""
+        repeat = self._value(expr, "repeat")
+        if repeat is not None:
+            return repeat.args[0] if int(repeat.attrs.axis if repeat.attrs.axis is not None else -1) == heads else None
+        flat = self._value(expr, "reshape")
+        wide = None if flat is None else self._value(flat.args[0], "broadcast_to")
+        one = None
+        if wide is not None:
+            one = self._value(wide.args[0], "expand_dims")
+            one = self._value(wide.args[0], "reshape") if one is None else one
+        if flat is None or wide is None or one is None:
+            return None
+        source = one.args[0]
+        known = [_extents(each) for each in (source, wide.args[0], flat.args[0], expr)]
+        if not all(known) or len(known[0]) != 4:
+            return None
+        before, between, spread, after = known
+        times = after[heads] // before[heads]
+        fits = (
+            between == (*before[: heads + 1], 1, *before[heads + 1 :])
+            and spread == (*before[: heads + 1], times, *before[heads + 1 :])
+            and after == (*before[:heads], before[heads] * times, *before[heads + 1 :])
+        )
+        return source if fits else None
+
+    # ---- Operators --------------------------------------------------------------------------------------------------
+
+    def attention(self, call: relax.Call) -> relax.Expr | None:
+        """Attention without a mask but a causal one, of one scale."""
+        (q, q_order), (k, k_order), (v, v_order) = (self._source(argument) for argument in call.args)
+        dtypes = {str(each.ty.dtype) for each in (q, k, v)}
+        sides = [_sides(each, order) for each, order in ((q, q_order), (k, k_order), (v, v_order))]
+        if len(dtypes) > 1 or not dtypes <= {*_FLOATS} or None in sides or sides[1] != sides[2]:
+            return None
+        (batch, heads, queries, dim), (_, kv_heads, keys, _) = sides[0], sides[1]
+        scale, causal = call.attrs.scale, call.attrs.causal_mask
+        if call.attrs.window_size is not None or (causal == "TopLeft" and queries != keys) or sides[1][3] != dim:
+            return None
+        if (scale is not None and not math.isclose(float(scale), dim**-0.5, rel_tol=1e-6)) or heads % kv_heads:
+            return None
+        dtype = dtypes.pop()
+        problem: dict[str, Any] = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "dim": dim, "dtype": dtype}
+        order = f"{q_order}{k_order}{v_order}t"
+        name = "attention"
+        if queries == 1 and order[1:3] == "hh":
+            name = "decode_attention"
+            problem |= {"capacity": keys, "whole": True}
+        else:
+            problem |= {"queries": queries, "keys": keys, "causal": causal is not None, "order": order}
+        sizes = (batch, heads, kv_heads, queries, keys, dim)
+        return self._called(name, problem, (q, k, v), _attention(sizes, order, causal is not None, dtype))
+
+    def rms_norm(self, call: relax.Call) -> relax.Expr | None:
+        """A norm of the last axis."""
+        data, weight = call.args
+        if [int(axis) for axis in call.attrs.axes] not in ([-1], [len(_extents(data)) - 1]):
+            return None
+        return self._rms_norm(data, weight, float(call.attrs.epsilon))
+
+    def layer_norm(self, call: relax.Call) -> relax.Expr | None:
+        """A norm of the last axis, scaled and shifted."""
+        data, weight, bias = call.args
+        whole = bool(call.attrs.center) and bool(call.attrs.scale)
+        if not whole or [int(axis) for axis in call.attrs.axes] not in ([-1], [len(_extents(data)) - 1]):
+            return None
+        epsilon = float(call.attrs.epsilon)
+        own = [_placeholder(each, name) for each, name in ((data, "X"), (weight, "weight"), (bias, "bias"))]
+        return self._norm("layer_norm", (data, weight, bias), epsilon, _layer_norm(*own, epsilon))
+
+    def multiplied(self, call: relax.Call) -> relax.Expr | None:
+        """A root mean square norm that is written out: a weight by what is divided by the root of its mean square."""
+        for weight, normed in (call.args, tuple(call.args)[::-1]):
+            cast = self._value(normed, "astype")
+            product = self._value(normed if cast is None else cast.args[0], "multiply")
+            if product is None or len(_extents(weight)) != 1:
+                continue
+            for wide, root in (product.args, tuple(product.args)[::-1]):
+                epsilon = self._root_of_mean_square(root, wide)
+                inner = self._value(wide, "astype")
+                data = wide if inner is None else inner.args[0]
+                if epsilon is not None and str(data.ty.dtype) == str(weight.ty.dtype) == str(call.ty.dtype):
+                    return self._rms_norm(data, weight, epsilon)
+        return None
+
+    def _root_of_mean_square(self, root: relax.Expr, data: relax.Expr) -> float | None:
+        """The epsilon of ``rsqrt(mean(data ** 2, the last axis) + epsilon)``."""
+        reciprocal = self._value(root, "rsqrt")
+        shifted = None if reciprocal is None else self._value(reciprocal.args[0], "add")
+        if shifted is None or not isinstance(shifted.args[1], GenericConst) or len(_extents(shifted.args[1])):
+            return None
+        mean = self._value(shifted.args[0], "mean")
+        last = len(_extents(data)) - 1
+        if mean is None or not mean.attrs.keepdims or [int(a) for a in mean.attrs.axis or ()] not in ([-1], [last]):
+            return None
+        square = self._value(mean.args[0], "power")
+        if square is not None:
+            two = square.args[1]
+            fits = isinstance(two, GenericConst) and not len(_extents(two)) and float(two.value.numpy()) == 2.0
+        else:
+            square = self._value(mean.args[0], "multiply")
+            fits = square is not None and square.args[1].same_as(data)
+        if square is None or not fits or not square.args[0].same_as(data):
+            return None
+        return float(shifted.args[1].value.numpy())
+
+    def _rms_norm(self, data: relax.Expr, weight: relax.Expr, epsilon: float) -> relax.Expr | None:
+        own = [_placeholder(data, "X"), _placeholder(weight, "weight")]
+        blocks = [*own, topi.rms_norm(*own, axis=[len(_extents(data)) - 1], epsilon=epsilon)]
+        return self._norm("rms_norm", (data, weight), epsilon, blocks)
+
+    def _norm(self, name: str, arguments: Sequence[relax.Expr], epsilon: float, blocks: Any) -> relax.Expr | None:
+        *rows, columns = _extents(arguments[0])
+        dtypes = {str(each.ty.dtype) for each in arguments}
+        if len(dtypes) > 1 or not dtypes <= {*_FLOATS} or not rows:
+            return None
+        problem = {"rows": math.prod(rows), "columns": columns, "dtype": dtypes.pop(), "epsilon": epsilon}
+        return self._called(name, problem, arguments, blocks)
+
+    def _called(
+        self, name: str, problem: Problem, arguments: Sequence[relax.Expr], blocks: Sequence[te.Tensor]
+    ) -> relax.Expr | None:
+        """A call of the kernel; None if it can't be compiled for the target."""
+        try:
+            for program in KERNELS[name].recipe(self._target, problem).programs:
+                lowering.plan(program, self._target)
+        except TileError:
+            return None
+        func = te.create_prim_func(list(blocks)).without_attr("global_symbol")
+        asked = {f"{KERNEL}.{key}": value for key, value in problem.items()}
+        variable = self.builder_.add_func(func.with_attrs({KERNEL: name, **asked, **_OPAQUE}), name)
+        result = blocks[-1]
+        return relax.call_tir(variable, list(arguments), relax.TensorType(list(result.shape), str(result.dtype)))
+
+
+def _extents(expr: relax.Expr) -> tuple[int, ...]:
+    """The extents of a tensor; none if they aren't all known."""
+    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tirx.IntImm) for extent in shape.values):
+        return ()
+    return tuple(int(extent) for extent in shape.values)
+
+
+def _sides(expr: relax.Expr, order: str) -> tuple[int, int, int, int] | None:
+    """Batch, heads, tokens and dim of one of attention's tensors; None if they aren't known."""
+    extents = _extents(expr)
+    if len(extents) != 4:
+        return None
+    batch, first, second, dim = extents
+    return (batch, first, second, dim) if order == "h" else (batch, second, first, dim)
+
+
+def _placeholder(expr: relax.Expr, name: str) -> te.Tensor:
+    return te.placeholder(_extents(expr), str(expr.ty.dtype), name)
+
+
+def _layer_norm(x: te.Tensor, weight: te.Tensor, bias: te.Tensor, epsilon: float) -> list[te.Tensor]:
+    """A layer norm in blocks; upstream has none of bfloat16."""
+    *rows, columns = x.shape
+    each, other = te.reduce_axis((0, columns), "k"), te.reduce_axis((0, columns), "k")
+    total = te.compute(rows, lambda *at: te.sum(x(*at, each).astype("float32"), each), "total")
+
+    def far(*at: Any) -> Any:
+        return x(*at).astype("float32") - total(*at[:-1]) / columns.astype("float32")
+
+    squares = te.compute(rows, lambda *at: te.sum(far(*at, other) * far(*at, other), other), "squares")
+
+    def normed(*at: Any) -> Any:
+        factor = te.rsqrt(squares(*at[:-1]) / columns.astype("float32") + tirx.const(epsilon, "float32"))
+        scaled = far(*at) * factor * weight(at[-1]).astype("float32")
+        return (scaled + bias(at[-1]).astype("float32")).astype(x.dtype)
+
+    return [x, weight, bias, te.compute(x.shape, normed, "Y")]
+
+
+def _attention(sizes: Sequence[int], order: str, causal: bool, dtype: str) -> list[te.Tensor]:
+    """Attention in blocks, as the kernel of that name computes it."""
+    batch, heads, kv_heads, queries, keys, dim = sizes
+    group = heads // kv_heads
+    q, k, v = (te.placeholder(shape, dtype, name) for shape, name in zip(shapes(*sizes, order), "QKV"))
+
+    def at(tensor: te.Tensor, letter: str, b: Any, head: Any, token: Any, d: Any) -> Any:
+        return tensor[b, head, token, d] if letter == "h" else tensor[b, token, head, d]
+
+    inner, last = te.reduce_axis((0, dim), "d"), te.reduce_axis((0, keys), "t")
+    largest, every = te.reduce_axis((0, keys), "t"), te.reduce_axis((0, keys), "t")
+    shape = (batch, heads, queries, keys)
+
+    def product(b: Any, h: Any, i: Any, t: Any) -> Any:
+        left, right = at(q, order[0], b, h, i, inner), at(k, order[1], b, h // group, t, inner)
+        return te.sum(left.astype("float32") * right.astype("float32"), inner)
+
+    scores = te.compute(shape, product, "scores")
+
+    def seen(b: Any, h: Any, i: Any, t: Any) -> Any:
+        scaled = scores[b, h, i, t] * tirx.const(dim**-0.5, "float32")
+        return tirx.if_then_else(t <= i + (keys - queries), scaled, tirx.const(MASKED, "float32")) if causal else scaled
+
+    masked = te.compute(shape, seen, "masked")
+    top = te.compute(shape[:3], lambda b, h, i: te.max(masked[b, h, i, largest], largest), "top")
+    weights = te.compute(shape, lambda b, h, i, t: te.exp(masked[b, h, i, t] - top[b, h, i]), "weights")
+    total = te.compute(shape[:3], lambda b, h, i: te.sum(weights[b, h, i, every], every), "total")
+
+    def weighed(b: Any, h: Any, i: Any, d: Any) -> Any:
+        return te.sum(weights[b, h, i, last] * at(v, order[2], b, h // group, last, d).astype("float32"), last)
+
+    sums = te.compute((batch, heads, queries, dim), weighed, "sums")
+    out = te.compute(
+        shapes(*sizes, order)[3],
+        lambda b, i, h, d: (sums[b, h, i, d] / total[b, h, i]).astype(dtype),
+        "O",
+    )
+    return [q, k, v, out]
