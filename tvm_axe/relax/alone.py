@@ -16,6 +16,7 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.machines import backend_of, builder, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, TILE_KERNELS, Pass, Work, run
 from tvm_axe.relax.fuse import fuse
+from tvm_axe.relax.packing import with_packers
 
 __all__ = ["BUILD_MODEL", "compile_model", "model_passes"]
 
@@ -53,9 +54,10 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
 
 
 def _packed(model: IRModule, pack_weights: bool) -> IRModule:
-    lift = [relax.transform.LiftTransformParams()] if pack_weights else []
-    packing = [relax.transform.SplitLayoutRewritePreproc(), *lift, relax.transform.FoldConstant()]
-    return tvm.transform.Sequential(packing)(model)
+    split = relax.transform.SplitLayoutRewritePreproc()(model)
+    if pack_weights:
+        split = with_packers(relax.transform.LiftTransformParams()(split), model)
+    return relax.transform.FoldConstant()(split)
 
 
 def _build_model(work: Work) -> Work:
