@@ -50,9 +50,7 @@ def test_example(decoder: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -
     assert "copied for 7 calls: 1344 bytes, beside 78464 of weights once" in capsys.readouterr().out
 
 
-def in_numpy(
-    weights: dict[str, np.ndarray], ids: np.ndarray, cos: np.ndarray, sin: np.ndarray, mask: np.ndarray
-) -> Any:
+def in_numpy(weights: dict[str, np.ndarray], ids: np.ndarray, *others: np.ndarray) -> np.ndarray:
     """The decoder's prefill in float64."""
     w = {name: array.astype("float64") for name, array in weights.items()}
     cos, sin, mask = (array.astype("float64") for array in others)
@@ -192,7 +190,7 @@ def test_all_that_is_wrong_with_weights_is_listed(exe: axe.Executable, decoder: 
         "  layers.0.out.weight is float32; got an array of float16",
         "  norm.weight: float32[32] is missing",
         "  head.weight has the shape (64, 32); got an array of (32, 64)",
-        "  'more' is given, and no function takes such a weight",
+        "  'more' is given, and no function takes such a weight: leave it out",
     ]
     with pytest.raises(
         axe.InputError, match=r"embedding\.weight could be any of 'embedding_weight', 'Embedding.weight'"

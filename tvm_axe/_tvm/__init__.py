@@ -25,7 +25,15 @@ from tvm_axe._tvm.errors import (
 )
 from tvm_axe._tvm.meta_schedule import flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
-from tvm_axe._tvm.relax import relax_lowering, split_preproc
+from tvm_axe._tvm.relax import (
+    is_building,
+    legalize_ops,
+    library_dispatch,
+    relax_lowering,
+    split_packing_off,
+    split_preproc,
+    with_kernels_built,
+)
 from tvm_axe._tvm.structural import structural_map
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import block_realize, plain, put_back, rename_block, statement, tensor_argument, widened
@@ -63,10 +71,13 @@ __all__ = [
     "flops",
     "function_frame",
     "host_triple",
+    "is_building",
     "is_instruction",
     "is_own_fault",
     "is_unsaid",
     "is_valid_cpu",
+    "legalize_ops",
+    "library_dispatch",
     "load_llvm",
     "memory_layout",
     "node_type",
@@ -84,6 +95,7 @@ __all__ = [
     "rename_block",
     "save_llvm",
     "schedule_error_reason",
+    "split_packing_off",
     "split_preproc",
     "statement",
     "structural_equal",
@@ -97,5 +109,6 @@ __all__ = [
     "warpgroup_layout",
     "why_refused",
     "widened",
+    "with_kernels_built",
     "workload_hash",
 ]

@@ -110,7 +110,9 @@ def _matched(wanted: Mapping[str, Param], given: Mapping[Any, Any], by_name: boo
                 problems.append(f"{param.name} {why}")
             else:
                 found[param.name] = value
-    problems += [f"{key!r} is given, and no function takes such a weight" for key in given if key not in used]
+    problems += [
+        f"{key!r} is given, and no function takes such a weight: leave it out" for key in given if key not in used
+    ]
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise InputError(

@@ -7,6 +7,7 @@ from tvm import relax, tirx
 from tvm.ir import BaseFunc, GenericConst, IRModule, Op
 from tvm.target import Target
 
+from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
@@ -59,8 +60,9 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
             "parameters are inputs; the others are weights"
         )
     passes = [
+        *_tvm.library_dispatch(target, backend.device),
         relax.transform.FuseTransposeMatmul(),
-        relax.transform.LegalizeOps(),
+        _tvm.legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
