@@ -113,10 +113,13 @@ def array_of(each: Input | Param, value: Any) -> tuple[np.ndarray | None, str, s
 
 def misfit(each: Input | Param, shape: tuple[int, ...], dtype: str) -> str:
     """Return what is wrong with an array of a shape and a type; nothing if it fits."""
-    if each.shape is not None and (
-        len(shape) != len(each.shape) or any(isinstance(e, int) and e != got for e, got in zip(each.shape, shape))
-    ):
-        return f"has the shape {shown(each.shape)}; got an array of {shape}"
+    own = each.shape
+    if own is not None:
+        fits = len(shape) == len(own)
+        for extent, got in zip(own, shape):
+            fits = fits and (extent == got or not isinstance(extent, int))
+        if not fits:
+            return f"has the shape {shown(own)}; got an array of {shape}"
     return "" if dtype == (each.dtype or dtype) else f"is {each.dtype}; got an array of {dtype}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,21 +22,26 @@ class Handle:
         np.asarray(logits)                             # a copy, in the host's memory
 
     It speaks DLPack. What no array is, such as a paged cache, has neither shape nor type, and is passed on as it is.
-
-    Attributes
-    ----------
-    shape : tuple[int, ...] or None
-        The array's extents.
-    dtype : str
-        The type of its elements; empty if it is no array.
     """
+
+    __slots__ = ("__weakref__", "_session", "_value")
 
     def __init__(self, session: Session, value: Any) -> None:
         self._session, self._value = session, value
-        is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-        self.shape: tuple[int, ...] | None = tuple(map(int, value.shape)) if is_array else None
-        self.dtype = str(value.dtype) if is_array else ""
-        weakref.finalize(self, session._memory.free, value).atexit = False
+
+    def __del__(self) -> None:
+        self._session._memory.free(self._value)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The array's extents; None if it is no array."""
+        shape = getattr(self._value, "shape", None)
+        return None if shape is None else tuple(shape)
+
+    @property
+    def dtype(self) -> str:
+        """The type of the array's elements; empty if it is no array."""
+        return str(getattr(self._value, "dtype", ""))
 
     def numpy(self) -> np.ndarray:
         """A copy of the array.

@@ -106,6 +106,8 @@ class DeviceMemory:
 
 def _nested(result: Any) -> Any:
     """What was returned, with tuples of Python's where these are lists of the runtime's."""
+    if isinstance(result, tvm.runtime.Tensor):
+        return result
     if isinstance(result, tvm_ffi.Array) or type(result) is tuple:
         return tuple([_nested(each) for each in result])
     return result

@@ -28,9 +28,9 @@ class Copy:
 
 def filled(value: Any, put: Callable[[np.ndarray], Any]) -> Any:
     """A value, or a tuple of such, with what `put` makes of each array that is to be copied."""
-    if isinstance(value, Copy):
-        return put(value.array)
-    return tuple([filled(each, put) for each in value]) if type(value) is tuple else value
+    if type(value) is tuple:
+        return tuple([filled(each, put) if type(each) in (tuple, Copy) else each for each in value])
+    return put(value.array) if isinstance(value, Copy) else value
 
 
 class Taken:
@@ -38,7 +38,7 @@ class Taken:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._extents: dict[str, tuple[int, str]] = {}
+        self._extents: dict[str, tuple[int, str, int]] = {}
         self.problems: list[str] = []
 
     def of(self, param: Param, value: Any) -> Any:
@@ -74,21 +74,26 @@ class Taken:
         if handle._session is not self._session:
             return self._wrong(param, f"is {handle!r}, another; np.asarray(...) of it can be given")
         if param.kind == ARRAY:
-            if handle.shape is None:
+            shape, dtype = handle.shape, handle.dtype
+            if shape is None:
                 return self._wrong(param, f"is an array; got {handle!r}")
-            why = misfit(param, handle.shape, handle.dtype)
-            if why:
-                return self._wrong(param, why)
-            self._match(param, handle.shape)
+            if shape != param.shape or dtype != param.dtype:  # mostly equal, and a call may have hundreds
+                why = misfit(param, shape, dtype)
+                if why:
+                    return self._wrong(param, why)
+                self._match(param, shape)
         return handle._value
 
     def _match(self, param: Param, shape: Sequence[int]) -> None:
         """Extents of one name are equal."""
-        for n, (name, extent) in enumerate(zip(param.shape or (), shape)):
-            if isinstance(name, str):
-                first, where = self._extents.setdefault(name, (int(extent), f"{param.name}'s dimension {n}"))
+        own = param.shape or ()
+        for n, extent in enumerate(shape):
+            if n < len(own) and type(own[n]) is str:
+                first, where, at = self._extents.setdefault(own[n], (extent, param.name, n))
                 if first != extent:
-                    self.problems.append(f"{param.name}'s dimension {n}, {name}, is {extent}, and {where} is {first}")
+                    self.problems.append(
+                        f"{param.name}'s dimension {n}, {own[n]}, is {extent}, and {where}'s dimension {at} is {first}"
+                    )
 
     def _wrong(self, param: Param, why: str) -> None:
         self.problems.append(f"{param.name} {why}")
