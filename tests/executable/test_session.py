@@ -100,6 +100,17 @@ def test_functions_are_right_and_results_stay_where_they_are(
     )
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 4e-3), ("bfloat16", 3e-2)])
+def test_types_of_half_the_width(decoder: SimpleNamespace, prompt: Any, dtype: str, bound: float) -> None:
+    weights = {name: array.astype(dtype) for name, array in decoder.weights().items()}
+    ids, *others = prompt
+    others = [array.clip(-1e4, None).astype(dtype) for array in others]
+    with axe.compile(decoder.export(dtype), work_dir=None).load(weights) as model:
+        got = model.prefill(ids, *others)[0].numpy()[0].astype("float64")
+    want = in_numpy(weights, ids, *others)
+    assert np.abs(got - want).max() / np.abs(want).max() < bound
+
+
 def test_all_that_is_wrong_with_inputs_is_listed(model: Session, prompt: tuple[np.ndarray, ...]) -> None:
     ids, cos, sin, mask = prompt
     before = model.copied

@@ -25,17 +25,19 @@ _CREATE_CUDA = "ffi.Module.create.cuda"  # (code, its format, functions, sources
 _OVERLAP = "tirx.use_programtic_dependent_launch"  # the runtime's spelling
 
 
-def register_pipeline(name: str, base: str, host_pass: ir.transform.Pass) -> None:
-    """Make a pipeline for ``tvm.compile(..., tir_pipeline=name)``: upstream's `base`, with one pass more.
+def register_pipeline(name: str, base: str, first_pass: ir.transform.Pass, host_pass: ir.transform.Pass) -> None:
+    """Make a pipeline for ``tvm.compile(..., tir_pipeline=name)``: upstream's `base`, with two passes more.
 
-    Host functions pass through it when intrinsics have become LLVM's; those that it brings in are lowered after it.
-    The names that lowering gives to remainders are left out before: upstream fails where one such name is in two
-    places, whose values it simplifies to different ones, when it lowers again and when it makes LLVM's code.
+    All functions pass through the one before anything else. Host functions pass through the other when intrinsics have
+    become LLVM's; those that it brings in are lowered after it. The names that lowering gives to remainders are left
+    out before: upstream fails where one such name is in two places, whose values it simplifies to different ones, when
+    it lowers again and when it makes LLVM's code.
     """
 
     def pipeline() -> tuple[Any, Any, Any]:
         lower, finish_host, finish_device = tirx.get_tir_pipeline(base)
-        return lower, lambda: ir.transform.Sequential([finish_host(), _and_lowered(host_pass)]), finish_device
+        lowered = ir.transform.Sequential([first_pass, lower])
+        return lowered, lambda: ir.transform.Sequential([finish_host(), _and_lowered(host_pass)]), finish_device
 
     tirx.register_tir_pipeline(name, pipeline)
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 
-from tvm import ir, relax, runtime, te, tirx, topi
+from tvm import ir, relax, runtime, tirx, topi
 from tvm.ir import IRModule
 from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as _cuda_pipeline
@@ -33,28 +33,14 @@ def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
     return parts["split_weight_prepack"], parts["split_prepacked"]
 
 
-def split_packing_off(mod: IRModule, packs: Callable[[tirx.PrimFunc], bool]) -> IRModule:
-    """Upstream's `SplitLayoutRewritePreproc` of those functions that pack.
-
-    The pass fails where a function of the module only calls a library, such as a sort: it looks for blocks in each. So
-    those that don't pack are out of its sight, behind one that has a block.
-    """
-    kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
-    others = {var: func for var, func in kernels.items() if not packs(func)}
-    if len(others) == len(kernels):
-        return mod
-    source = te.placeholder((1,), "float32")
-    stand_in = te.create_prim_func([source, te.compute((1,), lambda i: source[i])])
-    hidden = mod.clone()
-    for var in others:
-        hidden[var] = stand_in
-    split = relax.transform.SplitLayoutRewritePreproc()(hidden).clone()
-    for var, func in others.items():
-        split[split.get_global_var(str(var.name_hint))] = func
-    return split
-
-
 _PIPELINES = {"cpu": _cpu_pipeline, "cuda": _cuda_pipeline}
+
+
+def relax_dispatching(target: Target, device: str) -> list[ir.transform.Pass]:
+    """The passes of upstream's pipeline for a device that give sorting, scans and sampling to what computes them."""
+    if device == "cpu":
+        return list(_cpu_pipeline.library_dispatch_passes(target))
+    return [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
 
 
 def relax_lowering(target: Target, device: str) -> list[ir.transform.Pass]:
@@ -64,11 +50,6 @@ def relax_lowering(target: Target, device: str) -> list[ir.transform.Pass]:
     """
     pipeline = _PIPELINES[device]
     return [*pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)]
-
-
-def library_dispatch(target: Target, device: str) -> list[ir.transform.Pass]:
-    """The passes of upstream's pipeline for a device that give sorting, scans and sampling to functions of its own."""
-    return list(_PIPELINES[device].library_dispatch_passes(target))
 
 
 def legalize_ops() -> ir.transform.Pass:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
+from tvm_axe.machines.small_floats import exact_casts
 
 __all__ = ["PIPELINE", "vector_exp"]
 
@@ -73,4 +74,4 @@ def _use_vector_exp(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transfo
 
 
 _LLVM_EXP = tirx.call_llvm_pure_intrin("float32", "llvm.exp", tirx.const(0.0, "float32"))
-_tvm.register_pipeline(PIPELINE, "s_tir", _use_vector_exp)
+_tvm.register_pipeline(PIPELINE, "s_tir", exact_casts, _use_vector_exp)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, s_tir, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
@@ -55,10 +55,34 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
 
 
 def _packed(model: IRModule, pack_weights: bool) -> IRModule:
-    split = _tvm.split_packing_off(model, has_packing)
+    split = _split(model)
     if pack_weights:
         split = with_packers(relax.transform.LiftTransformParams()(split), model)
     return relax.transform.FoldConstant()(split)
+
+
+def _split(model: IRModule) -> IRModule:
+    """The model with functions of their own for what packs weights.
+
+    Upstream's pass fails at functions that aren't made of blocks in the usual way, such as calls of a library or
+    lowered tile programs; while it runs, those that pack nothing are others that do nothing.
+    """
+    kernels = {v: func for v, func in model.functions_items() if isinstance(func, tirx.PrimFunc)}
+    others = {v: func for v, func in kernels.items() if not has_packing(func)}
+    if len(others) == len(kernels):
+        return model
+    model = model.clone()
+    for variable, func in others.items():
+        model[variable] = tirx.PrimFunc(func.params, _nothing(), func.ret_type).with_attrs(dict(func.attrs.items()))
+    model = relax.transform.SplitLayoutRewritePreproc()(model).clone()
+    for variable, func in others.items():
+        model[str(variable.name_hint)] = func
+    return model
+
+
+def _nothing() -> tirx.Stmt:
+    inner = s_tir.SBlock([], [], [], "nothing", tirx.Evaluate(0))
+    return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", s_tir.SBlockRealize([], True, inner)))
 
 
 def _lowering(target: Target) -> tvm.transform.Pass:

@@ -60,7 +60,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
             "parameters are inputs; the others are weights"
         )
     passes = [
-        *_tvm.library_dispatch(target, backend.device),
+        *_tvm.relax_dispatching(target, backend.device),
         relax.transform.FuseTransposeMatmul(),
         _tvm.legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
