@@ -21,7 +21,7 @@ class Handle:
         logits, *caches = model.decode(next, *caches)
         np.asarray(logits)                             # a copy, in the host's memory
 
-    It speaks DLPack. What no array is, such as a paged cache, has neither shape nor type, and is passed on as it is.
+    It speaks DLPack. What is no array, such as a paged cache, has neither shape nor type, and is passed on as it is.
     """
 
     __slots__ = ("__weakref__", "_session", "_value")
@@ -42,6 +42,12 @@ class Handle:
     def dtype(self) -> str:
         """The type of the array's elements; empty if it is no array."""
         return str(getattr(self._value, "dtype", ""))
+
+    @property
+    def object(self) -> Any:
+        """The runtime's own object, for its functions, such as those that begin a sequence in a paged cache."""
+        self._session._check_open()
+        return self._value
 
     def numpy(self) -> np.ndarray:
         """A copy of the array.
