@@ -20,8 +20,9 @@ from tvm_axe.analysis.tree import why_unschedulable
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
-from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable, interfaces
+from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
 from tvm_axe.executable.mesh import MeshExecutable
+from tvm_axe.executable.signatures import signatures
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
@@ -171,7 +172,7 @@ def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | N
 def _model(model: IRModule, target: Target, work_dir: str | Path | None, pack_weights: bool) -> Executable:
     work = run(Work(model, target, work_dir=work_dir), model_passes(pack_weights))
     assert work.scheduled is not None and isinstance(work.built, tvm.relax.VMExecutable)
-    return ModelExecutable(interfaces(model), pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
+    return ModelExecutable(signatures(model), pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
 
 
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:

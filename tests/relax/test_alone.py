@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tvm_axe.nests.registers import register_tile, tiles
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import Database
 from tvm_axe.relax.fuse import fuse
+from tvm_axe.relax.packing import packed_weights
 
 
 class _Model(nn.Module):
@@ -72,10 +74,10 @@ def test_a_tuned_model_runs_with_its_records(model, tmp_path):
 # ---- Weights that are packed once ------------------------------------------------------------------------------------
 
 
-def _packing_record(mod: tvm.IRModule, target: tvm.target.Target, folder: Path) -> int:
+def _packing_record(mod: tvm.IRModule, target: tvm.target.Target, folder: Path, pack: bool | None = None) -> int:
     """Give every kernel with weights a record that packs them, faster than any other; how many have such."""
     found = 0
-    for work in workloads_of(mod, target, pack_weights=not _bound(mod))[0]:
+    for work in workloads_of(mod, target, pack_weights=not _bound(mod) if pack is None else pack)[0]:
         database = Database(folder / work.name)
         workload = database.commit_workload(work.mod)
         sch = s_tir.Schedule(workload.mod)
@@ -121,11 +123,37 @@ def test_parameters_are_packed_by_a_function_beside_the_models(model, target, tm
     packed = machine["forward_transform_params"](weights)
     assert sorted(len(tensor.shape) for tensor in packed) == [1, 1, 3, 3]
     assert _error(machine["forward"](x, *packed).numpy()) < 1e-5
-    forward, _, transform = executable.vm.as_text().partition("@forward_transform_params:")
-    if "@forward:" in transform:
-        transform, _, forward = transform.partition("@forward:")
+    parts = (part.partition(":") for part in re.split(r"^@", executable.vm.as_text(), flags=re.MULTILINE))
+    functions = {name: code for name, _, code in parts}
+    forward, transform = functions["forward"], functions["forward_transform_params"]
     assert forward.count("_prepacked in:") == transform.count("_weight_prepack in:") == 2
     assert "_weight_prepack in:" not in forward
+
+
+class _TwoSizes(_Model):
+    def many(self, x: nn.Tensor) -> nn.Tensor:
+        return self.forward(x)
+
+    def few(self, x: nn.Tensor) -> nn.Tensor:
+        return self.forward(x)
+
+
+def test_a_session_packs_once_what_functions_pack_alike(target, tmp_path):
+    sizes = {"many": 12, "few": 6}
+    specs = {name: {"x": nn.spec.Tensor([rows, 24], "float32")} for name, rows in sizes.items()}
+    model, _ = _TwoSizes().export_tvm(specs)
+    assert _packing_record(model, target, tmp_path, pack=True) == 4
+    exe = axe.compile(model, target=target, work_dir=tmp_path, pack_weights=True)
+    taken = packed_weights(exe.runnable)
+    packers = [{packer: names for packer, names in taken[name] if packer} for name in sizes]
+    assert packers[0] == packers[1] and sorted(packers[0].values()) == [("down.weight",), ("up.weight",)]
+    x, *weights = _arrays()
+    exe.save(tmp_path / "exe")
+    for each in (exe, axe.Executable.load(tmp_path / "exe")):
+        with each.load(weights) as session:
+            assert session.copied == sum(array.nbytes for array in weights)
+            assert _error(session.many(x).numpy()) < 1e-5
+            np.testing.assert_allclose(session.few(x[:6]), session.many(x).numpy()[:6], rtol=1e-4, atol=1e-4)
 
 
 def test_what_would_be_packed_in_every_call_is_not(model, target, tmp_path):

@@ -4,9 +4,14 @@ import doctest
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tvm
 from tvm.relax.frontend import nn
+from tvm.s_tir.dlight import ApplyDefaultSchedule
+from tvm.s_tir.dlight.cpu import GEMV
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import tvm_axe as axe
 import tvm_axe.relax
@@ -60,6 +65,69 @@ def test_wrong_array_is_named_as_in_the_model(mod, draw, workers):
     x, weight, *rest = draw(mod)
     with pytest.raises(axe.LowerError, match=r"up_weight has the shape \(12, 8\); got an array of \(8, 12\)"):
         exe.run(workers(2), x, weight.T.copy(), *rest)
+
+
+# ---- One device ------------------------------------------------------------------------------------------------------
+
+
+T = tvm.relax.transform
+FUSED = [T.LegalizeOps(), T.AnnotateTIROpPattern(), T.FoldConstant(), T.FuseOps(), T.FuseTIR()]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [[], [T.LegalizeOps()], FUSED, [tvm.relax.get_pipeline("zero")], [*FUSED, ApplyDefaultSchedule(GEMV())]],
+    ids=["nothing", "legalized", "fused", "zero", "dlight"],
+)
+def test_one_device_is_compiled_by_upstreams_compile(export, draw, before):
+    layers = {"up": nn.Linear(8, 12), "down": nn.Linear(12, 8)}
+    mod = export(layers, lambda m, x: nn.op.softmax(m.down(nn.op.gelu(m.up(x))) + x), x=("n", 8))
+    arrays = [np.random.default_rng(2).standard_normal((5, 8), dtype="float32"), *draw_weights(mod)]
+    (want,) = axe.compile(mod, work_dir=None)._run(None, tuple(arrays))
+    target = tvm.target.Target("llvm")
+    with target:
+        given = tvm.transform.Sequential(before)(mod)
+    built = tvm.compile(given, target, relax_pipeline="axe")
+    machine = tvm.relax.VirtualMachine(built, tvm.cpu())
+    got = machine["forward"](*map(tvm.runtime.tensor, arrays)).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    if not before:
+        np.testing.assert_array_equal(got, want)
+
+
+def draw_weights(mod):
+    rng = np.random.default_rng(3)
+    shapes = [[int(extent) for extent in param.ty.shape] for param in mod["forward"].params[1:]]
+    return [rng.standard_normal(shape, dtype="float32") for shape in shapes]
+
+
+def test_what_upstream_has_compiled_is_exported(mod, draw, tmp_path):
+    pipeline = tvm.relax.get_pipeline("axe", target={"kind": "llvm", "num-cores": 1}, pack_weights=True)
+    tvm.compile(mod, "llvm", relax_pipeline=pipeline).export_library(tmp_path / "model.so")
+    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(tmp_path / "model.so"), tvm.cpu())
+    x, *weights = map(tvm.runtime.tensor, draw(mod))
+    got = machine["forward"](x, *machine["forward_transform_params"](weights)).numpy()
+    want = axe.compile(mod, work_dir=None)(*draw(mod))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_without_kernels():
+    @I.ir_module
+    class Same:
+        @R.function
+        def main(x: R.Tensor((3,), "float32")) -> R.Tensor((3,), "float32"):
+            return x
+
+    machine = tvm.relax.VirtualMachine(tvm.compile(Same, "llvm", relax_pipeline="axe"), tvm.cpu())
+    assert machine["main"](tvm.runtime.tensor(np.ones(3, "float32"))).numpy().sum() == 3
+
+
+def test_what_a_device_of_a_mesh_runs_is_refused_by_upstreams_compile(mod):
+    pipeline = tvm.relax.get_pipeline("axe", mesh=axe.Mesh({"tp": 2}))
+    with pytest.raises(axe.LowerError, match=r"run by workers, .*use exe = axe\.compile\(model, mesh=mesh\)"):
+        tvm.compile(mod, "llvm", relax_pipeline=pipeline)
+    with pytest.raises(axe.LowerError, match="pack_weights is for one device; leave it out, or the mesh"):
+        tvm.relax.get_pipeline("axe", mesh=axe.Mesh({"tp": 2}), pack_weights=True)
 
 
 def test_example(capsys):

@@ -25,7 +25,14 @@ from tvm_axe._tvm.errors import (
 )
 from tvm_axe._tvm.meta_schedule import flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
-from tvm_axe._tvm.relax import relax_dispatching, relax_lowering, split_preproc
+from tvm_axe._tvm.relax import (
+    is_building,
+    legalize_ops,
+    relax_dispatching,
+    relax_lowering,
+    split_preproc,
+    with_kernels_built,
+)
 from tvm_axe._tvm.structural import structural_map
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import block_realize, plain, put_back, rename_block, statement, tensor_argument, widened
@@ -64,10 +71,12 @@ __all__ = [
     "flops",
     "function_frame",
     "host_triple",
+    "is_building",
     "is_instruction",
     "is_own_fault",
     "is_unsaid",
     "is_valid_cpu",
+    "legalize_ops",
     "load_llvm",
     "memory_layout",
     "node_type",
@@ -100,5 +109,6 @@ __all__ = [
     "warpgroup_layout",
     "why_refused",
     "widened",
+    "with_kernels_built",
     "workload_hash",
 ]

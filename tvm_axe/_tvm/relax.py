@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from tvm import ir, relax, tirx
+import inspect
+import math
+from collections.abc import Callable
+
+from tvm import ir, relax, runtime, tirx, topi
+from tvm.ir import IRModule
 from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as _cuda_pipeline
+from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 from tvm.target import Target
+
+from tvm_axe._tvm.structural import structural_map
 
 
 def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
@@ -42,3 +50,48 @@ def relax_lowering(target: Target, device: str) -> list[ir.transform.Pass]:
     """
     pipeline = _PIPELINES[device]
     return [*pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)]
+
+
+def legalize_ops() -> ir.transform.Pass:
+    """Upstream's `LegalizeOps`, which fails where an array is filled with an infinity, as causal masks are.
+
+    Its `topi.full` asks a type whether it has "float" in it, as if it were text.
+    """
+    return relax.transform.LegalizeOps({"relax.full": _full, "relax.full_like": _full})
+
+
+def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    value, shape = _try_convert_to_scalar_const(call.args[1], python_native=True), call.ty.shape
+    if not isinstance(value, float) or math.isfinite(value) or not isinstance(shape, relax.ShapeExpr):
+        return call.op.get_attr("FLegalize")(builder, call)
+    return builder.call_te(topi.full, shape.values, str(call.ty.dtype), value, primfunc_name_hint="full")
+
+
+def is_building() -> bool:
+    """Whether ``tvm.compile`` of a Relax module is what calls, however far above, as it calls a pipeline's passes."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not relax.build.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def with_kernels_built(mod: IRModule, build: Callable[[IRModule], runtime.Module]) -> IRModule:
+    """A lowered Relax module whose functions of TensorIR `build` has compiled: ``tvm.compile`` links what it gets.
+
+    They are called by their names in a module beside it, of the attribute ``external_mods``.
+    """
+    kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+    names = {var: str((func.attrs or {}).get("global_symbol", var.name_hint)) for var, func in kernels.items()}
+
+    def by_name(call: relax.Call) -> relax.Expr:
+        if not isinstance(call.op, ir.GlobalVar) or call.op not in names:
+            return call
+        return relax.Call(relax.ExternFunc(names[call.op]), call.args, call.attrs, call.ty_args)
+
+    functions = {
+        var: structural_map(func, (relax.Call, by_name)) for var, func in mod.functions_items() if var not in kernels
+    }
+    built = build(IRModule({var: func.with_attr("global_symbol", names[var]) for var, func in kernels.items()}))
+    attrs = dict(mod.attrs.items()) if mod.attrs else {}
+    attrs["external_mods"] = [*attrs.get("external_mods", []), built]
+    return IRModule(functions, attrs=attrs, global_infos=mod.global_infos)

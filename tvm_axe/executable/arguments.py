@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tvm
 
 from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
+
+if TYPE_CHECKING:
+    from tvm_axe.executable.signatures import Param
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -56,7 +59,7 @@ def matched(name: str, inputs: Sequence[Input], arrays: Sequence[Any], named: Ma
     found: list[np.ndarray] = []
     rows: list[tuple[str, str]] = []
     for each in inputs:
-        array, seen, why = _seen(each, given[each.name]) if each.name in given else (None, "nothing", "")
+        array, seen, why = array_of(each, given[each.name]) if each.name in given else (None, "nothing", "")
         rows.append((f"{each.name}: {each}", seen))
         if why:
             problems.append(f"{each.name} {why}" if problems else f"{name}: {each.name} {why}")
@@ -89,10 +92,13 @@ def given_back(array: np.ndarray, like: Any) -> Any:
     return made.to(like.device) if hasattr(made, "to") else made.to_device(like.device)
 
 
-def _seen(each: Input, value: Any) -> tuple[np.ndarray | None, str, str]:
-    """The array, what it is in words, and what is wrong with it, if something is."""
-    array = value
-    if not isinstance(value, np.ndarray):
+def array_of(each: Input | Param, value: Any) -> tuple[np.ndarray | None, str, str]:
+    """Return the array, what it is in words, and what is wrong with it, if something is.
+
+    Extents that have a name in a `Param` may be any here.
+    """
+    array = np.asarray(value) if isinstance(value, np.generic) else value
+    if not isinstance(array, np.ndarray):
         if not hasattr(value, "__dlpack__"):
             other = "arrays of other packages are taken, too, by DLPack"
             return None, _described(value), f"must be a numpy array; got {type(value).__name__}; {other}"
@@ -101,12 +107,20 @@ def _seen(each: Input, value: Any) -> tuple[np.ndarray | None, str, str]:
         except Exception as error:  # whatever the other package raises
             return None, _described(value), f"cannot be read by DLPack: {error}"
     seen = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
-    fits = len(array.shape) == len(each.shape)
-    if not fits or any(own not in (None, extent) for own, extent in zip(each.shape, array.shape)):
-        return None, seen, f"has the shape {shown(each.shape)}; got an array of {array.shape}"
-    if str(array.dtype) != each.dtype:
-        return None, seen, f"is {each.dtype}; got an array of {array.dtype}"
-    return array, seen, ""
+    why = misfit(each, array.shape, str(array.dtype))
+    return None if why else array, seen, why
+
+
+def misfit(each: Input | Param, shape: tuple[int, ...], dtype: str) -> str:
+    """Return what is wrong with an array of a shape and a type; nothing if it fits."""
+    own = each.shape
+    if own is not None:
+        fits = len(shape) == len(own)
+        for extent, got in zip(own, shape):
+            fits = fits and (extent == got or not isinstance(extent, int))
+        if not fits:
+            return f"has the shape {shown(own)}; got an array of {shape}"
+    return "" if dtype == (each.dtype or dtype) else f"is {each.dtype}; got an array of {dtype}"
 
 
 def _read(value: Any) -> np.ndarray:
@@ -125,7 +139,7 @@ def _described(value: Any) -> str:
     return kind if shape is None or dtype is None else f"{kind} of {dtype}[{', '.join(map(str, shape))}]"
 
 
-def shown(shape: tuple[int | None, ...]) -> str:
+def shown(shape: tuple[int | str | None, ...]) -> str:
     """Return a shape as Python writes a tuple, with `any` for an extent that may be any."""
     extents = ["any" if extent is None else str(extent) for extent in shape]
     return f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, MethodType
+from typing import Any, overload
 
 import tvm
 from tvm import relax, tirx
@@ -14,11 +14,68 @@ from tvm.target import Target
 from tvm_axe.collective import Timeline, Workers
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input, foreign, given_back, matched
+from tvm_axe.executable.session import Session
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import Stage
 from tvm_axe.notebook import preformatted
 from tvm_axe.schedule import Schedule
 from tvm_axe.schedule.tiles import choices_in
+
+
+class _Load:
+    """`Executable.load`: of the class it reads a file, of a model's executable it opens a session."""
+
+    @overload
+    def __get__(self, exe: None, kind: type) -> Callable[[str | Path], Executable]: ...
+
+    @overload
+    def __get__(self, exe: Executable, kind: type) -> Callable[..., Session]: ...
+
+    def __get__(self, exe: Executable | None, kind: type) -> Callable[..., Any]:
+        return _read if exe is None else MethodType(_open, exe)
+
+
+def _read(path: str | Path) -> Executable:
+    """Read what `Executable.save` wrote.
+
+    Raises
+    ------
+    InputError
+        If the file can't be read, isn't one that `save` wrote, is damaged, or is of other versions of tvm_axe or the
+        compiler.
+    """
+    from tvm_axe.executable.saved import read
+
+    return read(Path(path))
+
+
+def _open(exe: Executable, params: Any = None, workers: Workers | None = None) -> Session:
+    """Put a model's weights where it runs, once, for all calls of its functions by name.
+
+    Parameters
+    ----------
+    params : mapping, sequence or path, optional
+        The weights: arrays by name, of numpy or of what speaks DLPack, such as a ``state_dict`` of PyTorch; arrays in
+        the order of the parameters; or the path of a safetensors file, of its index, of a folder with such, or several.
+        Dots in names may be underscores in the model's. Left out, they are those that the model was imported with, if
+        it has kept any.
+    workers : Workers, optional
+        Who runs a model on a mesh; of one for one device None.
+
+    Returns
+    -------
+    model : Session
+        What its functions are called on; `Session.close`, or the end of a ``with``, frees the weights.
+
+    Raises
+    ------
+    InputError
+        If weights are missing, or are given that no function takes, or have another shape or type, all of which is
+        listed; or if a file can't be read.
+    LowerError
+        If this is no model for one device, or the device is missing.
+    """
+    return exe._session(params, workers)
 
 
 class Executable:
@@ -198,19 +255,7 @@ class Executable:
 
         write(self, Path(path))
 
-    @staticmethod
-    def load(path: str | Path) -> Executable:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        InputError
-            If the file can't be read, isn't one that `save` wrote, is damaged, or is of other versions of tvm_axe or
-            the compiler.
-        """
-        from tvm_axe.executable.saved import read
-
-        return read(Path(path))
+    load = _Load()
 
     # ---- What each kind says of itself -------------------------------------------------------------------------------
 
@@ -223,6 +268,13 @@ class Executable:
 
     def _time(self, workers: Workers | None, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
         raise NotImplementedError
+
+    def _session(self, params: Any, workers: Workers | None) -> Session:
+        """A session of its model; an error if it is none."""
+        raise LowerError(
+            f"{self.name}: load(params) is of a Relax model compiled for one device, and this is {self._described()}; "
+            f"run it as {self._usage()}, and read a file by axe.Executable.load(path)"
+        )
 
     def _described(self) -> str:
         """What it is, behind "this is"."""

@@ -27,10 +27,10 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe.errors import InputError
-from tvm_axe.executable.alone import FunctionExecutable, Interface, ModelExecutable
-from tvm_axe.executable.arguments import Input
+from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
 from tvm_axe.executable.base import Executable
 from tvm_axe.executable.mesh import MeshExecutable
+from tvm_axe.executable.signatures import Signature
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.layout.holding import Holding
 from tvm_axe.lower import Lowered, MeshBuffer, Stage
@@ -169,14 +169,7 @@ def _function(details: Mapping[str, Any], modules: Modules) -> Restore:
 
 
 def _model(details: Mapping[str, Any], modules: Modules) -> Restore:
-    functions = [
-        Interface(
-            str(each["name"]),
-            None if each["inputs"] is None else tuple(Input(str(n), tuple(s), str(d)) for n, s, d in each["inputs"]),
-            tuple(map(str, each["outputs"])),
-        )
-        for each in details["functions"]
-    ]
+    functions = [Signature.parse(each) for each in details["functions"]]
     packed, module, runnable = bool(details["packed"]), modules["module"], modules["runnable"]
 
     def restored(target: Target, tuned: Mapping[str, float]) -> Executable:

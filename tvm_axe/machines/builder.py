@@ -23,7 +23,7 @@ from tvm_axe import _tvm
 from tvm_axe.machines.registry import backend_of
 from tvm_axe.machines.vector_math import PIPELINE
 
-__all__ = ["PROGRAM_BUILDER", "build_program", "builder_named"]
+__all__ = ["PROGRAM_BUILDER", "build_kernels", "build_program", "builder_named", "with_a_kernel"]
 
 PROGRAM_BUILDER = "tvm_axe.machines.builder:build_program"
 """What workers, which know nothing of the compiler, are told to build programs by."""
@@ -43,15 +43,14 @@ def build_program(
 
     On a GPU its functions of TensorIR may be tile programs', too.
     """
-    if not any(isinstance(function, tirx.PrimFunc) for _, function in mod.functions_items()):
-        mod = _with_a_kernel(mod)
+    mod = with_a_kernel(mod)
     if not backend_of(target).on_host:
-        return _tvm.build_relax(mod, target, relax_pipeline, lambda functions: _built(functions, target))
+        return _tvm.build_relax(mod, target, relax_pipeline, lambda functions: build_kernels(functions, target))
     return tvm.compile(mod, target=target, relax_pipeline=relax_pipeline, tir_pipeline=PIPELINE)
 
 
-def _built(functions: IRModule, target: Target) -> Module:
-    """Functions of blocks and functions of tile programs, which upstream compiles by different pipelines.
+def build_kernels(functions: IRModule, target: Target) -> Module:
+    """Build functions of blocks and functions of tile programs, which upstream compiles by different pipelines.
 
     What calls one of them is compiled with it.
     """
@@ -79,12 +78,14 @@ def called_by(function: tirx.PrimFunc) -> list[str]:
     return found
 
 
-def _with_a_kernel(mod: IRModule) -> IRModule:
-    """Add a function that does nothing.
+def with_a_kernel(mod: IRModule) -> IRModule:
+    """Add a function that does nothing to a program without kernels.
 
     Of a program without kernels upstream makes C, which gcc compiles when it is run; what is loaded then stays mapped
     for as long as the process lives.
     """
+    if any(isinstance(function, tirx.PrimFunc) for _, function in mod.functions_items()):
+        return mod
     nothing = tirx.PrimFunc([], tirx.Evaluate(0)).with_attrs({"global_symbol": "axe_nothing", "tirx.noalias": True})
     mod = ir.IRModule(dict(mod.functions_items()), attrs=mod.attrs, global_infos=mod.global_infos)
     mod["axe_nothing"] = nothing

@@ -17,8 +17,9 @@ from tvm_axe.machines import backend_of, builder, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, SCHEDULES, TILE_KERNELS, Pass, Work, run
 from tvm_axe.records.packing import has_packing
 from tvm_axe.relax.fuse import fuse
+from tvm_axe.relax.packing import with_packers
 
-__all__ = ["BUILD_MODEL", "compile_model", "model_passes"]
+__all__ = ["BUILD_MODEL", "compile_model", "lowered_model", "model_passes"]
 
 
 def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
@@ -56,8 +57,10 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
 
 
 def _packed(model: IRModule, pack_weights: bool) -> IRModule:
-    lift = [relax.transform.LiftTransformParams()] if pack_weights else []
-    return tvm.transform.Sequential([*lift, relax.transform.FoldConstant()])(_split(model))
+    split = _split(model)
+    if pack_weights:
+        split = with_packers(relax.transform.LiftTransformParams()(split), model)
+    return relax.transform.FoldConstant()(split)
 
 
 def _split(model: IRModule) -> IRModule:
@@ -84,13 +87,34 @@ def _nothing() -> tirx.Stmt:
     return s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", s_tir.SBlockRealize([], True, inner)))
 
 
-def _build_model(work: Work) -> Work:
+def _lowering(target: Target) -> tvm.transform.Pass:
     # Upstream's whole pipeline would take the scheduled kernels for operators that it may fuse again.
-    rest = tvm.transform.Sequential(_tvm.relax_lowering(work.target, backend_of(work.target).device))
-    return replace(work, built=builder.build_program(work.module, work.target, rest))
+    return tvm.transform.Sequential(_tvm.relax_lowering(target, backend_of(target).device))
+
+
+def _build_model(work: Work) -> Work:
+    return replace(work, built=builder.build_program(work.module, work.target, _lowering(work.target)))
 
 
 BUILD_MODEL = Pass("build", "the model becomes a program of upstream's virtual machine", _build_model)
+
+
+def lowered_model(model: IRModule, target: Target, work_dir: str | Path | None, pack_weights: bool) -> IRModule:
+    """A model with its kernels compiled, its functions lowered for upstream's virtual machine: the pipeline ``"axe"``.
+
+    Parameters
+    ----------
+    model
+        The model; it isn't changed.
+    target
+        Resolved.
+    work_dir, pack_weights
+        As `compile_model` takes them.
+    """
+    work = run(Work(model, target, work_dir=work_dir), model_passes(pack_weights)[:-1])
+    with target:
+        lowered = _lowering(target)(builder.with_a_kernel(work.module))
+    return _tvm.with_kernels_built(lowered, lambda kernels: builder.build_kernels(kernels, target))
 
 
 def compile_model(

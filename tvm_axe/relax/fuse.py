@@ -72,7 +72,7 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     passes = [
         *_tvm.relax_dispatching(target, backend.device),
         relax.transform.FuseTransposeMatmul(),
-        relax.transform.LegalizeOps(),
+        _tvm.legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),

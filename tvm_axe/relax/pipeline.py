@@ -1,8 +1,13 @@
-"""The Relax pipeline ``"axe"``, known to upstream's ``relax.get_pipeline`` once this module is imported."""
+"""The Relax pipeline ``"axe"``, known to upstream's ``relax.get_pipeline`` once this module is imported.
+
+For one device it is a pipeline as upstream's are: ``tvm.compile(model, target, relax_pipeline="axe")`` makes what
+`tvm_axe.compile` makes. For a mesh it gives the module that each device runs.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import tvm
@@ -10,52 +15,89 @@ import tvm_ffi
 from tvm import relax
 from tvm.target import Target
 
-from tvm_axe.errors import LayoutError, LowerError
+from tvm_axe import _tvm
+from tvm_axe.defaults import WORK_DIR
+from tvm_axe.errors import LayoutError, LowerError, TileError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, LOWER, SCHEDULES, TILE_KERNELS, Work, run
+from tvm_axe.relax.alone import lowered_model
 from tvm_axe.relax.model import mesh_axis, schedule_model
 
 # A pass is called through C++, which would make a RuntimeError of an error that it doesn't know.
-for _error in (LayoutError, LowerError):
+for _error in (LayoutError, LowerError, TileError, TuneError):
     tvm_ffi.register_error(_error.__name__, _error)
 
 
 @relax.register_pipeline("axe")
 def axe_pipeline(
     *,
-    mesh: Mesh,
+    mesh: Mesh | None = None,
     axis: str | None = None,
-    target: str | dict[str, Any] | Target = "llvm",
-    work_dir: str | Path | None = None,
+    target: str | dict[str, Any] | Target | None = None,
+    work_dir: str | Path | EllipsisType | None = ...,
+    pack_weights: bool = False,
 ) -> tvm.transform.Pass:
-    """The pass that turns a model into what each device of `mesh` runs. ::
+    """The pass that compiles a model for one device, or turns it into what each device of a mesh runs. ::
 
+        tvm.compile(mod, "llvm", relax_pipeline="axe")
         tvm.relax.get_pipeline("axe", mesh=axe.Mesh({"tp": 2}))(mod)["main"]
 
-    What ``main`` takes is told by `tvm_axe.lower.lower`, whose module this is; `tvm_axe.compile` builds and runs it.
+    For one device its kernels are as records, tile kernels and defaults make them, as `tvm_axe.compile` has them; they
+    are compiled by the pass, so what pipeline ``tvm.compile`` has for functions of TensorIR makes no difference.
+
+    What ``main`` takes on a mesh is told by `tvm_axe.lower.lower`, whose module this is; `tvm_axe.compile` builds and
+    runs it.
 
     Parameters
     ----------
     mesh, axis
-        As `tvm_axe.relax.schedule_model` takes them.
+        As `tvm_axe.relax.schedule_model` takes them; without a mesh, the model is for one device.
     target, work_dir
-        As `tvm_axe.compile` takes them. With a `work_dir`, kernels with a record there are as they were tuned, tile
-        kernels among them; without, none is.
+        As `tvm_axe.compile` takes them. Left out, the target is the one that ``tvm.compile`` is given, or else
+        ``"llvm"``; and the directory is the default one for one device, and none on a mesh. Without one no kernel is as
+        it was tuned.
+    pack_weights
+        As `tvm_axe.relax.compile_model` takes it.
 
     Raises
     ------
     LayoutError
         If the mesh has no such axis, or has several and none is named.
     TuneError
-        If `target` is none. The pass raises what `schedule_model` and
-        `tvm_axe.lower.lower` do.
+        If `target` is none. The pass raises what `compile_model`, `schedule_model` and `tvm_axe.lower.lower` do.
+    LowerError
+        If ``tvm.compile`` is given the pass for a mesh, whose module needs workers; or if weights are packed for one.
     """
-    name, resolved = mesh_axis(mesh, axis), resolve_target(target, threads=cores_per_device(mesh))
-    passes = [LOWER] if work_dir is None else [LOWER, APPLY_RECORDS, SCHEDULES, TILE_KERNELS]
+    if mesh is None:
+        return _for_one_device(target, WORK_DIR if isinstance(work_dir, EllipsisType) else work_dir, pack_weights)
+    if pack_weights:
+        raise LowerError("pipeline axe: pack_weights is for one device; leave it out, or the mesh")
+    name, resolved = mesh_axis(mesh, axis), resolve_target(target or "llvm", threads=cores_per_device(mesh))
+    folder = None if isinstance(work_dir, EllipsisType) else work_dir
+    passes = [LOWER] if folder is None else [LOWER, APPLY_RECORDS, SCHEDULES, TILE_KERNELS]
 
     @tvm.transform.module_pass(opt_level=0, name="axe")
     def to_device(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return run(Work.of(schedule_model(mod, mesh, name), resolved, mesh, work_dir), passes).module
+        if _tvm.is_building():
+            raise LowerError(
+                f"pipeline axe: what each device of the mesh {mesh} runs is run by workers, not by tvm.compile's "
+                "virtual machine; use exe = axe.compile(model, mesh=mesh) and exe.run(workers, ...), or leave the mesh "
+                "out for one device"
+            )
+        return run(Work.of(schedule_model(mod, mesh, name), resolved, mesh, folder), passes).module
 
     return to_device
+
+
+def _for_one_device(
+    target: str | dict[str, Any] | Target | None, work_dir: str | Path | None, pack_weights: bool
+) -> tvm.transform.Pass:
+    given = None if target is None else resolve_target(target)
+
+    @tvm.transform.module_pass(opt_level=0, name="axe")
+    def to_program(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        own = given or resolve_target(Target.current(allow_none=True) or "llvm")
+        return lowered_model(mod, own, work_dir, pack_weights)
+
+    return to_program

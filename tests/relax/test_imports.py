@@ -1,0 +1,173 @@
+"""Models as they are imported, from torch.export and ONNX: right on one device, beside PyTorch and ONNX Runtime."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.relax.frontend.onnx import from_onnx
+from tvm.relax.frontend.torch import from_exported_program
+
+import tvm_axe as axe
+
+torch = pytest.importorskip("torch", reason="models are imported from PyTorch")
+nn, F = torch.nn, torch.nn.functional
+WIDTH, HEADS, VOCABULARY = 32, 4, 50
+
+
+def linears(**sizes: tuple[int, int]) -> Any:
+    return nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})
+
+
+def attention(own: Any, x: Any, bias: Any) -> Any:
+    batch, tokens, width = x.shape
+    q, k, v = (own[name](x).reshape(batch, tokens, HEADS, -1).transpose(1, 2) for name in "qkv")
+    weights = torch.softmax(q @ k.transpose(-1, -2) / (width // HEADS) ** 0.5 + bias, -1)
+    return own["o"]((weights @ v).transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Encoder(nn.Module):
+    """Embeddings by int64 ids, a mask, erf, norms, and a mean over the tokens that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(16, WIDTH)
+        square = (WIDTH, WIDTH)
+        self.own = linears(q=square, k=square, v=square, o=square, up=(WIDTH, 64), down=(64, WIDTH))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, ids: Any, mask: Any) -> Any:
+        x = self.norm(self.tokens(ids) + self.places(torch.arange(ids.shape[1])))
+        bias = (1.0 - mask.to(x.dtype))[:, None, None, :] * -1e4
+        x = self.norm(x + attention(self.own, x, bias))
+        x = self.norm(x + self.own["down"](F.gelu(self.own["up"](x))))
+        counted = mask.to(x.dtype)[:, :, None]
+        return (x * counted).sum(1) / counted.sum(1)
+
+
+class Experts(nn.Module):
+    """A causal mask of infinities, an rms norm, and the two best of four experts for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        square = (WIDTH, WIDTH)
+        self.own = linears(q=square, k=square, v=square, o=square, router=(WIDTH, 4), head=(WIDTH, VOCABULARY))
+        self.up = nn.Parameter(torch.randn(4, WIDTH, 24) * WIDTH**-0.5)
+        self.down = nn.Parameter(torch.randn(4, 24, WIDTH) * 24**-0.5)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.tokens(ids)
+        batch, tokens, width = x.shape
+        x = x + attention(self.own, x, torch.full((tokens, tokens), float("-inf"), dtype=x.dtype).triu(1))
+        y = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
+        shares, chosen = torch.topk(torch.softmax(self.own["router"](y).float(), -1), 2, -1)
+        chosen = chosen.reshape(batch * tokens, 2)
+        hidden = F.silu(y.reshape(batch * tokens, 1, 1, width) @ self.up[chosen])
+        out = ((hidden @ self.down[chosen]).squeeze(2) * shares.to(y.dtype).reshape(-1, 2, 1)).sum(1)
+        return self.own["head"](x + out.reshape(batch, tokens, width))
+
+
+class Residual(nn.Module):
+    """Convolutions with batch norms, a stride, pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.Conv2d(8, 8, 3, 1, 1, bias=False)
+        self.norm1, self.norm2, self.head = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.Linear(8, 10)
+        for norm in (self.norm1, self.norm2):
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, image: Any) -> Any:
+        x = F.max_pool2d(F.relu(self.norm1(self.first(image))), 3, 2, 1)
+        x = F.relu(self.norm2(self.second(x)) + x)
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+def drawn(kind: str, batch: int = 2, tokens: int = 12) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(batch)
+    if kind == "residual":
+        return (torch.randn(batch, 3, 32, 32, generator=generator),)
+    ids = torch.randint(0, VOCABULARY, (batch, tokens), generator=generator)
+    mask = (torch.arange(tokens)[None] < torch.arange(tokens, tokens - batch, -1)[:, None]).to(torch.int64)
+    return (ids, mask) if kind == "encoder" else (ids,)
+
+
+KINDS: dict[str, Callable[[], Any]] = {"encoder": Encoder, "experts": Experts, "residual": Residual}
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {name: kind().eval() for name, kind in KINDS.items()}
+
+
+def error(got: Any, want: Any) -> float:
+    want = want.float().numpy() if isinstance(want, torch.Tensor) else want
+    got = np.asarray(got[0] if isinstance(got, tuple) else got).astype("float32")
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["constant", "symbolic"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_torch(models: dict[str, Any], kind: str, symbolic: bool) -> None:
+    """Weights as constants, as PyTorch's parameters by name, and as the importer has attached them.
+
+    The statistics of batch norms are constants of what is imported either way.
+    """
+    model, arrays = models[kind], drawn(kind)
+    batch, tokens = torch.export.Dim("batch", min=2, max=8), torch.export.Dim("tokens", min=2, max=16)
+    sizes = {0: batch} if kind == "residual" else {0: batch, 1: tokens}
+    exported = torch.export.export(model, arrays, dynamic_shapes=tuple(sizes for _ in arrays) if symbolic else None)
+    cases = [arrays, drawn(kind, 5, 9)] if symbolic else [arrays]
+    bound = axe.compile(from_exported_program(exported), work_dir=None)
+    kept = axe.compile(from_exported_program(exported, keep_params_as_input=True), work_dir=None)
+    with kept.load() as attached, kept.load(dict(model.named_parameters())) as loaded:
+        for case in cases:
+            want = model(*case)
+            for got in (bound(*case), attached.main(*case), loaded.main(*case)):
+                assert error(got, want) < 2e-6
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 4e-3), ("bfloat16", 3e-2)])
+@torch.no_grad()
+def test_types_of_half_the_width(dtype: str, bound: float) -> None:
+    """Without biases: upstream's importer adds those of a half type to products of float32, which it refuses."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(WIDTH, 64, bias=False), nn.Linear(32, WIDTH, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            gate, up = self.up(x).chunk(2, -1)
+            return x + self.down(F.silu(gate) * up)
+
+    torch.manual_seed(1)
+    model = Gated().eval()
+    x = torch.randn(5, WIDTH)
+    want = model(x)
+    half = model.to(getattr(torch, dtype))
+    exe = axe.compile(from_exported_program(torch.export.export(half, (x.to(half.up.weight.dtype),))), work_dir=None)
+    assert error(exe(x.to(half.up.weight.dtype)).float(), want) < bound
+
+
+@pytest.mark.parametrize("kind", ["encoder", "residual"])
+@torch.no_grad()
+def test_onnx(models: dict[str, Any], kind: str) -> None:
+    onnx = pytest.importorskip("onnx", reason="models are imported from ONNX")
+    runtime = pytest.importorskip("onnxruntime", reason="it is the judge")
+    arrays, file = drawn(kind), io.BytesIO()
+    names = [f"in{n}" for n in range(len(arrays))]
+    torch.onnx.export(models[kind], arrays, file, input_names=names, opset_version=17, dynamo=False)
+    given = dict(zip(names, [array.numpy() for array in arrays]))
+    (want,) = runtime.InferenceSession(file.getvalue()).run(None, given)
+    for keep in (False, True):
+        model = from_onnx(onnx.load_model_from_string(file.getvalue()), keep_params_in_input=keep)
+        with axe.compile(model, work_dir=None).load() as session:
+            assert error(session[session.functions[0]](**given), want) < 2e-6

@@ -1,0 +1,80 @@
+"""Upstream's paged cache of keys and values, which lives in a session as a handle: attention is that of numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache, RopeMode, TIRPagedKVCache
+from tvm.target import Target
+
+import tvm_axe as axe
+
+HEADS, GROUPS, SIZE = 4, 2, 16
+
+
+class Attention(nn.Module):
+    """A layer's attention over a cache, and the function that makes the cache."""
+
+    def attend(self, qkv: nn.Tensor, cache: PagedKVCache) -> tuple[nn.Tensor, PagedKVCache]:
+        batch, tokens, _, _ = qkv.shape
+        rows = nn.op.reshape(qkv, (batch * tokens, HEADS + 2 * GROUPS, SIZE))
+        out = cache.attention_with_fused_qkv(0, nn.op.reshape(rows, qkv.shape), HEADS, SIZE**-0.5)
+        return nn.op.reshape(out, (batch, tokens, HEADS * SIZE)), cache
+
+    def create(
+        self,
+        max_batch_size: tirx.Var,
+        max_total_seq_len: tirx.Var,
+        prefill_chunk_size: tirx.Var,
+        page_size: tirx.Var,
+        support_sliding_window: tirx.Var,
+    ) -> PagedKVCache:
+        return TIRPagedKVCache(
+            attn_kind="mha", max_batch_size=max_batch_size, max_total_seq_len=max_total_seq_len,
+            prefill_chunk_size=prefill_chunk_size, page_size=page_size, support_sliding_window=support_sliding_window,
+            layer_partition=relax.ShapeExpr([0, 1]), num_hidden_layers=1, num_attention_heads=HEADS,
+            num_key_value_heads=GROUPS, qk_head_dim=SIZE, v_head_dim=SIZE, mla_original_qk_head_dim=SIZE,
+            mla_original_v_head_dim=SIZE, rope_mode=RopeMode.NONE, rope_scale=1, rope_theta=10000, rope_scaling={},
+            rope_ext_factors=tirx.IntImm("int64", 0), rotary_dim=SIZE, enable_disaggregation=False, dtype="float32",
+            target=Target("llvm"),
+        )  # fmt: skip
+
+
+def in_numpy(qkv: np.ndarray) -> np.ndarray:
+    q, k, v = np.split(qkv.astype("float64"), [HEADS, HEADS + GROUPS], axis=1)
+    k, v = k.repeat(HEADS // GROUPS, 1), v.repeat(HEADS // GROUPS, 1)
+    scores = np.einsum("qhd,khd->hqk", q, k) * SIZE**-0.5
+    weights = np.exp(scores + np.triu(np.full(scores.shape[1:], -1e9), 1))
+    return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(len(qkv), -1)
+
+
+def test_a_paged_cache_stays_in_the_session() -> None:
+    rows = HEADS + 2 * GROUPS
+    model, _ = Attention().export_tvm(
+        {
+            "attend": {
+                "qkv": nn.spec.Tensor([1, "n", rows, SIZE], "float32"),
+                "cache": nn.spec.Object(object_type=PagedKVCache),
+            },
+            "create": dict.fromkeys(("max_batch_size", "max_total_seq_len", "prefill_chunk_size", "page_size", "support_sliding_window"), int),
+        }
+    )  # fmt: skip
+    qkv = np.random.default_rng(8).standard_normal((19, rows, SIZE), dtype="float32")
+    want = in_numpy(qkv)
+    add, begin, end = (
+        tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in ("add_sequence", "begin_forward", "end_forward")
+    )
+    with axe.compile(model, work_dir=None).load() as session:
+        cache = session.create((2,), (64,), (32,), (16,), (0,))  # pages of 16, for which the kernels are
+        assert cache.shape is None
+        add(cache.object, 0)
+        got = []
+        for part in (qkv[:14], qkv[14:15], qkv[15:16], qkv[16:]):
+            begin(cache.object, tvm_ffi.Shape([0]), tvm_ffi.Shape([len(part)]))
+            out, cache = session.attend(part[None], cache)
+            end(cache.object)
+            got.append(out.numpy()[0])
+    assert np.abs(np.concatenate(got) - want).max() / np.abs(want).max() < 1e-5

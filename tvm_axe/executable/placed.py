@@ -1,0 +1,113 @@
+"""The values of a session on one device: tensors of the runtime, and upstream's virtual machine.
+
+Weights that are packed are packed here, one after the other, when they are placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from tvm_axe.executable.signatures import Signature
+from tvm_axe.executable.tensors import fetched, put
+from tvm_axe.executable.weights import Weight
+from tvm_axe.machines.timing import timed
+
+__all__ = ["DeviceMemory"]
+
+
+class DeviceMemory:
+    """The `tvm_axe.executable.session.Memory` of a model on one device.
+
+    Parameters
+    ----------
+    built : VMExecutable
+        The model.
+    functions : sequence of Signature
+        Those of the model as it was given.
+    packing : mapping
+        The `tvm_axe.relax.packing.Packed` weights that a function takes in the place of its own, by its name; nothing
+        where none are packed.
+    device : Device
+        Where it runs.
+    """
+
+    def __init__(
+        self,
+        built: relax.VMExecutable,
+        functions: Sequence[Signature],
+        packing: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]],
+        device: tvm.runtime.Device,
+    ) -> None:
+        self.copied = 0
+        self._device, self._signatures, self._packing = device, tuple(functions), packing
+        self._machine = relax.VirtualMachine(built, device)
+        self._functions = {each.name: self._machine[each.name] for each in functions}
+        self._weights: dict[str, list[Any]] = {}
+        self._places: dict[str, list[int]] = {}  # of weights that aren't behind all inputs
+
+    def place(self, weights: Mapping[str, Weight]) -> None:
+        placed: dict[tuple[str, tuple[str, ...]], Any] = {}
+        for function in self._signatures:
+            own = [("", (param.name,)) for param in function.params if param.name in weights]
+            for each in self._packing.get(function.name, own):
+                if each not in placed:
+                    packer, names = each
+                    # One after the other, so that no more than one is there twice.
+                    values = [self._placed(weights[name]) for name in names]
+                    placed[each] = self._machine[packer](*values) if packer else values[0]
+            self._weights[function.name] = [placed[each] for each in self._packing.get(function.name, own)]
+            places = [n for n, param in enumerate(function.params) if param.name in weights]
+            if function.name not in self._packing and places != [*range(len(function.params))][-len(places) :]:
+                self._places[function.name] = places
+
+    def _placed(self, weight: Weight) -> Any:
+        return tuple([self.put(each) for each in weight]) if isinstance(weight, tuple) else self.put(weight)
+
+    def put(self, array: np.ndarray) -> tvm.runtime.Tensor:
+        self.copied += array.nbytes
+        return put(array, self._device)
+
+    def call(self, function: str, arguments: Sequence[Any]) -> Any:
+        return _nested(self._functions[function](*self._all(function, arguments)))
+
+    def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
+        given = self._all(function, arguments)
+        return timed(self._machine.module, function, self._device, given, repeat, warmup)
+
+    def _all(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        """The inputs and the weights, as the function takes them."""
+        given = [*arguments, *self._weights[function]]
+        if function in self._places:
+            given = list(arguments)
+            for place, weight in zip(self._places[function], self._weights[function]):
+                given.insert(place, weight)
+        return given
+
+    def fetch(self, value: tvm.runtime.Tensor) -> np.ndarray:
+        return fetched(value)
+
+    def export(self, value: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
+        return value
+
+    def free(self, value: object) -> None:
+        """Nothing: a tensor goes with the last that has it."""
+
+    def close(self) -> None:
+        self._weights.clear()
+        self._functions.clear()
+        del self._machine
+
+
+def _nested(result: Any) -> Any:
+    """What was returned, with tuples of Python's where these are lists of the runtime's."""
+    if isinstance(result, tvm.runtime.Tensor):
+        return result
+    if isinstance(result, tvm_ffi.Array) or type(result) is tuple:
+        return tuple([_nested(each) for each in result])
+    return result

@@ -1,0 +1,57 @@
+"""Tensors where an executable of one device runs: arrays put there, and fetched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.errors import LowerError
+from tvm_axe.machines import backend_of
+
+__all__ = ["all_fetched", "device_of", "fetched", "put"]
+
+
+def device_of(name: str, target: Target) -> tvm.runtime.Device:
+    """The device of a target on this machine, for what is called `name`.
+
+    Raises
+    ------
+    LowerError
+        If the machine has none.
+    """
+    backend = backend_of(target)
+    device = tvm.device(backend.device)
+    if not device.exist:
+        raise LowerError(f"{name} was compiled for {backend.name}; this machine has no {backend.device} device")
+    return device
+
+
+def put(array: np.ndarray, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
+    """A copy of an array on a device."""
+    host = tvm.runtime.empty(array.shape, str(array.dtype))
+    _tvm.as_array(host)[...] = array
+    if device == tvm.cpu():
+        return host
+    tensor = tvm.runtime.empty(array.shape, str(array.dtype), device)
+    host.copyto(tensor)
+    return tensor
+
+
+def fetched(tensor: tvm.runtime.Tensor) -> np.ndarray:
+    """A copy of a tensor."""
+    if tensor.device == tvm.cpu():
+        return _tvm.as_array(tensor).copy()
+    host = tvm.runtime.empty(tensor.shape, str(tensor.dtype))
+    tensor.copyto(host)
+    return _tvm.as_array(host).copy()
+
+
+def all_fetched(result: Any) -> list[np.ndarray]:
+    """What a model returned, copied: a tensor, or several."""
+    if isinstance(result, tvm.runtime.Tensor):
+        return [fetched(result)]
+    return [array for each in result for array in all_fetched(each)]
