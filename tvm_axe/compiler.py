@@ -17,20 +17,22 @@ from tvm.target import Target
 
 from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.analysis.tree import why_unschedulable
+from tvm_axe.collective import registry
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable, interfaces
 from tvm_axe.executable.mesh import MeshExecutable
+from tvm_axe.executable.model import MeshModelExecutable
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.pipeline import APPLY_RECORDS, LOWER, PASSES, REDISTRIBUTE, TILE_KERNELS, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
-from tvm_axe.relax import schedule_model
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
+from tvm_axe.relax.sharing import described, share_model
 from tvm_axe.schedule import Schedule
 
 _LOG = logging.getLogger("tvm_axe")
@@ -123,6 +125,8 @@ def _compiled(
     if mesh is None:
         return _on_one_device(_function(program), resolve_target(target), work_dir)
     resolved = resolve_target(target, threads=cores_per_device(mesh))
+    if isinstance(program, IRModule) and is_model(program):
+        return _model_on_mesh(program, mesh, resolved, work_dir)
     if isinstance(program, Lowered):
         backend = backend_of(resolved)
         if program.page != backend.page:
@@ -175,14 +179,20 @@ def _model(model: IRModule, target: Target, work_dir: str | Path | None, pack_we
     return ModelExecutable(interfaces(model), pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
 
 
+def _model_on_mesh(model: IRModule, mesh: Mesh, target: Target, work_dir: str | Path | None) -> Executable:
+    shared = share_model(model, mesh, rates=registry.for_target(target).rates, page=backend_of(target).page)
+    _LOG.warning("%s", described(shared))
+    work = run(Work(shared.module, target, None, work_dir), (APPLY_RECORDS, TILE_KERNELS))  # workers do the last pass
+    assert work.scheduled is not None
+    return MeshModelExecutable(shared, work.scheduled, work.module, target, work.tuned)
+
+
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:
     if isinstance(program, tirx.PrimFunc):
         return _schedulable(program)
     module = program.mod if isinstance(program, s_tir.Schedule) else program
     if not isinstance(module, IRModule):
         raise LowerError(f"compile: a schedule, a function or a module is compiled, not a {type(module).__name__}")
-    if mesh is not None and is_model(module):
-        return schedule_model(module, mesh)
     functions = [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
     if len(functions) != 1:
         raise LowerError(f"compile: the module has {len(functions)} functions; compile one function over whole tensors")
