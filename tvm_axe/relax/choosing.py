@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from tvm_axe.relax.strategies import Operator, Strategy
 
 __all__ = ["Chosen", "Choice", "Moved", "Operators", "choose"]
 
-BEAM = 400
+BEAM = 128
 """States that are kept at most."""
 MOST_FORMS = 24
 """Forms of a value that are tried at most."""
@@ -401,21 +401,21 @@ class _Search:
 
     def within(self, limit: float | None) -> Chosen:
         """The cheapest choice whose weights fit the limit."""
-        found = self._solved(0.0)
-        if limit is None or found.weights[0] <= limit:
-            return found
-        return self._priced(limit, lambda chosen: chosen.weights[0])
-
-    def _priced(self, limit: float, weights: Callable[[Chosen], int]) -> Chosen:
-        low, high = 1e-14, 1e-10  # seconds a byte
+        total = sum(size for size, value in zip(self.sizes, self.graph.values) if value.kind == "weight")
+        if limit is None or total <= limit:
+            return self._solved(0.0)
+        low, high = 1e-12, 1e-10  # seconds a byte
         found = self._solved(high)
-        while weights(found) > limit and high < 1:
-            low, high = high, high * 30
-            found = self._solved(high)
-        while high / low > 2 and weights(found) <= limit:
+        while found.weights[0] > limit and high < 1:
+            low, high = high, high * 100
+            trial = self._solved(high)
+            if trial.weights[0] >= found.weights[0]:
+                break  # no more is shared however dear it is
+            found = trial
+        while high / low > 4 and found.weights[0] <= limit:
             middle = math.sqrt(low * high)
             trial = self._solved(middle)
-            if weights(trial) <= limit:
+            if trial.weights[0] <= limit:
                 found, high = trial, middle
             else:
                 low = middle

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +46,13 @@ class Form:
     dim: int | None = None
     share: Share | None = None
     partial: str = ""
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.dim, self.share, self.partial)))
+
+    def __hash__(self) -> int:
+        return self._hash  # the search asks for it millions of times
 
     def local(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of what a device holds."""
