@@ -1,4 +1,4 @@
-"""A Relax model on a mesh of workers: weights are placed once, each device's share of them, and functions are called."""
+"""A Relax model on a mesh of workers: each device's share of the weights is placed once, and functions are called."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.collective import Coord, LoadedProgram, MeshTensor, Workers, launch
 from tvm_axe.collective import Argument as CallArgument
+from tvm_axe.collective import Coord, LoadedProgram, MeshTensor, Workers, launch
 from tvm_axe.errors import LowerError, WorkerError
 from tvm_axe.executable.arguments import Arrays, Input, matched
 from tvm_axe.executable.base import Executable
-from tvm_axe.layout import Layout
+from tvm_axe.layout import Layout, Mesh
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed
@@ -40,6 +40,8 @@ class MeshModelExecutable(Executable):
     target, tuned
         See `Executable`.
     """
+
+    mesh: Mesh
 
     def __init__(
         self,
@@ -149,13 +151,11 @@ class MeshModelExecutable(Executable):
         functions = self.shared.functions
         if name is None and len(functions) == 1:
             return next(iter(functions.values()))
-        if name not in functions:
+        if name is None or name not in functions:
             names = ", ".join(functions)
             asked = f"there is no {name!r} among them" if name else "name one"
-            raise LowerError(
-                f'the model has {len(functions)} functions ({names}); {asked}: exe.call(workers, "{next(iter(functions))}", '
-                "...)"
-            )
+            usage = f'exe.call(workers, "{next(iter(functions))}", ...)'
+            raise LowerError(f"the model has {len(functions)} functions ({names}); {asked}: {usage}")
         return functions[name]
 
     def _inputs(self) -> Sequence[Input]:
@@ -272,7 +272,7 @@ class _Loaded:
             return np.array(tensor.slab(0))
         whole = np.empty(placed.shape, tensor.slab(0).dtype)
         for coordinate in range(self.mesh[self.axis]):
-            slab = tensor.slab(self.mesh.device({name: 0 for name in self.mesh.names} | {self.axis: coordinate}))
+            slab = tensor.slab(self.mesh.device(dict.fromkeys(self.mesh.names, 0) | {self.axis: coordinate}))
             begin = 0
             for span in form.share.spans(coordinate):
                 length = span.stop - span.start
@@ -290,4 +290,3 @@ def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | LoadedProgr
     if alive is not None:
         for item in items:
             alive.discard(item)
-

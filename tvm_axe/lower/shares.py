@@ -1,7 +1,7 @@
 """A function of whole tensors becomes what a device does of it: its share of the iterations, on slabs of its buffers.
 
-What is shared are factors of the function's sharding rule (`tvm_axe.analysis.sharding_rule`), each as a `Share` says. An
-iterator that has the factor runs over the device's part, buffers shrink to the device's indices, and indices count
+What is shared are factors of the function's sharding rule (`tvm_axe.analysis.sharding_rule`), each as a `Share` says.
+An iterator that has the factor runs over the device's part, buffers shrink to the device's indices, and indices count
 within these. In values an iterator stays what it was, a number of the whole function, in terms of the device's
 coordinate: where padding begins, the length that a mean divides by and what a mask compares with are right as they are
 written. The coordinate is an argument, for functions that need it, so that one function is all devices'.
@@ -273,7 +273,7 @@ class _Localizer:
     def _nests(
         self, block: s_tir.SBlock, combiner: str | None, term: tirx.Expr | None, shares: Sequence[Share]
     ) -> list[tirx.Stmt]:
-        """The nests of a block: one, or one for each run of an iterator whose number counts elsewhere than in places."""
+        """The nests of a block: one, or one for each run of an iterator that counts elsewhere than in places."""
         runs: list[Sequence[int | None]] = []
         for iv, share in zip(block.iter_vars, shares):
             apart = len(share.runs) > 1 and iv.iter_type == SPATIAL and not self._only_places(block, iv.var, share)
@@ -344,7 +344,11 @@ class _Localizer:
         """The body of a reduction that leaves out the terms that are another device's, though this one has them too."""
         conditions = []
         for piece, iv in zip(pieces, block.iter_vars):
-            if iv.iter_type == REDUCE and not piece.share.is_whole and any(any(run.owned()) for run in piece.share.runs):
+            if (
+                iv.iter_type == REDUCE
+                and not piece.share.is_whole
+                and any(any(run.owned()) for run in piece.share.runs)
+            ):
                 conditions.append(self._owned(piece))
         if not conditions:
             return body
@@ -505,9 +509,9 @@ class _Body:
         return outer * const(run.size * run.inner) + rest + const(local)
 
 
-def _stored(parts: object) -> list[tirx.BufferStore]:
+def _stored(parts: Sequence[object]) -> list[tirx.BufferStore]:
     found: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk([part for part in parts if part is not None], (tirx.BufferStore, found.append))  # type: ignore[attr-defined]
+    tvm_ffi.structural_walk([part for part in parts if part is not None], (tirx.BufferStore, found.append))
     return found
 
 

@@ -33,7 +33,15 @@ _Cut = tuple[int, Share] | None
 
 
 def taking(
-    shape: Sequence[int], dtype: str, source: _Cut, target: _Cut, combiner: str, mesh: Mesh, axis: str, view: str, page: int
+    shape: Sequence[int],
+    dtype: str,
+    source: _Cut,
+    target: _Cut,
+    combiner: str,
+    mesh: Mesh,
+    axis: str,
+    view: str,
+    page: int,
 ) -> tirx.PrimFunc:
     """The function by which a device takes what it is to hold.
 
@@ -79,10 +87,7 @@ def taking(
             owner = _in_runs(share, at, True, lambda run, place, _: _holder(run, place, lambda device: _int(device)))
             index[dim] = _in_runs(share, at, True, _of_holder)
         owner, index[dim] = analyzer.simplify(owner), analyzer.simplify(index[dim])
-    if combiner:
-        devices = [_int(device) for device in range(mesh[axis])]
-    else:
-        devices = [owner]
+    devices = [_int(device) for device in range(mesh[axis])] if combiner else [owner]
     loads = [tirx.BufferLoad(read, [*([] if view == SLAB else [device]), *index]) for device in devices]
     wide = len(loads) > 1 and combiner == "sum" and dtype in ("float16", "bfloat16")
     terms: list[tirx.Expr] = [tirx.Cast("float32", load) if wide else load for load in loads]
@@ -131,7 +136,11 @@ def _number(run: Run, at: tirx.Expr, begin: int, rank: tirx.Expr) -> tirx.Expr:
     """The index in the dimension of what device `rank` has at a place of a run."""
     if run.is_whole:
         return at + _int(begin)
-    outer, middle, inner = at // _int(run.size * run.inner), at // _int(run.inner) % _int(run.size), at % _int(run.inner)
+    outer, middle, inner = (
+        at // _int(run.size * run.inner),
+        at // _int(run.inner) % _int(run.size),
+        at % _int(run.inner),
+    )
     middle = middle + table(rank, run.starts, "int64")
     return _int(begin) + (outer * _int(run.extent) + middle) * _int(run.inner) + inner
 
@@ -149,7 +158,11 @@ def _of_holder(run: Run, at: tirx.Expr, begin: int) -> tirx.Expr:
 def _placed(run: Run, at: tirx.Expr, begin: int, start: tirx.Expr) -> tirx.Expr:
     if run.is_whole:
         return at + _int(begin)
-    outer, middle, inner = at // _int(run.extent * run.inner), at // _int(run.inner) % _int(run.extent), at % _int(run.inner)
+    outer, middle, inner = (
+        at // _int(run.extent * run.inner),
+        at // _int(run.inner) % _int(run.extent),
+        at % _int(run.inner),
+    )
     return _int(begin) + (outer * _int(run.size) + middle - start) * _int(run.inner) + inner
 
 

@@ -26,7 +26,7 @@ from tvm_axe.relax.forms import SLICE, WHOLE, Form, Move, move
 from tvm_axe.relax.graph import Graph, Node
 from tvm_axe.relax.strategies import Operator, Strategy
 
-__all__ = ["Chosen", "Choice", "Moved", "Operators", "choose"]
+__all__ = ["Choice", "Chosen", "Moved", "Operators", "choose"]
 
 BEAM = 128
 """States that are kept at most."""
@@ -303,12 +303,8 @@ class _Search:
         self.price = price
         self._met.clear()
         solved: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
-        start: State = tuple(
-            frozenset({self.pinned[v]}) for v in self.pinned if any(v in (*s.ins, *self.graph.results) for s in self.steps)
-        )
         segments = self._segments()
-        if segments:
-            start = tuple(frozenset({self.pinned[v]}) for v in segments[0][1][0])
+        start: State = tuple(frozenset({self.pinned[v]}) for v in segments[0][1][0]) if segments else ()
         table: dict[State, tuple[float, State | None, list[Any]]] = {start: (0.0, None, [])}
         history = []
         for steps, live in segments:
@@ -317,8 +313,8 @@ class _Search:
             def local(values: Sequence[int], number: dict[int, int] = number) -> tuple[int, ...]:
                 return tuple(number.setdefault(v, len(number)) for v in values)
 
-            key = tuple((s.group, local(before), local(s.ins), local(s.outs)) for s, before in zip(steps, live))
-            key += (local(live[-1]),)  # type: ignore[assignment]
+            calls = tuple((s.group, local(before), local(s.ins), local(s.outs)) for s, before in zip(steps, live))
+            key = calls, local(live[-1])
             new: dict[State, tuple[float, State | None, list[Any]]] = {}
             for entry, (cost, *_) in table.items():
                 if (key, entry) not in solved:
@@ -388,9 +384,7 @@ class _Search:
                     other = states.get((*state[:at], h, *state[at + 1 :]))
                     if other and other[0] < cost and other[0] + reach(h, state[at], values[at]) <= cost:
                         return True
-            return any(
-                entry[0] + sum(map(reach, other, state, values)) <= cost for other, entry in kept[:16]
-            )
+            return any(entry[0] + sum(map(reach, other, state, values)) <= cost for other, entry in kept[:16])
 
         for state, entry in sorted(states.items(), key=lambda each: each[1][0]):
             if not dominated(state, entry[0]):
@@ -439,9 +433,5 @@ class _Search:
         for number in (*self.graph.params, *self.graph.results):
             if self.graph.values[number].kind != "value" and not held.get(number):
                 held.setdefault(number, {})[WHOLE] = None
-        results = tuple(
-            forms[number] if number in forms else next(iter(held[number])) for number in self.graph.results
-        )
-        return Chosen(
-            self.graph, tuple(choices), {v: tuple(f) for v, f in held.items()}, results, operations
-        )
+        results = tuple(forms[number] if number in forms else next(iter(held[number])) for number in self.graph.results)
+        return Chosen(self.graph, tuple(choices), {v: tuple(f) for v, f in held.items()}, results, operations)

@@ -23,7 +23,7 @@ from tvm_axe.lower.taking import taking
 from tvm_axe.lower.views import view_shape
 from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
 from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form
-from tvm_axe.relax.graph import Graph, Node, Value
+from tvm_axe.relax.graph import Node, Value
 
 __all__ = ["Argument", "DeviceFunction", "DeviceModule", "Placed", "device_module"]
 
@@ -139,7 +139,7 @@ class _Module:
         self.builder = relax.BlockBuilder()
         self.tensors: dict[str, Placed] = {}
         self.constants: list[tuple[Placed, tvm.runtime.Tensor]] = []
-        self.kernels: dict[object, tuple[tvm.ir.GlobalVar, bool]] = {}
+        self.kernels: dict[int, list[tuple[tirx.PrimFunc, tuple[tvm.ir.GlobalVar, bool]]]] = {}
 
     def made(self) -> DeviceModule:
         functions = {}
@@ -244,7 +244,7 @@ class _Function:
 
     def _declared(self) -> list[Argument]:
         """Place what the function takes, and its constants."""
-        inputs = []
+        inputs = {}
         taken = set(self.graph.params)
         for number, forms in self.chosen.held.items():
             value = self.graph.values[number]
@@ -257,9 +257,8 @@ class _Function:
                 if value.constant is not None:
                     self.module.constants.append((placed, value.constant))
             if number in taken:
-                inputs.append((number, Argument(value.name, value.shape, value.dtype, value.kind, tuple(tensors))))
-        order = {number: argument for number, argument in inputs}
-        return [order[number] for number in self.graph.params]
+                inputs[number] = Argument(value.name, value.shape, value.dtype, value.kind, tuple(tensors))
+        return [inputs[number] for number in self.graph.params]
 
     def _result(self, number: int, form: Form) -> Placed:
         """The tensor in which a result is left."""
@@ -441,8 +440,3 @@ def _dim(form: Form) -> int:
 
 def _is_scalar(value: relax.Var) -> bool:
     return not isinstance(value.ty, relax.TensorType | relax.TupleType)
-
-
-def weights_of(graph: Graph) -> list[int]:
-    """The numbers of the weights of a function, constants too."""
-    return [number for number, value in enumerate(graph.values) if value.kind == "weight"]

@@ -49,7 +49,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """A call: of a function of TensorIR, whose `func` it is, or of anything else, which takes and gives whole values."""
+    """A call: of a function of TensorIR, which is `func`, or of anything else, which takes and gives whole values."""
 
     name: str
     ins: tuple[int, ...]
@@ -166,7 +166,9 @@ class _Reader:
 
     def call(self, var: relax.Var, value: relax.Call) -> None:
         is_tir = isinstance(value.op, ir.Op) and value.op.name == _CALL_TIR
-        given = [value.args[1]] if is_tir else [a for a in value.args if not isinstance(a, ir.GlobalVar | relax.ExternFunc)]
+        given = (
+            [value.args[1]] if is_tir else [a for a in value.args if not isinstance(a, ir.GlobalVar | relax.ExternFunc)]
+        )
         ins = tuple(number for argument in given for number in self.flat(argument, f"variable {var.name!r}"))
         fields = isinstance(var.ty, relax.TupleType)
         types = list(var.ty.fields) if fields else [var.ty]

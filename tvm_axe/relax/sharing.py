@@ -12,9 +12,9 @@
 >>> for each in shared.functions["forward"].inputs:
 ...     print(f"{each.name:<11} {each.tensors[0].form}")
 x           R
-up_weight   S0[16@0 16@1]
-down_weight S1[16@0 16@1]
-down_bias   R
+up.weight   S0[16@0 16@1]
+down.weight S1[16@0 16@1]
+down.bias   R
 >>> print(described(shared))
 forward: 100% of the products' operations are shared over tp
 """
@@ -39,11 +39,13 @@ from tvm_axe.layout.shares import Share
 from tvm_axe.relax.choosing import Chosen, Operators, choose
 from tvm_axe.relax.device import DeviceModule, device_module
 from tvm_axe.relax.forms import WHOLE, Form
-from tvm_axe.relax.graph import Graph, graph_of, legalized
+from tvm_axe.relax.graph import Graph, Value, graph_of, legalized
 from tvm_axe.relax.model import mesh_axis
 
 __all__ = ["described", "layout_of", "share_model"]
 
+Pin = int | Layout | str | None
+"""A dimension, a layout in blocks, or None for whole on every device."""
 SLACK = 0.05
 """The part of the weights that a device may hold beyond its share."""
 
@@ -53,7 +55,7 @@ def share_model(
     mesh: Mesh,
     axis: str | None = None,
     memory: float | None = None,
-    pins: Mapping[str, int | None] | None = None,
+    pins: Mapping[str, Pin] | None = None,
     rates: Rates = HOST,
     page: int = PAGE,
 ) -> DeviceModule:
@@ -77,7 +79,7 @@ def share_model(
         Bytes of weights that a device may hold, or up to 1 the part of all; one device's share and 5% if left out.
     pins : mapping, optional
         Parameters, by patterns of their names (``"layers.*.q_proj.weight"``), with the dimension that is to be shared
-        in blocks, None for whole on every device.
+        in blocks, None for whole on every device, or a layout that says the same (``"S[(2, 16, 8) : (1@tp, 8, 1)]"``).
     rates : Rates
         How fast the devices are.
     page : int
@@ -100,7 +102,7 @@ def share_model(
         raise InputError("share_model: the module has no Relax function")
     graphs = [graph_of(module, each) for each in functions]
     operators = Operators(devices, rates)
-    pinned = _pins(graphs, pins or {}, devices)
+    pinned = _pins(graphs, pins or {}, mesh, name)
     chosen: list[Chosen] = []
     held: dict[tuple[str, tuple[int, ...], str], Form] = {}
     # The function that does most decides how weights are held that others have too.
@@ -108,7 +110,11 @@ def share_model(
         graph = graphs[at]
         fixed = dict(pinned[at])
         for number, value in enumerate(graph.values):
-            if value.kind == "weight" and value.constant is None and (key := (value.name, value.shape, value.dtype)) in held:
+            if (
+                value.kind == "weight"
+                and value.constant is None
+                and (key := (value.name, value.shape, value.dtype)) in held
+            ):
                 fixed.setdefault(number, held[key])
         weights = sum(dtype_bytes(v.dtype, v.size) for v in graph.values if v.kind == "weight")
         share = 1 / devices + SLACK if memory is None else memory
@@ -131,11 +137,11 @@ def _operations(graph: Graph, operators: Operators) -> int:
     return sum(sum(operators.of(node.func, len(node.ins)).operations) for node in nodes)
 
 
-def _pins(graphs: list[Graph], pins: Mapping[str, int | None], devices: int) -> list[dict[int, Form]]:
+def _pins(graphs: list[Graph], pins: Mapping[str, Pin], mesh: Mesh, axis: str) -> list[dict[int, Form]]:
     """The forms that parameters are pinned to, by number, of each function."""
     found: list[dict[int, Form]] = [{} for _ in graphs]
     by: dict[tuple[int, int], str] = {}
-    for pattern, dim in pins.items():
+    for pattern, pin in pins.items():
         hits = 0
         for at, graph in enumerate(graphs):
             for number in graph.params:
@@ -143,12 +149,7 @@ def _pins(graphs: list[Graph], pins: Mapping[str, int | None], devices: int) -> 
                 if not fnmatchcase(value.name, pattern):
                     continue
                 hits += 1
-                if dim is not None and not 0 <= dim < len(value.shape):
-                    raise InputError(
-                        f"pin {pattern!r}: {value.name} has {len(value.shape)} dimensions, there is no dimension {dim}"
-                    )
-                form = WHOLE if dim is None else Form(dim, Share.blocks(value.shape[dim], devices))
-                form = WHOLE if form.share is not None and form.share.is_whole else form
+                form = _pinned(pattern, pin, value, mesh, axis)
                 if found[at].setdefault(number, form) != form:
                     raise InputError(
                         f"pins {by[at, number]!r} and {pattern!r} differ about {value.name}: {found[at][number]} and "
@@ -159,6 +160,29 @@ def _pins(graphs: list[Graph], pins: Mapping[str, int | None], devices: int) -> 
             names = ", ".join(dict.fromkeys(graph.values[n].name for graph in graphs for n in graph.params))
             raise InputError(f"pin {pattern!r} is of no parameter; there are {names}")
     return found
+
+
+def _pinned(pattern: str, pin: Pin, value: Value, mesh: Mesh, axis: str) -> Form:
+    """The form that a pin asks for."""
+    dim = pin
+    if isinstance(pin, Layout | str):
+        layout = Layout.parse(pin) if isinstance(pin, str) else pin
+        cut = layout.sharding(value.shape, mesh)
+        if set(cut.values()) - {axis}:
+            raise InputError(
+                f"pin {pattern!r}: {layout} shares {value.name} over {', '.join(sorted(set(cut.values())))}; "
+                f"the model is shared over {axis} alone"
+            )
+        dim = next(iter(cut), None)
+    assert not isinstance(dim, Layout | str)  # it has been read
+    if dim is None:
+        return WHOLE
+    if not 0 <= dim < len(value.shape):
+        raise InputError(
+            f"pin {pattern!r}: {value.name} has {len(value.shape)} dimensions, there is no dimension {dim}"
+        )
+    share = Share.blocks(value.shape[dim], mesh[axis])
+    return WHOLE if share.is_whole else Form(dim, share)
 
 
 def described(shared: DeviceModule) -> str:

@@ -1,4 +1,4 @@
-"""What an operator may do on the devices of a mesh axis: the forms of its values, which follow from its sharding rule."""
+"""What an operator may do on the devices of a mesh axis: forms of its values, which follow from its sharding rule."""
 
 from __future__ import annotations
 
