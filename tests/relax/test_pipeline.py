@@ -67,8 +67,8 @@ def test_wrong_array_is_named_as_in_the_model(mod, draw, workers):
 def test_example(capsys):
     assert runpy.run_path(str(EXAMPLE))["main"]() < 1e-5
     shown = capsys.readouterr().out
-    assert "first_up_weight    S[(2, 192, 96) : (1@tp, 96, 1)]" in shown
-    assert shown.count("mesh kernel") == 2
+    assert "first.up.weight    S0[192@0 192@1]" in shown
+    assert "100% of the products' operations are shared over tp" in shown
 
 
 def test_documentation():

@@ -16,7 +16,7 @@ written. The coordinate is an argument, for functions that need it, so that one 
 ...             B[vi, vj] = A[vi, vj] + vj
 >>> rule = sharding_rule(count)
 >>> local = shared(count, rule, {("b",): Share.blocks(8, 2)}, 2)
->>> print(local.body.block.body.body.body.block.body)
+>>> print(str(local.body.block.body.body.body.block.body).splitlines()[-1])
 B[vi, vj] = A[vi, vj] + (T.Cast("int32", rank) * 4 + vj)
 """
 

@@ -185,7 +185,7 @@ class _Reader:
                 return number
         number = self.new(f"constant_{len(self.constants)}", value.ty, "weight", "constant")
         old = self.graph.values[number]
-        self.graph.values[number] = Value(old.name, old.shape, old.dtype, old.kind, value.data)
+        self.graph.values[number] = Value(old.name, old.shape, old.dtype, old.kind, value.value)
         self.constants.append((value, number))
         return number
 

@@ -14,7 +14,7 @@
 x           R
 up.weight   S0[16@0 16@1]
 down.weight S1[16@0 16@1]
-down.bias   R
+down.bias   S0[4@0 4@1]
 >>> print(described(shared))
 forward: 100% of the products' operations are shared over tp
 """
