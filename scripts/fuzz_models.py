@@ -3,8 +3,8 @@
     python scripts/fuzz_models.py --count 100 --seed 0
 
 Each model is a chain of operators on values of two, three or four dimensions, with reuse of earlier values, constants,
-tuples and several results. Each is compiled for a mesh of 2, 3 or 4 threads, under a random limit on its weights and
-with rates at random, so that few bytes are worth sharing. Prints each model that is wrong or that fails, with its seed.
+tuples and several results. Each is compiled for a mesh of 2, 3, 4 or 2 x 2 threads, under a random limit on its
+weights and with rates at random, so that few bytes are worth sharing. Prints each model that is wrong or that fails, with its seed.
 """
 
 from __future__ import annotations
@@ -169,8 +169,9 @@ def alone(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 @contextmanager
 def launched() -> Iterator[dict[int, axe.Workers]]:
-    """Workers on threads, by their number."""
-    found = {devices: axe.launch(axe.Mesh({"tp": devices}), engine="threads") for devices in (2, 3, 4)}
+    """Workers on threads, each on another mesh."""
+    meshes = [{"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}]
+    found = {number: axe.launch(axe.Mesh(mesh), engine="threads") for number, mesh in enumerate(meshes)}
     try:
         yield found
     finally:
@@ -182,23 +183,25 @@ def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
     """What is wrong with one model, empty if nothing is, and the part of its products that was shared."""
     model, rng = Model(seed), np.random.default_rng(seed + 1_000_000)
     arrays = [
-        rng.standard_normal([int(n) for n in param.ty.shape]).astype("float32") / np.float32(2) for param in model.params
+        rng.standard_normal([int(n) for n in param.ty.shape]).astype("float32") / np.float32(2)
+        for param in model.params
     ]
     true = alone(model.module, arrays)
-    devices = int(rng.choice(list(workers)))
+    on = workers[int(rng.integers(len(workers)))]
+    devices = on.mesh.size
     shared = share_model(
-        model.module, axe.Mesh({"tp": devices}), memory=float(rng.choice([0.0, 1 / devices + 0.05, 1.0])),
-        rates=HOST if rng.integers(4) == 0 else SLOW, page=workers[devices].page,
+        model.module, on.mesh, memory=float(rng.choice([0.0, 1 / devices + 0.05, 1.0])),
+        rates=HOST if rng.integers(4) == 0 else SLOW, page=on.page,
     )  # fmt: skip
     exe = MeshModelExecutable(shared, shared.module, shared.module, resolve_target("llvm"), {})
     for _ in range(2):
-        found = exe.run(workers[devices], *arrays)
+        found = exe.run(on, *arrays)
         outs = found if isinstance(found, tuple) else (found,)
         for number, (out, want) in enumerate(zip(outs, true, strict=True)):
             scale = max(float(np.abs(want).max(initial=0)), 1e-3)
             if not np.allclose(out, want, rtol=1e-4, atol=1e-4 * scale, equal_nan=True):
                 worst = float(np.abs(out - want).max())
-                return f"result {number} on {devices} devices differs by {worst:.2e}\n{described(shared)}", 0.0
+                return f"result {number} on {on.mesh} differs by {worst:.2e}\n{described(shared)}", 0.0
     return "", shared.functions["forward"].chosen.divided
 
 

@@ -47,7 +47,7 @@ def test_axis_must_be_named_where_there_are_several(mod):
     with pytest.raises(axe.LayoutError, match=r"axis: mesh dp=2,tp=2 has 2 axes; name the one that shares the weights"):
         tvm.relax.get_pipeline("axe", mesh=mesh)
     with pytest.raises(axe.LayoutError, match=r'name the one that shares the weights: axis="tp"'):
-        axe.compile(mod, mesh=mesh)
+        schedule_model(mod, mesh)
 
 
 def test_errors_keep_their_type_through_the_pass(export):

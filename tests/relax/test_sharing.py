@@ -1,6 +1,7 @@
 """Models shared over a mesh: equal to one device, products divided, bytes of Megatron's closed form, weights cut."""
 
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
 
@@ -61,6 +62,24 @@ def test_on_processes(workers):
         assert error(exe.run(workers(2, "processes"), *arrays), models.alone(model, arrays)) < 2e-5
 
 
+@pytest.mark.parametrize("axis", [None, "tp"])
+@pytest.mark.parametrize("name", ["decoder", "vision"])
+def test_several_axes(name, axis):
+    model, mesh = MODELS[name](), axe.Mesh({"dp": 2, "tp": 2})
+    arrays = models.drawn(model)
+    exe = axe.compile(model, mesh=mesh, work_dir=None, axis=axis)
+    with axe.launch(mesh, engine="threads") as both:
+        for _ in range(2):
+            assert error(exe.run(both, *arrays), models.alone(model, arrays)) < 2e-5
+
+
+def test_random_models():
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "fuzz_models.py"))
+    with script["launched"]() as workers:
+        for seed in range(1000, 1012):
+            assert script["check"](seed, workers)[0] == ""
+
+
 def chosen(model, devices, rates=HOST, memory=None):
     return share_model(model, axe.Mesh({"tp": devices}), memory=memory, rates=rates).functions["forward"].chosen
 
@@ -86,8 +105,8 @@ def test_bytes_are_megatrons(devices, packed):
     assert found.bytes <= 1.03 * closed + 2 * embedding
 
 
-def test_choosing_takes_as_long_for_many_layers_as_for_few():
-    """Equal layers are solved once: what is done for 16 is hardly more than for 4."""
+def test_equal_layers_are_the_same_operators():
+    """Equal functions are one operator, however many layers have them."""
     calls = []
     for layers in (4, 16):
         module = legalized(models.encoder(layers))

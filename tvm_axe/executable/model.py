@@ -12,8 +12,8 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.collective import ALL, Coord, LoadedProgram, MeshTensor, Workers, launch
 from tvm_axe.collective import Argument as CallArgument
-from tvm_axe.collective import Coord, LoadedProgram, MeshTensor, Workers, launch
 from tvm_axe.errors import LowerError, WorkerError
 from tvm_axe.executable.arguments import Arrays, Input, matched
 from tvm_axe.executable.base import Executable
@@ -117,7 +117,7 @@ class MeshModelExecutable(Executable):
             loaded.placed.add(name)
 
     def show(self) -> str:
-        lines = [f"model on mesh {self.mesh}, shared over {self.shared.axis}", described(self.shared)]
+        lines = [f"model on mesh {self.mesh}", described(self.shared)]
         for function in self.shared.functions.values():
             chosen = function.chosen
             here, there = chosen.weights
@@ -188,10 +188,12 @@ class MeshModelExecutable(Executable):
                 f"{self.name} was compiled for the mesh {self.mesh}; the workers are {workers.mesh}: launch the mesh "
                 "that it was compiled for"
             )
-        if workers.spans_hosts(self.shared.axis) and any("_taken" in str(v.name_hint) for v in self.module.functions):
+        spanning = any(map(workers.spans_hosts, self.shared.coordinates))
+        if spanning and any("_taken" in str(variable.name_hint) for variable, _ in self.module.functions_items()):
+            axes = ", ".join(self.shared.coordinates)
             raise LowerError(
-                f"{self.name}: shares that don't divide are taken by kernels that index the slabs of peers over "
-                f"{self.shared.axis}, and here these are on several machines; leave that axis within a machine"
+                f"{self.name}: what no collective deals out is taken by kernels that index the slabs of peers over "
+                f"{axes}, and here these are on several machines; share the model over an axis within a machine"
             )
 
     def _workers(self) -> Workers:
@@ -223,7 +225,7 @@ class _Loaded:
     """
 
     def __init__(self, shared: DeviceModule, module: tvm.IRModule, target: Target, workers: Workers) -> None:
-        self.shared, self.workers = weakref.proxy(shared), weakref.ref(workers)
+        self.shared, self.workers = shared, weakref.ref(workers)
         self.mesh, self.axis = shared.mesh, shared.axis
         self.placed: set[str] = set()
         self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
@@ -237,7 +239,7 @@ class _Loaded:
     def arguments(self, function: DeviceFunction) -> list[CallArgument]:
         """What the device's function is called with."""
         views = [(self.tensors[name], view) for name, view in function.arguments]
-        return [*views, Coord(self.axis)]
+        return [*views, *map(Coord, self.shared.coordinates)]
 
     def called(self, function: DeviceFunction) -> Arrays:
         """The results of a call on what is in place."""
@@ -253,6 +255,10 @@ class _Loaded:
                 for placed in each.tensors:
                     self._scatter(placed, array)
 
+    def _coordinate(self, device: int) -> int:
+        """The number of a device among those that share."""
+        return device if self.axis == ALL else self.mesh.coords(device)[self.axis]
+
     def _scatter(self, placed: Placed, array: np.ndarray) -> None:
         tensor = self.tensors[placed.name]
         for device in range(self.mesh.size):
@@ -261,7 +267,7 @@ class _Loaded:
                 slab[...] = array
                 continue
             begin = 0
-            for span in form.share.spans(self.mesh.coords(device)[self.axis]):
+            for span in form.share.spans(self._coordinate(device)):
                 length = span.stop - span.start
                 slab[_rows(form.dim, slice(begin, begin + length))] = array[_rows(form.dim, span)]
                 begin += length
@@ -271,8 +277,8 @@ class _Loaded:
         if form.share is None or form.dim is None:
             return np.array(tensor.slab(0))
         whole = np.empty(placed.shape, tensor.slab(0).dtype)
-        for coordinate in range(self.mesh[self.axis]):
-            slab = tensor.slab(self.mesh.device(dict.fromkeys(self.mesh.names, 0) | {self.axis: coordinate}))
+        for device in range(self.mesh.size):
+            coordinate, slab = self._coordinate(device), tensor.slab(device)
             begin = 0
             for span in form.share.spans(coordinate):
                 length = span.stop - span.start

@@ -17,6 +17,7 @@ from tvm.sym import Analyzer
 from tvm_axe.analysis.blocks import element
 from tvm_axe.analysis.expressions import uses
 from tvm_axe.collective import SLAB
+from tvm_axe.collective.tensor import peers_of
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.shares import RANK, table
@@ -54,7 +55,7 @@ def taking(
     combiner : str
         What the peers' terms are combined with; empty if they are values.
     mesh, axis : Mesh, str
-        The devices, and the axis along which they share.
+        The devices, and the axis along which they share, ``"*"`` for all of them.
     view : str
         ``"slab"`` to read the device's own slab alone, which then holds all of it; or `axis`.
     page : int
@@ -66,7 +67,7 @@ def taking(
         Of the source in the view, if it asks for it the device's coordinate, and the target's slab.
     """
     analyzer, rank = Analyzer(), tirx.Var(RANK, "int64")
-    analyzer.bind(rank, Range.from_min_extent(_int(0), _int(mesh[axis])))
+    analyzer.bind(rank, Range.from_min_extent(_int(0), _int(peers_of(mesh, axis)[0])))
     before, after = (_local(shape, cut) for cut in (source, target))
     read = view_buffer(mesh, view, before, dtype, "source", page)
     written = view_buffer(mesh, SLAB, after, dtype, "target", page)
@@ -87,7 +88,7 @@ def taking(
             owner = _in_runs(share, at, True, lambda run, place, _: _holder(run, place, lambda device: _int(device)))
             index[dim] = _in_runs(share, at, True, _of_holder)
         owner, index[dim] = analyzer.simplify(owner), analyzer.simplify(index[dim])
-    devices = [_int(device) for device in range(mesh[axis])] if combiner else [owner]
+    devices = [_int(device) for device in range(peers_of(mesh, axis)[0])] if combiner else [owner]
     loads = [tirx.BufferLoad(read, [*([] if view == SLAB else [device]), *index]) for device in devices]
     wide = len(loads) > 1 and combiner == "sum" and dtype in ("float16", "bfloat16")
     terms: list[tirx.Expr] = [tirx.Cast("float32", load) if wide else load for load in loads]

@@ -37,10 +37,10 @@ State = tuple[frozenset[Form], ...]
 
 
 class Operators:
-    """The operators of a model on so many devices, of which equal functions are one."""
+    """The operators of a model on so many devices, along one mesh axis or not; equal functions are one."""
 
-    def __init__(self, devices: int, rates: Rates) -> None:
-        self.devices, self.rates = devices, rates
+    def __init__(self, devices: int, rates: Rates, whole_mesh: bool = False) -> None:
+        self.devices, self.rates, self.whole_mesh = devices, rates, whole_mesh
         self._known: dict[tuple[int, int], list[Operator]] = {}
 
     def of(self, func: tirx.PrimFunc, inputs: int) -> Operator:
@@ -222,7 +222,7 @@ class _Search:
     def _move(self, source: Form, target: Form, value: int) -> Move | None:
         of = self.graph.values[value]
         itemsize = max(1, dtype_bytes(of.dtype, 1))
-        return move(source, target, of.shape, itemsize, self.devices, self.link)
+        return move(source, target, of.shape, itemsize, self.devices, self.link, self.operators.whole_mesh)
 
     def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
         """The ways to make a call: the time, the strategy, what is held after, and moves by position."""

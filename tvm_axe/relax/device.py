@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_axe.collective import SLAB
+from tvm_axe.collective import ALL, SLAB
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower.shares import shared
@@ -71,7 +71,7 @@ class DeviceFunction:
         What it leaves, in the model's order.
     arguments : tuple of (str, str)
         What the device's function is called with: tensors of the mesh by name, each with the view of it; its
-        coordinate comes behind them.
+        coordinates come behind them.
     chosen : Chosen
         How values are shared.
     """
@@ -92,7 +92,9 @@ class DeviceModule:
     module : IRModule
         The functions, with the kernels that they call.
     mesh, axis
-        The devices, and the axis along which they share.
+        The devices, and the axis along which they share, ``"*"`` for all of them.
+    coordinates : tuple[str, ...]
+        The axes of which a function takes the device's coordinates, behind its tensors.
     functions : Mapping[str, DeviceFunction]
         By name.
     tensors : Mapping[str, Placed]
@@ -104,6 +106,7 @@ class DeviceModule:
     module: tvm.IRModule
     mesh: Mesh
     axis: str
+    coordinates: tuple[str, ...]
     functions: Mapping[str, DeviceFunction]
     tensors: Mapping[str, Placed]
     constants: tuple[tuple[Placed, tvm.runtime.Tensor], ...]
@@ -136,6 +139,7 @@ class _Module:
     ) -> None:
         self.chosen, self.model, self.operators = chosen, model, operators
         self.mesh, self.axis, self.page = mesh, axis, page
+        self.coordinates = mesh.names if axis == ALL else (axis,)
         self.builder = relax.BlockBuilder()
         self.tensors: dict[str, Placed] = {}
         self.constants: list[tuple[Placed, tvm.runtime.Tensor]] = []
@@ -146,9 +150,8 @@ class _Module:
         for each in self.chosen:
             function = _Function(self, each)
             functions[each.graph.name] = function.emitted()
-        return DeviceModule(
-            self.builder.finalize(), self.mesh, self.axis, functions, self.tensors, tuple(self.constants)
-        )
+        module, constants = self.builder.finalize(), tuple(self.constants)
+        return DeviceModule(module, self.mesh, self.axis, self.coordinates, functions, self.tensors, constants)
 
     def tensor(self, name: str, value: Value, form: Form, reuse: bool = False) -> Placed:
         """A new tensor of the mesh; the one that is there of the same name and kind, if it may be."""
@@ -198,7 +201,10 @@ class _Function:
         self.views: dict[tuple[str, str], relax.Var] = {}
         self.slots: dict[tuple[tuple[int, ...], str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
-        self.rank = relax.Var(module.axis, tvm.ir.PrimType("int64"))
+        self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.coordinates}
+        self.rank: tirx.Expr = tirx.IntImm("int64", 0)
+        for name, var in self.coordinates.items():
+            self.rank = var if len(self.coordinates) == 1 else self.rank * module.mesh[name] + var
         self.prefix = "" if len(module.chosen) == 1 else f"{chosen.graph.name}."
         self.last = self._last_uses()
         self.crossing = self._crossing()
@@ -238,7 +244,7 @@ class _Function:
                 self._released(at)
             for number, form in zip(graph.results, self.chosen.results):
                 results.append(self._result(number, form))
-            params = [*self.views.values(), self.rank]
+            params = [*self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
         return DeviceFunction(graph.name, tuple(inputs), tuple(results), tuple(self.views), self.chosen)
 

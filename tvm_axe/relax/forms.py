@@ -84,7 +84,15 @@ class Move(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def move(source: Form, target: Form, shape: tuple[int, ...], itemsize: int, devices: int, link: Link) -> Move | None:
+def move(
+    source: Form,
+    target: Form,
+    shape: tuple[int, ...],
+    itemsize: int,
+    devices: int,
+    link: Link,
+    whole_mesh: bool = False,
+) -> Move | None:
     """What makes `target` of `source`, the bytes that the busiest device receives, and the time; None if nothing does.
 
     Parameters
@@ -99,7 +107,13 @@ def move(source: Form, target: Form, shape: tuple[int, ...], itemsize: int, devi
         How many the axis has.
     link : Link
         Between two of them.
+    whole_mesh : bool
+        Whether these are the devices of several axes, along which there are no collectives.
     """
+    if whole_mesh and (found := move(source, target, shape, itemsize, devices, link)) is not None:
+        if found.kind == Collective.ALL_REDUCE.operation:  # each adds up all the terms
+            return _moved(EXCHANGE, math.prod(shape) * itemsize * (devices - 1), link, 1)
+        return found if found.kind in ("", SLICE) else found._replace(kind=EXCHANGE)
     size = math.prod(shape) * itemsize
     if source == target:
         return Move("", 0, 0.0)

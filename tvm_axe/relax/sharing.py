@@ -28,8 +28,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_axe.collective import ALL
 from tvm_axe.collective.arena import PAGE
 from tvm_axe.collective.engine import HOST, Rates
+from tvm_axe.collective.tensor import peers_of
 from tvm_axe.errors import InputError, LayoutError
 from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.layout.axes import LINEAR_MEMORY
@@ -74,7 +76,8 @@ def share_model(
     mesh : Mesh
         The devices.
     axis : str, optional
-        The mesh axis along which values are shared; it may be left out of a mesh with one.
+        The mesh axis along which values are shared, alike along the others; if left out, all devices share, as if they
+        were on one axis. Along several axes there are no collectives, so that kernels index the peers' slabs instead.
     memory : float, optional
         Bytes of weights that a device may hold, or up to 1 the part of all; one device's share and 5% if left out.
     pins : mapping, optional
@@ -90,18 +93,18 @@ def share_model(
     LowerError
         If a function isn't straight-line code over tensors of constant shapes; names the variable.
     LayoutError
-        If the mesh has no such axis, or has several and none is named.
+        If the mesh has no such axis.
     InputError
         If a pin names no parameter, two pins differ about one, or one asks for a dimension that can't be shared.
     """
-    name = mesh_axis(mesh, axis)
-    devices = mesh[name]
+    name = ALL if axis is None and len(mesh.names) > 1 else mesh_axis(mesh, axis)
+    devices = peers_of(mesh, name)[0]
     module = legalized(model)
     functions = [str(var.name_hint) for var, func in module.functions_items() if _is_public(func)]
     if not functions:
         raise InputError("share_model: the module has no Relax function")
     graphs = [graph_of(module, each) for each in functions]
-    operators = Operators(devices, rates)
+    operators = Operators(devices, rates, whole_mesh=name == ALL)
     pinned = _pins(graphs, pins or {}, mesh, name)
     chosen: list[Chosen] = []
     held: dict[tuple[str, tuple[int, ...], str], Form] = {}
@@ -181,7 +184,7 @@ def _pinned(pattern: str, pin: Pin, value: Value, mesh: Mesh, axis: str) -> Form
         raise InputError(
             f"pin {pattern!r}: {value.name} has {len(value.shape)} dimensions, there is no dimension {dim}"
         )
-    share = Share.blocks(value.shape[dim], mesh[axis])
+    share = Share.blocks(value.shape[dim], peers_of(mesh, axis)[0])
     return WHOLE if share.is_whole else Form(dim, share)
 
 
@@ -191,9 +194,10 @@ def described(shared: DeviceModule) -> str:
     for function in shared.functions.values():
         chosen = function.chosen
         whole = [name for name, (_, share) in chosen.operations.items() if share >= 1]
-        lacking = f"; whole on every device: {', '.join(whole)}, of which no dimension is shared" if whole else ""
+        lacking = f"; not: {', '.join(whole)}, because that is cheaper or nothing of them can be" if whole else ""
         part = np.floor(chosen.divided * 100)
-        lines.append(f"{function.name}: {part:.0f}% of the products' operations are shared over {shared.axis}{lacking}")
+        over = "all devices" if shared.axis == ALL else shared.axis
+        lines.append(f"{function.name}: {part:.0f}% of the products' operations are shared over {over}{lacking}")
     return "\n".join(lines)
 
 
@@ -205,12 +209,12 @@ def layout_of(form: Form, shape: tuple[int, ...], mesh: Mesh, axis: str) -> Layo
         if dim != form.dim or form.share is None:
             iters.append(Iter(extent, stride, LINEAR_MEMORY))
             continue
-        found = form.share.iters(axis, stride)
+        found = None if axis == ALL else form.share.iters(axis, stride)
         if found is None:
             return None
         iters += found[0]
         copies += found[1]
-    if form.share is None and mesh[axis] > 1:
+    if form.share is None and axis != ALL and mesh[axis] > 1:
         copies.append(Iter(mesh[axis], 1, axis))
     try:
         return Layout(iters, copies)
