@@ -17,11 +17,13 @@ from tvm.target import Target
 
 from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.analysis.tree import why_unschedulable
+from tvm_axe.collective import registry
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
 from tvm_axe.executable.mesh import MeshExecutable
+from tvm_axe.executable.model import MeshModelExecutable
 from tvm_axe.executable.signatures import signatures
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
@@ -29,9 +31,9 @@ from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.pipeline import PASSES, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
-from tvm_axe.relax import schedule_model
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
+from tvm_axe.relax.sharing import Pin, described, share_model
 from tvm_axe.schedule import Schedule
 
 _LOG = logging.getLogger("tvm_axe")
@@ -45,6 +47,9 @@ def compile(
     *,
     pack_weights: bool = False,
     redistribute: Literal["insert", "refuse"] = "insert",
+    axis: str | None = None,
+    memory: float | None = None,
+    pins: Mapping[str, Pin] | None = None,
 ) -> Executable:
     """Compile a program for a mesh, or for one device.
 
@@ -55,8 +60,8 @@ def compile(
     ----------
     program : Schedule | PrimFunc | IRModule | Lowered
         A schedule; a function over whole tensors, scheduled or not; a module that holds one such function; a Relax
-        model, which `tvm_axe.relax.schedule_model` schedules for a mesh (call it yourself for one of several axes); or
-        what `tvm_axe.lower.lower` made of a function, if that is there already.
+        model, which `tvm_axe.relax.share_model` shares over a mesh; or what `tvm_axe.lower.lower` made of a function,
+        if that is there already.
     mesh : Mesh or mapping, optional
         The devices, such as ``{"tp": 2}``; taken from the schedule, or from what was lowered, where one is given.
         Without a mesh a function or a model is compiled for one device.
@@ -72,6 +77,9 @@ def compile(
         between the stages that move it there (`tvm_axe.lower.inserting`), which a line of the log ``tvm_axe`` says with
         their bytes, and ``exe.show()`` lists; or an error that names the stage, for who schedules every byte by hand.
         Into a `Lowered` nothing is inserted any more; ``"refuse"`` refuses one into which copies were.
+    axis, memory, pins
+        Of a Relax model on a mesh: the mesh axis along which it is shared, what a device may hold of its weights, and
+        parameters that are to be shared in a way of one's own; see `tvm_axe.relax.share_model`.
 
     Returns
     -------
@@ -82,9 +90,9 @@ def compile(
     Raises
     ------
     LowerError
-        If `program` cannot be lowered: see `tvm_axe.lower.lower` and, for a Relax model, `tvm_axe.relax.merge`; if its
-        loops are bound to mesh axes and there is no mesh; if a tile kernel that was chosen can't be compiled; or if
-        `redistribute` is ``"refuse"`` and `program` a `Lowered` with copies.
+        If `program` cannot be lowered: see `tvm_axe.lower.lower` and, for a Relax model, `tvm_axe.relax.share_model`;
+        if its loops are bound to mesh axes and there is no mesh; if a tile kernel that was chosen can't be compiled; or
+        if `redistribute` is ``"refuse"`` and `program` a `Lowered` with copies.
     LayoutError
         If a declared layout doesn't fit.
     InputError
@@ -95,6 +103,10 @@ def compile(
     if redistribute not in ("refuse", "insert"):
         raise LowerError(f'compile: redistribute is {redistribute!r}; valid are "insert" and "refuse"')
     devices = None if mesh is None else Mesh.of(mesh)
+    if devices is not None and isinstance(program, IRModule) and is_model(program):
+        return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins)
+    if any(given is not None for given in (axis, memory, pins)):
+        raise LowerError("compile: axis, memory and pins are for a Relax model on a mesh; leave them out")
     exe = _compiled(program, devices, target, work_dir, pack_weights, redistribute == "insert")
     if isinstance(program, Schedule):
         exe.source = program.copy()  # as it is now
@@ -175,14 +187,30 @@ def _model(model: IRModule, target: Target, work_dir: str | Path | None, pack_we
     return ModelExecutable(signatures(model), pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
 
 
+def _model_on_mesh(
+    model: IRModule,
+    mesh: Mesh,
+    target: str | dict[str, Any] | Target,
+    work_dir: str | Path | None,
+    axis: str | None,
+    memory: float | None,
+    pins: Mapping[str, Pin] | None,
+) -> Executable:
+    resolved = resolve_target(target, threads=cores_per_device(mesh))
+    rates, page = registry.for_target(resolved).rates, backend_of(resolved).page
+    shared = share_model(model, mesh, axis, memory, pins, rates, page)
+    _LOG.warning("%s", described(shared))
+    work = run(Work(shared.module, resolved, None, work_dir), PASSES[2:-1])  # workers do the last pass
+    assert work.scheduled is not None
+    return MeshModelExecutable(shared, work.scheduled, work.module, resolved, work.tuned)
+
+
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:
     if isinstance(program, tirx.PrimFunc):
         return _schedulable(program)
     module = program.mod if isinstance(program, s_tir.Schedule) else program
     if not isinstance(module, IRModule):
         raise LowerError(f"compile: a schedule, a function or a module is compiled, not a {type(module).__name__}")
-    if mesh is not None and is_model(module):
-        return schedule_model(module, mesh)
     functions = [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
     if len(functions) != 1:
         raise LowerError(f"compile: the module has {len(functions)} functions; compile one function over whole tensors")

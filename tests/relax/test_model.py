@@ -1,4 +1,4 @@
-"""A model on a mesh: equal to one device and to numpy, weights shared, communication of the closed form."""
+"""A model scheduled pair by pair: equal to one device and numpy, weights shared, communication of the closed form."""
 
 import math
 
@@ -61,7 +61,7 @@ def relative_error(found, wanted):
 def test_equals_one_device_and_numpy(export, draw, alone, workers, devices, engine, activation):
     mod = mlp(export, (7,), 10, 14, activation)
     arrays = draw(mod)
-    exe = axe.compile(mod, mesh=axe.Mesh({"tp": devices}))
+    exe = axe.compile(schedule_model(mod, axe.Mesh({"tp": devices})), mesh=axe.Mesh({"tp": devices}))
     found = exe.run(workers(devices, engine), *arrays)
     assert found.shape == (7, 10)
     assert relative_error(found, alone(mod, arrays)) < 1e-5
@@ -75,7 +75,7 @@ def test_equals_one_device_and_numpy(export, draw, alone, workers, devices, engi
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_weights_are_shared_columns_then_rows(export, devices):
     mesh = axe.Mesh({"tp": devices})
-    exe = axe.compile(mlp(export, (7,), 10, 14), mesh=mesh)
+    exe = axe.compile(schedule_model(mlp(export, (7,), 10, 14), mesh), mesh=mesh)
     assert exe.inputs[:5] == ("x", "up0_weight", "up0_bias", "down0_weight", "down0_bias")
     cut = {name: exe.layouts[name].sharding(shape, mesh) for name, shape in zip(exe.inputs, SHAPES)}
     for n in (0, 1):
@@ -91,7 +91,8 @@ SHAPES = [(7, 10)] + [(14, 10), (14,), (10, 14), (10,)] * 2
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_each_block_ends_in_one_fused_kernel(export, devices, moved):
-    exe = axe.compile(mlp(export, (7,), 10, 14), mesh=axe.Mesh({"tp": devices}))
+    mesh = axe.Mesh({"tp": devices})
+    exe = axe.compile(schedule_model(mlp(export, (7,), 10, 14), mesh), mesh=mesh)
     assert [stage.kind for stage in exe.stages] == ["local", "local", "local", "mesh kernel"] * 2
     # A reduce-scatter and an all-gather of the block's result.
     block = moved(["RS+AG"], 7, 10, devices)
@@ -101,7 +102,7 @@ def test_each_block_ends_in_one_fused_kernel(export, devices, moved):
 
 def test_without_epilogue_the_all_reduce_stays(export, draw, workers, moved):
     mod = mlp(export, (6,), 8, 12, bias=False, residual=False)
-    exe = axe.compile(mod, mesh=axe.Mesh({"tp": 2}))
+    exe = axe.compile(schedule_model(mod, axe.Mesh({"tp": 2})), mesh=axe.Mesh({"tp": 2}))
     assert [stage.kind for stage in exe.stages] == ["local", "local", "local", "all-reduce"] * 2
     assert exe.bytes == 2 * moved(["AR"], 6, 8, 2)
     arrays = draw(mod)
@@ -111,7 +112,7 @@ def test_without_epilogue_the_all_reduce_stays(export, draw, workers, moved):
 @pytest.mark.parametrize("tokens", [(1, 6), (2, 3), (1,)])
 def test_slices_are_of_a_dimension_that_has_one_for_each_device(export, draw, workers, tokens):
     mod = mlp(export, tokens, 8, 12)
-    exe = axe.compile(mod, mesh=axe.Mesh({"tp": 2}))
+    exe = axe.compile(schedule_model(mod, axe.Mesh({"tp": 2})), mesh=axe.Mesh({"tp": 2}))
     dim = next(dim for dim, extent in enumerate((*tokens, 8)) if extent >= 2)
     (name,) = [name for name in exe.layouts if name.startswith("gv_")]
     assert exe.layouts[name].sharding((*tokens, 8), exe.mesh) == {dim: "tp"}
@@ -121,7 +122,7 @@ def test_slices_are_of_a_dimension_that_has_one_for_each_device(export, draw, wo
 
 def test_more_devices_than_columns_leaves_the_pair_whole(export, draw, workers):
     mod = mlp(export, (6,), 8, 3)
-    exe = axe.compile(mod, mesh=axe.Mesh({"tp": 4}))
+    exe = axe.compile(schedule_model(mod, axe.Mesh({"tp": 4})), mesh=axe.Mesh({"tp": 4}))
     assert {stage.kind for stage in exe.stages} == {"local"}
     arrays = draw(mod)
     assert relative_error(exe.run(workers(4), *arrays), mlp_in_numpy(arrays, "gelu", True, True)) < 1e-5
@@ -168,7 +169,7 @@ def test_one_axis_of_several(export, draw):
 
 def check(mod, draw, alone, workers, kinds):
     """The model equals one device's on two, with stages of these kinds that communicate."""
-    exe = axe.compile(mod, mesh=axe.Mesh({"tp": 2}))
+    exe = axe.compile(schedule_model(mod, axe.Mesh({"tp": 2})), mesh=axe.Mesh({"tp": 2}))
     arrays = draw(mod)
     found, wanted = exe.run(workers(2), *arrays), alone(mod, arrays)
     pairs = zip(found, wanted) if isinstance(wanted, tuple) else [(found, wanted)]

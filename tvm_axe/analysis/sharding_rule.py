@@ -140,6 +140,8 @@ class ShardingRule:
         The parameters in their order; one that is both (see `tvm_axe.analysis.directions`) is in both.
     blocks : tuple[Operand, ...]
         The iterators of each block that has none inside: which of them a device that has a share runs.
+    inner : tuple[Operand, ...]
+        The buffers that the function allocates for itself, in their order.
     reason : str
         Why nothing is known, where that is so: every dimension then has no factor.
     """
@@ -148,6 +150,7 @@ class ShardingRule:
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     blocks: tuple[Operand, ...] = ()
+    inner: tuple[Operand, ...] = ()
     reason: str = ""
 
     def __getitem__(self, name: str) -> Factor:
@@ -190,7 +193,7 @@ def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
         blocks = leaf_blocks(func)
     except NotAnalysed as error:
         whole = [Operand(p.name, tuple((Part(0, n, ()),) for n in shape)) for p, shape in zip(params, shapes)]
-        return _rule((), whole, whole, (), sides, str(error))
+        return _rule((), whole, whole, (), (), sides, str(error))
     axes = Axes(blocks, outputs)
 
     def dims(of: Literal["buffer", "block"], number: int | None, shape: Sequence[int]) -> list[tuple[Segment, ...]]:
@@ -201,6 +204,8 @@ def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
     seen = [dims("buffer", axes.number(param), shape) for param, shape in zip(params, shapes)]
     iterators = [dims("block", k, block.extents) for k, block in enumerate(blocks)]
     inner = [dims("buffer", n, buffer.shape) for n, buffer in enumerate(axes.buffers)]
+    allocated = list(func.body.block.alloc_buffers)
+    held = [dims("buffer", axes.number(buffer), [int(n) for n in buffer.shape]) for buffer in allocated]
     extents, opaque, halos = axes.classes()
     for operand in [*inner, *iterators]:
         opaque |= _repeated(operand)
@@ -228,7 +233,8 @@ def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
         for exact in (False, True)
     )
     runs = [Operand(b.name, tuple(parts(d, False) for d in found)) for b, found in zip(blocks, iterators)]
-    return _rule(tuple(factors), ins, outs, tuple(runs), sides, "")
+    own = [Operand(b.name, tuple(parts(d, False) for d in found)) for b, found in zip(allocated, held)]
+    return _rule(tuple(factors), ins, outs, tuple(runs), tuple(own), sides, "")
 
 
 def _rule(
@@ -236,12 +242,13 @@ def _rule(
     ins: Sequence[Operand],
     outs: Sequence[Operand],
     blocks: tuple[Operand, ...],
+    inner: tuple[Operand, ...],
     sides: Sequence[Direction],
     reason: str,
 ) -> ShardingRule:
     inputs = tuple(operand for operand, side in zip(ins, sides) if side.is_input)
     outputs = tuple(operand for operand, side in zip(outs, sides) if side.is_output)
-    return ShardingRule(factors, inputs, outputs, blocks, reason)
+    return ShardingRule(factors, inputs, outputs, blocks, inner, reason)
 
 
 def _name(number: int) -> str:

@@ -1,8 +1,10 @@
-"""A Relax model on a mesh: its weights sharded, its all-reduces fused with what follows them, nothing written by hand.
+"""A Relax model: on one device its kernels as they were tuned, on a mesh its values shared.
 
-`merge` makes one program out of the model, `find_pairs` says which matmuls share a mesh axis, `schedule_model`
-schedules them with the primitives of `tvm_axe.schedule`. ``tvm_axe.compile(model, mesh)`` does it all; so does the
-pipeline ``"axe"`` of ``tvm.relax.get_pipeline``, as far as the module that each device runs.
+`share_model` shares any model over a mesh axis; ``tvm_axe.compile(model, mesh)`` compiles what it makes.
+`schedule_model` makes one program out of a model, whose pairs of matmuls it shards by the primitives of
+`tvm_axe.schedule`, with the sums over the devices fused with what follows them:
+``tvm_axe.compile(schedule_model(model, mesh), mesh)``. So does the pipeline ``"axe"`` of ``tvm.relax.get_pipeline``, as
+far as the module that each device runs.
 
 >>> from tvm.relax.frontend import nn
 >>> from tvm_axe import Mesh
@@ -32,5 +34,6 @@ from tvm_axe.relax.merging import merge
 from tvm_axe.relax.model import schedule_model
 from tvm_axe.relax.pairs import Pair, find_pairs
 from tvm_axe.relax.pipeline import axe_pipeline
+from tvm_axe.relax.sharing import share_model
 
-__all__ = ["Pair", "axe_pipeline", "compile_model", "find_pairs", "merge", "schedule_model"]
+__all__ = ["Pair", "axe_pipeline", "compile_model", "find_pairs", "merge", "schedule_model", "share_model"]

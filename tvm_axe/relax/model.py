@@ -64,7 +64,7 @@ def mesh_axis(mesh: Mesh, axis: str | None) -> str:
     if axis is None and len(mesh.names) > 1:
         raise LayoutError(
             f"axis: mesh {mesh} has {len(mesh.names)} axes; name the one that shares the weights: "
-            f'schedule_model(mod, mesh, axis="{mesh.names[-1]}")'
+            f'axis="{mesh.names[-1]}"'
         )
     name = mesh.names[0] if axis is None else axis
     mesh.axis_size(name)  # an error where the mesh lacks it

@@ -1,0 +1,232 @@
+"""Random Relax models, shared over meshes at random, against upstream's build of the same on one device.
+
+    python scripts/fuzz_models.py --count 100 --seed 0
+
+Each model is a chain of operators on values of two, three or four dimensions, with reuse of earlier values, constants,
+tuples and several results. Each is compiled for a mesh of 2, 3, 4 or 2 x 2 threads, under a random limit on its
+weights and with rates at random, so that few bytes are worth sharing. Prints each model that is wrong or that fails, with its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import tvm
+from tvm import relax
+
+import tvm_axe as axe
+from tvm_axe.collective.engine import HOST, Rates
+from tvm_axe.executable.model import MeshModelExecutable
+from tvm_axe.layout import Link
+from tvm_axe.machines.target import resolve_target
+from tvm_axe.relax import share_model
+from tvm_axe.relax.sharing import described
+
+MOST = 4096
+"""Elements of a value at most."""
+SLOW = Rates(Link(latency=0.0, bandwidth=1e10), memory=1e12, operations=2e10)
+op = relax.op
+
+
+class Model:
+    """A random model.
+
+    Parameters
+    ----------
+    seed : int
+        What it is drawn from.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.builder = relax.BlockBuilder()
+        self.params: list[relax.Var] = []
+        self.values: list[relax.Var] = []
+        for _ in range(self.rng.integers(1, 3)):
+            self.values.append(self.parameter(self.shape()))
+        self.inputs = len(self.params)
+        self.module = self.made()
+
+    def pick(self, *choices: int) -> int:
+        return int(self.rng.choice(choices))
+
+    def shape(self) -> list[int]:
+        return [self.pick(1, 2, 3, 4, 6, 8, 12) for _ in range(self.pick(2, 3, 3, 4))]
+
+    def parameter(self, shape: list[int]) -> relax.Var:
+        if self.rng.random() < 0.15 and self.values:
+            return self.constant(shape)
+        self.params.append(relax.Var(f"p{len(self.params)}", relax.TensorType(shape, "float32")))
+        return self.params[-1]
+
+    def constant(self, shape: list[int]) -> relax.Expr:
+        return relax.const(self.rng.standard_normal(shape).astype("float32") / max(1, shape[-1] if shape else 1) ** 0.5)
+
+    def made(self) -> tvm.IRModule:
+        with self.builder.function("forward", attrs={"num_input": self.inputs}):
+            with self.builder.dataflow():
+                for _ in range(self.rng.integers(2, 9)):
+                    made = self.step(self.values[int(self.rng.integers(len(self.values)))])
+                    if made is not None:
+                        self.values.append(made)
+                results = self.values[-self.pick(1, 1, 2) :]
+                outs = [self.builder.emit_output(self.builder.normalize(op.multiply(each, relax.const(np.float32(1)))))
+                        for each in results]  # fmt: skip
+            self.builder.emit_func_output(relax.Tuple(outs), self.params)
+        return self.builder.get()
+
+    def step(self, x: relax.Var) -> relax.Var | None:
+        steps: list[Callable[[relax.Var, list[int]], relax.Expr | None]] = [
+            self.matmul, self.matmul, self.linear, self.linear, self.pointwise, self.pointwise, self.reshape,
+            self.transpose, self.softmax, self.norm, self.reduce, self.split, self.concatenate, self.add, self.repeat,
+            self.pad, self.conv, self.bias,
+        ]  # fmt: skip
+        shape = [int(extent) for extent in x.ty.shape]
+        made = steps[int(self.rng.integers(len(steps)))](x, shape)
+        if made is None:
+            return None
+        made = self.builder.normalize(made)
+        return self.builder.emit(made) if np.prod([int(n) for n in made.ty.shape]) <= MOST else None
+
+    def matmul(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        return op.matmul(x, self.parameter([*shape[:-2], shape[-1], self.pick(2, 4, 6, 8)]))
+
+    def linear(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        weight = self.parameter([self.pick(3, 4, 8, 12), shape[-1]])
+        return op.matmul(x, self.builder.emit(op.permute_dims(weight)))
+
+    def bias(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        return op.add(x, self.parameter([shape[-1]]))
+
+    def pointwise(self, x: relax.Var, _: list[int]) -> relax.Expr:
+        return [op.nn.relu, op.nn.gelu, op.nn.silu, op.tanh, op.negative][int(self.rng.integers(5))](x)
+
+    def reshape(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        if self.rng.random() < 0.5 and len(shape) > 2:
+            at = int(self.rng.integers(len(shape) - 1))
+            return op.reshape(x, [*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]])
+        at = int(self.rng.integers(len(shape)))
+        part = int(self.rng.choice([n for n in range(1, shape[at] + 1) if shape[at] % n == 0]))
+        return op.reshape(x, [*shape[:at], part, shape[at] // part, *shape[at + 1 :]])
+
+    def transpose(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        return op.permute_dims(x, [int(n) for n in self.rng.permutation(len(shape))])
+
+    def softmax(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        return op.nn.softmax(x, axis=int(self.rng.integers(len(shape))))
+
+    def norm(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        if self.rng.random() < 0.5:
+            return op.nn.rms_norm(x, self.parameter([shape[-1]]), axes=[-1])
+        return op.nn.layer_norm(x, self.parameter([shape[-1]]), self.parameter([shape[-1]]), axes=[-1])
+
+    def reduce(self, x: relax.Var, shape: list[int]) -> relax.Expr | None:
+        if len(shape) < 3:
+            return None
+        how = [op.sum, op.mean, op.max, op.min][int(self.rng.integers(4))]
+        return how(x, axis=[int(self.rng.integers(len(shape)))], keepdims=bool(self.rng.integers(2)))
+
+    def split(self, x: relax.Var, shape: list[int]) -> relax.Expr | None:
+        at = int(self.rng.integers(len(shape)))
+        if shape[at] < 2:
+            return None
+        parts = self.builder.emit(op.split(x, [int(self.rng.integers(1, shape[at]))], axis=at))
+        return relax.TupleGetItem(parts, int(self.rng.integers(2)))
+
+    def concatenate(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        at = int(self.rng.integers(len(shape)))
+        other = self.parameter([*shape[:at], self.pick(1, 2, 4), *shape[at + 1 :]])
+        return op.concat([x, other] if self.rng.integers(2) else [other, x], axis=at)
+
+    def add(self, x: relax.Var, shape: list[int]) -> relax.Expr | None:
+        same = [v for v in self.values if [int(n) for n in v.ty.shape] == shape and not v.same_as(x)]
+        return op.add(x, same[0]) if same else None
+
+    def repeat(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        return op.repeat(x, 2, axis=int(self.rng.integers(len(shape))))
+
+    def pad(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        return op.nn.pad(x, [int(n) for n in self.rng.integers(0, 3, 2 * len(shape))])
+
+    def conv(self, x: relax.Var, shape: list[int]) -> relax.Expr | None:
+        if len(shape) != 4 or min(shape[2:]) < 2:
+            return None
+        return op.nn.conv2d(x, self.parameter([self.pick(2, 4, 6), shape[1], 3, 3]), padding=1)
+
+
+def alone(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """What upstream's own build of a model computes on one device."""
+    machine = relax.VirtualMachine(relax.build(module, target="llvm"), tvm.cpu())
+    return [each.numpy() for each in machine["forward"](*[tvm.runtime.tensor(array) for array in arrays])]
+
+
+@contextmanager
+def launched() -> Iterator[dict[int, axe.Workers]]:
+    """Workers on threads, each on another mesh."""
+    meshes = [{"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}]
+    found = {number: axe.launch(axe.Mesh(mesh), engine="threads") for number, mesh in enumerate(meshes)}
+    try:
+        yield found
+    finally:
+        for workers in found.values():
+            workers.close()
+
+
+def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
+    """What is wrong with one model, empty if nothing is, and the part of its products that was shared."""
+    model, rng = Model(seed), np.random.default_rng(seed + 1_000_000)
+    arrays = [
+        rng.standard_normal([int(n) for n in param.ty.shape]).astype("float32") / np.float32(2)
+        for param in model.params
+    ]
+    true = alone(model.module, arrays)
+    on = workers[int(rng.integers(len(workers)))]
+    devices = on.mesh.size
+    shared = share_model(
+        model.module, on.mesh, memory=float(rng.choice([0.0, 1 / devices + 0.05, 1.0])),
+        rates=HOST if rng.integers(4) == 0 else SLOW, page=on.page,
+    )  # fmt: skip
+    exe = MeshModelExecutable(shared, shared.module, shared.module, resolve_target("llvm"), {})
+    for _ in range(2):
+        found = exe.run(on, *arrays)
+        outs = found if isinstance(found, tuple) else (found,)
+        for number, (out, want) in enumerate(zip(outs, true, strict=True)):
+            scale = max(float(np.abs(want).max(initial=0)), 1e-3)
+            if not np.allclose(out, want, rtol=1e-4, atol=1e-4 * scale, equal_nan=True):
+                worst = float(np.abs(out - want).max())
+                return f"result {number} on {on.mesh} differs by {worst:.2e}\n{described(shared)}", 0.0
+    return "", shared.functions["forward"].chosen.divided
+
+
+def main(count: int, seed: int) -> int:
+    """Check `count` models from `seed` on; return how many were wrong or failed."""
+    logging.getLogger("tvm_axe").setLevel(logging.ERROR)
+    bad, parts, start = 0, [], time.perf_counter()
+    with launched() as workers:
+        for at in range(seed, seed + count):
+            try:
+                wrong, part = check(at, workers)
+            except Exception:
+                wrong, part = traceback.format_exc(limit=-4), 0.0
+            parts.append(part)
+            if wrong:
+                bad += 1
+                print(f"seed {at}: {wrong}", flush=True)
+    seconds = time.perf_counter() - start
+    print(f"{count} models, {bad} wrong, {np.mean(parts):.0%} of products shared, {seconds:.0f} s")
+    return bad
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    sys.exit(bool(main(options.count, options.seed)))

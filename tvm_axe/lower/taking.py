@@ -1,0 +1,179 @@
+"""Taking: a device gets its share of a value out of its own slab or its peers', where no collective deals it out.
+
+One kernel does it for any two shares of two dimensions, also where blocks don't divide, differ from part to part or are
+held by several devices; of terms, it adds up the peers'. What `tvm_axe.lower.exchange` is for layouts this is for
+shares, which needn't be any.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from tvm import s_tir, tirx
+from tvm.ir import Range
+from tvm.sym import Analyzer
+
+from tvm_axe.analysis.blocks import element
+from tvm_axe.analysis.expressions import uses
+from tvm_axe.collective import SLAB
+from tvm_axe.collective.tensor import peers_of
+from tvm_axe.layout import Mesh
+from tvm_axe.layout.shares import Run, Share
+from tvm_axe.lower.shares import RANK, table
+from tvm_axe.lower.views import view_buffer
+
+__all__ = ["taking"]
+
+_COMBINE: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
+    "sum": lambda a, b: a + b,
+    "max": tirx.max,
+    "min": tirx.min,
+}
+_Cut = tuple[int, Share] | None
+
+
+def taking(
+    shape: Sequence[int],
+    dtype: str,
+    source: _Cut,
+    target: _Cut,
+    combiner: str,
+    mesh: Mesh,
+    axis: str,
+    view: str,
+    page: int,
+) -> tirx.PrimFunc:
+    """The function by which a device takes what it is to hold.
+
+    Parameters
+    ----------
+    shape, dtype
+        Of the whole value.
+    source, target : (int, Share) or None
+        Which dimension is shared before and after, and how; None where none is.
+    combiner : str
+        What the peers' terms are combined with; empty if they are values.
+    mesh, axis : Mesh, str
+        The devices, and the axis along which they share, ``"*"`` for all of them.
+    view : str
+        ``"slab"`` to read the device's own slab alone, which then holds all of it; or `axis`.
+    page : int
+        Bytes of a page of the devices' memory, of which slabs lie whole ones apart.
+
+    Returns
+    -------
+    func : PrimFunc
+        Of the source in the view, if it asks for it the device's coordinate, and the target's slab.
+    """
+    analyzer, rank = Analyzer(), tirx.Var(RANK, "int64")
+    analyzer.bind(rank, Range.from_min_extent(_int(0), _int(peers_of(mesh, axis)[0])))
+    before, after = (_local(shape, cut) for cut in (source, target))
+    read = view_buffer(mesh, view, before, dtype, "source", page)
+    written = view_buffer(mesh, SLAB, after, dtype, "target", page)
+    iterators = [tirx.Var(f"v{dim}", "int64") for dim in range(len(shape))]
+    for var, extent in zip(iterators, after):
+        analyzer.bind(var, Range.from_min_extent(_int(0), _int(extent)))
+    index: list[tirx.Expr] = list(iterators)
+    if target is not None:
+        dim, share = target
+        index[dim] = analyzer.simplify(_in_runs(share, iterators[dim], False, functools.partial(_number, rank=rank)))
+    owner: tirx.Expr = rank
+    if source is not None:
+        dim, share = source
+        at = index[dim]
+        if view == SLAB:
+            index[dim] = _in_runs(share, at, True, functools.partial(_own, rank=rank))
+        else:
+            owner = _in_runs(share, at, True, lambda run, place, _: _holder(run, place, lambda device: _int(device)))
+            index[dim] = _in_runs(share, at, True, _of_holder)
+        owner, index[dim] = analyzer.simplify(owner), analyzer.simplify(index[dim])
+    devices = [_int(device) for device in range(peers_of(mesh, axis)[0])] if combiner else [owner]
+    loads = [tirx.BufferLoad(read, [*([] if view == SLAB else [device]), *index]) for device in devices]
+    wide = len(loads) > 1 and combiner == "sum" and dtype in ("float16", "bfloat16")
+    terms: list[tirx.Expr] = [tirx.Cast("float32", load) if wide else load for load in loads]
+    value = functools.reduce(_COMBINE[combiner], terms) if combiner else terms[0]
+    store = tirx.BufferStore(written, tirx.Cast(dtype, value) if wide else value, iterators)
+    block = s_tir.SBlock(
+        [
+            tirx.IterVar(Range.from_min_extent(_int(0), _int(n)), var, tirx.IterVar.DataPar)
+            for var, n in zip(iterators, after)
+        ],
+        [element(read, load.indices) for load in loads], [element(written, iterators)], "taken", store,
+    )  # fmt: skip
+    loops = [tirx.Var(f"i{dim}", "int64") for dim in range(len(shape))]
+    body: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
+    for loop, extent in reversed(list(zip(loops, after))):
+        body = tirx.For(loop, _int(0), _int(extent), tirx.ForKind.SERIAL, body)
+    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
+    params = [read, *([rank] if uses(body, rank) else []), written]
+    return tirx.PrimFunc(params, root).with_attrs({"s_tir": True, "tirx.noalias": True})
+
+
+def _int(number: int) -> tirx.Expr:
+    return tirx.IntImm("int64", number)
+
+
+def _local(shape: Sequence[int], cut: _Cut) -> tuple[int, ...]:
+    return tuple(cut[1].local if cut is not None and cut[0] == dim else extent for dim, extent in enumerate(shape))
+
+
+def _in_runs(share: Share, at: tirx.Expr, whole: bool, make: Callable[[Run, tirx.Expr, int], tirx.Expr]) -> tirx.Expr:
+    """What `make` makes of the run that index `at` of the dimension, or of what a device has of it, is in.
+
+    It is given the run, the index within it, and where the run begins on the other side.
+    """
+    found: tirx.Expr | None = None
+    for run, begins in reversed(list(zip(share.runs, share.begins()))):
+        begin, other = begins if whole else begins[::-1]
+        made = make(run, at - _int(begin), other)
+        length = run.length if whole else run.local
+        found = made if found is None else tirx.Select(at < _int(begin + length), made, found)
+    assert found is not None  # there is a run
+    return found
+
+
+def _number(run: Run, at: tirx.Expr, begin: int, rank: tirx.Expr) -> tirx.Expr:
+    """The index in the dimension of what device `rank` has at a place of a run."""
+    if run.is_whole:
+        return at + _int(begin)
+    outer, middle, inner = (
+        at // _int(run.size * run.inner),
+        at // _int(run.inner) % _int(run.size),
+        at % _int(run.inner),
+    )
+    middle = middle + table(rank, run.starts, "int64")
+    return _int(begin) + (outer * _int(run.extent) + middle) * _int(run.inner) + inner
+
+
+def _own(run: Run, at: tirx.Expr, begin: int, rank: tirx.Expr) -> tirx.Expr:
+    """Where device `rank` has an index of a run."""
+    return _placed(run, at, begin, table(rank, run.starts, "int64"))
+
+
+def _of_holder(run: Run, at: tirx.Expr, begin: int) -> tirx.Expr:
+    """Where the first device that has an index of a run has it."""
+    return _placed(run, at, begin, _holder(run, at, lambda device: _int(run.starts[device])))
+
+
+def _placed(run: Run, at: tirx.Expr, begin: int, start: tirx.Expr) -> tirx.Expr:
+    if run.is_whole:
+        return at + _int(begin)
+    outer, middle, inner = (
+        at // _int(run.extent * run.inner),
+        at // _int(run.inner) % _int(run.extent),
+        at % _int(run.inner),
+    )
+    return _int(begin) + (outer * _int(run.size) + middle - start) * _int(run.inner) + inner
+
+
+def _holder(run: Run, at: tirx.Expr, make: Callable[[int], tirx.Expr]) -> tirx.Expr:
+    """What `make` makes of the first device that has an index of a run."""
+    if run.is_whole:
+        return make(0)
+    middle = at // _int(run.inner) % _int(run.extent)
+    last = len(run.starts) - 1
+    found = make(last)
+    for device in range(last - 1, -1, -1):
+        found = tirx.Select(middle < _int(run.starts[device] + run.size), make(device), found)
+    return found

@@ -1,0 +1,437 @@
+"""The form of every value of a model on a mesh axis, chosen by cost, with weights that fit a device's memory.
+
+The search goes along the calls. A state says in which forms each value that is still needed is held; a call takes one
+of its strategies, and what it needs in another form is moved to it (`tvm_axe.relax.forms.move`). States that a cheaper
+one reaches by moves are dropped, so that the result is exact but for a bound on the number of states. Where one value
+alone is needed the function is cut; equal segments, as layers are, are solved once.
+
+Weights cost nothing to hold, and with free weights every device would have them all. A limit on their bytes is met by a
+price on them, found by bisection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import tirx
+
+from tvm_axe.collective.engine import Rates
+from tvm_axe.layout.dtypes import dtype_bytes
+from tvm_axe.relax.forms import SLICE, WHOLE, Form, Move, move
+from tvm_axe.relax.graph import Graph, Node
+from tvm_axe.relax.strategies import Operator, Strategy
+
+__all__ = ["Choice", "Chosen", "Moved", "Operators", "choose"]
+
+BEAM = 128
+"""States that are kept at most."""
+MOST_FORMS = 24
+"""Forms of a value that are tried at most."""
+
+State = tuple[frozenset[Form], ...]
+
+
+class Operators:
+    """The operators of a model on so many devices, along one mesh axis or not; equal functions are one."""
+
+    def __init__(self, devices: int, rates: Rates, whole_mesh: bool = False) -> None:
+        self.devices, self.rates, self.whole_mesh = devices, rates, whole_mesh
+        self._known: dict[tuple[int, int], list[Operator]] = {}
+
+    def of(self, func: tirx.PrimFunc, inputs: int) -> Operator:
+        """The operator that a function is."""
+        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs), [])
+        for operator in same:
+            if tvm_ffi.structural_equal(operator.func, func):
+                return operator
+        same.append(Operator(func, inputs, self.devices, self.rates))
+        return same[-1]
+
+
+class Moved(NamedTuple):
+    """A value that is brought to another form before a call."""
+
+    value: int
+    source: Form
+    target: Form
+    how: Move
+
+
+class Choice(NamedTuple):
+    """A call, how it is run, and what is moved before."""
+
+    node: Node
+    strategy: Strategy
+    moves: tuple[Moved, ...]
+
+
+@dataclass
+class _Step:
+    """A call with the strategies that there are of it."""
+
+    node: Node | None
+    operator: Operator | None
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    strategies: list[Strategy]
+    group: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen for a function.
+
+    Attributes
+    ----------
+    graph : Graph
+        The function.
+    choices : tuple[Choice, ...]
+        In the order of the calls.
+    held : Mapping[int, tuple[Form, ...]]
+        In which forms inputs and weights are placed.
+    results : tuple[Form, ...]
+        The form of each result.
+    """
+
+    graph: Graph
+    choices: tuple[Choice, ...]
+    held: Mapping[int, tuple[Form, ...]]
+    results: tuple[Form, ...]
+    operations: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the busiest device of each move receives."""
+        return sum(each.how.bytes for choice in self.choices for each in choice.moves)
+
+    @property
+    def collectives(self) -> Counter[str]:
+        """How often there is which kind of move."""
+        return Counter(each.how.kind for choice in self.choices for each in choice.moves if each.how.kind != SLICE)
+
+    @property
+    def weights(self) -> tuple[int, int]:
+        """Bytes of weights that a device holds, and that there are."""
+        here = there = 0
+        for number, forms in self.held.items():
+            value = self.graph.values[number]
+            if value.kind == "weight":
+                size = dtype_bytes(value.dtype, value.size)
+                here += round(size * sum(form.fraction() for form in forms))
+                there += size
+        return here, there
+
+    @property
+    def divided(self) -> float:
+        """The part of the operations of products that devices share."""
+        total = sum(count for count, _ in self.operations.values())
+        done = sum(count for count, share in self.operations.values() if share < 1)
+        return done / total if total else 1.0
+
+
+def choose(
+    graph: Graph,
+    operators: Operators,
+    limit: float | None = None,
+    pinned: Mapping[int, Form] | None = None,
+) -> Chosen:
+    """Choose a form for every value of a function.
+
+    Parameters
+    ----------
+    graph : Graph
+        The function.
+    operators : Operators
+        Its operators on the devices.
+    limit : float, optional
+        Bytes of weights that a device may hold; the least that is found if it can't be met.
+    pinned : Mapping[int, Form], optional
+        Forms that inputs and weights are to be placed in, by the number of the value.
+    """
+    return _Search(graph, operators, pinned or {}).within(limit)
+
+
+class _Search:
+    def __init__(self, graph: Graph, operators: Operators, pinned: Mapping[int, Form]) -> None:
+        self.graph, self.operators, self.pinned = graph, operators, pinned
+        self.link, self.devices = operators.rates.link, operators.devices
+        self.sizes = [dtype_bytes(value.dtype, value.size) for value in graph.values]
+        self.price = 0.0
+        self.steps = [self._step(node) for node in graph.nodes]
+        self._spread_forms()
+        self._met: dict[Any, list[tuple[float, Strategy, State, tuple[Any, ...]]]] = {}
+        self._reached: dict[Any, float] = {}
+
+    def _moves(self, value: int) -> bool:
+        """Whether a value is moved to the form that is wanted; another is placed in it from the start."""
+        return self.graph.values[value].kind == "value" or value in self.pinned
+
+    # ---- Strategies
+
+    def _step(self, node: Node) -> _Step:
+        operator = None if node.func is None else self.operators.of(node.func, len(node.ins))
+        whole = Strategy((WHOLE,) * len(node.ins), (WHOLE,) * len(node.outs))
+        return _Step(node, operator, node.ins, node.outs, [whole])
+
+    def _spread_forms(self) -> None:
+        """Have forms spread from call to call until there is nothing new."""
+        offered: dict[int, dict[Form, None]] = defaultdict(dict)
+        users: dict[int, set[int]] = defaultdict(set)
+        for value, form in self.pinned.items():
+            offered[value][form] = None
+        for at, step in enumerate(self.steps):
+            for value in (*step.ins, *step.outs):
+                users[value].add(at)
+        waiting = dict.fromkeys(range(len(self.steps)))
+        while waiting:
+            at = next(iter(waiting))
+            del waiting[at]
+            step = self.steps[at]
+            if step.operator is None:
+                continue
+            values = [*step.ins, *step.outs]
+            seeds = frozenset((p, form) for p, v in enumerate(values) if self._moves(v) for form in offered[v])
+            step.strategies = step.operator.strategies(seeds)
+            for strategy in step.strategies:
+                for value, form in zip(values, (*strategy.ins, *strategy.outs)):
+                    known = offered[value]
+                    if self._moves(value) and form.share and form not in known and len(known) < MOST_FORMS:
+                        known[form] = None
+                        waiting.update(dict.fromkeys(users[value] - {at}))
+        results = set(self.graph.results)
+        for step in self.steps:
+            step.strategies = [s for s in step.strategies if not self._leaves_terms(step, s, results)]
+            step.group = (
+                id(step.operator) if step.operator else step.node and step.node.name,
+                tuple(s.ins + s.outs for s in step.strategies),
+                tuple(self._moves(v) for v in step.ins),
+                tuple((self.sizes[v], self.pinned.get(v)) for v in step.ins),
+                tuple(step.ins.index(v) for v in step.ins),
+            )
+
+    def _leaves_terms(self, step: _Step, strategy: Strategy, results: set[int]) -> bool:
+        return any(form.partial and value in results for form, value in zip(strategy.outs, step.outs))
+
+    # ---- Costs
+
+    def _move(self, source: Form, target: Form, value: int) -> Move | None:
+        of = self.graph.values[value]
+        itemsize = max(1, dtype_bytes(of.dtype, 1))
+        return move(source, target, of.shape, itemsize, self.devices, self.link, self.operators.whole_mesh)
+
+    def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
+        """The ways to make a call: the time, the strategy, what is held after, and moves by position."""
+        key = step.group, held
+        if key not in self._met:
+            best: dict[Any, tuple[float, Strategy, State, tuple[Any, ...]]] = {}
+            for strategy in step.strategies:
+                weights = self.price * sum(
+                    self.sizes[v] * form.fraction()
+                    for v, form in zip(step.ins, strategy.ins)
+                    if self.graph.values[v].kind == "weight" and not self._moves(v)
+                )
+                for seconds, after, moves in self._ways(step, strategy, held):
+                    at = after, strategy.outs
+                    if at not in best or seconds + weights < best[at][0]:
+                        best[at] = seconds + weights, strategy, after, moves
+            self._met[key] = list(best.values())
+        return self._met[key]
+
+    def _ways(self, step: _Step, strategy: Strategy, held: State) -> list[tuple[float, State, tuple[Any, ...]]]:
+        ways: list[tuple[float, State, tuple[Any, ...]]] = [(strategy.seconds, held, ())]
+        for position, need in enumerate(strategy.ins):
+            value = step.ins[position]
+            if not self._moves(value):
+                continue
+            first, more = step.ins.index(value), []
+            for seconds, forms, moves in ways:
+                options = []
+                for target in dict.fromkeys([need, WHOLE] if need.share else [need]):
+                    made = [(found, f) for f in forms[first] if (found := self._move(f, target, value)) is not None]
+                    if not made:
+                        continue
+                    how, source = min(made, key=lambda each: each[0].seconds)
+                    options.append((how, source, target))
+                    if not how.kind and target == need:
+                        options = options[-1:]
+                        break
+                for how, source, target in options:
+                    after = self._held_after(step, forms, first, target)
+                    # What is held whole is as good as any share: it's sliced where it is needed.
+                    then = moves + (((first, source, target, how),) if how.kind else ())
+                    extra = how.seconds
+                    if target != need:
+                        cut = self._move(target, need, value)
+                        assert cut is not None  # a slice
+                        then += ((first, target, need, cut),)
+                        extra += cut.seconds
+                    more.append((seconds + extra, after, then))
+            ways = more
+        return ways
+
+    def _held_after(self, step: _Step, forms: State, first: int, target: Form) -> State:
+        now = forms[first] if WHOLE in forms[first] else frozenset({WHOLE}) if target == WHOLE else (
+            frozenset(f for f in forms[first] if not f.partial) | {target}
+        )  # fmt: skip
+        return tuple(now if step.ins[i] == step.ins[first] else f for i, f in enumerate(forms))
+
+    # ---- Dynamic programming
+
+    def _segments(self) -> list[tuple[list[_Step], list[list[int]]]]:
+        """The function, cut where one value is needed: calls, and the values needed before the first and after each."""
+        wanted = tuple(dict.fromkeys(v for v in self.graph.results if self._moves(v)))
+        last = {v: at for at, step in enumerate(self.steps) for v in step.ins}
+        last.update({v: len(self.steps) for v in wanted})
+        start = [v for v in self.pinned if v in last]
+        found, part, live = [], list[_Step](), [start]
+        for at, step in enumerate(self.steps):
+            part.append(step)
+            live.append([v for v in live[-1] if last[v] > at] + [v for v in step.outs if last.get(v, -1) > at])
+            if len(live[-1]) < 2:
+                found.append((part, live))
+                part, live = [], [live[-1]]
+        if part:
+            found.append((part, live))
+        return found
+
+    def _solved(self, price: float) -> Chosen:
+        self.price = price
+        self._met.clear()
+        solved: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
+        segments = self._segments()
+        start: State = tuple(frozenset({self.pinned[v]}) for v in segments[0][1][0]) if segments else ()
+        table: dict[State, tuple[float, State | None, list[Any]]] = {start: (0.0, None, [])}
+        history = []
+        for steps, live in segments:
+            number: dict[int, int] = {}  # values by their first appearance: equal segments are solved once
+
+            def local(values: Sequence[int], number: dict[int, int] = number) -> tuple[int, ...]:
+                return tuple(number.setdefault(v, len(number)) for v in values)
+
+            calls = tuple((s.group, local(before), local(s.ins), local(s.outs)) for s, before in zip(steps, live))
+            key = calls, local(live[-1])
+            new: dict[State, tuple[float, State | None, list[Any]]] = {}
+            for entry, (cost, *_) in table.items():
+                if (key, entry) not in solved:
+                    solved[key, entry] = self._segment(steps, live, entry)
+                for state, (seconds, ways) in solved[key, entry].items():
+                    if state not in new or cost + seconds < new[state][0]:
+                        new[state] = cost + seconds, entry, ways
+            history.append(new)
+            table = new
+        state = min(table, key=lambda each: table[each][0])
+        choices: list[Choice] = []
+        for (steps, _), reached in zip(reversed(segments), reversed(history)):
+            _, before, ways = reached[state]
+            for step, (strategy, moves) in zip(steps[::-1], ways[::-1]):
+                assert step.node is not None
+                moved = tuple(Moved(step.ins[first], *rest) for first, *rest in moves)
+                choices.append(Choice(step.node, strategy, moved))
+            assert before is not None
+            state = before
+        return self._chosen(choices[::-1])
+
+    def _segment(
+        self, steps: Sequence[_Step], live: Sequence[Sequence[int]], entry: State
+    ) -> dict[State, tuple[float, list[Any]]]:
+        table: dict[State, tuple[float, State | None, Any, Any]] = {entry: (0.0, None, None, ())}
+        history = []
+        for step, before, after in zip(steps, live, live[1:]):
+            where = {v: at for at, v in enumerate(before)}
+            new: dict[State, tuple[float, State | None, Any, Any]] = {}
+            for state, (cost, *_) in table.items():
+                held = tuple(state[where[v]] if v in where else frozenset({WHOLE}) for v in step.ins)
+                for seconds, strategy, forms, moves in self._met_by(step, held):
+                    changed = dict(zip(step.ins, forms))
+                    changed.update((v, frozenset({form})) for v, form in zip(step.outs, strategy.outs))
+                    now = tuple(changed[v] if v in changed else state[where[v]] for v in after)
+                    if now not in new or cost + seconds < new[now][0]:
+                        new[now] = cost + seconds, state, strategy, moves
+            table = self._pruned(new, after)
+            history.append(table)
+        exits = {}
+        for last, (cost, *_) in table.items():
+            state, ways = last, []
+            for reached in reversed(history):
+                _, previous, strategy, moves = reached[state]
+                ways.append((strategy, moves))
+                assert previous is not None
+                state = previous
+            exits[last] = cost, ways[::-1]
+        return exits
+
+    def _pruned(self, states: dict[State, Any], values: Sequence[int]) -> dict[State, Any]:
+        """The states without those that cost no less than a cheaper one and moves from it."""
+
+        def reach(have: frozenset[Form], want: frozenset[Form], value: int) -> float:
+            key = have, want, self.graph.values[value].shape, self.sizes[value]
+            if key not in self._reached:
+                made = [[m.seconds for h in have if (m := self._move(h, f, value)) is not None] for f in want]
+                self._reached[key] = sum(min(seconds, default=math.inf) for seconds in made)
+            return self._reached[key]
+
+        seen = [set(at) for at in zip(*states)]
+        kept: list[tuple[State, Any]] = []
+
+        def dominated(state: State, cost: float) -> bool:
+            for at, have in enumerate(seen):
+                for h in have - {state[at]}:
+                    other = states.get((*state[:at], h, *state[at + 1 :]))
+                    if other and other[0] < cost and other[0] + reach(h, state[at], values[at]) <= cost:
+                        return True
+            return any(entry[0] + sum(map(reach, other, state, values)) <= cost for other, entry in kept[:16])
+
+        for state, entry in sorted(states.items(), key=lambda each: each[1][0]):
+            if not dominated(state, entry[0]):
+                kept.append((state, entry))
+        return dict(kept[:BEAM])
+
+    # ---- Memory
+
+    def within(self, limit: float | None) -> Chosen:
+        """The cheapest choice whose weights fit the limit."""
+        total = sum(size for size, value in zip(self.sizes, self.graph.values) if value.kind == "weight")
+        if limit is None or total <= limit:
+            return self._solved(0.0)
+        low, high = 1e-12, 1e-10  # seconds a byte
+        found = self._solved(high)
+        while found.weights[0] > limit and high < 1:
+            low, high = high, high * 100
+            trial = self._solved(high)
+            if trial.weights[0] >= found.weights[0]:
+                break  # no more is shared however dear it is
+            found = trial
+        while high / low > 4 and found.weights[0] <= limit:
+            middle = math.sqrt(low * high)
+            trial = self._solved(middle)
+            if trial.weights[0] <= limit:
+                found, high = trial, middle
+            else:
+                low = middle
+        return found
+
+    def _chosen(self, choices: Sequence[Choice]) -> Chosen:
+        held: dict[int, dict[Form, None]] = {number: {} for number in self.graph.params}
+        operations = {}
+        forms: dict[int, Form] = {}
+        for value, form in self.pinned.items():
+            held.setdefault(value, {})[form] = None
+        for choice in choices:
+            forms.update(zip(choice.node.outs, choice.strategy.outs))
+            for value, form in zip(choice.node.ins, choice.strategy.ins):
+                if not self._moves(value):
+                    held.setdefault(value, {})[form] = None
+            if choice.node.func is not None:
+                operator = self.operators.of(choice.node.func, len(choice.node.ins))
+                if sum(operator.operations):
+                    operations[choice.node.name] = sum(operator.operations), choice.strategy.share
+        for number in (*self.graph.params, *self.graph.results):
+            if self.graph.values[number].kind != "value" and not held.get(number):
+                held.setdefault(number, {})[WHOLE] = None
+        results = tuple(forms[number] if number in forms else next(iter(held[number])) for number in self.graph.results)
+        return Chosen(self.graph, tuple(choices), {v: tuple(f) for v, f in held.items()}, results, operations)

@@ -1,0 +1,154 @@
+"""Forms of a model's values on one mesh axis, and what it takes to make one of another.
+
+>>> from tvm_axe.layout import Link
+>>> from tvm_axe.layout.shares import Share
+>>> rows, link = Form(0, Share.blocks(8, 2)), Link(latency=1e-6, bandwidth=1e9)
+>>> print(rows, "->", WHOLE, ":", move(rows, WHOLE, (8, 4), 4, 2, link).kind)
+S0[4@0 4@1] -> R : all_gather
+>>> move(Form(partial="sum"), rows, (8, 4), 4, 2, link).bytes
+64
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tvm_axe.layout import Link
+from tvm_axe.layout.collectives import Collective
+from tvm_axe.layout.shares import Share
+
+__all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Move", "form_of", "move"]
+
+SLICE, EXCHANGE = "slice", "exchange"
+"""What isn't a collective: a device takes a part of its own, or what it lacks out of its peers' slabs."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a value lies along a mesh axis: one dimension is shared, or none; or devices hold terms of it.
+
+    Attributes
+    ----------
+    dim : int or None
+        The dimension that is shared.
+    share : Share or None
+        How.
+    partial : str
+        What the devices' values are to be combined with; empty if they are values.
+    """
+
+    dim: int | None = None
+    share: Share | None = None
+    partial: str = ""
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.dim, self.share, self.partial)))
+
+    def __hash__(self) -> int:
+        return self._hash  # the search asks for it millions of times
+
+    def local(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what a device holds."""
+        return tuple(self.share.local if at == self.dim and self.share else n for at, n in enumerate(shape))
+
+    def fraction(self) -> float:
+        """How much of the value a device holds."""
+        return 1.0 if self.share is None else self.share.local / self.share.extent
+
+    def __str__(self) -> str:
+        return f"P[{self.partial}]" if self.partial else "R" if self.share is None else f"S{self.dim}[{self.share}]"
+
+
+WHOLE = Form()
+
+
+def form_of(shares: Sequence[Share]) -> Form | None:
+    """The form of these shares of the dimensions; None where more than one is shared."""
+    cut = [(dim, share) for dim, share in enumerate(shares) if not share.is_whole]
+    return None if len(cut) > 1 else Form(*cut[0]) if cut else WHOLE
+
+
+class Move(NamedTuple):
+    """How one form is made of another: by a collective, ``slice`` or ``exchange``; empty if nothing is to be done."""
+
+    kind: str
+    bytes: int
+    seconds: float
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def move(
+    source: Form,
+    target: Form,
+    shape: tuple[int, ...],
+    itemsize: int,
+    devices: int,
+    link: Link,
+    whole_mesh: bool = False,
+) -> Move | None:
+    """What makes `target` of `source`, the bytes that the busiest device receives, and the time; None if nothing does.
+
+    Parameters
+    ----------
+    source, target : Form
+        The forms.
+    shape : tuple[int, ...]
+        The value's shape.
+    itemsize : int
+        Bytes of an element.
+    devices : int
+        How many the axis has.
+    link : Link
+        Between two of them.
+    whole_mesh : bool
+        Whether these are the devices of several axes, along which there are no collectives.
+    """
+    if whole_mesh and (found := move(source, target, shape, itemsize, devices, link)) is not None:
+        if found.kind == Collective.ALL_REDUCE.operation:  # each adds up all the terms
+            return _moved(EXCHANGE, math.prod(shape) * itemsize * (devices - 1), link, 1)
+        return found if found.kind in ("", SLICE) else found._replace(kind=EXCHANGE)
+    size = math.prod(shape) * itemsize
+    if source == target:
+        return Move("", 0, 0.0)
+    if target.partial:
+        return None
+    local = round(size * target.fraction())
+    if source.partial:
+        if source.partial == "sum" and target == WHOLE:
+            return _moved(Collective.ALL_REDUCE.operation, 2 * -(-size * (devices - 1) // devices), link, 2)
+        if source.partial == "sum" and target.share is not None and target.share.is_even:
+            return _moved(Collective.REDUCE_SCATTER.operation, local * (devices - 1), link, 1)
+        return _moved(EXCHANGE, local * (devices - 1), link, 1)
+    if source == WHOLE:
+        return Move(SLICE, 0, link.latency / 16)
+    assert source.share is not None  # it is neither whole nor partial
+    if target == WHOLE:
+        kind = Collective.ALL_GATHER.operation if source.share.is_even else EXCHANGE
+        return _moved(kind, size - round(size * source.fraction()), link, 1)
+    assert target.share is not None
+    if source.dim == target.dim:
+        missing = max(_missing(source.share, target.share))
+        if not missing:
+            return Move(SLICE, 0, link.latency / 16)
+        return _moved(EXCHANGE, missing * size // source.share.extent, link, 1)
+    both = source.share.is_even and target.share.is_even
+    kind = Collective.ALL_TO_ALL.operation if both else EXCHANGE
+    return _moved(kind, round(local * (1 - source.fraction())), link, 1)
+
+
+def _moved(kind: str, size: int, link: Link, waits: int) -> Move:
+    return Move(kind, size, waits * link.latency + size / link.bandwidth)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _missing(have: Share, need: Share) -> tuple[int, ...]:
+    """How many indices each device lacks."""
+    pairs = [(have.indices(device), need.indices(device)) for device in range(have.devices)]
+    return tuple(int(np.setdiff1d(needed, held, assume_unique=True).size) for held, needed in pairs)

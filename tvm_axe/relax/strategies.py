@@ -1,0 +1,269 @@
+"""What an operator may do on the devices of a mesh axis: forms of its values, which follow from its sharding rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from tvm import tirx
+
+from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
+from tvm_axe.analysis.blocks import nested_blocks, statements
+from tvm_axe.analysis.patterns import Pattern, pattern_of
+from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sharding_rule
+from tvm_axe.collective.engine import Rates
+from tvm_axe.layout.dtypes import dtype_bytes
+from tvm_axe.layout.shares import Share
+from tvm_axe.lower.shares import Assigned, is_sharable, shares_of
+from tvm_axe.relax.forms import WHOLE, Form, form_of
+
+__all__ = ["Operator", "Strategy"]
+
+_SHARED = ("spatial", "reduction")
+
+
+class Strategy(NamedTuple):
+    """One way to run an operator.
+
+    Attributes
+    ----------
+    ins, outs : tuple[Form, ...]
+        The forms of what it takes and gives.
+    seconds : float
+        What it takes a device.
+    share : float
+        Of the operations of products, what a device does.
+    assigned : tuple
+        Which factors are shared, and how, as (factors, share) pairs.
+    """
+
+    ins: tuple[Form, ...]
+    outs: tuple[Form, ...]
+    seconds: float = 0.0
+    share: float = 1.0
+    assigned: tuple[tuple[tuple[str, ...], Share], ...] = ()
+
+
+class Operator:
+    """A function that a model calls, and its ways to run on `devices`.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        Inputs first; equal functions are one operator.
+    inputs : int
+        How many inputs it has.
+    devices : int
+        How many devices there are.
+    rates : Rates
+        How fast they are.
+    """
+
+    def __init__(self, func: tirx.PrimFunc, inputs: int, devices: int, rates: Rates) -> None:
+        self.func, self.inputs, self.devices, self.rates = func, inputs, devices, rates
+        self.dtypes = [str(param.dtype) for param in func.params]
+        self.outputs = len(func.params) - inputs
+        self._found: dict[frozenset[tuple[int, Form]], list[Strategy]] = {}
+
+    @cached_property
+    def rule(self) -> ShardingRule:
+        """Its sharding rule."""
+        return sharding_rule(self.func)
+
+    @cached_property
+    def is_sharable(self) -> bool:
+        """Whether its function can be made one of shares."""
+        plain = len(self.rule.inputs) == self.inputs and len(self.rule.outputs) == self.outputs
+        return plain and not self.rule.reason and is_sharable(self.func)
+
+    @cached_property
+    def blocks(self) -> list[LeafBlock]:
+        """Its blocks."""
+        try:
+            return leaf_blocks(self.func)
+        except NotAnalysed:
+            return []
+
+    @cached_property
+    def operations(self) -> tuple[int, ...]:
+        """Of each block, the multiplications and additions of a product that it is; 0 of any other."""
+        if not self.is_sharable:
+            return (0,) * len(self.blocks)
+        nests = [nested_blocks(nest)[0].block for nest in statements(self.func.body.block.body)]
+        return tuple(
+            2 * math.prod(leaf.extents) if pattern_of(block) is Pattern.CONTRACTION else 0
+            for leaf, block in zip(self.blocks, nests)
+        )
+
+    def strategies(self, seeds: frozenset[tuple[int, Form]]) -> list[Strategy]:
+        """The ways to run it.
+
+        Parameters
+        ----------
+        seeds : frozenset of (int, Form)
+            Forms that neighbours give or want: of which of its parameters, inputs first.
+        """
+        if seeds not in self._found:
+            best: dict[tuple[tuple[Form, ...], tuple[Form, ...]], Strategy] = {}
+            ways: list[Assigned] = [{}]
+            if self.is_sharable and self.devices > 1:
+                ways += [*self._own, *(way for at, form in sorted(seeds, key=str) for way in self._fitting(at, form))]
+            for way in ways:
+                found = self._evaluated(way)
+                if found is None:
+                    continue
+                key = found.ins, found.outs
+                if key not in best or found.seconds < best[key].seconds:
+                    best[key] = found
+            self._found[seeds] = list(best.values())
+        return self._found[seeds]
+
+    @cached_property
+    def _params(self) -> tuple[Operand, ...]:
+        return (*self.rule.inputs, *self.rule.outputs)
+
+    @cached_property
+    def _own(self) -> list[Assigned]:
+        """Each digit of each dimension in blocks, and the parts of a dimension together."""
+        found: list[Assigned] = []
+        for parts in dict.fromkeys(dim for operand in self._params for dim in operand.dims):
+            for part in parts:
+                for at in range(len(part.factors)):
+                    found += [{names: share} for names, share in self._leading(part.factors[at:])]
+            if len(parts) > 1:
+                found += self._completed(parts, {})
+        return found
+
+    def _leading(self, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Share]]:
+        """Blocks of the fewest leading digits that there are enough of; and of the fewest that are dealt out evenly."""
+        enough = False
+        for end in range(1, len(names) + 1):
+            if not self._is_one_kind(names[:end]):
+                return
+            extent = math.prod(self.rule[name].extent for name in names[:end])
+            if extent < self.devices or (enough and extent % self.devices):
+                continue
+            yield tuple(names[:end]), Share.blocks(extent, self.devices)
+            if extent % self.devices == 0:
+                return
+            enough = True
+
+    def _is_one_kind(self, names: Sequence[str]) -> bool:
+        kinds = {(self.rule[name].kind, self.rule[name].combiner, self.rule[name].partial) for name in names}
+        return len(kinds) == 1 and next(iter(kinds))[0] in _SHARED
+
+    def _completed(self, parts: Dimension, given: Assigned) -> list[Assigned]:
+        """`given` with those parts of a dimension that it leaves open in blocks of their own; empty if one can't be."""
+        merged = dict(given)
+        for part in parts:
+            if any(set(names) & set(part.factors) for names in merged):
+                continue
+            own = next(self._leading(part.factors), None)
+            if own is None:
+                return []
+            merged[own[0]] = own[1]
+        return [merged]
+
+    def _fitting(self, at: int, form: Form) -> list[Assigned]:
+        """The ways in which parameter `at` has a form."""
+        if form.share is None or form.dim is None:
+            return []
+        assigned: dict[tuple[str, ...], Share] = {}
+        for part in self._params[at].dims[form.dim]:
+            share = form.share.part(part.begin, part.end)
+            if share is None:
+                return []
+            if share.is_whole:
+                continue
+            found = self._on_factors(part.factors, share)
+            if found is None or (found[0] in assigned and assigned[found[0]] != found[1]):
+                return []
+            names = set(found[0])
+            if any(set(other) & names and other != found[0] for other in assigned):
+                return []
+            assigned[found[0]] = found[1]
+        if not assigned:
+            return []
+        used = {name for names in assigned for name in names}
+        ways: list[Assigned] = [assigned]
+        for parts in dict.fromkeys(dim for operand in self._params for dim in operand.dims):
+            if len(parts) > 1 and any(used & set(part.factors) for part in parts):
+                ways += [way for way in self._completed(parts, assigned) if len(way) > len(assigned)]
+        return ways
+
+    def _on_factors(self, names: Sequence[str], share: Share) -> tuple[tuple[str, ...], Share] | None:
+        """A share of an index as one of the fewest digits that it is a share of."""
+        extents = [self.rule[name].extent for name in names]
+        end, inner = len(names), 1
+        runs = share.runs
+        while end > 1 and all(not run.is_whole and run.inner % (inner * extents[end - 1]) == 0 for run in runs):
+            end, inner = end - 1, inner * extents[end - 1]
+        begin, outer = 0, 1
+        while len(runs) == 1 and begin < end - 1 and runs[0].outer % (outer * extents[begin]) == 0:
+            begin, outer = begin + 1, outer * extents[begin]
+        together = tuple(names[begin:end])
+        if not together or not self._is_one_kind(together):
+            return None
+        if (begin, end) == (0, len(names)):
+            return together, share
+        stripped = [type(run)(run.outer // outer, run.extent, run.inner // inner, run.starts, run.size) for run in runs]
+        return together, Share.of(stripped)
+
+    def _evaluated(self, assigned: Assigned) -> Strategy | None:
+        rule, devices = self.rule if assigned else None, self.devices
+        if rule is None:
+            return Strategy((WHOLE,) * self.inputs, (WHOLE,) * self.outputs, self._seconds(None))
+        if not self._is_one_kind([name for names in assigned for name in names]):
+            return None
+        shares = [shares_of(operand, rule, assigned, devices) for operand in self._params]
+        if any(shares_of(operand, rule, assigned, devices) is None for operand in rule.inner):
+            return None
+        forms = [None if found is None else form_of(found) for found in shares]
+        runs = [shares_of(operand, rule, assigned, devices) for operand in rule.blocks]
+        if any(form is None for form in forms) or any(found is None for found in runs):
+            return None
+        known = [form for form in forms if form is not None]
+        ins, outs = known[: self.inputs], known[self.inputs :]
+        factor = rule[next(iter(assigned))[0]]
+        if factor.kind == "reduction":
+            if not factor.partial:
+                return None
+            outs = [
+                Form(partial=factor.combiner or "") if at in factor.partial else form for at, form in enumerate(outs)
+            ]
+            if any(form.partial in ("prod",) for form in outs):
+                return None
+        local = [math.prod(share.local for share in found) for found in runs if found is not None]
+        whole = sum(self.operations)
+        done = sum(
+            count * points // max(1, math.prod(leaf.extents))
+            for count, points, leaf in zip(self.operations, local, self.blocks)
+        )
+        return Strategy(
+            tuple(ins), tuple(outs), self._seconds((local, known)), done / whole if whole else 1.0,
+            tuple(assigned.items()),
+        )  # fmt: skip
+
+    def _seconds(self, shared: tuple[Sequence[int], Sequence[Form]] | None) -> float:
+        """The time of a device: of its operations, or of what it reads and writes, whichever takes longer."""
+        params = list(self.func.params)
+        total = 0.0
+        for at, (leaf, count) in enumerate(zip(self.blocks, self.operations)):
+            whole = math.prod(leaf.extents)
+            points = whole if shared is None else shared[0][at]
+            moved = 0
+            seen: list[tirx.Buffer] = []
+            for access in leaf.accesses:
+                if any(access.buffer.same_as(buffer) for buffer in seen):
+                    continue
+                seen.append(access.buffer)
+                size = math.prod(int(n) for n in access.buffer.shape)
+                if shared is not None:
+                    number = next((k for k, param in enumerate(params) if param.same_as(access.buffer)), None)
+                    fraction = points / whole if number is None else shared[1][number].fraction()
+                    size = math.ceil(size * fraction)
+                moved += dtype_bytes(str(access.buffer.dtype), min(size, points))
+            total += max(count * points / max(1, whole) / self.rates.operations, moved / self.rates.memory)
+        return total
