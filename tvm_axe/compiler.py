@@ -29,7 +29,7 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import PASSES, Work, run
+from tvm_axe.pipeline import APPLY_RECORDS, PASSES, SCHEDULES, TILE_KERNELS, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
@@ -200,7 +200,7 @@ def _model_on_mesh(
     rates, page = registry.for_target(resolved).rates, backend_of(resolved).page
     shared = share_model(model, mesh, axis, memory, pins, rates, page)
     _LOG.warning("%s", described(shared))
-    work = run(Work(shared.module, resolved, None, work_dir), PASSES[2:-1])  # workers do the last pass
+    work = run(Work(shared.module, resolved, None, work_dir), (APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass
     assert work.scheduled is not None
     return MeshModelExecutable(shared, work.scheduled, work.module, resolved, work.tuned)
 

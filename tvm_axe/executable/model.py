@@ -188,12 +188,13 @@ class MeshModelExecutable(Executable):
                 f"{self.name} was compiled for the mesh {self.mesh}; the workers are {workers.mesh}: launch the mesh "
                 "that it was compiled for"
             )
-        spanning = any(map(workers.spans_hosts, self.shared.coordinates))
-        if spanning and any("_taken" in str(variable.name_hint) for variable, _ in self.module.functions_items()):
+        unseen = any(map(workers.is_apart, self.shared.coordinates))
+        if unseen and any("_taken" in str(variable.name_hint) for variable, _ in self.module.functions_items()):
             axes = ", ".join(self.shared.coordinates)
             raise LowerError(
                 f"{self.name}: what no collective deals out is taken by kernels that index the slabs of peers over "
-                f"{axes}, and here these are on several machines; share the model over an axis within a machine"
+                f"{axes}, and here these don't see each other's memory; share the model over an axis along which "
+                "devices do"
             )
 
     def _workers(self) -> Workers:

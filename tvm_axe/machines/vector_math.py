@@ -134,4 +134,4 @@ def _use_arithmetic(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transfo
 _NUMBER = tirx.Var("x", "float32")
 _WRITTEN_OUT = ((tirx.erf(_NUMBER).op, float_erf), (tirx.tanh(_NUMBER).op, float_tanh))
 _LLVM_EXP = tirx.call_llvm_pure_intrin("float32", "llvm.exp", tirx.const(0.0, "float32"))
-_tvm.register_pipeline(PIPELINE, "s_tir", exact_casts, _use_arithmetic, _use_vector_exp)
+_tvm.register_pipeline(PIPELINE, "s_tir", ir.transform.Sequential([exact_casts, _use_arithmetic]), _use_vector_exp)
