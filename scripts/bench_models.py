@@ -8,8 +8,8 @@ the ONNX file that onnxruntime runs. Every result is checked against torch's; th
 process, and a figure is the median of the rounds, with the least beside it. ratio = peer_ms / ours_ms.
 
 Without --tuned no record is looked for, and no candidate measured: what is timed are the schedules that kernels have
-by default. --breakdown prints which of our kernels take the time. --cpu-time counts the process's own time, for machines
-that others use as well; with --threads 1, since threads that spin count. It needs the extra `models`.
+by default. --breakdown prints which of our kernels take the time. --cpu-time counts the process's own time, for
+machines that others use as well; with --threads 1, since threads that spin count. It needs the extra `models`.
 """
 
 from __future__ import annotations

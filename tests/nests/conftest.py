@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,12 @@ from tvm_axe import _tvm
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta.search.workloads import workloads_of
 from tvm_axe.meta.spaces.space import space_for
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tuning_workloads import matmul, target
+
+__all__ = ["matmul", "target"]
 
 
 def _error(mod: tvm.IRModule, target: Target, arrays: list[np.ndarray], want: np.ndarray) -> float:

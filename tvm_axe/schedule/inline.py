@@ -34,13 +34,13 @@ def inline_pointwise(sch: s_tir.Schedule) -> None:
 
 
 def _is_renaming(block: s_tir.SBlock) -> bool:
-    """Whether `block` is ``B[i, j] = A[j, i]``, ``B[i, j] = A[j]`` or the like: indices alone, without arithmetic."""
+    """Return whether `block` is ``B[i, j] = A[j, i]``, ``B[i, j] = A[j]`` or the like: only indices."""
     load = block.body.value
     return isinstance(load, ir.TensorLoad) and all(isinstance(i, tirx.Var | tirx.IntImm) for i in load.indices)
 
 
 def _can_take(sch: s_tir.Schedule, reader: SBlockRV, block: SBlockRV) -> bool:
-    """Whether `reader` may compute what `block` does wherever it reads it."""
+    """Return whether `reader` may compute what `block` does wherever it reads it."""
     if not is_pointwise(sch.get(reader)):
         return False
     stmt = sch.get(block)
