@@ -8,6 +8,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.script import tirx as T
 
+import tvm_axe as axe
 from tvm_axe.analysis.tree import has_threads
 from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines import resolve_target
@@ -157,3 +158,17 @@ def test_symbolic_extents_on_a_gpu_have_threads():
     build, *inputs = CASES["symbolic norm"]
     done = with_default_schedules(kernels(build, *inputs), resolve_target("cuda:sm_90a"))
     assert all(map(has_threads, done.functions.values()))
+
+
+@pytest.mark.parametrize("ids", ["int32", "int64"])
+def test_rows_taken_by_loaded_indices_with_a_last_vector_that_is_not_whole(ids):
+    """Upstream's partitioning of loops fails where an index is loaded; importers bring loops of 64 bits."""
+    builder = relax.BlockBuilder()
+    table = relax.Var("table", relax.TensorType((48, 22), "float32"))
+    rows = relax.Var("rows", relax.TensorType((16,), ids))
+    with builder.function("main", [table, rows]):
+        builder.emit_func_output(builder.emit(relax.op.take(table, rows, axis=0)))
+    exe = axe.compile(builder.get(), work_dir=None)
+    rng = np.random.default_rng(0)
+    values, at = rng.standard_normal((48, 22), dtype="float32"), rng.integers(0, 48, 16).astype(ids)
+    np.testing.assert_array_equal(exe(values, at), values[at])

@@ -100,11 +100,16 @@ def _by_vectors(
     if sums:
         sch.reorder(turns, *sums, lane)
     sch.vectorize(lane)
-    if not whole:
+    if not whole and not _is_gathered(sch.get(block)):
         sch.annotate(turns, _PARTITION, 1)
     _in_parallel(sch, outer if _are_many(sch, outer, target) or not whole else [*outer, turns], target)
     if sums:
         sch.decompose_reduction(block, sums[0])
+
+
+def _is_gathered(stmt: s_tir.SBlock) -> bool:
+    """Whether an index is loaded, of which upstream's partitioning of loops compares 32 with 64 bits, and fails."""
+    return any(loads_in(index) for load in loads_in(stmt.body) for index in load.indices)
 
 
 def _by_partials(
