@@ -22,7 +22,7 @@ from tvm_axe.tile.kernels.kernel import ROUNDING, Expected, Kernel, Knobs, Probl
 _MANY = 16
 """Rows of a device's share from which on a row is normed once.
 
-Measured on 4 H200s, in microseconds: at 64 rows 11.4, beside 16.5 where all devices read all; at 8 rows 7.7, beside 6.2.
+Measured on 4 H200s, in microseconds: at 64 rows 11.4, beside 16.5 where all devices read all; at 8, 7.7 beside 6.2.
 """
 
 
