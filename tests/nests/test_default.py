@@ -80,6 +80,8 @@ CASES = {
     "mean of odd rows": (lambda emit, x: op.mean(x, axis=-1), (700, 333)),
     "mean over the first axis": (lambda emit, x: op.mean(x, axis=0), (333, 700)),
     "sum of all": (lambda emit, x: op.sum(x), (300, 700)),
+    "sum of a few": (lambda emit, x: op.sum(x), (4,)),
+    "softmax of one row": (lambda emit, x: op.nn.softmax(x), (4096,)),
     "transpose": (lambda emit, x: op.permute_dims(x, [0, 2, 1]), (3, 301, 200)),
     "heads": (lambda emit, x: op.permute_dims(emit(op.reshape(x, (1, 128, 12, 32))), [0, 2, 1, 3]), (128, 384)),
     "embedding": (lambda emit, w, ids: op.take(w, ids, axis=0), (50, 400), [600]),

@@ -133,6 +133,8 @@ def row_schedules(match: Rows, target: Target) -> list[Callable[[s_tir.Schedule]
     lanes = match.lanes
     few = prod(match.rows) < cores(target)
     share = few and len(match.reductions) == 1 and match.scalars
+    if not match.rows and not share:
+        return []  # one row has no loop to compute the others' blocks in
     threads = (cores(target), 1) if cores(target) > 1 and (share or not few) else (1,)
     counts = [n for n in _PARTIALS if match.terms % (n * lanes) == 0][:_COUNTS]
     return [
