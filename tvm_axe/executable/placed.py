@@ -13,6 +13,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvm_axe import _tvm
+from tvm_axe.errors import LowerError
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.tensors import fetched, put
 from tvm_axe.executable.weights import Weight
@@ -74,7 +76,11 @@ class DeviceMemory:
         return put(array, self._device)
 
     def call(self, function: str, arguments: Sequence[Any]) -> Any:
-        return _nested(self._functions[function](*self._all(function, arguments)))
+        given = self._all(function, arguments)
+        try:
+            return _nested(self._functions[function](*given))
+        except _tvm.UPSTREAM_ERRORS as error:
+            raise LowerError(f"{function}: the call failed: {_tvm.why_refused(error)}") from error
 
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
         given = self._all(function, arguments)
