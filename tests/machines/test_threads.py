@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, te, tirx, topi
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -83,6 +83,17 @@ def test_each_iteration_is_a_threads() -> None:
                 B[vi, vj] = A[vi, vj] * T.float32(2)
 
     assert launches(bound(func)) == [(6, 256)]
+
+
+def test_loops_of_64_bits_keep_their_type() -> None:
+    """Upstream compares what a padding's condition asks of them with numbers of their type."""
+    source = te.placeholder((4, 8, 8), "float32", name="source")
+    padded = topi.nn.pad(source, [tirx.IntImm("int64", n) for n in (0, 1, 1)])
+    func = te.create_prim_func([source, padded], index_dtype_override="int64")
+    found: list[tirx.Expr] = []
+    tvm_ffi.structural_walk(bound(func).body, (s_tir.SBlockRealize, lambda block: found.extend(block.iter_values)))
+    assert [str(value.ty) for value in found] == ["int64"] * 3
+    backend_of(GPU).build(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), GPU)
 
 
 def test_a_sum_to_few_elements_is_a_blocks() -> None:

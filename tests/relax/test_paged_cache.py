@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
@@ -53,21 +54,21 @@ def in_numpy(qkv: np.ndarray) -> np.ndarray:
 
 def test_a_paged_cache_stays_in_the_session() -> None:
     rows = HEADS + 2 * GROUPS
-    model, _ = Attention().export_tvm(
-        {
-            "attend": {
-                "qkv": nn.spec.Tensor([1, "n", rows, SIZE], "float32"),
-                "cache": nn.spec.Object(object_type=PagedKVCache),
-            },
-            "create": dict.fromkeys(("max_batch_size", "max_total_seq_len", "prefill_chunk_size", "page_size", "support_sliding_window"), int),
-        }
-    )  # fmt: skip
+    sizes = ("max_batch_size", "max_total_seq_len", "prefill_chunk_size", "page_size", "support_sliding_window")
+    cache = nn.spec.Object(object_type=PagedKVCache)
+    spec = {"qkv": nn.spec.Tensor([1, "n", rows, SIZE], "float32"), "cache": cache}
+    model, _ = Attention().export_tvm({"attend": spec, "create": dict.fromkeys(sizes, int)})
     qkv = np.random.default_rng(8).standard_normal((19, rows, SIZE), dtype="float32")
     want = in_numpy(qkv)
     add, begin, end = (
         tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in ("add_sequence", "begin_forward", "end_forward")
     )
     with axe.compile(model, work_dir=None).load() as session:
+        other = session.create((2,), (64,), (32,), (4,), (0,))
+        add(other.object, 0)
+        begin(other.object, tvm_ffi.Shape([0]), tvm_ffi.Shape([1]))
+        with pytest.raises(axe.LowerError, match=r"attend: the call failed: .*pages"):
+            session.attend(qkv[None, :1], other)
         cache = session.create((2,), (64,), (32,), (16,), (0,))  # pages of 16, for which the kernels are
         assert cache.shape is None
         add(cache.object, 0)

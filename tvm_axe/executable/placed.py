@@ -13,10 +13,13 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvm_axe import _tvm
+from tvm_axe.errors import LowerError
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.tensors import fetched, put
 from tvm_axe.executable.weights import Weight
 from tvm_axe.machines.timing import timed
+from tvm_axe.relax.packing import Packed
 
 __all__ = ["DeviceMemory"]
 
@@ -31,7 +34,7 @@ class DeviceMemory:
     functions : sequence of Signature
         Those of the model as it was given.
     packing : mapping
-        The `tvm_axe.relax.packing.Packed` weights that a function takes in the place of its own, by its name; nothing
+        What a function takes in the place of its weights, by its name (`tvm_axe.relax.packing.packed_weights`); nothing
         where none are packed.
     device : Device
         Where it runs.
@@ -41,7 +44,7 @@ class DeviceMemory:
         self,
         built: relax.VMExecutable,
         functions: Sequence[Signature],
-        packing: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]],
+        packing: Mapping[str, Sequence[Packed]],
         device: tvm.runtime.Device,
     ) -> None:
         self.copied = 0
@@ -52,19 +55,26 @@ class DeviceMemory:
         self._places: dict[str, list[int]] = {}  # of weights that aren't behind all inputs
 
     def place(self, weights: Mapping[str, Weight]) -> None:
-        placed: dict[tuple[str, tuple[str, ...]], Any] = {}
+        taken: dict[str, Sequence[Packed]] = {}
         for function in self._signatures:
-            own = [("", (param.name,)) for param in function.params if param.name in weights]
-            for each in self._packing.get(function.name, own):
-                if each not in placed:
-                    packer, names = each
-                    # One after the other, so that no more than one is there twice.
-                    values = [self._placed(weights[name]) for name in names]
-                    placed[each] = self._machine[packer](*values) if packer else values[0]
-            self._weights[function.name] = [placed[each] for each in self._packing.get(function.name, own)]
-            places = [n for n, param in enumerate(function.params) if param.name in weights]
-            if function.name not in self._packing and places != [*range(len(function.params))][-len(places) :]:
-                self._places[function.name] = places
+            own = [n for n, param in enumerate(function.params) if param.name in weights]
+            taken[function.name] = self._packing.get(function.name, [("", (function.params[n].name,)) for n in own])
+            if function.name not in self._packing and own != [*range(len(function.params))][-len(own) :]:
+                self._places[function.name] = own
+        packers: dict[tuple[str, ...], list[str]] = {}
+        for packer, names in dict.fromkeys(each for every in taken.values() for each in every):
+            packers.setdefault(names, []).append(packer)
+        placed: dict[Packed, Any] = {}
+        whole: dict[str, Any] = {}
+        # First those that some function takes as they are; then one after the other those that are only packed, of
+        # which no more than one is there twice.
+        for names in sorted(packers, key=lambda names: "" not in packers[names]):
+            values = [whole[name] if name in whole else self._placed(weights[name]) for name in names]
+            for packer in packers[names]:
+                placed[packer, names] = self._machine[packer](*values) if packer else values[0]
+            if "" in packers[names]:
+                whole[names[0]] = values[0]
+        self._weights = {name: [placed[each] for each in every] for name, every in taken.items()}
 
     def _placed(self, weight: Weight) -> Any:
         return tuple([self.put(each) for each in weight]) if isinstance(weight, tuple) else self.put(weight)
@@ -74,7 +84,11 @@ class DeviceMemory:
         return put(array, self._device)
 
     def call(self, function: str, arguments: Sequence[Any]) -> Any:
-        return _nested(self._functions[function](*self._all(function, arguments)))
+        given = self._all(function, arguments)
+        try:
+            return _nested(self._functions[function](*given))
+        except _tvm.UPSTREAM_ERRORS as error:
+            raise LowerError(f"{function}: the call failed: {_tvm.why_refused(error)}") from error
 
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
         given = self._all(function, arguments)

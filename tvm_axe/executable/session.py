@@ -93,7 +93,8 @@ class SessionFunction:
         ------
         LowerError
             If the number, a name, a shape or a type is wrong, all of which is listed; if an extent of one name differs
-            between inputs; or if the session is closed.
+            between inputs; if the runtime refuses the call, as the model checks more while it runs; or if the session
+            is closed.
         """
         return self._session._call(self.signature.name, self._taken(arguments, named))
 

@@ -86,13 +86,12 @@ class Taken:
 
     def _match(self, param: Param, shape: Sequence[int]) -> None:
         """Extents of one name are equal."""
-        own = param.shape or ()
-        for n, extent in enumerate(shape):
-            if n < len(own) and type(own[n]) is str:
-                first, where, at = self._extents.setdefault(own[n], (extent, param.name, n))
+        for n, (name, extent) in enumerate(zip(param.shape or (), shape)):
+            if isinstance(name, str):
+                first, where, at = self._extents.setdefault(name, (extent, param.name, n))
                 if first != extent:
                     self.problems.append(
-                        f"{param.name}'s dimension {n}, {own[n]}, is {extent}, and {where}'s dimension {at} is {first}"
+                        f"{param.name}'s dimension {n}, {name}, is {extent}, and {where}'s dimension {at} is {first}"
                     )
 
     def _wrong(self, param: Param, why: str) -> None:

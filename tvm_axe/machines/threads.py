@@ -270,14 +270,17 @@ def _numbers(loops: Sequence[tirx.For], at: tirx.Expr) -> dict[tirx.Var, tirx.Ex
 
 def _restricted(stmt: tirx.Stmt, values: Mapping[tirx.Var, tirx.Expr], condition: tirx.Expr | None) -> tirx.Stmt:
     """The statement at these values of variables, its blocks run under a condition."""
+    at = {
+        var: value if str(value.ty) == str(var.ty) else tirx.Cast(str(var.ty), value) for var, value in values.items()
+    }
 
     def visit(part: tirx.Stmt) -> tirx.Stmt:
         if isinstance(part, tirx.For):
             return tirx.For(part.loop_var, part.min, part.extent, tirx.ForKind.SERIAL, visit(part.body))
         if isinstance(part, tirx.SeqStmt):
             return tirx.SeqStmt([visit(each) for each in part.seq])
-        bound = [substitute(value, dict(values)) for value in part.iter_values]
-        predicate = substitute(part.predicate, dict(values))
+        bound = [substitute(value, at) for value in part.iter_values]
+        predicate = substitute(part.predicate, at)
         if condition is not None:
             plain = isinstance(predicate, tirx.IntImm)
             predicate = condition if plain else tirx.all(condition, predicate)

@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import GlobalVar, IRModule, Op
 
-__all__ = ["attached", "packed_weights", "with_packers"]
+__all__ = ["Packed", "attached", "packed_weights", "with_packers"]
 
 _PACKED = "axe.packed"
 _TRANSFORM = "_transform_params"
