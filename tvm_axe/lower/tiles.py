@@ -16,7 +16,7 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.analysis.annotations import KERNEL, WAITS
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import is_pointwise
@@ -32,9 +32,6 @@ from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe
-
-_OVERLAPS = "axe.overlaps"  # attribute of a function
-
 
 def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[str] = ()) -> tvm.IRModule:
     """The module whose products choose tile kernels with their defaults, where the target wants that.
@@ -127,7 +124,7 @@ def overlaps(mod: tvm.IRModule) -> bool:
 
     Then they may be launched while that still runs (`tvm_axe.machines.Backend.build`).
     """
-    return all(_OVERLAPS in (func.attrs or {}) for func in mod.functions.values())
+    return all(WAITS in (func.attrs or {}) for func in mod.functions.values())
 
 
 class _Rewriter:
@@ -169,7 +166,7 @@ class _Rewriter:
         if buffers:
             body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *statements(body)])
         func = tirx.PrimFunc([laid_out.get(old, old) for old in params], substitute(body, laid_out), self.func.ret_type)
-        attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
+        attrs = {**self.attrs, WAITS: True} if self.overlaps else self.attrs
         return func.with_attrs({key: value for key, value in attrs.items() if key != "s_tir"})
 
     def _whole(self) -> list[tirx.Stmt]:
