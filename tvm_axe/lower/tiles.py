@@ -33,6 +33,7 @@ from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe
 
+
 def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[str] = ()) -> tvm.IRModule:
     """The module whose products choose tile kernels with their defaults, where the target wants that.
 

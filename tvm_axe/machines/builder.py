@@ -64,8 +64,7 @@ def _built(functions: IRModule, target: Target) -> Module:
         attributes = (callees[0] if callees else function).attrs or {}
         groups.setdefault(("s_tir" in attributes, WAITS in attributes), {})[variable] = function
     first, *others = [
-        backend_of(target).build(IRModule(group), target, overlap=waits).module
-        for (_, waits), group in groups.items()
+        backend_of(target).build(IRModule(group), target, overlap=waits).module for (_, waits), group in groups.items()
     ]
     for other in others:
         first.import_module(other)
