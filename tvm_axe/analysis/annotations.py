@@ -25,6 +25,8 @@ key                  where            value
 ``axe.kernel``       the function     the kernel of `tvm_axe.tile.kernels` that computes all of it, on its
                                       parameters in their order
 ``axe.kernel.NAME``  the function     what the kernel is asked for: an int, a string, a bool or a float
+``axe.waits``        the function     its GPU kernels wait for what was launched before them, and so may be
+                                      launched while that still runs
 ==================== ================ =================================================================
 
 All are plain strings or ints, so that they survive printing, traces and JSON, and an int may be one that MetaSchedule
@@ -51,6 +53,7 @@ INSERTED = "axe.inserted"
 LAYOUTS = "axe.layouts"
 TILE = "axe.tile"
 KERNEL = "axe.kernel"
+WAITS = "axe.waits"
 
 
 def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFunc:

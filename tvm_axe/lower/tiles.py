@@ -17,7 +17,7 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.analysis.annotations import KERNEL, WAITS
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import is_pointwise
@@ -35,8 +35,6 @@ from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe
 from tvm_axe.tile.program import TileProgram
-
-_OVERLAPS = "axe.overlaps"  # attribute of a function
 
 
 def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[str] = ()) -> tvm.IRModule:
@@ -154,7 +152,7 @@ def overlaps(mod: tvm.IRModule) -> bool:
 
     Then they may be launched while that still runs (`tvm_axe.machines.Backend.build`).
     """
-    return all(_OVERLAPS in (func.attrs or {}) for func in mod.functions.values())
+    return all(WAITS in (func.attrs or {}) for func in mod.functions.values())
 
 
 class _Rewriter:
@@ -189,7 +187,7 @@ class _Rewriter:
             root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
             func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root), self.func.ret_type)
             return s_tir.renew_defs(func.with_attrs(self.attrs))
-        attrs = {**self.attrs, _OVERLAPS: True} if self.overlaps else self.attrs
+        attrs = {**self.attrs, WAITS: True} if self.overlaps else self.attrs
         return _laid_out(self.func, body, attrs, buffers)
 
     def _whole(self) -> list[tirx.Stmt]:

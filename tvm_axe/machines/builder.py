@@ -20,6 +20,7 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import WAITS
 from tvm_axe.machines.registry import backend_of
 from tvm_axe.machines.vector_math import PIPELINE
 
@@ -52,15 +53,18 @@ def build_program(
 def build_kernels(functions: IRModule, target: Target) -> Module:
     """Build functions of blocks and functions of tile programs, which upstream compiles by different pipelines.
 
-    What calls one of them is compiled with it.
+    What calls one of them is compiled with it. Those that wait by themselves for what was launched before them are
+    launched early.
     """
     named = {str(variable.name_hint): function for variable, function in functions.functions_items()}
-    groups: dict[bool, dict[ir.GlobalVar, ir.BaseFunc]] = {}
+    groups: dict[tuple[bool, bool], dict[ir.GlobalVar, ir.BaseFunc]] = {}
     for variable, function in functions.functions_items():
         callees = [named[name] for name in called_by(function) if name in named]
-        of_blocks = "s_tir" in ((callees[0] if callees else function).attrs or {})
-        groups.setdefault(of_blocks, {})[variable] = function
-    first, *others = [backend_of(target).build(IRModule(group), target).module for group in groups.values()]
+        attributes = (callees[0] if callees else function).attrs or {}
+        groups.setdefault(("s_tir" in attributes, WAITS in attributes), {})[variable] = function
+    first, *others = [
+        backend_of(target).build(IRModule(group), target, overlap=waits).module for (_, waits), group in groups.items()
+    ]
     for other in others:
         first.import_module(other)
     return first

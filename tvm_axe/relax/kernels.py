@@ -42,6 +42,8 @@ _FORMS = {
     "relax.nn.rms_norm": "rms_norm",
     "relax.nn.layer_norm": "layer_norm",
     "relax.multiply": "multiplied",
+    "relax.mean": "widely",
+    "relax.sum": "widely",
 }
 """What rewrites the calls of an operator: a method of `_Rewriter`."""
 
@@ -85,8 +87,9 @@ class _Rewriter(PyExprMutator):
     def _value(self, expr: relax.Expr, name: str) -> relax.Call | None:
         """The call of that operator that a variable stands for."""
         value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        is_call = isinstance(value, relax.Call) and isinstance(value.op, Op)
-        return value if is_call and str(value.op.name) == f"relax.{name}" else None
+        if not isinstance(value, relax.Call) or not isinstance(value.op, Op):
+            return None
+        return value if str(value.op.name) == f"relax.{name}" else None
 
     def permuted(self, call: relax.Call) -> relax.Expr | None:
         """What was permuted before, if this permutes it back."""
@@ -142,11 +145,12 @@ class _Rewriter(PyExprMutator):
         (q, q_order), (k, k_order), (v, v_order) = (self._source(argument) for argument in call.args)
         dtypes = {str(each.ty.dtype) for each in (q, k, v)}
         sides = [_sides(each, order) for each, order in ((q, q_order), (k, k_order), (v, v_order))]
-        if len(dtypes) > 1 or not dtypes <= {*_FLOATS} or None in sides or sides[1] != sides[2]:
+        of_queries, of_keys, of_values = sides
+        if len(dtypes) > 1 or not dtypes <= {*_FLOATS} or of_queries is None or of_keys is None or of_keys != of_values:
             return None
-        (batch, heads, queries, dim), (_, kv_heads, keys, _) = sides[0], sides[1]
+        (batch, heads, queries, dim), (_, kv_heads, keys, key_dim) = of_queries, of_keys
         scale, causal = call.attrs.scale, call.attrs.causal_mask
-        if call.attrs.window_size is not None or (causal == "TopLeft" and queries != keys) or sides[1][3] != dim:
+        if call.attrs.window_size is not None or (causal == "TopLeft" and queries != keys) or key_dim != dim:
             return None
         if (scale is not None and not math.isclose(float(scale), dim**-0.5, rel_tol=1e-6)) or heads % kv_heads:
             return None
@@ -177,7 +181,7 @@ class _Rewriter(PyExprMutator):
             return None
         epsilon = float(call.attrs.epsilon)
         own = [_placeholder(each, name) for each, name in ((data, "X"), (weight, "weight"), (bias, "bias"))]
-        return self._norm("layer_norm", (data, weight, bias), epsilon, _layer_norm(*own, epsilon))
+        return self._norm("layer_norm", (data, weight, bias), epsilon, _layer_norm((own[0], own[1], own[2]), epsilon))
 
     def multiplied(self, call: relax.Call) -> relax.Expr | None:
         """A root mean square norm that is written out: a weight by what is divided by the root of its mean square."""
@@ -214,6 +218,15 @@ class _Rewriter(PyExprMutator):
         if square is None or not fits or not square.args[0].same_as(data):
             return None
         return float(shifted.args[1].value.numpy())
+
+    def widely(self, call: relax.Call) -> relax.Expr | None:
+        """A sum of 16-bit floats in float32: upstream's rounds to 16 bits after each term."""
+        data = call.args[0]
+        dtype = str(data.ty.dtype)
+        if dtype not in ("float16", "bfloat16"):
+            return None
+        wide = self.builder_.emit(relax.op.astype(data, "float32"))
+        return relax.op.astype(self.builder_.emit(relax.Call(call.op, [wide], call.attrs)), dtype)
 
     def _rms_norm(self, data: relax.Expr, weight: relax.Expr, epsilon: float) -> relax.Expr | None:
         own = [_placeholder(data, "X"), _placeholder(weight, "weight")]
@@ -265,8 +278,9 @@ def _placeholder(expr: relax.Expr, name: str) -> te.Tensor:
     return te.placeholder(_extents(expr), str(expr.ty.dtype), name)
 
 
-def _layer_norm(x: te.Tensor, weight: te.Tensor, bias: te.Tensor, epsilon: float) -> list[te.Tensor]:
+def _layer_norm(tensors: tuple[te.Tensor, te.Tensor, te.Tensor], epsilon: float) -> list[te.Tensor]:
     """A layer norm in blocks; upstream has none of bfloat16."""
+    x, weight, bias = tensors
     *rows, columns = x.shape
     each, other = te.reduce_axis((0, columns), "k"), te.reduce_axis((0, columns), "k")
     total = te.compute(rows, lambda *at: te.sum(x(*at, each).astype("float32"), each), "total")
@@ -284,11 +298,12 @@ def _layer_norm(x: te.Tensor, weight: te.Tensor, bias: te.Tensor, epsilon: float
     return [x, weight, bias, te.compute(x.shape, normed, "Y")]
 
 
-def _attention(sizes: Sequence[int], order: str, causal: bool, dtype: str) -> list[te.Tensor]:
+def _attention(sizes: tuple[int, int, int, int, int, int], order: str, causal: bool, dtype: str) -> list[te.Tensor]:
     """Attention in blocks, as the kernel of that name computes it."""
     batch, heads, kv_heads, queries, keys, dim = sizes
     group = heads // kv_heads
-    q, k, v = (te.placeholder(shape, dtype, name) for shape, name in zip(shapes(*sizes, order), "QKV"))
+    own = shapes(batch, heads, kv_heads, queries, keys, dim, order)
+    q, k, v = (te.placeholder(shape, dtype, name) for shape, name in zip(own, "QKV"))
 
     def at(tensor: te.Tensor, letter: str, b: Any, head: Any, token: Any, d: Any) -> Any:
         return tensor[b, head, token, d] if letter == "h" else tensor[b, token, head, d]
@@ -317,7 +332,7 @@ def _attention(sizes: Sequence[int], order: str, causal: bool, dtype: str) -> li
 
     sums = te.compute((batch, heads, queries, dim), weighed, "sums")
     out = te.compute(
-        shapes(*sizes, order)[3],
+        own[3],
         lambda b, i, h, d: (sums[b, h, i, d] / total[b, h, i]).astype(dtype),
         "O",
     )

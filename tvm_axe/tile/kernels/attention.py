@@ -276,8 +276,9 @@ def attention_knobs(target: Target, problem: Problem) -> Knobs:
 
 
 def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
-    sizes = (problem[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "dim"))
-    own = shapes(*sizes, problem.get("order", "hhhh"))
+    batch, heads, kv_heads = problem["batch"], problem["heads"], problem["kv_heads"]
+    order = problem.get("order", "hhhh")
+    own = shapes(batch, heads, kv_heads, problem["queries"], problem["keys"], problem["dim"], order)
     return {name: normal(rng, shape, problem["dtype"]) for name, shape in zip("QKV", own)}
 
 
