@@ -260,7 +260,7 @@ class Share:
 
 
 def _shown(run: Run) -> str:
-    """A run as its blocks, each with the devices that hold it."""
+    """Return a run as its blocks, each with the devices that hold it."""
     if run.is_whole:
         return f"{run.length}"
     holders: dict[int, list[str]] = {}
