@@ -4,7 +4,8 @@
 
 Each model is a chain of operators on values of two, three or four dimensions, with reuse of earlier values, constants,
 tuples and several results. Each is compiled for a mesh of 2, 3, 4 or 2 x 2 threads, under a random limit on its
-weights and with rates at random, so that few bytes are worth sharing. Prints each model that is wrong or that fails, with its seed.
+weights and with rates at random, so that few bytes are worth sharing. Prints each model that is wrong or that fails,
+with its seed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from tvm.script import tirx as T
 from tvm_axe.analysis.sharding_rule import sharding_rule
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Share
-from tvm_axe.lower.shares import is_sharable, shared, shares_of
+from tvm_axe.lower.dealing import shares_of
+from tvm_axe.lower.shares import is_sharable, shared
 from tvm_axe.lower.taking import taking
 
 op = relax.op

@@ -1,5 +1,7 @@
 """Models that the tests share over meshes, of `relax.frontend.nn` and a `BlockBuilder`: small, weights random."""
 
+import functools
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -195,8 +197,13 @@ def drawn(model, function="forward", seed=0):
     return arrays
 
 
+@functools.lru_cache(maxsize=4)
+def _machine(model):
+    return relax.VirtualMachine(relax.build(model, target="llvm"), tvm.cpu())
+
+
 def alone(model, arrays, function="forward"):
     """What upstream's own build of a model computes on one device."""
-    machine = relax.VirtualMachine(relax.build(model, target="llvm"), tvm.cpu())
+    machine = _machine(model)
     found = machine[function](*[tvm.runtime.tensor(array) for array in arrays])
     return [found.numpy()] if isinstance(found, tvm.runtime.Tensor) else [each.numpy() for each in found]

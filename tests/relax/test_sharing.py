@@ -42,8 +42,9 @@ def error(found, wanted):
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "devices"), [("experts", 1), *((name, devices) for name in MODELS for devices in (2, 3, 4))]
+)
 def test_equals_one_device(name, devices, workers):
     model = MODELS[name]()
     arrays = models.drawn(model)
@@ -76,7 +77,7 @@ def test_several_axes(name, axis):
 def test_random_models():
     script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "fuzz_models.py"))
     with script["launched"]() as workers:
-        for seed in range(1000, 1012):
+        for seed in range(1000, 1008):
             assert script["check"](seed, workers)[0] == ""
 
 

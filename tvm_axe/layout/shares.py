@@ -47,7 +47,7 @@ class Run:
     outer, extent, inner : int
         How many values each digit has, the major one first.
     starts : tuple[int, ...]
-        Of each device, the first value of the middle digit that it holds.
+        The first value of the middle digit that each device holds.
     size : int
         How many it holds.
     """
@@ -260,7 +260,7 @@ class Share:
 
 
 def _shown(run: Run) -> str:
-    """A run as its blocks, each with the devices that hold it."""
+    """Return a run as its blocks, each with the devices that hold it."""
     if run.is_whole:
         return f"{run.length}"
     holders: dict[int, list[str]] = {}

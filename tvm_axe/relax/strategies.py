@@ -16,7 +16,8 @@ from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sha
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shares import Share
-from tvm_axe.lower.shares import Assigned, is_sharable, shares_of
+from tvm_axe.lower.dealing import Assigned, shares_of
+from tvm_axe.lower.shares import is_sharable
 from tvm_axe.relax.forms import WHOLE, Form, form_of
 
 __all__ = ["Operator", "Strategy"]
