@@ -200,7 +200,8 @@ def _model_on_mesh(
     rates, page = registry.for_target(resolved).rates, backend_of(resolved).page
     shared = share_model(model, mesh, axis, memory, pins, rates, page)
     _LOG.warning("%s", described(shared))
-    work = run(Work(shared.module, resolved, None, work_dir), (APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass
+    kernels = Work(shared.module, resolved, None, work_dir)
+    work = run(kernels, (APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass
     assert work.scheduled is not None
     return MeshModelExecutable(shared, work.scheduled, work.module, resolved, work.tuned)
 
