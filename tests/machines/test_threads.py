@@ -212,6 +212,6 @@ def test_a_function_that_calls_another_is_compiled_with_it() -> None:
     functions = {var: func for var, func in exe.runnable.functions_items() if isinstance(func, tirx.PrimFunc)}
     callers = [str(var.name_hint) for var, func in functions.items() if "s_tir" not in func.attrs]
     assert callers == ["mm_chunk", "out_global_chunk"]
-    built = builder._built(tvm.IRModule(functions), exe.target)
+    built = builder.build_kernels(tvm.IRModule(functions), exe.target)
     for name in callers:  # which looks for what it calls
         assert built.get_function(name) is not None
