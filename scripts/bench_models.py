@@ -235,8 +235,9 @@ def main() -> None:
         parser.error(f"no model {', '.join(sorted(missing))}; there are {', '.join(MODELS)}")
     rows: list[dict[str, Any]] = []
     for name in args.models or MODELS:
-        rows += bench(name, args)
-        for row in [] if args.json else rows[-len(args.via) * len(args.peers) :]:
+        found = bench(name, args)
+        rows += found
+        for row in [] if args.json else found:
             print(
                 f"{row['name']:32} {row['ours_ms']:9.3f} ms ({row['ours_least_ms']:9.3f})   {row['peer']:14} "
                 f"{row['peer_ms']:9.3f} ms ({row['peer_least_ms']:9.3f})   ratio {row['ratio']:.2f} "
