@@ -179,7 +179,14 @@ class _Drawing:
     def round(self) -> Round:
         """What it comes to."""
         fetches = tuple(Fetch(place, corner, box) for (_, corner, box), place in self._terms.items())
-        return Round(fetches, *map(tuple, (self._partials, self._first, self._sums, self._second, self._stores)))
+        return Round(
+            fetches,
+            tuple(self._partials),
+            tuple(self._first),
+            tuple(self._sums),
+            tuple(self._second),
+            tuple(self._stores),
+        )
 
     def _move(self, worker: int, move: Move) -> None:
         pulls, pushes = self._views

@@ -489,13 +489,14 @@ def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: f
     **options
         What the engine takes beside. ``"cuda"``: `gpus`, the number of each device's GPU, the first ones if left out
         (devices may share one, to try a mesh on fewer GPUs); `processes`, False for threads of this process, for
-        debuggers and sanitizers. The others take nothing.
+        debuggers and sanitizers; `peers`, False to have no device see another's memory, as where GPUs aren't peers.
+        The others take nothing.
 
     Raises
     ------
     InputError
         For an unknown engine or option, a mesh with an order of its own, or a timeout that isn't positive. With
-        ``"cuda"``, if there are too few GPUs, or they don't see each other's memory. With ``"mpi"``,
+        ``"cuda"``, if there are too few GPUs. With ``"mpi"``,
         on every rank, if the ranks were launched with different meshes, or aren't as many as the mesh has devices.
     WorkerError
         If a worker doesn't start.

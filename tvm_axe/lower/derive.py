@@ -200,7 +200,7 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
 
 def _check_seen(step: Step, mesh: Mesh, apart: Collection[str]) -> None:
     """Check that no kernel indexes slabs of peers whose memory its device doesn't see."""
-    axes = mesh.names if step.axis == ALL else (step.axis,)
+    axes = mesh.names if step.axis == ALL else () if step.axis is None else (step.axis,)
     unseen = [axis for axis in axes if axis in apart]
     if not unseen or step.kind not in (MESH_KERNEL, EXCHANGE):
         return
