@@ -37,7 +37,7 @@ from tvm_axe.collective.ops import wide_type
 from tvm_axe.collective.plan import VIEWS, Corner, Move, plan
 from tvm_axe.errors import InputError
 
-__all__ = ["Fetch", "Spot", "Round", "Store", "Sum", "crossing", "rounds"]
+__all__ = ["Fetch", "Round", "Spot", "Store", "Sum", "crossing", "rounds"]
 
 _LINE = 64  # bytes; what is in a buffer begins at a multiple
 

@@ -18,7 +18,7 @@ import tvm_ffi
 
 from tvm_axe.collective import ops
 from tvm_axe.collective.plan import VIEWS, Corner
-from tvm_axe.collective.rounds import Spot, Round, Sum, rounds
+from tvm_axe.collective.rounds import Round, Spot, Sum, rounds
 from tvm_axe.layout import Mesh
 
 __all__ = ["BUFFER", "Copies", "Staging", "neighbours_within"]
