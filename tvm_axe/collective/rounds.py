@@ -15,7 +15,7 @@ hosts, those of each first, and in the type that terms are added in, from which 
 
 >>> (each,) = rounds("broadcast", (6,), (6,), (0,), hosts=((0, 1), (2, 3)), dtype="float32", room=4096)
 >>> each.fetches
-(Fetch(place=Place(worker=0, start=0, size=6, wide=False), corner=Corner(slabs=(0,), shape=(6,), at=(0,)), box=(6,)),)
+(Fetch(place=Spot(worker=0, start=0, size=6, wide=False), corner=Corner(slabs=(0,), shape=(6,), at=(0,)), box=(6,)),)
 >>> [(source.worker, target.worker) for source, target in each.second]
 [(0, 2)]
 >>> [(store.worker, store.place.worker) for store in each.stores]
@@ -37,12 +37,12 @@ from tvm_axe.collective.ops import wide_type
 from tvm_axe.collective.plan import VIEWS, Corner, Move, plan
 from tvm_axe.errors import InputError
 
-__all__ = ["Fetch", "Place", "Round", "Store", "Sum", "crossing", "rounds"]
+__all__ = ["Fetch", "Round", "Spot", "Store", "Sum", "crossing", "rounds"]
 
 _LINE = 64  # bytes; what is in a buffer begins at a multiple
 
 
-class Place(NamedTuple):
+class Spot(NamedTuple):
     """Where elements are in a worker's buffer: from which byte on, how many, and whether in the type of sums."""
 
     worker: int
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 class Fetch(NamedTuple):
     """The box at a corner of the slab of a place's worker is copied to the place."""
 
-    place: Place
+    place: Spot
     corner: Corner
     box: tuple[int, ...]
 
@@ -63,7 +63,7 @@ class Store(NamedTuple):
     """What is at a place is copied to the box at a corner of a worker's slab."""
 
     worker: int
-    place: Place
+    place: Spot
     corner: Corner
     box: tuple[int, ...]
 
@@ -71,8 +71,8 @@ class Store(NamedTuple):
 class Sum(NamedTuple):
     """The worker of a place writes the sum of what is at others of its host there, in their order."""
 
-    terms: tuple[Place, ...]
-    place: Place
+    terms: tuple[Spot, ...]
+    place: Spot
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Round:
 
     fetches: tuple[Fetch, ...]
     partials: tuple[Sum, ...]
-    first: tuple[tuple[Place, Place], ...]
+    first: tuple[tuple[Spot, Spot], ...]
     sums: tuple[Sum, ...]
-    second: tuple[tuple[Place, Place], ...]
+    second: tuple[tuple[Spot, Spot], ...]
     stores: tuple[Store, ...]
 
     @property
@@ -165,13 +165,13 @@ class _Drawing:
         narrow = np.dtype(dtype)
         self._bytes = narrow.itemsize, wide_type(narrow).itemsize
         self.taken = dict.fromkeys(self._host, 0)
-        self.places: list[Place] = []
-        self._terms: dict[tuple[int, Corner, tuple[int, ...]], Place] = {}
-        self._copies: dict[tuple[Place, int], Place] = {}
+        self.places: list[Spot] = []
+        self._terms: dict[tuple[int, Corner, tuple[int, ...]], Spot] = {}
+        self._copies: dict[tuple[Spot, int], Spot] = {}
         self._partials: list[Sum] = []
-        self._first: list[tuple[Place, Place]] = []
+        self._first: list[tuple[Spot, Spot]] = []
         self._sums: list[Sum] = []
-        self._second: list[tuple[Place, Place]] = []
+        self._second: list[tuple[Spot, Spot]] = []
         self._stores: list[Store] = []
         for worker, move in moves:
             self._move(worker, move)
@@ -195,16 +195,16 @@ class _Drawing:
         for owner in move.target.slabs if pushes else (worker,):
             self._stores.append(Store(owner, self._at(value, self._host[owner]), _own(move.target), move.box))
 
-    def _term(self, owner: int, move: Move) -> Place:
+    def _term(self, owner: int, move: Move) -> Spot:
         """Where a term of a move is; one box of a slab is fetched once, whoever wants it."""
         key = owner, _own(move.source), move.box
         if key not in self._terms:
             self._terms[key] = self._place(owner, math.prod(move.box), False)
         return self._terms[key]
 
-    def _summed(self, worker: int, terms: Sequence[Place]) -> Place:
+    def _summed(self, worker: int, terms: Sequence[Spot]) -> Spot:
         """Where the sum is, in the buffer of the worker who adds it up."""
-        here, into = self._host[worker], list[Place]()
+        here, into = self._host[worker], list[Spot]()
         for host in range(len(self._hosts)):
             found = [term for term in terms if self._host[term.worker] == host]
             if host != here and found:
@@ -220,7 +220,7 @@ class _Drawing:
         self._sums.append(Sum(tuple(into), total))
         return total
 
-    def _at(self, value: Place, host: int) -> Place:
+    def _at(self, value: Spot, host: int) -> Spot:
         """Where a value is on a host."""
         if self._host[value.worker] == host:
             return value
@@ -235,8 +235,8 @@ class _Drawing:
         members = self._hosts[host]
         return members[peer % len(members)]
 
-    def _place(self, worker: int, size: int, wide: bool) -> Place:
-        place = Place(worker, self.taken[worker], size, wide)
+    def _place(self, worker: int, size: int, wide: bool) -> Spot:
+        place = Spot(worker, self.taken[worker], size, wide)
         self.taken[worker] += -(-size * self._bytes[wide] // _LINE) * _LINE
         self.places.append(place)
         return place

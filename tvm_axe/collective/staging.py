@@ -18,7 +18,7 @@ import tvm_ffi
 
 from tvm_axe.collective import ops
 from tvm_axe.collective.plan import VIEWS, Corner
-from tvm_axe.collective.rounds import Place, Round, Sum, rounds
+from tvm_axe.collective.rounds import Round, Spot, Sum, rounds
 from tvm_axe.layout import Mesh
 
 __all__ = ["BUFFER", "Copies", "Staging", "neighbours_within"]
@@ -161,7 +161,7 @@ class Staging:
                 array = self._array(group, dtype, self._half, place)
                 self._copies.fetch(source, corner, box, array.reshape(box))
 
-    def _add(self, sums: Sequence[Sum], me: int, here: Callable[[Place], np.ndarray]) -> None:
+    def _add(self, sums: Sequence[Sum], me: int, here: Callable[[Spot], np.ndarray]) -> None:
         for terms, place in sums:
             if place.worker == me:
                 found = [here(term) for term in terms]
@@ -174,10 +174,10 @@ class Staging:
 
     def _ship(
         self,
-        shipments: Sequence[tuple[Place, Place]],
+        shipments: Sequence[tuple[Spot, Spot]],
         group: Sequence[int],
         me: int,
-        here: Callable[[Place], np.ndarray],
+        here: Callable[[Spot], np.ndarray],
     ) -> None:
         sends = [(group[came.worker], here(sent)) for sent, came in shipments if sent.worker == me]
         receives = [(group[sent.worker], here(came)) for sent, came in shipments if came.worker == me]
@@ -185,7 +185,7 @@ class Staging:
             assert self._exchange is not None  # there are other hosts
             self._exchange(sends, receives)
 
-    def _array(self, group: Sequence[int], dtype: np.dtype, half: int, place: Place) -> np.ndarray:
+    def _array(self, group: Sequence[int], dtype: np.dtype, half: int, place: Spot) -> np.ndarray:
         kind = ops.wide_type(dtype) if place.wide else dtype
         nbytes = place.size * kind.itemsize
         return self._buffers[group[place.worker], half, place.start : place.start + nbytes].view(kind)
