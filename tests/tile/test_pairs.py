@@ -217,18 +217,12 @@ def test_chunks_of_float32_compile_for_hopper(form: str) -> None:
 
 
 @pytest.mark.gpu
-def test_threads_that_share_a_gpu_need_room_for_all_blocks(cuda: object) -> None:
+def test_threads_that_share_a_gpu_are_refused(cuda: object) -> None:
     mesh, rng = Mesh({"tp": 2}), np.random.default_rng(2)
-    small, large = (
-        axe.compile(scheduled("scatter", mesh, size, size, 256, tiles=TILES), target="cuda", work_dir=None)
-        for size in (256, 2048)
-    )
-    with axe.launch(mesh, engine="cuda", gpus=(0, 0), processes=False) as workers:
-        arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in small.lowered.inputs]
-        for _ in range(3):
-            found = np.array(small.run(workers, *arrays)).astype("float64")
-            wanted = expected_of("scatter", arrays)
-            assert np.linalg.norm(found - wanted) < 6e-3 * np.linalg.norm(wanted)
-        arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in large.lowered.inputs]
-        with pytest.raises(WorkerError, match=r"axe.fork: GPU 0, which 2 workers of this process share, has"):
-            large.run(workers, *arrays)
+    exe = axe.compile(scheduled("scatter", mesh, 256, 256, 256, tiles=TILES), target="cuda", work_dir=None)
+    arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in exe.lowered.inputs]
+    with (
+        axe.launch(mesh, engine="cuda", gpus=(0, 0), processes=False) as workers,
+        pytest.raises(WorkerError, match="axe.fork: 2 workers of this process share GPU 0, and .* launch processes"),
+    ):
+        exe.run(workers, *arrays)

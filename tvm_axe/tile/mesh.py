@@ -89,7 +89,7 @@ def in_pages(func: tirx.PrimFunc, page: int) -> tirx.PrimFunc:
         if tirx.is_buffer_var(param) and is_mesh_tensor(param):
             shape, item = [int(extent) for extent in param.shape], tvm_ffi.dtype(str(param.dtype)).bits // 8
             steps = dense_strides(shape)
-            distance = -(-steps[0] * item // page) * page // item if shape[0] > 1 else steps[0]
+            distance = -(-steps[0] * item // page) * page // item
             apart[param] = _tvm.strided_buffer(shape, str(param.dtype), str(param.name), (distance, *steps[1:]))
     if not apart:
         return func
