@@ -215,3 +215,25 @@ def test_a_function_that_calls_another_is_compiled_with_it() -> None:
     built = builder.build_kernels(tvm.IRModule(functions), exe.target)
     for name in callers:  # which looks for what it calls
         assert built.get_function(name) is not None
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_the_threads_of_a_block_add_up_a_sum_whatever_its_loops_are_of(kind):
+    """Loops of Relax have 64 bits. Where upstream doesn't see that threads reduce, each stores a sum of its own."""
+    number = getattr(T, kind)
+
+    @T.prim_func(s_tir=True)
+    def columns(
+        x: T.Buffer((number(8), number(128), number(96)), "float32"), y: T.Buffer((number(8), number(96)), "float32")
+    ):
+        for a, b, k in T.grid(number(8), number(96), number(128)):
+            with T.sblock("y"):
+                va, vb, vk = T.axis.remap("SSR", [a, b, k])
+                with T.init():
+                    y[va, vb] = T.float32(0)
+                y[va, vb] = y[va, vb] + x[va, vk, vb]
+
+    scheduled = with_threads(tvm.IRModule({"main": columns.with_attr("global_symbol", "main")}))
+    assert "threadIdx.x" in scheduled.script()
+    lowered = s_tir.transform.LowerCrossThreadReduction()(scheduled)
+    assert "tvm_thread_allreduce" in lowered.script()

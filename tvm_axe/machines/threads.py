@@ -229,15 +229,21 @@ def _are_apart(parts: Sequence[tirx.Stmt], var: tirx.Var) -> bool:
 
 
 def _together(nest: _Nest, shared: Sequence[tirx.For], inner: Sequence[tirx.For], total: int, terms: int) -> tirx.Stmt:
-    """The kernel in which the threads of a block add up the terms of an element."""
-    block, thread, turn = (tirx.Var(name, "int32") for name in ("block", "thread", "turn"))
+    """The kernel in which the threads of a block add up the terms of an element.
+
+    Its loops have the type of those of the terms: upstream takes a thread for one of a sum where a block's iterator is
+    made of its number alone, and behind a cast each thread would store a sum of its own.
+    """
+    kind = str(inner[0].loop_var.ty.dtype)
+    block, thread, turn = (tirx.Var(name, kind) for name in ("block", "thread", "turn"))
     threads = min(_TOGETHER, 1 << (terms - 1).bit_length())
     turns = -(-terms // threads)
     at = turn * threads + thread
     ranges = {block: ir.Range(0, total), thread: ir.Range(0, threads)}
     values = _numbers(shared, block) | _numbers(inner, at)
     body = _restricted(_nested([], nest.body), values, at < terms if terms % threads else None)
-    summing = tirx.For(turn, 0, turns, tirx.ForKind.SERIAL, _bound(thread, ranges, "threadIdx.x", body))
+    first, last = tirx.const(0, kind), tirx.const(turns, kind)
+    summing = tirx.For(turn, first, last, tirx.ForKind.SERIAL, _bound(thread, ranges, "threadIdx.x", body))
     return _bound(block, ranges, "blockIdx.x", summing)
 
 
@@ -263,7 +269,7 @@ def _numbers(loops: Sequence[tirx.For], at: tirx.Expr) -> dict[tirx.Var, tirx.Ex
         value = at // step if step > 1 else at
         value = value if number == len(loops) - 1 else value % extent
         kind = str(loop.loop_var.ty.dtype)  # of loops over what Relax has made, int64
-        found[loop.loop_var] = value if kind == "int32" else tirx.Cast(kind, value)
+        found[loop.loop_var] = value if kind == str(at.ty) else tirx.Cast(kind, value)
         step *= extent
     return found
 
@@ -290,6 +296,7 @@ def _restricted(stmt: tirx.Stmt, values: Mapping[tirx.Var, tirx.Expr], condition
 
 
 def _bound(var: tirx.Var, ranges: Mapping[tirx.Var, ir.Range], tag: str, body: tirx.Stmt) -> tirx.Stmt:
-    extent = ranges[var].extent
-    thread = tirx.IterVar(ir.Range(0, extent), tirx.Var(tag, "int32"), tirx.IterVar.ThreadIndex, tag)
-    return tirx.For(var, 0, extent, tirx.ForKind.THREAD_BINDING, body, thread_binding=thread)
+    kind = str(var.ty)
+    first, extent = tirx.const(0, kind), tirx.const(int(ranges[var].extent), kind)
+    thread = tirx.IterVar(ir.Range(first, extent), tirx.Var(tag, kind), tirx.IterVar.ThreadIndex, tag)
+    return tirx.For(var, first, extent, tirx.ForKind.THREAD_BINDING, body, thread_binding=thread)
