@@ -223,6 +223,6 @@ def test_threads_that_share_a_gpu_are_refused(cuda: object) -> None:
     arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in exe.lowered.inputs]
     with (
         axe.launch(mesh, engine="cuda", gpus=(0, 0), processes=False) as workers,
-        pytest.raises(WorkerError, match="axe.fork: 2 workers of this process share GPU 0, and .* launch processes"),
+        pytest.raises(WorkerError, match=r"axe.fork: 2 workers of this process share GPU 0, and .* launch processes"),
     ):
         exe.run(workers, *arrays)

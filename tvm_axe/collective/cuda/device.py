@@ -115,24 +115,24 @@ class CudaDevice(Device):
         self._side.step(name, tensors, numbers, rank)
 
     def _check_room(self, blocks: int) -> None:
-        """Check that so many blocks run at once, and that no peer's kernel has to start in this context while they wait.
+        """Check that so many blocks run at once, and that no peer's kernel must start in this context while they wait.
 
-        Processes take turns on a GPU. Within one, what is loaded for a kernel's first launch waits for kernels that run,
-        and these would wait for it.
+        Processes take turns on a GPU. Within one, what is loaded for a kernel's first launch waits for kernels that
+        run, and these would wait for it.
         """
         attribute = enum("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT")
         processors, sharing = int(call("cuDeviceGetAttribute", attribute, self._device)), _here[self._gpu]
         if sharing > 1:
             raise WorkerError(
-                f"axe.fork: {sharing} workers of this process share GPU {self._gpu}, and the kernel beside copies waits "
-                "for what kernels of the peers make, which may not start beside it; give each a GPU, or launch "
+                f"axe.fork: {sharing} workers of this process share GPU {self._gpu}, and the kernel beside copies "
+                "waits for what kernels of the peers make, which may not start beside it; give each a GPU, or launch "
                 "processes, which take turns, or leave its stages out of overlap"
             )
         if blocks > processors:
             raise WorkerError(
-                f"axe.fork: GPU {self._gpu} has {processors} multiprocessors, and the kernel beside copies has {blocks} "
-                "blocks, which wait for what blocks on the peers make and so must all be running; leave its stages out "
-                "of overlap"
+                f"axe.fork: GPU {self._gpu} has {processors} multiprocessors, and the kernel beside copies has "
+                f"{blocks} blocks, which wait for what blocks on the peers make and so must all be running; leave its "
+                "stages out of overlap"
             )
 
     def finish(self) -> None:
