@@ -104,6 +104,8 @@ def compile(
         raise LowerError(f'compile: redistribute is {redistribute!r}; valid are "insert" and "refuse"')
     devices = None if mesh is None else Mesh.of(mesh)
     if devices is not None and isinstance(program, IRModule) and is_model(program):
+        if pack_weights:
+            raise LowerError("compile: pack_weights is for a Relax model on one device; leave it out, or the mesh")
         return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins)
     if any(given is not None for given in (axis, memory, pins)):
         raise LowerError("compile: axis, memory and pins are for a Relax model on a mesh; leave them out")

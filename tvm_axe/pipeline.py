@@ -85,7 +85,8 @@ class Work:
     tuned : Mapping[str, float]
         The functions that a record was found for, with the seconds it was measured at.
     scheduled : IRModule or None
-        The module as records left it, with what chose tile kernels, before these took the place of nests.
+        The module as records left it, with what chose tile kernels, before these took the place of nests and other
+        functions their default schedules.
     built : Module or VMExecutable or None
         What runs; None where workers are still to build it (`tvm_axe.machines.builder.PROGRAM_BUILDER`).
     """
@@ -169,11 +170,13 @@ def _apply_records(work: Work) -> Work:
 
 def _schedules(work: Work) -> Work:
     chosen = with_default_kernels(work.module, work.target, work.tuned)
-    return replace(work, module=with_default_schedules(chosen, work.target, work.tuned))
+    # What can be tuned is kept: of a function with a default schedule there is nothing left to choose.
+    return replace(work, module=with_default_schedules(chosen, work.target, work.tuned), scheduled=chosen)
 
 
 def _tile_kernels(work: Work) -> Work:
-    return replace(work, module=with_tile_kernels(work.module, work.target), scheduled=work.module)
+    scheduled = work.module if work.scheduled is None else work.scheduled
+    return replace(work, module=with_tile_kernels(work.module, work.target), scheduled=scheduled)
 
 
 def _build(work: Work) -> Work:

@@ -210,8 +210,9 @@ def test_a_function_that_calls_another_is_compiled_with_it() -> None:
     program = PROGRAMS["pipeline"](Mesh(dict(zip(PROGRAMS["pipeline"].axes, (2, 1)))), "uneven")
     exe = axe.compile(program.schedule("ol(RS, fuse(P2P-C), AG)"), target=GPU, work_dir=None)
     functions = {var: func for var, func in exe.runnable.functions_items() if isinstance(func, tirx.PrimFunc)}
-    callers = [str(var.name_hint) for var, func in functions.items() if "s_tir" not in func.attrs]
+    callers = [str(var.name_hint) for var, func in functions.items() if builder.called_by(func)]
     assert callers == ["mm_chunk", "out_global_chunk"]
+    assert all("s_tir" not in functions[exe.runnable.get_global_var(name)].attrs for name in callers)
     built = builder.build_kernels(tvm.IRModule(functions), exe.target)
     for name in callers:  # which looks for what it calls
         assert built.get_function(name) is not None

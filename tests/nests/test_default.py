@@ -174,3 +174,31 @@ def test_rows_taken_by_loaded_indices_with_a_last_vector_that_is_not_whole(ids):
     rng = np.random.default_rng(0)
     values, at = rng.standard_normal((48, 22), dtype="float32"), rng.integers(0, 48, 16).astype(ids)
     np.testing.assert_array_equal(exe(values, at), values[at])
+
+
+@pytest.mark.parametrize("name", ["full", "pad", "relu", "where", "sum"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_constants_of_types_that_are_stored_as_integers(name, dtype):
+    """Upstream leaves a vector of one constant as it is where it stores the bits of its type."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((6, 40), dtype))
+    zero = relax.const(0, dtype)
+    with builder.function("main", [x]):
+        made = {
+            "full": lambda: relax.op.add(relax.op.full((6, 40), zero, dtype), relax.op.zeros((6, 40), dtype)),
+            "pad": lambda: relax.op.nn.pad(x, [1, 1, 2, 6]),
+            "relu": lambda: relax.op.nn.relu(x),
+            "where": lambda: relax.op.where(relax.op.less(x, zero), relax.op.zeros((6, 40), dtype), x),
+            "sum": lambda: relax.op.sum(x, axis=0),
+        }[name]()
+        builder.emit_func_output(builder.emit(made))
+    given = np.random.default_rng(0).integers(-4, 5, (6, 40)).astype("float32")
+    wanted = {
+        "full": np.zeros_like(given),
+        "pad": np.pad(given, [(1, 1), (2, 6)]),
+        "relu": np.maximum(given, 0),
+        "where": np.maximum(given, 0),
+        "sum": given.sum(0),
+    }[name]
+    got = np.asarray(axe.compile(builder.get(), work_dir=None)(given.astype(dtype)))
+    np.testing.assert_array_equal(got.astype("float32"), wanted)

@@ -1,20 +1,26 @@
-"""Casts from and to floats of eight bits on a CPU, written out: upstream's are wrong for zero and small numbers.
+"""Small floats on a CPU, of which upstream gets something wrong.
+
+Casts from and to those of eight bits are written out: upstream's are wrong for zero and small numbers.
 
 Upstream shifts the exponent and the digits into the other type and corrects the bias, as if all numbers were normal: it
 makes 0.0078125 of a zero of float8_e4m3fn, and numbers of infinities. Here denormal numbers are an integer times a
 power of two; what is too large becomes an infinity, or NaN where the type has none, as in PyTorch and ml_dtypes.
+
+Types without instructions are stored as integers of their bits. Upstream turns single constants into these, and not
+vectors of one constant, so loops that store nothing but a constant are left to LLVM to vectorise.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.machines.registry import backend_of
 
-__all__ = ["exact_casts"]
+__all__ = ["constant_stores", "exact_casts"]
 
 
 class _Format(NamedTuple):
@@ -57,6 +63,29 @@ def exact_casts(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transform.P
         return cast
 
     return func.with_body(_tvm.structural_map(func.body, (tirx.Cast, written_out)))
+
+
+_AS_INTEGERS = ("bfloat16", "float8", "float6", "float4")
+
+
+@tirx.transform.prim_func_pass(opt_level=0)
+def constant_stores(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.transform.PassContext) -> tirx.PrimFunc:
+    """The pass that makes a vectorised loop in which a constant of a type stored as integers is stored a plain one."""
+
+    def plain(loop: tirx.For) -> tirx.For:
+        if loop.kind != tirx.ForKind.VECTORIZED or not _stores_constant(loop):
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    return func.with_body(_tvm.structural_map(func.body, (tirx.For, plain)))
+
+
+def _stores_constant(part: tirx.Stmt) -> bool:
+    found: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(part, (tirx.BufferStore, found.append))
+    return any(
+        isinstance(store.value, tirx.FloatImm) and str(store.buffer.dtype).startswith(_AS_INTEGERS) for store in found
+    )
 
 
 def _widened(x: tirx.Expr, form: _Format) -> tirx.Expr:

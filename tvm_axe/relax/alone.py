@@ -44,7 +44,7 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
         return replace(work, module=fuse(work.module, work.target, pack_weights))
 
     def packed(work: Work) -> Work:
-        return replace(work, module=_packed(work.module, pack_weights))
+        return replace(work, module=_packed(work.module, pack_weights), scheduled=None)  # its functions are others
 
     return (
         Pass("fuse", "operators become kernels, each with the pointwise operators behind it", fused),
