@@ -100,16 +100,27 @@ def _by_vectors(
     if sums:
         sch.reorder(turns, *sums, lane)
     sch.vectorize(lane)
-    if not whole and not _is_gathered(sch.get(block)):
+    if not whole and _is_of_loops(sch.get(block)):
         sch.annotate(turns, _PARTITION, 1)
     _in_parallel(sch, outer if _are_many(sch, outer, target) or not whole else [*outer, turns], target)
     if sums:
         sch.decompose_reduction(block, sums[0])
 
 
-def _is_gathered(stmt: s_tir.SBlock) -> bool:
-    """Whether an index is loaded, of which upstream's partitioning of loops compares 32 with 64 bits, and fails."""
-    return any(loads_in(index) for load in loads_in(stmt.body) for index in load.indices)
+def _is_of_loops(stmt: s_tir.SBlock) -> bool:
+    """Whether every index is made of the block's iterators alone.
+
+    Of what is loaded or given, a row's number or a device's, upstream keeps 64 bits where it has made loops of 32, and
+    its partitioning of loops fails to compare them.
+    """
+    iterators = {iterator.var for iterator in stmt.iter_vars}
+    found: list[tirx.Var] = []
+    for load in loads_in(stmt.body):
+        for index in load.indices:
+            if loads_in(index):
+                return False
+            tvm_ffi.structural_walk(index, (tirx.Var, found.append))
+    return iterators.issuperset(found)
 
 
 def _by_partials(
