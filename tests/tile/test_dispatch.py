@@ -18,7 +18,7 @@ FLAGS = {Wait, Signal}
 TABLES = {
     "checks": (checks._RULES, set()),
     "races": (races._NODES, set()),
-    "cpu": (CPU, FLAGS),  # refused by the plan
+    "cpu": (CPU, set()),
     "fragments: emit": (emit.NODES, {Branch, Gemm, Loop, *FLAGS}),  # the models' own
     "fragments: infer": (infer.NODES, set()),
     "fragments: scratch": (scratch.NODES, set()),

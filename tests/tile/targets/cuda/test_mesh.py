@@ -31,8 +31,8 @@ def test_slabs_are_whole_pages_apart(target):
     assert found["x"] == [2 * PAGE // 2, 512, 1]  # of 3,072,000 bytes
 
 
-def test_one_device_is_dense():
-    assert strides(programs.reduce_norm(1, 8, 512), HOPPER)["x"] == [8 * 512, 512, 1]
+def test_one_device_has_pages_too():
+    assert strides(programs.reduce_norm(1, 8, 512), HOPPER)["x"] == [PAGE // 2, 512, 1]
 
 
 def test_a_coordinate_needs_no_guard():
