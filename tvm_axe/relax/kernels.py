@@ -24,6 +24,7 @@ from tvm.topi import nn as topi
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.errors import TileError
 from tvm_axe.machines import backend_of
+from tvm_axe.relax.values import shape_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import KERNELS
@@ -259,10 +260,7 @@ class _Rewriter(PyExprMutator):
 
 def _extents(expr: relax.Expr) -> tuple[int, ...]:
     """The extents of a tensor; none if they aren't all known."""
-    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
-    if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(extent, tirx.IntImm) for extent in shape.values):
-        return ()
-    return tuple(int(extent) for extent in shape.values)
+    return tuple(shape_of(expr) or ())
 
 
 def _sides(expr: relax.Expr, order: str) -> tuple[int, int, int, int] | None:
