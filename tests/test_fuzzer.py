@@ -244,9 +244,9 @@ def test_errors_that_are_not_the_packages_are_bugs(fuzz, monkeypatch):
     def broken(*_, **__):
         raise KeyError("C of 24 elements")
 
-    from tvm_axe import compiler
+    from tvm_axe.executable.mesh import MeshExecutable
 
-    monkeypatch.setattr(compiler, "run", broken)
+    monkeypatch.setattr(MeshExecutable, "of", broken)
     verdict = fuzz.judging.judge(case, sch, fuzz.pool)
     assert (verdict.kind, verdict.reason) == (fuzz.judging.RAW, "KeyError: _ ")
 
