@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_axe.collective import local, worker
+from tvm_axe.collective import local, serving, worker
 
 LONGEST = 0.004
 """Seconds."""
@@ -50,4 +50,4 @@ def install() -> None:
 def serve(*arguments: Any, **named: Any) -> None:
     """Be a worker that stumbles, alone in this process."""
     worker.COMMANDS["load"] = _stumbling_load
-    worker.serve(*arguments, **named)
+    serving.serve(*arguments, **named)

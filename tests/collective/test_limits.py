@@ -85,7 +85,7 @@ def test_a_small_address_space_is_enough(tmp_path: Path) -> None:
 
 def test_paths_that_are_objects_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python itself passes over them, so the module is found by the workers only if they were given it as text."""
-    (tmp_path / "its_worker.py").write_text("from tvm_axe.collective.worker import serve\n")
+    (tmp_path / "its_worker.py").write_text("from tvm_axe.collective.serving import serve\n")
     monkeypatch.setattr(sys, "path", [tmp_path, *sys.path, None])
     monkeypatch.setattr(local, "_ENTRY", "its_worker:serve")
     with launch(Mesh({"tp": 2})) as workers:
@@ -107,8 +107,8 @@ def test_a_worker_that_dies_before_it_is_up_says_why(tmp_path: Path, monkeypatch
 def test_what_a_worker_says_while_it_starts_is_not_lost(tmp_path: Path) -> None:
     """What it prints before it is up is printed when it is."""
     (tmp_path / "loud.py").write_text(
-        "import sys\nfrom tvm_axe.collective import worker\n\n"
-        "def serve(*arguments, **named):\n    print('heard', file=sys.stderr)\n    worker.serve(*arguments, **named)\n"
+        "import sys\nfrom tvm_axe.collective import serving\n\n"
+        "def serve(*arguments, **named):\n    print('heard', file=sys.stderr)\n    serving.serve(*arguments, **named)\n"
     )
     script = """
         import sys

@@ -16,7 +16,7 @@ import tvm
 from tvm.script.ir_builder import tirx as T
 
 from tvm_axe import _tvm
-from tvm_axe.collective import native, sync, worker
+from tvm_axe.collective import calls, native, sync
 from tvm_axe.collective.native import meeting
 from tvm_axe.collective.sync import Aborted, Control, Late
 
@@ -49,7 +49,7 @@ class Meeting:
                 self.errors[rank] = error
                 raise
 
-        worker._current.worker = SimpleNamespace(wait=slow)
+        calls._current.worker = SimpleNamespace(wait=slow)
         self._compiled[f"{name}{rank}"]()
 
 

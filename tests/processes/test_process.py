@@ -244,7 +244,7 @@ def test_output_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
 def test_the_server_has_the_compiler_and_one_thread() -> None:
     """What workers need is imported once, and not by this process's children."""
     environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    worker = start("tvm_axe.collective.worker:serve", {}, environment=environment, output=os.open("/dev/null", 1))
+    worker = start("tvm_axe.collective.serving:serve", {}, environment=environment, output=os.open("/dev/null", 1))
     assert worker.wait(60) == 1  # for want of arguments
     found = told((), environment)
     assert found["compiler"] and found["parent"] == server().pid

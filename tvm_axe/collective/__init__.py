@@ -13,11 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tvm_axe.collective.launching import launch
     from tvm_axe.collective.recording import Called, Recording
     from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor, slab_stride
     from tvm_axe.collective.tiles import MeshKernel
     from tvm_axe.collective.timeline import Arrow, Event, Timeline
-    from tvm_axe.collective.workers import Argument, LoadedProgram, Workers, launch
+    from tvm_axe.collective.workers import Argument, LoadedProgram, Workers
     from tvm_axe.errors import WorkerError
 
 __all__ = [
@@ -44,7 +45,8 @@ _HOMES = {
     "tvm_axe.collective.tensor": ["ALL", "SLAB", "Coord", "MeshTensor", "slab_stride"],
     "tvm_axe.collective.tiles": ["MeshKernel"],
     "tvm_axe.collective.timeline": ["Arrow", "Event", "Timeline"],
-    "tvm_axe.collective.workers": ["Argument", "LoadedProgram", "Workers", "launch"],
+    "tvm_axe.collective.launching": ["launch"],
+    "tvm_axe.collective.workers": ["Argument", "LoadedProgram", "Workers"],
     "tvm_axe.errors": ["WorkerError"],
 }
 

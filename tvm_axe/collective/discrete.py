@@ -27,14 +27,16 @@ from typing import Any
 
 from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.arena import Arena, limited
+from tvm_axe.collective.calls import attend
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.forked import Forked, speak
 from tvm_axe.collective.mirror import Mirror, Place
 from tvm_axe.collective.session import CORES, GRACE, Session
+from tvm_axe.collective.site import Site
 from tvm_axe.collective.staging import BUFFER
 from tvm_axe.collective.sync import SLICE, Control
 from tvm_axe.collective.tensor import ALL, MeshTensor
-from tvm_axe.collective.worker import Site, Worker, attend
+from tvm_axe.collective.worker import Worker
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 

@@ -15,15 +15,17 @@ from typing import Any
 
 from tvm_axe import _tvm
 from tvm_axe.collective.arena import limited
+from tvm_axe.collective.calls import WORKERS
 from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.forked import Forked
 from tvm_axe.collective.session import CORES, GRACE, Session
+from tvm_axe.collective.site import Site
 from tvm_axe.collective.sync import Control
-from tvm_axe.collective.worker import WORKERS, Site, Worker
+from tvm_axe.collective.worker import Worker
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
-_ENTRY = "tvm_axe.collective.worker:serve"
+_ENTRY = "tvm_axe.collective.serving:serve"
 
 
 class LocalSession(Session):

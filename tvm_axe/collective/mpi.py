@@ -30,13 +30,15 @@ from typing import Any, NoReturn
 
 from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.calls import attend
 from tvm_axe.collective.engine import Engine, Finding
 from tvm_axe.collective.job import ABORT, ANSWER, CLOSE, COMMAND, DO, END, LAUNCH, MEMORY, Job, Nap, join
 from tvm_axe.collective.mirror import Mirror
 from tvm_axe.collective.session import CORES, GRACE, STARTUP, Session
+from tvm_axe.collective.site import Site
 from tvm_axe.collective.start import mpiexec
 from tvm_axe.collective.sync import FAILED, SLICE, Control
-from tvm_axe.collective.worker import Site, Worker, attend
+from tvm_axe.collective.worker import Worker
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Mesh
 

@@ -1,29 +1,9 @@
-"""One worker: what it does for the controller's commands, and the functions that its programs may call.
+"""One worker: what it does for the controller's commands.
 
 A worker is a thread of a Disco session: worker 0 (with the engine `threads`, every worker) in the controller's process,
-the others each alone in a process that runs `serve`. Whatever goes wrong in a command is answered through the control
-block; nothing may be raised to Disco, which would end the process.
-
-Functions that a program may call with `R.call_packed`, on the tensors that it got as arguments; none of them waits,
-except the barrier:
-
-| name | arguments |
-|---|---|
-| `axe.barrier` | |
-| `axe.arrive` | : says that what this worker did until now is done |
-| `axe.wait` | behind: waits until all have arrived as often as this worker less `behind` times |
-| `axe.all_reduce` | source (n, *shape), target (n, *shape), axis |
-| `axe.reduce_scatter` | source (n, *shape), target (*block), dim, axis |
-| `axe.all_gather` | source (*block), target (n, *shape), dim, axis |
-| `axe.all_gather_in_place` | source (n, *shape), target (n, *shape), which is the source, dim, axis |
-| `axe.all_to_all` | source (n, *piece), target (*piece), gathered, scattered, axis |
-| `axe.send` | source (n, *shape), target (*shape), shift, axis |
-| `axe.reduce` | source (n, *shape), target (*shape), root, axis |
-| `axe.broadcast` | source (n, *shape), target (*shape), root, axis |
-| `axe.fork`, `axe.wait_count`, `axe.copy`, `axe.flag`, `axe.join` | see `tvm_axe.collective.side` |
-
-(n, *shape) is the view of a mesh tensor along the mesh axis named last; without n it is the worker's own slab.
-`plan` says what each one does.
+the others each alone in a process that is one (`serving`). Whatever goes wrong in a command is answered through the
+control block; nothing may be raised to Disco, which would end the process. What a program calls of its worker is in
+`calls`.
 """
 
 from __future__ import annotations
@@ -32,10 +12,7 @@ import contextlib
 import functools
 import json
 import os
-import signal
 import socket
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -46,85 +23,18 @@ import tvm
 from tvm import relax
 
 from tvm_axe import _tvm
-from tvm_axe.collective.across import Across, spanning_axes
-from tvm_axe.collective.arena import Arena
 from tvm_axe.collective.device import Cores, Device
-from tvm_axe.collective.forked import speak
-from tvm_axe.collective.job import Job
 from tvm_axe.collective.link import SUPPORTED, link
-from tvm_axe.collective.merging import HELD, MERGED, merged
+from tvm_axe.collective.merging import merged
 from tvm_axe.collective.native import SPINS
-from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.recording import Recorder, Recording, clock
-from tvm_axe.collective.side import STEPS
+from tvm_axe.collective.site import Site
 from tvm_axe.collective.staging import BUFFER, Staging
-from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, Control, Late
+from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, Late
 from tvm_axe.collective.tensor import View, decode_view
-from tvm_axe.layout import Mesh
 from tvm_axe.machines.builder import builder_named
 
 ALLOCATES = b"relax.builtin.alloc_tensor"  # in a module's text
-
-
-class Site:
-    """What the workers of one launch that live in this process have in common: their memory and compiled programs.
-
-    Attributes
-    ----------
-    sharing : int
-        How many workers share the cores.
-    across : Across or None
-        What this process's worker does with workers on other machines, if there are any.
-    neighbours : tuple of tuple of int
-        The workers whose devices see each other's memory.
-    apart : frozenset of str
-        The mesh axes along which there are devices that don't.
-    alone : bool
-        Whether only one worker lives in this process.
-    """
-
-    def __init__(
-        self,
-        mesh: Mesh,
-        arena: Arena,
-        timeout: float,
-        cores: Sequence[int],
-        job: Job | None = None,
-        alone: bool = True,
-        neighbours: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        self.mesh = mesh
-        self.arena = arena
-        self.timeout = timeout
-        self.cores = tuple(cores)
-        self.sharing = mesh.size if job is None else job.sharing()
-        self.control = Control(arena.map, mesh.size, None if job is None else job.host)
-        self.across: Across | None = None
-        if job is not None and len(job.hosts) > 1:
-            self.across = Across(job, mesh, self.control, timeout)
-        if neighbours is None:
-            neighbours = [range(mesh.size)] if job is None else job.hosts
-        self.neighbours = tuple(map(tuple, neighbours))
-        self.apart = spanning_axes(mesh, self.neighbours)
-        self.alone = alone
-        self._executables: dict[int, Any] = {}
-        self._compiling = threading.Lock()
-
-    def executable(self, program: int, compile_it: Callable[[], Any]) -> Any:
-        """Return the program's executable, compiled by the first worker here that asks for it."""
-        with self._compiling:
-            if program not in self._executables:
-                self._executables[program] = compile_it()
-            return self._executables[program]
-
-    def compiled(self, program: int) -> Any:
-        """Return the program's executable, which a worker here has asked for."""
-        return self._executables[program]
-
-    def unload(self, program: int) -> None:
-        """Drop the program's executable."""
-        with self._compiling:
-            self._executables.pop(program, None)
 
 
 class Worker:
@@ -461,103 +371,3 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "settle": Worker.settle,
     "stage": Worker.stage,
 }
-
-# The workers of this process by launch and rank, and the one whose command the calling thread is in.
-WORKERS: dict[tuple[str, int], Worker] = {}
-_current = threading.local()
-
-
-def _execute(launch: str, sequence: int, command: str) -> None:
-    attend(WORKERS[launch, _tvm.disco_rank()], sequence, command)
-
-
-def attend(worker: Worker, sequence: int, command: str) -> None:
-    """Have a worker execute a command in the calling thread."""
-    _current.worker = worker
-    worker.execute(sequence, command)
-
-
-def _barrier() -> None:
-    _current.worker.barrier()
-
-
-def _arrive() -> None:
-    _current.worker.arrive()
-
-
-def _wait(behind: int) -> None:
-    _current.worker.wait(behind)
-
-
-def _merged() -> None:
-    """A barrier that the collective beside it holds."""
-
-
-def _packed(name: str, holds: tuple[bool, bool]) -> Callable[..., None]:
-    """What a program calls: tensors for arrays, and the name of the axis for the worker's coordinate on it."""
-
-    def call(source: Any, target: Any, *arguments: Any) -> None:
-        *numbers, axis = arguments
-        _current.worker.take_part(name, source, target, *numbers, axis=axis, holds=holds)
-
-    return call
-
-
-def _beside(name: str) -> Callable[..., None]:
-    """What a program calls for a step of the side stream: its tensors, its numbers, and the name of the axis."""
-    count = STEPS[name]
-
-    def call(*arguments: Any) -> None:
-        tensors, numbers = arguments[:count], list(arguments[count:])
-        axis = str(numbers.pop()) if numbers and not isinstance(numbers[-1], int) else None
-        _current.worker.step(name, tensors, [int(number) for number in numbers], axis)
-
-    return call
-
-
-_tvm.register_functions(
-    {_tvm.DISCO_EXECUTE: _execute, "axe.barrier": _barrier, "axe.arrive": _arrive, "axe.wait": _wait}
-)
-_tvm.register_functions({f"axe.{MERGED}": _merged})
-_tvm.register_functions({f"axe.{name}{end}": _packed(name, holds) for name in VIEWS for end, holds in HELD.items()})
-_tvm.register_functions({f"axe.{name}": _beside(name) for name in STEPS})
-
-
-def serve(
-    descriptors: Sequence[int],
-    launch: str,
-    rank: int,
-    axes: dict[str, int],
-    memory: int,
-    timeout: float,
-    cores: list[int],
-) -> None:
-    """Be worker `rank` of a launch, alone in this process, until the controller closes it.
-
-    Parameters
-    ----------
-    descriptors : sequence of int
-        The arena's file, the descriptors to read commands from and to write to, and the one for standard error, if
-        there is any, once this worker is up; until then what it says there is kept in a file.
-    launch : str
-        The launch's name.
-    axes : dict
-        The mesh.
-    memory : int
-        The size of the arena in bytes.
-    timeout : float
-        Seconds to wait at a barrier.
-    cores : list of int
-        The cores that the launch may use.
-    """
-    # Who stops a job by hand sends Ctrl-C's signal to all of it; the controller decides what becomes of its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.sched_setaffinity(0, cores)
-    arena, read, write, *errors = descriptors
-    mesh = Mesh(axes)
-    WORKERS[launch, rank] = Worker(Site(mesh, Arena(arena, memory), timeout, cores), rank)
-    speak(errors)
-    _tvm.disco_serve(rank, mesh.size, read, write)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # there is nothing to save, and taking the compiler down takes longer than the rest of closing

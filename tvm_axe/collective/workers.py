@@ -1,20 +1,10 @@
-"""Launching workers on a mesh, and what one does with them.
-
->>> from tvm_axe.layout import Mesh
->>> with launch(Mesh({"tp": 2}), engine="threads") as workers:
-...     x = workers.mesh_tensor((3,), "float32")
-...     for device in range(2):
-...         x.slab(device)[:] = device + 1
-...     workers.all_reduce(x, x, "tp")
-...     x.slab(0).tolist(), x.slab(1).tolist()
-([3.0, 3.0, 3.0], [3.0, 3.0, 3.0])
-"""
+"""What one does with workers on a mesh: tensors, programs, and collectives on whole tensors."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,15 +12,14 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from tvm_axe.collective import registry
 from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.fitting import check_block, check_dim, check_exchange, check_pair, check_root, check_same
 from tvm_axe.collective.recording import Recording, aligned
 from tvm_axe.collective.session import Session
 from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.layout.holding import Holding
-from tvm_axe.layout.traffic import chunk
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 
 Argument = tuple[MeshTensor, str] | Coord | int
@@ -48,7 +37,7 @@ class LoadedProgram:
 
 
 class Workers:
-    """Workers on a mesh, one a device; made by `launch`. A context manager.
+    """Workers on a mesh, one a device; made by `tvm_axe.launch`. A context manager.
 
     Commands run on all the workers at once, and return when all have finished. One thread at a time may use them.
 
@@ -185,7 +174,7 @@ class Workers:
         Parameters
         ----------
         mod : IRModule
-            With at least one public Relax function. It may call the functions that `tvm_axe.collective.worker` lists.
+            With at least one public Relax function. It may call the functions that `tvm_axe.collective.calls` lists.
         target : str or Target
             What to compile for; of the engine's kind of devices.
         builder : str
@@ -297,7 +286,8 @@ class Workers:
         InputError
             If shapes, types or the axis don't fit.
         """
-        self._check_same("all_reduce", source, target, axis)
+        self._check_two(source, target, axis)
+        check_same("all_reduce", source, target)
         self._collective("all_reduce", source.encode(axis), target.encode(axis), axis)
 
     def reduce_scatter(self, source: MeshTensor, target: MeshTensor, axis: str, dim: int) -> None:
@@ -305,8 +295,9 @@ class Workers:
 
         A block has ceil(extent / size of the axis) rows; of the last blocks, what is past the extent is left as it is.
         """
-        self._check_pair("reduce_scatter", source, target, axis)
-        self._check_block("reduce_scatter", "target", source, target, axis, dim)
+        self._check_two(source, target, axis)
+        check_pair("reduce_scatter", source, target)
+        check_block("reduce_scatter", "target", source, target, self.mesh, axis, dim)
         self._collective("reduce_scatter", source.encode(axis), target.encode(SLAB), dim, axis)
 
     def all_gather(self, source: MeshTensor, target: MeshTensor, axis: str, dim: int) -> None:
@@ -315,12 +306,13 @@ class Workers:
         A block has ceil(extent / size of the axis) rows; of the last blocks, what is past the extent is not read. If
         they are the same tensor, each device's block is already at its place in its own slab.
         """
-        self._check_pair("all_gather", source, target, axis)
+        self._check_two(source, target, axis)
+        check_pair("all_gather", source, target)
         if source is target:
-            self._check_dim("all_gather", "dim", source, dim)
+            check_dim("all_gather", "dim", source, dim)
             self._collective("all_gather_in_place", source.encode(axis), target.encode(axis), dim, axis)
             return
-        self._check_block("all_gather", "source", target, source, axis, dim)
+        check_block("all_gather", "source", target, source, self.mesh, axis, dim)
         self._collective("all_gather", source.encode(SLAB), target.encode(axis), dim, axis)
 
     def all_to_all(self, source: MeshTensor, target: MeshTensor, axis: str, gathered: int, scattered: int) -> None:
@@ -330,27 +322,15 @@ class Workers:
         `target` the other way round. What is past an extent is neither read nor written.
         """
         name = "all_to_all"
-        self._check_pair(name, source, target, axis)
-        rank = len(source.shape)
-        for which, dim in (("gathered", gathered), ("scattered", scattered)):
-            self._check_dim(name, which, source, dim)
-        if gathered == scattered:
-            raise InputError(f"{name}: gathered and scattered must be two dims, not {gathered} both")
-        if len(target.shape) != rank:
-            raise InputError(f"{name}: target has shape {target.shape}, of other dims than the source's {source.shape}")
-        whole = list(source.shape)
-        whole[gathered] = target.shape[gathered]
-        for which, tensor, dim in (("source", source, gathered), ("target", target, scattered)):
-            expected = self._block(whole, axis, dim)
-            if tensor.shape != expected:
-                raise InputError(
-                    f"{name}: {which} has shape {tensor.shape}; a block of {tuple(whole)} along {dim} is {expected}"
-                )
+        self._check_two(source, target, axis)
+        check_pair(name, source, target)
+        check_exchange(name, source, target, self.mesh, axis, gathered, scattered)
         self._collective(name, source.encode(axis), target.encode(SLAB), gathered, scattered, axis)
 
     def send(self, source: MeshTensor, target: MeshTensor, axis: str, shift: int) -> None:
         """Send each slab of `source` to the slab of `target` that is `shift` devices further on a mesh axis, around."""
-        self._check_same("send", source, target, axis)
+        self._check_two(source, target, axis)
+        check_same("send", source, target)
         if source is target:
             raise InputError("send: target is the source, which would be read while it is written")
         self._collective("send", source.encode(axis), target.encode(SLAB), shift, axis)
@@ -360,8 +340,9 @@ class Workers:
 
         The other slabs of `target` are left as they are; it may be `source`.
         """
-        self._check_same("reduce", source, target, axis)
-        self._check_root("reduce", axis, root)
+        self._check_two(source, target, axis)
+        check_same("reduce", source, target)
+        check_root("reduce", self.mesh, axis, root)
         self._collective("reduce", source.encode(axis), target.encode(SLAB), root, axis)
 
     def broadcast(self, source: MeshTensor, target: MeshTensor, axis: str, root: int) -> None:
@@ -369,8 +350,9 @@ class Workers:
 
         They may be the same tensor.
         """
-        self._check_same("broadcast", source, target, axis)
-        self._check_root("broadcast", axis, root)
+        self._check_two(source, target, axis)
+        check_same("broadcast", source, target)
+        check_root("broadcast", self.mesh, axis, root)
         self._collective("broadcast", source.encode(axis), target.encode(SLAB), root, axis)
 
     def _collective(self, name: str, source: list[Any], target: list[Any], *arguments: int | str) -> None:
@@ -396,36 +378,11 @@ class Workers:
         if isinstance(program, LoadedProgram) and function is not None and function not in program.functions:
             raise InputError(f"the program has no function {function!r}; it has {', '.join(program.functions)}")
 
-    def _check_pair(self, name: str, source: MeshTensor, target: MeshTensor, axis: str) -> None:
+    def _check_two(self, source: MeshTensor, target: MeshTensor, axis: str) -> None:
         self._check_open()
         self.mesh.axis_size(axis)  # raises for an unknown axis
-        if self._check_own(source).dtype != self._check_own(target).dtype:
-            raise InputError(f"{name}: target has dtype {target.dtype}, not the source's {source.dtype}")
-        if target.shared:
-            raise InputError(f"{name}: target is shared, which workers may only read")
-
-    def _check_same(self, name: str, source: MeshTensor, target: MeshTensor, axis: str) -> None:
-        self._check_pair(name, source, target, axis)
-        if source.shape != target.shape:
-            raise InputError(f"{name}: target has shape {target.shape}, not the source's {source.shape}")
-
-    def _check_dim(self, name: str, which: str, tensor: MeshTensor, dim: int) -> None:
-        if dim not in range(len(tensor.shape)):
-            raise InputError(f"{name}: {which} must be in [0, {len(tensor.shape)}), not {dim}")
-
-    def _check_root(self, name: str, axis: str, root: int) -> None:
-        if root not in range(self.mesh[axis]):
-            raise InputError(f"{name}: root must be in [0, {self.mesh[axis]}), a coordinate on {axis!r}, not {root}")
-
-    def _block(self, whole: Sequence[int], axis: str, dim: int) -> tuple[int, ...]:
-        rows = chunk(whole[dim], self.mesh[axis], 0).stop
-        return (*whole[:dim], rows, *whole[dim + 1 :])
-
-    def _check_block(self, name: str, which: str, whole: MeshTensor, block: MeshTensor, axis: str, dim: int) -> None:
-        self._check_dim(name, "dim", whole, dim)
-        expected = self._block(whole.shape, axis, dim)
-        if block.shape != expected:
-            raise InputError(f"{name}: {which} has shape {block.shape}; a block of {whole.shape} is {expected}")
+        self._check_own(source)
+        self._check_own(target)
 
     def _encode(self, args: Sequence[Argument]) -> list[Any]:
         encoded: list[Any] = []
@@ -461,51 +418,3 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: float = 60.0, **options: Any) -> Workers:
-    """Start a worker for each device of a mesh.
-
-    There may be more workers than cores. Each gets max(1, cores // workers) threads for the parallel loops of its
-    kernels.
-
-    Parameters
-    ----------
-    mesh : Mesh or mapping
-        The devices, such as ``{"tp": 2}``.
-    engine : str
-        ``"processes"``: one process a worker, except worker 0, which is a thread of this one. ``"threads"``: all are
-        threads of this process, for debugging: Python code in them takes turns. ``"mpi"``: they are the ranks of the
-        MPI job that this process is one of (``mpiexec -n 4 python script.py``), on one machine or on many. On rank 0,
-        which is worker 0, this returns; on the others it serves rank 0's launches until rank 0 ends, and then ends the
-        process. So all the ranks must come here, with the same mesh, and what the script does before, all of them do.
-        ``"cuda"``: they are processes that each have a GPU, and see the others' memory. `registry` has the engines,
-        and takes others.
-    timeout : float
-        Seconds that a worker may be behind another, at a barrier or at the end of a command, before it is taken for
-        hung. Not a limit to what all of them do together. With ``"mpi"`` also how far apart ranks may come here, which
-        is allowed to be 5 s.
-
-    **options
-        What the engine takes beside. ``"cuda"``: `gpus`, the number of each device's GPU, the first ones if left out
-        (devices may share one, to try a mesh on fewer GPUs); `processes`, False for threads of this process, for
-        debuggers and sanitizers; `peers`, False to have no device see another's memory, as where GPUs aren't peers.
-        The others take nothing.
-
-    Raises
-    ------
-    InputError
-        For an unknown engine or option, a mesh with an order of its own, or a timeout that isn't positive. With
-        ``"cuda"``, if there are too few GPUs. With ``"mpi"``,
-        on every rank, if the ranks were launched with different meshes, or aren't as many as the mesh has devices.
-    WorkerError
-        If a worker doesn't start.
-    """
-    found = registry.find(engine)
-    if not isinstance(mesh, Mesh | Mapping):
-        raise InputError(f"launch: mesh must be a Mesh, such as Mesh({{'tp': 2}}), not {mesh!r}")
-    mesh = Mesh.of(mesh)
-    found.check(mesh)
-    if not timeout > 0:
-        raise InputError(f"launch: timeout must be a positive number of seconds, not {timeout!r}")
-    return Workers(mesh, found, found.launch(mesh, timeout, **options))
