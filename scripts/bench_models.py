@@ -2,6 +2,7 @@
 
     python scripts/bench_models.py [MODEL ...] [--via torch,onnx] [--tuned] [--trials N] [--threads N] [--rounds N]
                                    [--breakdown N] [--cpu-time] [--work-dir D] [--json]
+    python scripts/bench_models.py --compile 2,8,32 [--ways device,packed,constants,mesh] [--json]
 
 Models are those of `scripts/models_torch.py`, random weights in published shapes, imported by ``torch.export`` or from
 the ONNX file that onnxruntime runs. Every result is checked against torch's; then all contestants run in turn in this
@@ -10,6 +11,9 @@ process, and a figure is the median of the rounds, with the least beside it. rat
 Without --tuned no record is looked for, and no candidate measured: what is timed are the schedules that kernels have
 by default. --breakdown prints which of our kernels take the time. --cpu-time counts the process's own time, for
 machines that others use as well; with --threads 1, since threads that spin count. It needs the extra `models`.
+
+--compile measures no kernels, but compiling: a Llama-style decoder 1,024 wide with so many layers each, in processes of
+their own (`scripts/compiling.py`): CPU seconds by pass, and the most memory beside the weights' bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +31,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from compiling import WAYS
 
 from tvm_axe.defaults import WORK_DIR
 
@@ -208,6 +215,22 @@ def bench(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+def compiling(args: argparse.Namespace) -> None:
+    """Print what compiling a decoder takes."""
+    rows = []
+    for way in args.ways:
+        for layers in args.compile:
+            script = str(Path(__file__).resolve().with_name("compiling.py"))
+            done = subprocess.run([sys.executable, script, str(layers), way], check=True, stdout=subprocess.PIPE)
+            rows.append(json.loads(done.stdout))
+            row, took = rows[-1], rows[-1]["seconds"]
+            passes = ", ".join(f"{name} {each:.1f}" for name, each in took.items() if each >= 0.05)
+            line = f"{layers:3} layers, {way:10} memory {row['peak'] / 1e9:.2f} GB, {row['ratio']:.2f} of the weights'"
+            print("" if args.json else f"{line}; CPU seconds: {passes}", end="" if args.json else "\n", flush=True)
+    if args.json:
+        print(json.dumps({"rows": rows}))
+
+
 def main() -> None:
     """Parse; compile and time; print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -224,7 +247,18 @@ def main() -> None:
     parser.add_argument("--cpu-time", action="store_true", help="the process's time instead of the clock's")
     parser.add_argument("--work-dir", type=Path, default=Path(WORK_DIR, "bench-models"), help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def numbers(text: str) -> list[int]:
+        return [int(each) for each in text.split(",")]
+
+    parser.add_argument("--compile", type=numbers, metavar="LAYERS", help="measure compiling, of so many layers each")
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=[*WAYS], help="of compiling, of them")
     args = parser.parse_args()
+    if args.compile:
+        if unknown := {*args.ways} - {*WAYS}:
+            parser.error(f"no way {', '.join(sorted(unknown))}; there are {', '.join(WAYS)}")
+        compiling(args)
+        return
     if unknown := {*args.peers} - {*PEERS} | {*args.via} - {"torch", "onnx"}:
         parser.error(f"no {', '.join(sorted(unknown))}; there are the peers {', '.join(PEERS)}, via torch and onnx")
     # Read when the libraries are loaded.

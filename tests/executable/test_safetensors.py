@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import mmap
 from pathlib import Path
 
 import ml_dtypes
@@ -12,6 +13,7 @@ import pytest
 
 import tvm_axe as axe
 from tvm_axe.executable import read_safetensors, safetensors, write_safetensors
+from tvm_axe.executable.safetensors import let_go
 
 ARRAYS = {
     "a": np.arange(6, dtype="float32").reshape(2, 3),
@@ -103,3 +105,22 @@ def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
 
 def test_documentation() -> None:
     assert doctest.testmod(safetensors).failed == 0
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system doesn't give mapped memory back")
+def test_memory_of_what_was_copied_is_given_back(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((3, 1 << 20), "float32")  # 12 MiB
+    write_safetensors(tmp_path / "x.safetensors", {"before": np.ones(3, "int8"), "a": array})
+    found = read_safetensors(tmp_path / "x.safetensors")["a"]
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssFile"))
+
+    np.testing.assert_array_equal(found, array)
+    there = resident()
+    let_go(found)
+    assert there - resident() > array.nbytes * 0.9
+    np.testing.assert_array_equal(found, array)  # read again
+    let_go(array)  # of no file
+    let_go(found[:, ::2])  # not dense

@@ -190,3 +190,23 @@ def test_packing_is_refused_where_there_is_nothing_to_pack(model, target, tmp_pa
 
 def _without_inputs(model: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule({"forward": model["forward"].without_attr("num_input")})
+
+
+def test_layers_that_are_alike_are_compiled_once(target, tmp_path):
+    """What a model takes to compile grows with its kinds of layers: each is scheduled once, however many there are."""
+
+    class Stack(nn.Module):
+        def __init__(self, layers):
+            self.layers = nn.ModuleList([_Model() for _ in range(layers)])
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    def kernels(layers):
+        mod, _ = Stack(layers).export_tvm({"forward": {"x": nn.spec.Tensor([12, 24], "float32")}})
+        module = axe.compile(mod, target=target, work_dir=tmp_path).runnable
+        return sum(isinstance(func, tvm.tirx.PrimFunc) for _, func in module.functions_items())
+
+    assert kernels(1) == kernels(5) == 2

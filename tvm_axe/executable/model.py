@@ -17,6 +17,7 @@ from tvm_axe.collective import Argument as CallArgument
 from tvm_axe.errors import LowerError, WorkerError
 from tvm_axe.executable.arguments import Arrays, Input, matched
 from tvm_axe.executable.base import Executable
+from tvm_axe.executable.safetensors import let_go
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
@@ -255,6 +256,7 @@ class _Loaded:
             if each.name == name:
                 for placed in each.tensors:
                     self._scatter(placed, array)
+        let_go(array)
 
     def _coordinate(self, device: int) -> int:
         """The number of a device among those that share."""

@@ -15,6 +15,7 @@ from tvm import relax
 
 from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
+from tvm_axe.executable.safetensors import let_go
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.tensors import fetched, put
 from tvm_axe.executable.weights import Weight
@@ -81,7 +82,9 @@ class DeviceMemory:
 
     def put(self, array: np.ndarray) -> tvm.runtime.Tensor:
         self.copied += array.nbytes
-        return put(array, self._device)
+        tensor = put(array, self._device)
+        let_go(array)
+        return tensor
 
     def call(self, function: str, arguments: Sequence[Any]) -> Any:
         given = self._all(function, arguments)

@@ -26,7 +26,7 @@ import numpy as np
 
 from tvm_axe.errors import InputError
 
-__all__ = ["read_safetensors", "write_safetensors"]
+__all__ = ["let_go", "read_safetensors", "write_safetensors"]
 
 _TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
@@ -64,6 +64,23 @@ def read_safetensors(source: str | Path | Iterable[str | Path]) -> dict[str, np.
                 raise InputError(f"{path}: has the tensor {name!r}, as {homes[name]} has")
             found[name], homes[name] = array, path
     return found
+
+
+def let_go(array: np.ndarray) -> None:
+    """Give back the memory that holds an array of `read_safetensors`, which has been copied; of any other, nothing.
+
+    What is mapped counts as the process's as long as it is there. The array stays valid: who touches it again reads
+    the file again.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not array.flags.c_contiguous or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = array.ctypes.data - np.frombuffer(base, "uint8").ctypes.data
+    first = begin - begin % mmap.PAGESIZE
+    if array.nbytes:
+        base.madvise(mmap.MADV_DONTNEED, first, begin + array.nbytes - first)
 
 
 def write_safetensors(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
