@@ -56,7 +56,7 @@ from tvm_axe.collective.merging import HELD, MERGED, merged
 from tvm_axe.collective.native import SPINS
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.recording import Recorder, Recording, clock
-from tvm_axe.collective.side import STEPS
+from tvm_axe.collective.side import BESIDE, STEPS
 from tvm_axe.collective.staging import BUFFER, Staging
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, Control, Late
 from tvm_axe.collective.tensor import View, decode_view
@@ -199,13 +199,16 @@ class Worker:
         *numbers: int,
         axis: str,
         holds: tuple[bool, bool] = (False, False),
+        beside: bool = False,
     ) -> None:
         """Do this worker's part of a collective along a mesh axis, on tensors; see `tvm_axe.collective.plan`.
 
         It `holds` the barrier right before it, and the one right behind it, if the program leaves them to it
-        (`tvm_axe.collective.merging`).
+        (`tvm_axe.collective.merging`). The device does it on its side stream if it is `beside` what follows.
         """
-        if any(holds):
+        if beside and axis not in self._site.apart:
+            self.device.beside(name, source, target, numbers, self.coords[axis])
+        elif any(holds):
             self.device.between(name, source, target, numbers, self.coords[axis], *holds)
         elif axis not in self._site.apart:
             self.device.collective(name, source, target, numbers, self.coords[axis])
@@ -493,12 +496,12 @@ def _merged() -> None:
     """A barrier that the collective beside it holds."""
 
 
-def _packed(name: str, holds: tuple[bool, bool]) -> Callable[..., None]:
+def _packed(name: str, holds: tuple[bool, bool], beside: bool = False) -> Callable[..., None]:
     """What a program calls: tensors for arrays, and the name of the axis for the worker's coordinate on it."""
 
     def call(source: Any, target: Any, *arguments: Any) -> None:
         *numbers, axis = arguments
-        _current.worker.take_part(name, source, target, *numbers, axis=axis, holds=holds)
+        _current.worker.take_part(name, source, target, *numbers, axis=axis, holds=holds, beside=beside)
 
     return call
 
@@ -520,6 +523,7 @@ _tvm.register_functions(
 )
 _tvm.register_functions({f"axe.{MERGED}": _merged})
 _tvm.register_functions({f"axe.{name}{end}": _packed(name, holds) for name in VIEWS for end, holds in HELD.items()})
+_tvm.register_functions({f"axe.{name}{BESIDE}": _packed(name, HELD[""], beside=True) for name in VIEWS})
 _tvm.register_functions({f"axe.{name}": _beside(name) for name in STEPS})
 
 
