@@ -151,9 +151,9 @@ LOWERING = {
 # ---- Barriers --------------------------------------------------------------------------------------------------------
 
 
-def _no_write_after_read(whole: Callable[..., Any], groups: Any, shardings: Any) -> list[bool]:
+def _no_write_after_read(whole: Callable[..., Any], groups: Any, *others: Any) -> list[bool]:
     """Barriers before what reads others' alone, none before what overwrites what others may still read."""
-    found = whole(groups, shardings)
+    found = whole(groups, *others)
     return [barrier and any(step.pulled for step in group) for barrier, group in zip(found, groups)]
 
 
@@ -161,7 +161,7 @@ BARRIERS = {
     "no barrier": Mistake(
         "emit",
         "no stage waits for another",
-        lambda: mock.patch.object(emit, "barriers_before", lambda groups, _: [False for _ in groups]),
+        lambda: mock.patch.object(emit, "barriers_before", lambda groups, *_: [False for _ in groups]),
         delays=True,
     ),
     "only reads wait": Mistake(

@@ -119,7 +119,7 @@ def exchanging() -> tvm.IRModule:
                 tell("wait_count", words, shift, group, 7, "tp")
                 tell("copy", mine, all_arrived, ROWS, shift, shift, *columns, "tp")
                 tell("flag", all_words, shift, group, "tp")
-        tell("join")
+        tell("join", 0)
         tell("barrier")
         builder.emit(tvm.relax.Call(functions["take"], [arrived, words, out]))
         builder.emit_func_output(tvm.relax.Tuple([]))

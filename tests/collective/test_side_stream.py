@@ -116,7 +116,7 @@ def test_it_forks_behind_and_joins_before_the_other_stream(driver: HostDriver) -
     assert not stream.forked
     stream.step("fork", [], [0], 0)
     assert stream.forked
-    stream.step("join", [], [], 0)
+    stream.step("join", [], [0], 0)
     assert not stream.forked
     first, second, third, fourth = driver.order
     assert first.startswith("cuEventRecord") and third.startswith("cuEventRecord")

@@ -1,4 +1,6 @@
-"""Pairs as all devices run them, in numpy: kernels tile by tile, and copy engines beside them, in any order of events.
+"""Programs as all devices run them, in numpy: kernels, collectives, and the side stream, in any order of events.
+
+Kernels of pairs run tile by tile, others at once; collectives a row of a move at a time.
 
 Each device has two streams, whose operations are done in order, and processors that take the tiles of a kernel in the
 order of its grid. What goes on next is drawn at random, some streams being faster than others; where nothing can, the
@@ -7,13 +9,16 @@ devices are stuck.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from interpreter import Running
 
-from tvm_axe.collective.side import STEPS, step
+from tvm_axe.collective.algorithms import Algorithm, offered, phases
+from tvm_axe.collective.ops import boxes, summed
+from tvm_axe.collective.plan import VIEWS
+from tvm_axe.collective.side import BESIDE, STEPS, step
 from tvm_axe.errors import WorkerError
 from tvm_axe.lower.calls import Call, Tensor
 from tvm_axe.lower.pairing import Launch
@@ -44,19 +49,28 @@ class Devices:
     arrays : mapping from str to numpy.ndarray
         The slabs of each buffer, the device first: float64, or int64.
     launches : mapping from str to Launch
-        The kernels, by their names in the module.
+        The kernels of pairs, by their names in the module.
     names : mapping
         What buffers are called.
+    kernels : mapping from str to callable
+        The other kernels, which take the arguments of their calls.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], launches: Mapping[str, Launch], names: Mapping) -> None:
-        self.arrays, self.launches, self.names = arrays, launches, names
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        launches: Mapping[str, Launch],
+        names: Mapping,
+        kernels: Mapping[str, Callable[..., object]] | None = None,
+    ) -> None:
+        self.arrays, self.launches, self.names, self.kernels = arrays, launches, names, kernels or {}
         self.count = len(next(iter(arrays.values())))
         self.sides: list[list[Callable[[], bool]]] = [[] for _ in range(self.count)]
 
     def run(self, calls: Sequence[Call], rng: np.random.Generator) -> None:
         """Have all devices make the calls, until all of their streams but the side streams are done."""
         self.met = [0] * self.count
+        self.luck = rng.random()  # which algorithms collectives take
         streams = [self._told(calls, device) for device in range(self.count)]
         queues = [queue for each in streams for queue in (each.main, each.side)]
         fast = 10 ** rng.uniform(-3, 0, len(queues))  # some are much slower than others
@@ -74,21 +88,30 @@ class Devices:
 
     def _told(self, calls: Sequence[Call], device: int) -> Streams:
         streams, meetings = Streams(side=self.sides[device]), 0
+        ends: list[list[None]] = []  # of each fork, whether what was told behind it is done
         for call in calls:
             if call.function == "axe.barrier":
                 meetings += 1
                 streams.main += [self._arrive(device), self._wait(meetings)]
-            elif call.function in ("axe.fork", "axe.join"):
+            elif call.function == "axe.fork":
                 events: list[None] = []
-                first, second = streams.main, streams.side
-                if call.function == "axe.join":
-                    first, second = second, first
-                first.append(lambda events=events: events.append(None) is None)
-                second.append(lambda events=events: bool(events))
+                streams.main.append(lambda events=events: events.append(None) is None)
+                ends.append([])
+                streams.side += [lambda events=events: bool(events)]
+                streams.side.append(lambda events=ends[-1]: events.append(None) is None)
+            elif call.function == "axe.join":
+                (left,) = call.arguments
+                waited = ends[: len(ends) - left]
+                streams.main.append(lambda waited=waited: all(waited))
             elif call.function in self.launches:
                 streams.main.append(self._kernel(call, device))
+            elif call.kernel is not None:
+                streams.main.append(self._function(call, device))
+            elif call.function.removeprefix("axe.") in VIEWS:
+                streams.main.append(self._collective(call, device))
             else:
-                streams.side.append(self._step(call, device))
+                told = self._collective if call.function.endswith(BESIDE) else self._step
+                streams.side.insert(len(streams.side) - bool(ends), told(call, device))
         return streams
 
     def _arrive(self, device: int) -> Callable[[], bool]:
@@ -124,14 +147,54 @@ class Devices:
 
         return go_on
 
+    def _function(self, call: Call, device: int) -> Callable[[], bool]:
+        """A kernel that is done at once."""
+        given = [self._tensor(each, device) if isinstance(each, Tensor) else each for each in call.arguments]
+        kernel = self.kernels[call.function]
+        return lambda: kernel(*(device if isinstance(each, str) else each for each in given)) is None
+
+    def _tensor(self, tensor: Tensor, device: int) -> np.ndarray:
+        slabs = self.arrays[tensor.buffer]
+        return slabs[device] if tensor.view == "slab" else slabs
+
+    def _collective(self, call: Call, device: int) -> Callable[[], bool]:
+        """This device's part of a collective, by one of the algorithms that are offered for it."""
+        name = call.function.removeprefix("axe.").removesuffix(BESIDE)
+        source, target, *others = call.arguments
+        numbers = [number for number in others if isinstance(number, int)]
+        assert isinstance(source, Tensor) and isinstance(target, Tensor)
+        valid = offered(name, in_place=source.buffer == target.buffer)
+        rest: list[Iterator[None]] = []
+
+        def go_on() -> bool:
+            if not rest:
+                algorithm = valid[int(self.luck * len(valid))]
+                rest.append(self._moves(name, algorithm, (source, target), numbers, device))
+            self.moved = True
+            return next(rest[0], "done") == "done"
+
+        return go_on
+
+    def _moves(
+        self, name: str, algorithm: Algorithm, tensors: tuple[Tensor, Tensor], numbers: Sequence[int], device: int
+    ) -> Iterator[None]:
+        sides = [self.arrays[t.buffer][slice(None) if is_view else slice(device, device + 1)]
+                 for t, is_view in zip(tensors, VIEWS[name])]  # fmt: skip
+        source, target = (tensor.slab for tensor in tensors)
+        for phase in phases(name, algorithm, source, target, numbers, self.count, device):
+            for move in phase.moves:
+                terms = boxes(sides[1 if phase.onwards else 0], move.source, move.box)
+                outs = boxes(sides[1], move.target, move.box)
+                for row in range(move.box[0]):
+                    total = summed([term[row : row + 1].copy() for term in terms])
+                    yield
+                    for out in outs:
+                        out[row : row + 1] = total
+
     def _step(self, call: Call, device: int) -> Callable[[], bool]:
         name = call.function.removeprefix("axe.")
         *numbers, _ = call.arguments[STEPS[name] :]
-        tensors = []
-        for tensor in call.arguments[: STEPS[name]]:
-            assert isinstance(tensor, Tensor)
-            slabs = self.arrays[tensor.buffer]
-            tensors.append(slabs[device] if tensor.view == "slab" else slabs)
+        tensors = [self._tensor(each, device) for each in call.arguments[: STEPS[name]] if isinstance(each, Tensor)]
 
         def do() -> bool:
             try:

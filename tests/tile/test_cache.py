@@ -1,15 +1,24 @@
 """What is kept on disk comes back whole or not at all, whoever else is at work in the folder."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
+import tvm_axe as axe
 from tvm_axe.cli import main
-from tvm_axe.errors import InputError
-from tvm_axe.machines import cache
+from tvm_axe.collective.merging import merged
+from tvm_axe.errors import InputError, TileError
+from tvm_axe.layout import Mesh
+from tvm_axe.machines import cache, nvcc, resolve_target
+from tvm_axe.machines.builder import build_program
 from tvm_axe.machines.cache import Cache, key
+from tvm_axe.programs import PROGRAMS
 
 
 @pytest.fixture
@@ -89,6 +98,122 @@ for turn in range(150):
         _, errors = worker.communicate(timeout=120)
         assert worker.returncode == 0, errors.decode()
     assert not list(store.folder.glob(".tmp*"))
+
+
+def counted(log, seconds):
+    """What makes an artifact, slowly, and says so."""
+
+    def make():
+        with open(log, "a") as file:
+            print(os.getpid(), file=file)
+        time.sleep(seconds)
+        return b"made"
+
+    return make
+
+
+def forked(*targets):
+    """Processes that each call one of these."""
+    processes = [multiprocessing.get_context("fork").Process(target=target) for target in targets]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def test_what_many_want_at_once_is_made_once(store, tmp_path):
+    log = tmp_path / "log"
+    make = counted(log, 0.3)
+    processes = forked(*[lambda: sys.exit(store.get_or_make("a", make) != b"made")] * 3)
+    threads = [threading.Thread(target=store.get_or_make, args=("a", make)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for other in (*threads, *processes):
+        other.join(timeout=60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len(log.read_text().split()) == 1
+    assert not list(store.folder.glob(".lock*"))
+
+
+def test_names_do_not_wait_for_each_other(store):
+    began = threading.Event()
+
+    def make():
+        began.set()
+        assert other.wait(timeout=60)
+        return b"first"
+
+    other = threading.Event()
+    thread = threading.Thread(target=store.get_or_make, args=("a", make))
+    thread.start()
+    assert began.wait(timeout=60)
+    assert store.get_or_make("b", lambda: b"second") == b"second"
+    other.set()
+    thread.join(timeout=60)
+    assert store.get("a") == b"first"
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_dies_or_stops_with_a_lock_keeps_nobody(store, tmp_path, monkeypatch, fate):
+    """A lock ends with its holder; of one that was stopped, others lose patience."""
+    monkeypatch.setattr(cache, "PATIENCE", 60.0 if fate == signal.SIGKILL else 0.5)
+    log = tmp_path / "log"
+    (process,) = forked(lambda: store.get_or_make("a", counted(log, 600)))
+    while not log.exists() or not log.read_text():
+        time.sleep(0.01)
+    os.kill(process.pid, fate)
+    start = time.monotonic()
+    assert store.get_or_make("a", lambda: b"mine") == b"mine"
+    assert time.monotonic() - start < 30
+    process.kill()
+    process.join(timeout=60)
+    assert store.get("a") == b"mine"
+
+
+def test_a_maker_that_fails_leaves_the_next_to_make_it(store):
+    def fail():
+        raise RuntimeError("refused")
+
+    with pytest.raises(RuntimeError, match="refused"):
+        store.get_or_make("a", fail)
+    assert store.get_or_make("a", lambda: b"one") == b"one"
+    assert [path.name for path in store.folder.iterdir()] == ["a.kernel"]
+
+
+def test_ranks_compile_a_program_for_gpus_once_between_them(tmp_path, monkeypatch):
+    """The builder that ranks are told, in a process each; a second start finds all."""
+    try:
+        nvcc.find_compiler()
+    except TileError:
+        pytest.skip("neither nvcc nor nvrtc on this machine")
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "kernels"))
+    log = tmp_path / "log"
+    for name in ("_nvcc", "_nvrtc"):
+        monkeypatch.setattr(nvcc, name, compiling(getattr(nvcc, name), log))
+    program = PROGRAMS["sgd"](Mesh({"dp": 3}))
+    target = resolve_target("cuda:sm_90a")
+    exe = axe.compile(program.schedule("fuse(RS-C-AG)"), target=target, work_dir=None)
+
+    def rank():
+        build_program(merged(exe.runnable), target)
+
+    for _start in range(2):
+        processes = forked(rank, rank, rank)
+        for process in processes:
+            process.join(timeout=120)
+        assert [process.exitcode for process in processes] == [0, 0, 0]
+        kernels = len(Cache().entries())
+        assert kernels > 0 and len(log.read_text().split()) == kernels
+
+
+def compiling(compile_it, log):
+    """A compiler that counts what it compiles."""
+
+    def counting(*arguments):
+        with open(log, "a") as file:
+            print(os.getpid(), file=file)
+        return compile_it(*arguments)
+
+    return counting
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_done_without(tmp_path):

@@ -18,6 +18,7 @@ key                  where            value
 ``axe.layouts.NAME`` a block          the same for the parameter NAME, which the block writes, where a
                                       schedule says it (not on the root block: upstream then changes
                                       copies of the schedule too)
+``axe.beside``       a block          the collective that it is runs beside what doesn't depend on it
 ``axe.inserted``     a block          it was inserted to move what a device touches and doesn't own: what
                                       for, in words
 ``axe.tile``         a block          the kernel of `tvm_axe.tile.kernels` that computes it
@@ -49,6 +50,7 @@ BIND = "axe.bind"
 ROOT = "axe.root"
 OVERLAP = "axe.overlap"
 RING = "axe.ring"
+BESIDE = "axe.beside"
 INSERTED = "axe.inserted"
 LAYOUTS = "axe.layouts"
 TILE = "axe.tile"

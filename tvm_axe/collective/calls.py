@@ -33,7 +33,7 @@ from typing import Any
 from tvm_axe import _tvm
 from tvm_axe.collective.merging import HELD, MERGED
 from tvm_axe.collective.plan import VIEWS
-from tvm_axe.collective.side import STEPS
+from tvm_axe.collective.side import BESIDE, STEPS
 from tvm_axe.collective.worker import Worker
 
 # The workers of this process by launch and rank, and the one whose command the calling thread is in.
@@ -67,12 +67,12 @@ def _merged() -> None:
     """A barrier that the collective beside it holds."""
 
 
-def _packed(name: str, holds: tuple[bool, bool]) -> Callable[..., None]:
+def _packed(name: str, holds: tuple[bool, bool], beside: bool = False) -> Callable[..., None]:
     """What a program calls: tensors for arrays, and the name of the axis for the worker's coordinate on it."""
 
     def call(source: Any, target: Any, *arguments: Any) -> None:
         *numbers, axis = arguments
-        _current.worker.take_part(name, source, target, *numbers, axis=axis, holds=holds)
+        _current.worker.take_part(name, source, target, *numbers, axis=axis, holds=holds, beside=beside)
 
     return call
 
@@ -94,4 +94,5 @@ _tvm.register_functions(
 )
 _tvm.register_functions({f"axe.{MERGED}": _merged})
 _tvm.register_functions({f"axe.{name}{end}": _packed(name, holds) for name in VIEWS for end, holds in HELD.items()})
+_tvm.register_functions({f"axe.{name}{BESIDE}": _packed(name, HELD[""], beside=True) for name in VIEWS})
 _tvm.register_functions({f"axe.{name}": _beside(name) for name in STEPS})

@@ -71,6 +71,12 @@ class Device(ABC):
             self.arrive()
             self.wait(0)
 
+    def beside(
+        self, name: str, source: tvm_ffi.Tensor, target: tvm_ffi.Tensor, numbers: Sequence[int], rank: int
+    ) -> None:
+        """Do the same on the side stream, if there is one, or now."""
+        self.collective(name, source, target, numbers, rank)
+
     @abstractmethod
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         """Do a step of the side stream on the views that it sees (`tvm_axe.collective.side`)."""

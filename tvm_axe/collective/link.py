@@ -19,6 +19,7 @@ from tvm.tirx import IntImm, PrimFunc
 from tvm_axe.collective.kernels import can_sum, kernel
 from tvm_axe.collective.native import MEETINGS, meeting
 from tvm_axe.collective.plan import VIEWS, plan
+from tvm_axe.collective.side import BESIDE
 from tvm_axe.collective.stream import stream_copies
 from tvm_axe.collective.sync import Control
 from tvm_axe.errors import InputError
@@ -71,7 +72,7 @@ class _Linker(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         if isinstance(call.op, relax.ExternFunc):
-            name = str(call.op.global_symbol).removeprefix("axe.")
+            name = str(call.op.global_symbol).removeprefix("axe.").removesuffix(BESIDE)  # which cores do where it is
             if name in MEETINGS and self._control is not None:
                 return self._meeting(name, self._control, [int(number) for number in call.args])
             if name in VIEWS and call.args[-1].value in self._axes:

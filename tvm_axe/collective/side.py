@@ -6,12 +6,14 @@
 | `axe.wait_count` | words | shift, group, least | goes on once a counter of this device's is at least so large |
 | `axe.copy` | source, target (n, *slab) | rows, slot, shift, first, stop | copies columns of rows to a peer's slab |
 | `axe.flag` | words (n, *slab) | shift, group | sets a flag of a peer's, behind the copies before it |
-| `axe.join` | | | ends before all that the device is told next |
+| `axe.join` | | left | ends before all that the device is told next, but for the last `left` forks' part |
+| `axe.NAME:beside` | a collective's | the collective's | does the device's part of it, which meets no peer |
 
-Behind these, all but the first and the last have the name of a mesh axis, whose n devices take part; (n, *shape) is the
-view along it. Numbers are the same on all devices: the peer of device d is d + shift, around the ring. The kernel
-beside the side stream has so many *blocks*, which wait for what others' ends set, and so must all be running; 0 if it
-waits for nothing.
+Behind these, all but a fork and a join have the name of a mesh axis, whose n devices take part; (n, *shape) is the view
+along it. Numbers are the same on all devices: the peer of device d is d + shift, around the ring. The kernel beside the
+side stream has so many *blocks*, which wait for what others' ends set, and so must all be running; 0 if it waits for
+nothing. *NAME* is a collective, one of `plan.VIEWS`: a barrier before the fork says that its peers are ready for it,
+and one behind the join that they are done.
 
 *Words* are int32 of shape ``(2, n, groups)``, a slab a device. In the first half, `[0, d, g]` is the flag that device d
 sets when what it sends in group g has arrived; in the second, `[1, d, g]` counts what this device's kernel has made for
@@ -39,10 +41,13 @@ import numpy as np
 
 from tvm_axe.errors import WorkerError
 
-__all__ = ["COUNTERS", "FLAGS", "STEPS", "Rectangle", "rectangle", "step"]
+__all__ = ["BESIDE", "COUNTERS", "FLAGS", "STEPS", "Rectangle", "rectangle", "step"]
 
 STEPS: Mapping[str, int] = MappingProxyType({"fork": 0, "wait_count": 1, "copy": 2, "flag": 1, "join": 0})
 """The steps, with how many tensors each takes."""
+
+BESIDE = ":beside"
+"""What the name of a collective ends with that is told to the side stream."""
 
 FLAGS, COUNTERS = 0, 1
 """The halves of the words."""

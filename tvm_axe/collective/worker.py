@@ -109,13 +109,16 @@ class Worker:
         *numbers: int,
         axis: str,
         holds: tuple[bool, bool] = (False, False),
+        beside: bool = False,
     ) -> None:
         """Do this worker's part of a collective along a mesh axis, on tensors; see `tvm_axe.collective.plan`.
 
         It `holds` the barrier right before it, and the one right behind it, if the program leaves them to it
-        (`tvm_axe.collective.merging`).
+        (`tvm_axe.collective.merging`). The device does it on its side stream if it is `beside` what follows.
         """
-        if any(holds):
+        if beside and axis not in self._site.apart:
+            self.device.beside(name, source, target, numbers, self.coords[axis])
+        elif any(holds):
             self.device.between(name, source, target, numbers, self.coords[axis], *holds)
         elif axis not in self._site.apart:
             self.device.collective(name, source, target, numbers, self.coords[axis])

@@ -20,7 +20,7 @@ from tvm.sym import Analyzer
 from tvm_axe.analysis.expressions import substitute
 from tvm_axe.collective import ALL
 from tvm_axe.collective.plan import plan
-from tvm_axe.collective.side import rectangle
+from tvm_axe.collective.side import BESIDE, rectangle
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.lower.localize import OWN
@@ -184,7 +184,7 @@ class Touches:
     def _collective_touches(self, call: Call, device: int) -> list[Touch]:
         source, target, *others, axis = call.arguments
         assert isinstance(source, Tensor) and isinstance(target, Tensor) and isinstance(axis, str)  # as emitted
-        name = call.function.removeprefix("axe.")
+        name = call.function.removeprefix("axe.").removesuffix(BESIDE)
         numbers = [number for number in others if isinstance(number, int)]
         found = []
         for move in plan(name, source.slab, target.slab, numbers, self._mesh[axis], self._mesh.coords(device)[axis]):

@@ -18,7 +18,9 @@ from tvm import relax, tirx
 from tvm.target import Target
 
 from tvm_axe.collective import ALL
+from tvm_axe.collective.side import BESIDE
 from tvm_axe.layout.collectives import Collective
+from tvm_axe.lower.beside import joins_of
 from tvm_axe.lower.calls import Argument, Call, Tensor
 from tvm_axe.lower.derive import EXCHANGE, LOCAL, MESH_KERNEL, Step
 from tvm_axe.lower.infer import Sharding
@@ -46,7 +48,7 @@ class Emitted:
     memory: tuple[int, ...]  # of each step, the bytes of the device's own slabs that it touches
     names: Mapping[tirx.Buffer, str]  # of the mesh buffers
     shardings: Mapping[tirx.Buffer, Sharding]  # likewise
-    forms: tuple[str, ...]  # of each region of stages that overlap, how they do, where a target makes pairs
+    forms: tuple[str, ...]  # how stages overlap
 
 
 def emit_module(
@@ -78,6 +80,8 @@ class _Emitter:
     ) -> None:
         self.program, self.steps = program, steps
         crossing = {buffer for step in steps for buffer in step.pulled | step.pushed}
+        # What a collective moves beside others has memory of its own: a plan of temporaries goes by the calls' order.
+        crossing |= {b for step in steps if step.stage.beside for b in (step.source, step.target) if b is not None}
         users = {
             buffer: [
                 i
@@ -93,6 +97,9 @@ class _Emitter:
         self.forms: list[str] = []
         if target is not None and makes_pairs(target):
             self._find_pairs(shardings, {b: [steps[i] for i in own] for b, own in users.items()}, target)
+        filling = [at for at, group in enumerate(self.groups) if group[0] in self.pairs]
+        self.joins = joins_of(self.groups, shardings, filling)
+        self.forms += self.joins.forms
         crossing |= {buffer for pair in self.pairs.values() for buffer in pair.exchanged}
         made = {buffer: sharding for pair in self.pairs.values() for buffer, sharding in pair.shardings.items()}
         self.mesh_buffers = (*program.parameters, *(b for b in program.intermediates if b in crossing), *made)
@@ -133,7 +140,9 @@ class _Emitter:
         self._declare(localized)
         params = [*self.arguments.values(), *self.coordinates.values()]
         with self.builder.function("main", params, pure=False):
-            for steps, barrier in zip(self.groups, barriers_before(self.groups, self.shardings)):
+            barriers = barriers_before(self.groups, self.shardings, self.joins.ended)
+            for number, (steps, barrier) in enumerate(zip(self.groups, barriers)):
+                self._join(number)
                 pair = self.pairs.get(steps[0])
                 if barrier and pair is None:  # a pair has one of its own
                     self._call(Call("axe.barrier", None, ()))
@@ -146,7 +155,8 @@ class _Emitter:
                     kernel = localized[indices[0]]
                     self._call_kernel(indices[0], self._add_kernel(steps[0], kernel), kernel)
                 else:
-                    self._collective(indices[0])
+                    self._collective(indices[0], number in self.joins.beside)
+            self._join(len(self.groups))
             self.builder.emit_func_output(relax.Tuple([]))
         return Emitted(
             self.builder.finalize(),
@@ -195,7 +205,7 @@ class _Emitter:
                 tensors = [self._tensor(buffer, view) for buffer, view in step.tensors]
                 copies = step.name == "axe.copy"
                 self._call(Call(step.name, moving if copies else None, (*tensors, *step.numbers, pair.axis)))
-        self._call(Call("axe.join", stage, ()))  # behind which the product is done too
+        self._call(Call("axe.join", stage, (0,)))  # behind which the product is done too
 
     def _launch(self, launch: Launch, pair: Pair, name: str, stage: int) -> None:
         """Add a function of a pair to the module and call it."""
@@ -272,12 +282,22 @@ class _Emitter:
             )
         )
 
-    def _collective(self, stage: int) -> None:
+    def _join(self, number: int) -> None:
+        """The join of what runs beside others until the group of that number; the latest of them may stay there."""
+        ended = self.joins.ended.get(number, ())
+        if ended:
+            left = sum(at < number < end for end, groups in self.joins.ended.items() for at in groups)
+            self._call(Call("axe.join", self.steps.index(self.groups[ended[-1]][0]), (left,)))
+
+    def _collective(self, stage: int, beside: bool) -> None:
         step = self.steps[stage]
         self.kernels.append(None)
         axis, source, target = _collective_views(step)
         tensors = (self._tensor(*source), self._tensor(*target))
-        self._call(Call(f"axe.{Collective(step.kind).operation}", stage, (*tensors, *step.arguments, axis)))
+        if beside:
+            self._call(Call("axe.fork", None, (0,)))
+        name = f"axe.{Collective(step.kind).operation}{BESIDE if beside else ''}"
+        self._call(Call(name, stage, (*tensors, *step.arguments, axis)))
 
     def _tensor(self, buffer: tirx.Buffer, view: str) -> Tensor:
         shape = view_shape(self.program.mesh, view, self.shardings[buffer].stored)

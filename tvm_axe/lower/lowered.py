@@ -14,6 +14,7 @@ from tvm_axe.collective import ALL
 from tvm_axe.collective.arena import PAGE
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Layout, Mesh
+from tvm_axe.lower.beside import arranged
 from tvm_axe.lower.calls import Call
 from tvm_axe.lower.derive import derive_steps
 from tvm_axe.lower.emit import emit_module
@@ -78,8 +79,9 @@ class Lowered:
     ``module["main"]`` takes one tensor for each (buffer name, view) of `arguments`, where the view is ``"slab"`` or a
     mesh axis, then the device's coordinate on each axis of `coordinates`. It makes the `calls`, in order, the same on
     each device; what it allocates is left out of them. Slabs lie whole
-    pages of `page` bytes apart. `forms` are lines on how regions of stages overlap, where the target has other forms of
-    that than chunks (`tvm_axe.lower.pairs`).
+    pages of `page` bytes apart. `forms` are lines on how stages overlap: which collectives run beside others
+    (`tvm_axe.lower.beside`), and which regions do how, where the target has other forms of that than chunks
+    (`tvm_axe.lower.pairs`).
     """
 
     name: str
@@ -150,7 +152,7 @@ def lower(
     program = parse_program(func, mesh, page)
     declared = layouts_of(func)
     shardings = infer_shardings(program, declared)
-    steps = derive_steps(program, shardings, apart)
+    steps = arranged(derive_steps(program, shardings, apart), shardings)
     emitted = emit_module(program, steps, shardings, target)
     stages = tuple(
         Stage(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tvm import tirx
 
@@ -144,15 +145,25 @@ def regions(steps: Sequence[Step]) -> list[list[Step]]:
     return groups
 
 
-def barriers_before(groups: Sequence[Sequence[Step]], shardings: Mapping[tirx.Buffer, Sharding]) -> list[bool]:
+def barriers_before(
+    groups: Sequence[Sequence[Step]],
+    shardings: Mapping[tirx.Buffer, Sharding],
+    ended: Mapping[int, Sequence[int]] = MappingProxyType({}),
+) -> list[bool]:
     """Whether a barrier stands before each group of `regions`: something in it conflicts with what a peer may still do.
 
     The run itself starts and ends with all devices waiting for the controller, so nothing before it counts. Within a
-    group, `pipeline` sees to the order.
+    group, `pipeline` sees to the order. Of collectives that run beside others, `ended` has those that are joined before
+    a group: until then no barrier says that they are done.
     """
+    beside = {group for groups_ended in ended.values() for group in groups_ended}
     since: dict[str, set[tirx.Buffer]] = {"read": set(), "write": set(), "pull": set(), "push": set()}
     found = []
-    for group in groups:
+    for at, group in enumerate(groups):
+        for other in ended.get(at, ()):
+            for step in groups[other]:
+                for key, buffers in touched_by(step, shardings).items():
+                    since[key] |= buffers
         touched = [touched_by(step, shardings) for step in group]
         now = {key: {buffer for other in touched for buffer in other[key]} for key in since}
         local, remote = since["read"] | since["write"], since["pull"] | since["push"]
@@ -164,7 +175,7 @@ def barriers_before(groups: Sequence[Sequence[Step]], shardings: Mapping[tirx.Bu
         )
         if conflict:
             since = {key: set() for key in since}
-        for key, buffers in now.items():
+        for key, buffers in () if at in beside else now.items():
             since[key] |= buffers
         found.append(bool(conflict))
     return found

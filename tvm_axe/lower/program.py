@@ -22,7 +22,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_axe.analysis.annotations import INSERTED
+from tvm_axe.analysis.annotations import BESIDE, INSERTED
 from tvm_axe.analysis.blocks import NestedBlock, ranges_of, statements, stays_in
 from tvm_axe.analysis.expressions import alike, loads_in, substitute, unconditional_loads, uses
 from tvm_axe.analysis.patterns import REDUCE, is_product
@@ -126,6 +126,11 @@ class ScheduledStage:
     @property
     def name(self) -> str:
         return "_".join(dict.fromkeys(block.name for block in self.blocks))
+
+    @property
+    def beside(self) -> bool:
+        """Whether it is to run beside what doesn't depend on it."""
+        return any(BESIDE in block.realize.block.annotations for block in self.blocks)
 
     @property
     def inserted(self) -> str | None:

@@ -10,11 +10,13 @@ The folder is ``$TVM_AXE_CACHE``, or ``tvm_axe`` in ``$XDG_CACHE_HOME``, or ``~/
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tvm_axe.errors import InputError
@@ -25,8 +27,13 @@ FOLDER = "TVM_AXE_CACHE"
 LIMIT = 1 << 30
 """Bytes that a cache may hold."""
 
+PATIENCE = 300.0
+"""Seconds that one waits for another to make an artifact, who may have been stopped; then it is made here, too."""
+
 _DIGEST = hashlib.sha256().digest_size
 _SUFFIX = ".kernel"
+_LOCK, _DRAFT = ".lock-", ".tmp"  # what the names of files that are no artifacts start with
+_LOOK = 0.02  # seconds between looks at a lock that another holds
 
 
 def key(*parts: str | bytes) -> str:
@@ -54,12 +61,19 @@ class Cache:
         self.limit = limit
 
     def get_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The artifact of that name, made and kept if there is none."""
+        """The artifact of that name, made and kept if there is none.
+
+        If another thread or process is making it, that one is waited for.
+        """
         found = self.get(name)
-        if found is None:
-            found = make()
-            self.put(name, found)
-        return found
+        if found is not None:
+            return found
+        with self._alone(name):
+            found = self.get(name)  # what the one before has made
+            if found is None:
+                found = make()
+                self.put(name, found)
+            return found
 
     def get(self, name: str) -> bytes | None:
         """The artifact of that name; None if there is none, or a broken one, which is removed."""
@@ -83,7 +97,7 @@ class Cache:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".tmp", delete=False) as file:
+            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=_DRAFT, delete=False) as file:
                 draft = Path(file.name)
                 try:
                     file.write(hashlib.sha256(contents).digest() + contents)
@@ -120,11 +134,33 @@ class Cache:
         """
         entries = self.entries()
         try:
-            for path in [path for path, *_ in entries] + list(self.folder.glob(".tmp*")):
+            left = [path for prefix in (_DRAFT, _LOCK) for path in self.folder.glob(f"{prefix}*")]
+            for path in [path for path, *_ in entries] + left:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise InputError(f"{error.filename}: cannot be removed: {error.strerror}") from error
         return len(entries)
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Hold the lock of a name, where there can be one and nobody keeps it for too long."""
+        path = self.folder / f"{_LOCK}{name}"
+        held, deadline = None, time.monotonic() + PATIENCE
+        with contextlib.suppress(OSError):  # the folder can't be written, or has no locks, as some of a network
+            self.folder.mkdir(parents=True, exist_ok=True)
+            while held is None and time.monotonic() < deadline:
+                held = _locked(path)
+                if held is None:
+                    time.sleep(_LOOK)
+        try:
+            yield
+        finally:
+            if held is not None:
+                with contextlib.suppress(OSError):  # somebody has cleared the folder
+                    path.unlink()
+                # A process that was forked meanwhile has the descriptor, too, so closing alone would not end the lock.
+                fcntl.flock(held, fcntl.LOCK_UN)
+                os.close(held)
 
     def _shrink(self, newest: Path) -> None:
         entries = self.entries()
@@ -139,6 +175,23 @@ class Cache:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}{_SUFFIX}"
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor of the file, locked; None while another has the lock.
+
+    Who has it removes the file in the end, so the lock counts only if the file is still the one of that name.
+    """
+    descriptor, kept = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kept = os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        kept = False
+    finally:
+        if not kept:
+            os.close(descriptor)
+    return descriptor if kept else None
 
 
 def default_folder() -> Path:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from tvm_axe.programs.ag_mm import AG_MM
 from tvm_axe.programs.attention import ATTENTION
 from tvm_axe.programs.lamb import LAMB
+from tvm_axe.programs.layers import LAYERS
 from tvm_axe.programs.mlp import MLP
 from tvm_axe.programs.moe import MOE
 from tvm_axe.programs.norm import NORM
@@ -29,5 +30,6 @@ PROGRAMS: Mapping[str, ProgramFactory] = MappingProxyType(
         "ag_mm": AG_MM,
         "pipeline": PIPELINE,
         "moe": MOE,
+        "layers": LAYERS,
     }
 )

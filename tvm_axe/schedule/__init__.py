@@ -1,7 +1,8 @@
 """Who does what: schedule primitives for work and communication, and the rules under which each is valid."""
 
-from tvm_axe.analysis.annotations import BIND, LAYOUTS, OVERLAP, RING, ROOT, TILE, layouts_of, with_layouts
+from tvm_axe.analysis.annotations import BESIDE, BIND, LAYOUTS, OVERLAP, RING, ROOT, TILE, layouts_of, with_layouts
 from tvm_axe.errors import ScheduleError
+from tvm_axe.schedule.besides import beside
 from tvm_axe.schedule.fusing import fuse_collective
 from tvm_axe.schedule.memory import set_layout
 from tvm_axe.schedule.overlapping import overlap
@@ -15,6 +16,7 @@ from tvm_axe.schedule.splitting import split_collective
 from tvm_axe.schedule.tiles import tile_kernel
 
 __all__ = [
+    "BESIDE",
     "BIND",
     "LAYOUTS",
     "OVERLAP",
@@ -25,6 +27,7 @@ __all__ = [
     "ScheduleError",
     "all_reduce",
     "as_slice",
+    "beside",
     "fuse_collective",
     "layouts_of",
     "overlap",

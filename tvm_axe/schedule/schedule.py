@@ -18,6 +18,7 @@ from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import ComposeLayout, Layout, Mesh
 from tvm_axe.notebook import preformatted
 from tvm_axe.schedule import query
+from tvm_axe.schedule.besides import beside
 from tvm_axe.schedule.fusing import fuse_collective
 from tvm_axe.schedule.memory import set_layout
 from tvm_axe.schedule.naming import block_at, block_named, block_names, tell_apart
@@ -202,6 +203,10 @@ class Schedule(s_tir.Schedule):
     @_documented_by(overlap)
     def overlap(self, blocks: Sequence[SBlockRV | str], axis: str, chunks: int | ExprRV) -> list[LoopRV]:
         return overlap(self, [self._block(block, "overlap") for block in _several(blocks)], axis, chunks, self.mesh)
+
+    @_documented_by(beside)
+    def beside(self, block: SBlockRV | str) -> None:
+        beside(self, self._block(block, "beside"))
 
     @_documented_by(set_layout)
     def set_layout(self, buffer: str, layout: Layout | ComposeLayout | str, tile: Sequence[int] | None = None) -> None:

@@ -75,6 +75,7 @@ class CudaDevice(Device):
         self._mover = Mover(self._arch(), self._stream, self._room)
         self._graphs = Graphs(self._stream)
         self._side = SideStream(self._stream)
+        self._mover_beside = self._mover.on(self._side.stream)
         self._events = [call("cuEventCreate", 0) for _ in range(2)]
         with _counting:
             _here[self._gpu] += 1
@@ -90,7 +91,12 @@ class CudaDevice(Device):
     def collective(
         self, name: str, source: tvm_ffi.Tensor, target: tvm_ffi.Tensor, numbers: Sequence[int], rank: int
     ) -> None:
-        self.between(name, source, target, numbers, rank, False, False)
+        self._move(self._mover, name, source, target, numbers, rank)
+
+    def beside(
+        self, name: str, source: tvm_ffi.Tensor, target: tvm_ffi.Tensor, numbers: Sequence[int], rank: int
+    ) -> None:
+        self._move(self._mover_beside, name, source, target, numbers, rank)
 
     def between(
         self,
@@ -102,15 +108,28 @@ class CudaDevice(Device):
         behind: bool,
         before: bool,
     ) -> None:
-        one, other = (self._mover.side(tensor, is_view) for tensor, is_view in zip((source, target), VIEWS[name]))
+        self._move(self._mover, name, source, target, numbers, rank, behind, before)
+
+    def _move(
+        self,
+        mover: Mover,
+        name: str,
+        source: tvm_ffi.Tensor,
+        target: tvm_ffi.Tensor,
+        numbers: Sequence[int],
+        rank: int,
+        behind: bool = False,
+        before: bool = False,
+    ) -> None:
+        one, other = (mover.side(tensor, is_view) for tensor, is_view in zip((source, target), VIEWS[name]))
         parts = len(one.slabs if VIEWS[name][0] else other.slabs)
         algorithm = self._table.chosen(name, max(one.nbytes, other.nbytes), in_place=one.slabs == other.slabs)
         shapes = one.shape, other.shape
         told = phases(name, algorithm, *shapes, [int(number) for number in numbers], parts, rank)
-        self._mover.run(told, one, other, self._meeting, behind, before)
+        mover.run(told, one, other, self._meeting, behind, before)
 
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
-        if name == "fork":
+        if name == "fork" and any(numbers):
             self._check_room(*numbers)
         self._side.step(name, tensors, numbers, rank)
 
@@ -163,7 +182,7 @@ class CudaDevice(Device):
             self._meeting.call_off()
 
     def settle(self) -> None:
-        self._side.forked = False
+        self._side.settle()
         if self._meeting is not None:
             self._meeting.settle()
 

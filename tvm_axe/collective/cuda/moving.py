@@ -11,6 +11,7 @@ is of one size on all.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
@@ -104,6 +105,12 @@ class Mover:
             self._functions[name] = call("cuModuleGetFunction", self._module, name.encode())
             # Loads it now: where a peer's kernel waits in the same context, loading would wait for that one.
             call("cuFuncGetAttribute", loaded, self._functions[name])
+
+    def on(self, stream: Any) -> Mover:
+        """Return what does moves on another stream, with the same kernels, as long as this one isn't closed."""
+        other = copy.copy(self)
+        other._stream = stream
+        return other
 
     def close(self) -> None:
         """Give back what it has."""

@@ -29,47 +29,72 @@ class SideStream:
 
     Attributes
     ----------
-    forked : bool
-        Whether it was forked, and not joined yet.
+    stream : CUstream
+        This one.
     """
 
     def __init__(self, stream: Any) -> None:
         self._main = stream
-        self._own = call("cuStreamCreate", int(enum("CUstream_flags", "CU_STREAM_NON_BLOCKING")))
-        timing = int(enum("CUevent_flags", "CU_EVENT_DISABLE_TIMING"))
-        self._events = [call("cuEventCreate", timing) for _ in range(2)]
-        self.forked = False
+        self.stream = call("cuStreamCreate", int(enum("CUstream_flags", "CU_STREAM_NON_BLOCKING")))
+        self._forked = self._event()
+        self._free: list[Any] = []  # events
+        self._ends: list[
+            Any | None
+        ] = []  # of what it was told from each fork on, until it is joined; None: not said yet
+
+    @property
+    def forked(self) -> bool:
+        """Whether it was forked, and not joined yet."""
+        return bool(self._ends)
 
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         """Tell the stream a step (`tvm_axe.collective.side`)."""
         _STEPS[name](self, tensors, numbers, rank)
 
     def _fork(self, *_: object) -> None:
-        self._behind(self._events[0], self._main, self._own)
-        self.forked = True
+        self._end(len(self._ends) - 1)
+        call("cuEventRecord", self._forked, self._main)
+        call("cuStreamWaitEvent", self.stream, self._forked, 0)
+        self._ends.append(None)
 
-    def _join(self, *_: object) -> None:
-        self._behind(self._events[1], self._own, self._main)
-        self.forked = False
+    def _join(self, _: object, numbers: Sequence[int], *__: object) -> None:
+        (left,) = numbers
+        count = len(self._ends) - left
+        if count > 0:
+            call("cuStreamWaitEvent", self._main, self._end(count - 1), 0)
+            self._free += [self._end(at) for at in range(count)]
+            del self._ends[:count]
+
+    def _end(self, at: int) -> Any:
+        """The event behind what the stream was told from a fork on; of the last fork, until now."""
+        if at < 0:
+            return None
+        if self._ends[at] is None:
+            self._ends[at] = self._free.pop() if self._free else self._event()
+            call("cuEventRecord", self._ends[at], self.stream)
+        return self._ends[at]
 
     @staticmethod
-    def _behind(event: Any, first: Any, second: Any) -> None:
-        """Have what the second stream is told next wait for what the first was told."""
-        call("cuEventRecord", event, first)
-        call("cuStreamWaitEvent", second, event, 0)
+    def _event() -> Any:
+        return call("cuEventCreate", int(enum("CUevent_flags", "CU_EVENT_DISABLE_TIMING")))
+
+    def settle(self) -> None:
+        """Take it for joined, after a failure."""
+        self._free += [event for event in self._ends if event is not None]
+        self._ends.clear()
 
     def _wait_count(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         (words,), (shift, group, least) = tensors, numbers
         devices = int(words.shape[1])
         place = _place(words, (COUNTERS, (rank + shift) % devices, group))
         at_least = int(enum("CUstreamWaitValue_flags", "CU_STREAM_WAIT_VALUE_GEQ"))
-        call("cuStreamWaitValue32", self._own, place, least, at_least)
+        call("cuStreamWaitValue32", self.stream, place, least, at_least)
 
     def _flag(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         (words,), (shift, group) = tensors, numbers
         peer = (rank + shift) % int(words.shape[0])
         # Without a flag of its own the write is behind all that the stream has written (cuStreamWriteValue32).
-        call("cuStreamWriteValue32", self._own, _place(words, (peer, FLAGS, rank, group)), 1, 0)
+        call("cuStreamWriteValue32", self.stream, _place(words, (peer, FLAGS, rank, group)), 1, 0)
 
     def _copy(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         source, target = tensors
@@ -81,20 +106,21 @@ class SideStream:
         to = _place(target, (moved.peer, *(0 for _ in slabs[1]))) + moved.target * pitch + begin
         taken = source.data_ptr() + moved.source * pitch + begin
         if width == pitch:
-            call("cuMemcpyDtoDAsync", to, taken, pitch * moved.rows, self._own)
+            call("cuMemcpyDtoDAsync", to, taken, pitch * moved.rows, self.stream)
             return
         shape = struct("CUDA_MEMCPY2D")
         shape.srcMemoryType = shape.dstMemoryType = enum("CUmemorytype", "CU_MEMORYTYPE_UNIFIED")
         shape.srcDevice, shape.dstDevice = taken, to
         shape.srcPitch = shape.dstPitch = pitch
         shape.WidthInBytes, shape.Height = width, moved.rows
-        call("cuMemcpy2DAsync", shape, self._own)
+        call("cuMemcpy2DAsync", shape, self.stream)
 
     def close(self) -> None:
         """Give back what it has."""
-        for event in self._events:
+        self.settle()
+        for event in (self._forked, *self._free):
             call("cuEventDestroy", event)
-        call("cuStreamDestroy", self._own)
+        call("cuStreamDestroy", self.stream)
 
 
 _STEPS: Mapping[str, Callable[..., None]] = {
