@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
 
+from tvm_axe.collective.stored import map_file
 from tvm_axe.errors import InputError
 
 __all__ = ["read_safetensors", "write_safetensors"]
@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             text = file.read(min(length, size))
-            mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        mapped: Any = map_file(path) if size else b""
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     if size < 8 or length > size - 8:
