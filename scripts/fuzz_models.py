@@ -25,6 +25,7 @@ from tvm import relax
 import tvm_axe as axe
 from tvm_axe.collective.engine import HOST, Rates
 from tvm_axe.executable.model import MeshModelExecutable
+from tvm_axe.executable.signatures import signatures
 from tvm_axe.layout import Link
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.relax import share_model
@@ -194,7 +195,9 @@ def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
         model.module, on.mesh, memory=float(rng.choice([0.0, 1 / devices + 0.05, 1.0])),
         rates=HOST if rng.integers(4) == 0 else SLOW, page=on.page,
     )  # fmt: skip
-    exe = MeshModelExecutable(shared, shared.module, shared.module, resolve_target("llvm"), {})
+    exe = MeshModelExecutable(
+        signatures(model.module), shared, shared.module, shared.module, resolve_target("llvm"), {}
+    )
     for _ in range(2):
         found = exe.run(on, *arrays)
         outs = found if isinstance(found, tuple) else (found,)

@@ -33,6 +33,7 @@ from tvm_axe.pipeline import APPLY_RECORDS, PASSES, SCHEDULES, TILE_KERNELS, Wor
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
+from tvm_axe.relax.packing import attached
 from tvm_axe.relax.sharing import Pin, described, share_model
 from tvm_axe.schedule import Schedule
 
@@ -205,7 +206,9 @@ def _model_on_mesh(
     kernels = Work(shared.module, resolved, None, work_dir)
     work = run(kernels, (APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass
     assert work.scheduled is not None
-    return MeshModelExecutable(shared, work.scheduled, work.module, resolved, work.tuned)
+    return MeshModelExecutable(
+        signatures(model), shared, work.scheduled, work.module, resolved, work.tuned, attached(model)
+    )
 
 
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any
 
 from tvm_axe.collective import Arrow, Event, Recording, Timeline
 from tvm_axe.collective.timeline import ARRIVAL, BESIDE, EDGE, WAITING
+from tvm_axe.layout import Mesh
 from tvm_axe.lower.calls import Box, Call, Touch, Touches
+from tvm_axe.lower.derive import EXCHANGE, LOCAL
 from tvm_axe.lower.lowered import Lowered
 
 _KINDS = {
@@ -51,13 +54,35 @@ def timeline_of(lowered: Lowered, recordings: Sequence[Recording]) -> Timeline:
         Arrow(buffer, done[writer][first], done[reader][second])
         for buffer, writer, first, reader, second in _crossings(lowered, calls, touched)
     ]
-    workers = []
-    for device in range(mesh.size):
-        coords = ", ".join(f"{axis}={at}" for axis, at in mesh.coords(device).items())
-        workers.append(f"worker {device} ({coords})")
     events = [event for of_device in done for event in of_device] + waits
     title = f"{lowered.name}: {lowered.notation} on {mesh}"
-    return Timeline(title, tuple(workers), tuple(events), tuple(arrows))
+    return Timeline(title, _workers(mesh), tuple(events), tuple(arrows))
+
+
+def model_timeline(name: str, mesh: Mesh, recordings: Sequence[Recording]) -> Timeline:
+    """What the workers did in a call of a function of a model that is shared over a mesh."""
+    finished = max(recording.stop for recording in recordings)
+    events = []
+    for device, recording in enumerate(recordings):
+        events += [Event(device, *_named(called.name), called.start, called.stop) for called in recording.calls]
+        if recording.stop < finished:
+            events.append(Event(device, "wait for the end", WAITING, recording.stop, finished))
+    return Timeline(f"{name} on {mesh}", _workers(mesh), tuple(events), ())
+
+
+def _named(called: str) -> tuple[str, str]:
+    """The name and the kind of the event of a call; what workers have made of collectives has a number behind it."""
+    plain = f"axe.{re.sub(r'_[0-9]+$', '', called[4:])}" if called[:4] in ("axe.", "axe_") else called
+    if plain in _KINDS:
+        return plain[4:], _KINDS[plain]
+    if plain != called or called[:4] == "axe.":
+        return plain[4:], plain[4:].replace("_", "-")
+    return called, EXCHANGE if "_taken" in called else LOCAL
+
+
+def _workers(mesh: Mesh) -> tuple[str, ...]:
+    coords = [", ".join(f"{axis}={at}" for axis, at in mesh.coords(device).items()) for device in range(mesh.size)]
+    return tuple(f"worker {device} ({at})" for device, at in enumerate(coords))
 
 
 def _described(lowered: Lowered, call: Call) -> tuple[str, str, dict[str, Any]]:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import tvm_axe as axe
+from tvm_axe.collective.stored import let_go
 from tvm_axe.executable import read_safetensors, safetensors, write_safetensors
-from tvm_axe.executable.safetensors import let_go
 
 ARRAYS = {
     "a": np.arange(6, dtype="float32").reshape(2, 3),

@@ -257,7 +257,7 @@ def test_arguments_and_results_of_all_kinds() -> None:
             assert problem in str(raised.value)
 
 
-def test_only_models_on_one_device_are_loaded(decoder: SimpleNamespace, exe: axe.Executable) -> None:
+def test_only_models_are_loaded(decoder: SimpleNamespace, exe: axe.Executable) -> None:
     @T.prim_func(s_tir=True)
     def copy(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
         for i in range(4):
@@ -265,7 +265,12 @@ def test_only_models_on_one_device_are_loaded(decoder: SimpleNamespace, exe: axe
                 vi = T.axis.spatial(4, i)
                 B[vi] = A[vi]
 
-    with pytest.raises(axe.LowerError, match=r"copy: load\(params\) is of a Relax model compiled for one device"):
+    with pytest.raises(
+        axe.LowerError,
+        match=r"copy: load\(params\) is of a Relax model, and this is a function ",
+    ):
         axe.compile(copy, work_dir=None).load({})
     with pytest.raises(axe.LowerError, match="runs in this process, without workers"):
         exe.load(decoder.weights(), workers=object())
+    with pytest.raises(axe.LowerError, match="load takes workers, if there are any, and params; got 2 values more"):
+        exe.load(decoder.weights(), {})

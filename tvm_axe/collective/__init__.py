@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor, slab_stride
     from tvm_axe.collective.tiles import MeshKernel
     from tvm_axe.collective.timeline import Arrow, Event, Timeline
-    from tvm_axe.collective.workers import Argument, LoadedProgram, Workers
+    from tvm_axe.collective.workers import Argument, BoundCall, LoadedProgram, Workers
     from tvm_axe.errors import WorkerError
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "SLAB",
     "Argument",
     "Arrow",
+    "BoundCall",
     "Called",
     "Coord",
     "Event",
@@ -46,7 +47,7 @@ _HOMES = {
     "tvm_axe.collective.tiles": ["MeshKernel"],
     "tvm_axe.collective.timeline": ["Arrow", "Event", "Timeline"],
     "tvm_axe.collective.launching": ["launch"],
-    "tvm_axe.collective.workers": ["Argument", "LoadedProgram", "Workers"],
+    "tvm_axe.collective.workers": ["Argument", "BoundCall", "LoadedProgram", "Workers"],
     "tvm_axe.errors": ["WorkerError"],
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -113,6 +114,7 @@ class MeshTensor:
         self._workers = None if workers is None else weakref.ref(workers)
         self._arena = arena
         self._devices = mesh.size
+        self._texts: dict[str, str] = {}
         stride = slab_stride(self.shape, dtype, arena.page) * self._numpy_type.itemsize
         self._stride = 0 if shared else stride
         # What the host has are copies, taken when they are wanted, if the devices have memory of their own.
@@ -224,6 +226,14 @@ class MeshTensor:
     def encode(self, view: str) -> list[Any]:
         """Say in JSON where the tensor lies and how a worker shall see it."""
         return [view, self._live_offset(), self._stride, list(self.shape), self.dtype]
+
+    def text(self, view: str) -> str:
+        """Say the same as text, which is made once."""
+        self._live_offset()
+        found = self._texts.get(view)
+        if found is None:
+            found = self._texts[view] = json.dumps(self.encode(view))
+        return found
 
     def release(self) -> None:
         """Give the memory back; the tensor can't be used afterwards."""

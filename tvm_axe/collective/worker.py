@@ -16,7 +16,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
@@ -30,11 +30,22 @@ from tvm_axe.collective.native import SPINS
 from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.site import Site
 from tvm_axe.collective.staging import BUFFER, Staging
+from tvm_axe.collective.stored import Piece, Stored, fill
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, Late
 from tvm_axe.collective.tensor import View, decode_view
 from tvm_axe.machines.builder import builder_named
 
 ALLOCATES = b"relax.builtin.alloc_tensor"  # in a module's text
+MOST_VIEWS = 1 << 12  # tensors that a worker keeps, as calls ask for the same ones
+
+
+class _Call(NamedTuple):
+    """A function of a program with arguments, and the places of those that are still to be given."""
+
+    function: Callable[..., Any]
+    values: list[Any]
+    places: list[int]
+    allocates: bool
 
 
 class Worker:
@@ -70,6 +81,8 @@ class Worker:
         self.device = Cores(site.arena) if device is None else device
         self.coords = site.mesh.coords(rank)
         self._programs: dict[int, relax.VirtualMachine] = {}
+        self._calls: dict[int, _Call] = {}
+        self._views: dict[str, Any] = {}  # tensors by what a call says of them
         self._allocating: set[int] = set()  # the programs that allocate memory when they run
         self._left_barrier: tuple[int, str] | None = None
         self._staging: Staging | None = None
@@ -214,6 +227,32 @@ class Worker:
         key = None if program in self._allocating else (program, function, json.dumps(arguments))
         return key, functools.partial(self._programs[program][function], *values)
 
+    def bind(self, call: int, program: int, function: str, arguments: Sequence[Any]) -> None:
+        """Keep a call of a function, for `invoke`, which says what the arguments are that are None here."""
+        values = [None if argument is None else self._decode(argument) for argument in arguments]
+        places = [at for at, argument in enumerate(arguments) if argument is None]
+        self._calls[call] = _Call(self._programs[program][function], values, places, program in self._allocating)
+
+    def unbind(self, call: int) -> None:
+        """Drop such a call."""
+        self._calls.pop(call, None)
+        self.device.forget()
+
+    def invoke(self, call: int, arguments: Sequence[str]) -> None:
+        """Run a function whose other arguments are bound; what these are is said in JSON, mostly as it was before."""
+        bound = self._calls[call]
+        values = bound.values.copy()
+        for place, text in zip(bound.places, arguments, strict=True):
+            value = self._views.get(text)
+            if value is None:
+                if len(self._views) >= MOST_VIEWS:
+                    self._views.clear()
+                value = self._views[text] = self._decode(json.loads(text))
+            values[place] = value
+        key = None if bound.allocates else (call, *arguments)
+        self.device.repeat(key, functools.partial(bound.function, *values))
+        self._finish()
+
     def _finish(self) -> None:
         """Wait for the device; raises if it stopped waiting for others."""
         self.device.finish()
@@ -289,6 +328,7 @@ class Worker:
 
     def release(self, places: Sequence[tuple[int, int, int]]) -> None:
         """Give that memory back."""
+        self._views.clear()
         for worker, offset, nbytes in places:
             if worker == self.rank or self.connection is not None:
                 self.device.release(offset, nbytes)
@@ -311,6 +351,19 @@ class Worker:
                 across.exchange([], parcels)
             else:
                 across.exchange(parcels, [])
+
+    def read(self, requests: Sequence[tuple[Sequence[Any], Sequence[Any], Sequence[Sequence[Piece]]]]) -> None:
+        """Fill this worker's slabs out of files: of each tensor, the array in the file and each worker's pieces."""
+        for tensor, source, pieces in requests:
+            _, _, stride, *_ = tensor
+            view, in_arena = self._view(tensor), isinstance(self.device, Cores)
+            if not stride and in_arena and self.rank != self._site.control.ranks[0]:
+                continue  # it is the same memory
+            slab = view.array(self._site.arena) if in_arena else np.zeros(view.shape, view.dtype)
+            path, size, changed, offset, dtype, shape = source
+            fill(slab, Stored(path, size, changed, offset, dtype, tuple(shape)), pieces[self.rank])
+            if not in_arena:
+                self.device.move(view.offset, slab.reshape(-1).view("uint8"), False)
 
     def meet(self, words: Sequence[Any]) -> None:
         """Have the device meet its peers by itself from now on, by the words of a tensor."""
@@ -363,6 +416,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "load": Worker.load,
     "unload": Worker.unload,
     "run": Worker.run,
+    "bind": Worker.bind,
+    "unbind": Worker.unbind,
+    "invoke": Worker.invoke,
+    "read": Worker.read,
     "time": Worker.time,
     "trace": Worker.trace,
     "collective": Worker.collective,

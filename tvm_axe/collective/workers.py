@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.fitting import check_block, check_dim, check_exchange, check_pair, check_root, check_same
 from tvm_axe.collective.recording import Recording, aligned
 from tvm_axe.collective.session import Session
+from tvm_axe.collective.stored import Piece, Stored
 from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Layout, Mesh
@@ -36,10 +38,25 @@ class LoadedProgram:
         return f"LoadedProgram({', '.join(self.functions)})"
 
 
+class BoundCall:
+    """A call of a function of a program of which most arguments are always the same; made by `Workers.bind`."""
+
+    def __init__(self, number: int, function: str, places: int) -> None:
+        self.number, self.function, self.places = number, function, places
+
+    def __repr__(self) -> str:
+        return f"BoundCall({self.function}, {self.places} arguments left)"
+
+
+Item = MeshTensor | LoadedProgram | BoundCall
+"""What workers keep until they are told to free it."""
+
+
 class Workers:
     """Workers on a mesh, one a device; made by `tvm_axe.launch`. A context manager.
 
-    Commands run on all the workers at once, and return when all have finished. One thread at a time may use them.
+    Commands run on all the workers at once, and return when all have finished. One thread at a time may use them: the
+    one that has the `lock`, where there are several.
 
     Attributes
     ----------
@@ -47,10 +64,13 @@ class Workers:
         The devices.
     engine : str
         The engine's name.
+    lock : threading.RLock
+        For threads that share them.
     """
 
     def __init__(self, mesh: Mesh, engine: Engine, session: Session) -> None:
         self.mesh = mesh
+        self.lock = threading.RLock()
         self.engine = engine.name
         self._engine = engine
         self._session = session
@@ -58,8 +78,9 @@ class Workers:
         self._closer = weakref.finalize(self, session.close)
         self._tensors: set[MeshTensor] = set()
         self._programs: set[LoadedProgram] = set()
-        self._loaded = 0
-        self._discarded: deque[MeshTensor | LoadedProgram] = deque()
+        self._calls: set[BoundCall] = set()
+        self._loaded = 0  # programs and calls so far
+        self._discarded: deque[Item] = deque()
 
     @property
     def closed(self) -> bool:
@@ -148,19 +169,23 @@ class Workers:
         self._tensors.add(tensor)
         return tensor
 
-    def free(self, item: MeshTensor | LoadedProgram) -> None:
-        """Give back the memory of a mesh tensor, or drop a program; neither can be used afterwards."""
+    def free(self, item: Item) -> None:
+        """Give back the memory of a mesh tensor, or drop a program or a call; none can be used afterwards."""
         self._check_open()
         if isinstance(item, MeshTensor):
             self._check_own(item)
             self._tensors.remove(item)
             item.release()
+        elif isinstance(item, BoundCall):
+            self._check_call(item)
+            self._calls.remove(item)
+            self._session.run("unbind", item.number)
         else:
             self._check_program(item, None)
             self._programs.remove(item)
             self._session.run("unload", item.number)
 
-    def discard(self, item: MeshTensor | LoadedProgram) -> None:
+    def discard(self, item: Item) -> None:
         """Have `item` freed when memory or a program is asked for next.
 
         For finalizers: the garbage collector runs them in any thread, a worker's too, and in the middle of a command,
@@ -230,6 +255,55 @@ class Workers:
         """
         self._check_program(program, function)
         self._session.run("run", program.number, function, self._encode(args))
+
+    def bind(self, program: LoadedProgram, args: Sequence[Argument | None], function: str = "main") -> BoundCall:
+        """Keep a call on every worker, for `invoke`: arguments that are None are what that is given, in their order.
+
+        For the other parameters and for errors see `call`.
+        """
+        self._check_program(program, function)
+        encoded = [None if argument is None else self._encode([argument])[0] for argument in args]
+        self._loaded += 1
+        self._session.run("bind", self._loaded, program.number, function, encoded)
+        bound = BoundCall(self._loaded, function, sum(argument is None for argument in args))
+        self._calls.add(bound)
+        return bound
+
+    def invoke(self, bound: BoundCall, args: Sequence[tuple[MeshTensor, str]]) -> None:
+        """Run a bound call once on every worker, with tensors and their views for the arguments that it left open.
+
+        It costs little beside the function itself, however many arguments are bound.
+
+        Raises
+        ------
+        InputError
+            For a call that isn't these workers', or another number of arguments than it left open.
+        WorkerError
+            If a tensor was freed, or a worker failed, died or fell behind.
+        """
+        self._check_call(bound)
+        if len(args) != bound.places:
+            raise InputError(f"invoke: {bound!r}; got {len(args)}")
+        self._session.run("invoke", bound.number, [tensor.text(view) for tensor, view in args])
+
+    def read(self, requests: Sequence[tuple[MeshTensor, Stored, Sequence[Sequence[Piece]]]]) -> None:
+        """Have each worker fill its slabs out of files.
+
+        Parameters
+        ----------
+        requests : sequence
+            A tensor each, the array in a file, and for each device the pieces of that which go to its slab.
+
+        Raises
+        ------
+        InputError
+            For a tensor that isn't these workers'.
+        WorkerError
+            If a file can't be read where a worker is, or has changed; if a worker failed, died or fell behind.
+        """
+        self._check_open()
+        said = [(self._check_own(tensor).encode(SLAB), source, pieces) for tensor, source, pieces in requests]
+        self._session.run("read", said)
 
     def time(
         self, program: LoadedProgram, args: Sequence[Argument], repeat: int, warmup: int = 1, function: str = "main"
@@ -377,6 +451,11 @@ class Workers:
             raise InputError(f"{program!r} is not a program of these workers; load it with workers.load")
         if isinstance(program, LoadedProgram) and function is not None and function not in program.functions:
             raise InputError(f"the program has no function {function!r}; it has {', '.join(program.functions)}")
+
+    def _check_call(self, bound: object) -> None:
+        self._check_open()
+        if bound not in self._calls:
+            raise InputError(f"{bound!r} is not a call of these workers; make one with workers.bind")
 
     def _check_two(self, source: MeshTensor, target: MeshTensor, axis: str) -> None:
         self._check_open()

@@ -15,6 +15,7 @@ from tvm_axe.analysis.parameters import parameters
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input
 from tvm_axe.executable.base import Executable
+from tvm_axe.executable.functions import Model
 from tvm_axe.executable.placed import DeviceMemory
 from tvm_axe.executable.session import Session
 from tvm_axe.executable.signatures import Signature
@@ -91,7 +92,7 @@ class FunctionExecutable(Executable):
         return "\n".join([*lines, "", self.module.script()])
 
 
-class ModelExecutable(Executable):
+class ModelExecutable(Model):
     """A Relax model for upstream's virtual machine; a model of one function is called as a function is.
 
     Parameters
@@ -120,43 +121,12 @@ class ModelExecutable(Executable):
         target: Target,
         tuned: Mapping[str, float],
     ) -> None:
-        super().__init__(functions[0].name if len(functions) == 1 else "model", module, target, tuned)
-        self.functions, self.packed = tuple(functions), packed
+        super().__init__(functions, packed, module, target, tuned)
         self.runnable, self._built = runnable, built
 
     @property
     def vm(self) -> relax.VMExecutable:
         return self._built
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return self._function().outputs
-
-    def _inputs(self) -> Sequence[Input]:
-        inputs = self._function().inputs
-        assert inputs is not None  # it would be refused
-        return inputs
-
-    def _function(self) -> Signature:
-        """The one function that is called with arrays; an error if the model isn't called so."""
-        if len(self.functions) != 1:
-            names = ", ".join(each.name for each in self.functions)
-            raise LowerError(
-                f"the model has {len(self.functions)} functions ({names}); call them by name: "
-                f'model = exe.load(weights), then model["{self.functions[0].name}"](...)'
-            )
-        (only,) = self.functions
-        if self.packed:
-            raise LowerError(
-                f"{only.name} takes packed weights, which are packed once: model = exe.load(weights), then "
-                f'model["{only.name}"](...)'
-            )
-        if only.inputs is None:
-            raise LowerError(
-                f"{only.name} takes what is no array of known dimensions ({', '.join(map(str, only.params))}); call it "
-                f'as model = exe.load(weights), then model["{only.name}"](...)'
-            )
-        return only
 
     @cached_property
     def _machine(self) -> relax.VirtualMachine:

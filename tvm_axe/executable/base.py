@@ -49,18 +49,20 @@ def _read(path: str | Path) -> Executable:
     return read(Path(path))
 
 
-def _open(exe: Executable, params: Any = None, workers: Workers | None = None) -> Session:
-    """Put a model's weights where it runs, once, for all calls of its functions by name.
+def _open(exe: Executable, *arguments: Any, params: Any = None, workers: Workers | None = None) -> Session:
+    """Put a model's weights where it runs, once, for all calls of its functions by name. ::
+
+        model = exe.load(params)                       model = exe.load(workers, params)
 
     Parameters
     ----------
+    workers : Workers, optional
+        Who runs a model on a mesh, if it isn't to run on workers of its own; of one for one device None.
     params : mapping, sequence or path, optional
         The weights: arrays by name, of numpy or of what speaks DLPack, such as a ``state_dict`` of PyTorch; arrays in
         the order of the parameters; or the path of a safetensors file, of its index, of a folder with such, or several.
         Dots in names may be underscores in the model's. Left out, they are those that the model was imported with, if
-        it has kept any.
-    workers : Workers, optional
-        Who runs a model on a mesh; of one for one device None.
+        it has kept any. On a mesh a device gets its share alone, and what lies in files each worker reads for itself.
 
     Returns
     -------
@@ -73,9 +75,18 @@ def _open(exe: Executable, params: Any = None, workers: Workers | None = None) -
         If weights are missing, or are given that no function takes, or have another shape or type, all of which is
         listed; or if a file can't be read.
     LowerError
-        If this is no model for one device, or the device is missing.
+        If this is no model, the device is missing, or workers are of another mesh or left over.
+    WorkerError
+        If a worker doesn't start, fails or dies, or there is no room for the weights; then none of them is left.
     """
-    return exe._session(params, workers)
+    given = list(arguments)
+    if given and isinstance(given[0], Workers):
+        if workers is not None:
+            raise LowerError(f"{exe.name}: load is given workers twice")
+        workers = given.pop(0)
+    if len(given) > (params is None):
+        raise LowerError(f"{exe.name}: load takes workers, if there are any, and params; got {len(given)} values more")
+    return exe._session(given[0] if given else params, workers)
 
 
 class Executable:
@@ -272,7 +283,7 @@ class Executable:
     def _session(self, params: Any, workers: Workers | None) -> Session:
         """A session of its model; an error if it is none."""
         raise LowerError(
-            f"{self.name}: load(params) is of a Relax model compiled for one device, and this is {self._described()}; "
+            f"{self.name}: load(params) is of a Relax model, and this is {self._described()}; "
             f"run it as {self._usage()}, and read a file by axe.Executable.load(path)"
         )
 

@@ -29,9 +29,6 @@ class Handle:
     def __init__(self, session: Session, value: Any) -> None:
         self._session, self._value = session, value
 
-    def __del__(self) -> None:
-        self._session._memory.free(self._value)
-
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The array's extents; None if it is no array."""
@@ -57,7 +54,9 @@ class Handle:
         LowerError
             If it is no array, or its session is closed.
         """
-        return self._session._memory.fetch(self._array())
+        value, session = self._array(), self._session
+        with session._memory.lock:
+            return session._memory.fetch(value)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:

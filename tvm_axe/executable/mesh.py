@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,17 +12,15 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
-from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers, launch
+from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers
 from tvm_axe.collective.tensor import check_dtype
-from tvm_axe.errors import LowerError, WorkerError
+from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input
-from tvm_axe.executable.base import Executable
 from tvm_axe.executable.measured import Measured, measured_stages, measured_whole
-from tvm_axe.layout import Mesh
+from tvm_axe.executable.on_mesh import OnMesh, discard
 from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer, Stage
-from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.pipeline import PASSES, Work, run
 from tvm_axe.tracing import timeline_of
@@ -33,7 +30,7 @@ __all__ = ["MeshExecutable"]
 _LOG = logging.getLogger("tvm_axe")
 
 
-class MeshExecutable(Executable):
+class MeshExecutable(OnMesh):
     """A lowered function, built by the workers that run it.
 
     Parameters
@@ -50,8 +47,6 @@ class MeshExecutable(Executable):
         The program before it was lowered, for workers whose devices don't all see each other's memory.
     """
 
-    mesh: Mesh
-
     def __init__(
         self,
         lowered: Lowered,
@@ -66,7 +61,6 @@ class MeshExecutable(Executable):
         self.mesh, self.stages = lowered.mesh, lowered.stages
         self.notation, self.layouts = lowered.notation, lowered.layouts
         self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
-        self._own: tuple[int, Workers] | None = None  # the process that launched them, and its own workers
         self._measured: Measured | None = None
         self._begun = begun
         self._unfused: dict[frozenset[str], MeshExecutable] = {}  # by the axes along which devices are apart
@@ -108,7 +102,6 @@ class MeshExecutable(Executable):
 
     def trace(self, *arguments: Any, warmup: int = 3, **named: Any) -> Timeline:
         workers, arrays = self._taken(arguments, named)
-        assert workers is not None
         loaded, exe = self._load(workers, arrays), self._fitting(workers)
         recordings = workers.trace(loaded.program, loaded.arguments, len(exe.lowered.calls), warmup)
         timeline = timeline_of(exe.lowered, recordings)
@@ -221,35 +214,11 @@ class MeshExecutable(Executable):
 
     def _load(self, workers: Workers, arrays: Arrays) -> _Loaded:
         """The same, with `arrays` put into place."""
-        if workers.closed:
-            raise WorkerError(f"{self.name}: the workers are closed; launch new ones")
+        self._check(workers)
         loaded = self._on(workers)
         for buffer, array in zip(self.lowered.inputs, arrays):
             loaded.scatter(buffer, array)
         return loaded
-
-    def close(self) -> None:
-        if self._own is not None and self._own[0] == os.getpid():
-            self._own[1].close()
-        self._own = None
-
-    def _workers(self) -> Workers:
-        process = os.getpid()
-        if self._own is None or self._own[0] != process or self._own[1].closed:
-            on_host = backend_of(self.target).on_host
-            workers = launch(self.mesh) if on_host else launch(self.mesh, engine=backend_of(self.target).device)
-            weakref.finalize(self, workers.close)
-            self._own = process, workers
-        return self._own[1]
-
-    def _taken(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Workers | None, Arrays]:
-        if arguments and isinstance(arguments[0], Workers) and arguments[0].mesh != self.mesh:
-            mesh = arguments[0].mesh
-            raise LowerError(
-                f"{self.name} was compiled for the mesh {self.mesh} ({self.mesh.size} devices); the workers are {mesh} "
-                f"({mesh.size}): launch the mesh that it was compiled for"
-            )
-        return super()._taken(arguments, named)
 
 
 class _Loaded:
@@ -265,7 +234,7 @@ class _Loaded:
             self.tensors[buffer.name] = workers.mesh_tensor(buffer.sharding.stored, buffer.dtype, shared)
         views = [(self.tensors[name], view) for name, view in lowered.arguments]
         self.arguments: list[Argument] = [*views, *(Coord(axis) for axis in lowered.coordinates)]
-        weakref.finalize(self, _discard, weakref.ref(workers), [self.program, *self.tensors.values()])
+        weakref.finalize(self, discard, weakref.ref(workers), [self.program, *self.tensors.values()])
 
     def scatter(self, buffer: MeshBuffer, array: np.ndarray) -> None:
         """Put each device's region of the whole `array` into its slab; the padding of an uneven one stays as it is."""
@@ -276,10 +245,3 @@ class _Loaded:
     def gather(self, buffer: MeshBuffer) -> np.ndarray:
         """The whole array out of the devices' slabs."""
         return gather(buffer.sharding.holding, self.tensors[buffer.name].slab, check_dtype(buffer.dtype))
-
-
-def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | LoadedProgram]) -> None:
-    alive = workers()
-    if alive is not None:
-        for item in items:
-            alive.discard(item)

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm.target import Target
 
-from tvm_axe import _tvm
-from tvm_axe.collective import ALL, Coord, LoadedProgram, MeshTensor, Workers, launch
-from tvm_axe.collective import Argument as CallArgument
-from tvm_axe.errors import LowerError, WorkerError
-from tvm_axe.executable.arguments import Arrays, Input, matched
-from tvm_axe.executable.base import Executable
-from tvm_axe.executable.safetensors import let_go
-from tvm_axe.layout import Layout, Mesh
-from tvm_axe.machines import backend_of
-from tvm_axe.machines.builder import PROGRAM_BUILDER
-from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed
+from tvm_axe.collective import Timeline, Workers
+from tvm_axe.errors import LowerError
+from tvm_axe.executable.arguments import Arrays
+from tvm_axe.executable.functions import Model
+from tvm_axe.executable.mesh_memory import MeshMemory
+from tvm_axe.executable.on_mesh import OnMesh
+from tvm_axe.executable.session import Session
+from tvm_axe.executable.signatures import Signature
+from tvm_axe.executable.spread import Program
+from tvm_axe.executable.weights import matched_weights
+from tvm_axe.layout import Layout
+from tvm_axe.relax.device import DeviceModule
 from tvm_axe.relax.sharing import described, layout_of
 
 __all__ = ["MeshModelExecutable"]
 
 
-class MeshModelExecutable(Executable):
+class MeshModelExecutable(OnMesh, Model):
     """A model that devices share, built by the workers that run it.
 
     Parameters
     ----------
+    functions : sequence of Signature
+        Of the model as it was given.
     shared : DeviceModule
         What each device runs, and how values lie.
     module : IRModule
@@ -40,82 +41,34 @@ class MeshModelExecutable(Executable):
         The same with tile kernels in the place of the blocks that chose one, which workers build.
     target, tuned
         See `Executable`.
+    attached : mapping, optional
+        The weights that the model was imported with, by name.
     """
-
-    mesh: Mesh
 
     def __init__(
         self,
+        functions: Sequence[Signature],
         shared: DeviceModule,
         module: tvm.IRModule,
         runnable: tvm.IRModule,
         target: Target,
         tuned: Mapping[str, float],
+        attached: Mapping[str, Any] | None = None,
     ) -> None:
-        names = list(shared.functions)
-        super().__init__(names[0] if len(names) == 1 else "model", module, target, tuned)
+        super().__init__(functions, False, module, target, tuned)
         self.shared, self.runnable, self.mesh = shared, runnable, shared.mesh
+        self.attached = dict(attached or {})
         self.layouts: Mapping[str, Layout] = {
             name: layout
             for name, placed in shared.tensors.items()
             if (layout := layout_of(placed.form, placed.shape, shared.mesh, shared.axis)) is not None
         }
-        self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
-        self._own: tuple[int, Workers] | None = None  # the process that launched them, and its own workers
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """The names of the model's functions."""
-        return tuple(self.shared.functions)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return tuple(placed.name for placed in self._function().results)
+        self._programs: weakref.WeakKeyDictionary[Workers, Program] = weakref.WeakKeyDictionary()
+        self._memories: weakref.WeakKeyDictionary[Workers, MeshMemory] = weakref.WeakKeyDictionary()
 
     @property
     def bytes(self) -> int:
         return sum(function.chosen.bytes for function in self.shared.functions.values())
-
-    def call(self, workers: Workers, function: str, *arrays: Any, **named: Any) -> Arrays:
-        """Run one of the model's functions on whole arrays, of which those that `place` has placed may be left out.
-
-        Raises
-        ------
-        LowerError
-            If there is no such function, or an array is wrong or missing; all that is wrong is listed.
-        WorkerError
-            If a worker doesn't start, fails, dies or doesn't answer.
-        """
-        of, loaded = self._function(function), self._on(workers)
-        wanted = [each for each in self._inputs_of(of) if not arrays or each.name not in loaded.placed]
-        if not arrays:
-            wanted = [each for each in wanted if each.name in named or each.name not in loaded.placed]
-        for each, array in zip(wanted, matched(function, wanted, arrays, named)):
-            loaded.fill(of, each.name, array)
-        return loaded.called(of)
-
-    def place(self, workers: Workers, **weights: Any) -> None:
-        """Place parameters of the model on workers, each device's share of them; calls needn't bring them then.
-
-        Raises
-        ------
-        LowerError
-            If no function has a parameter of a name, or an array is of another shape or type.
-        """
-        loaded = self._on(workers)
-        for name, array in weights.items():
-            owners = [
-                (function, each)
-                for function in self.shared.functions.values()
-                for each in self._inputs_of(function)
-                if each.name == name
-            ]
-            if not owners:
-                known = dict.fromkeys(e.name for f in self.shared.functions.values() for e in f.inputs)
-                raise LowerError(f"place: no function of the model takes {name!r}; they take {', '.join(known)}")
-            for function, each in owners:
-                loaded.fill(function, name, *matched("place", [each], [array], {}))
-            loaded.placed.add(name)
 
     def show(self) -> str:
         lines = [f"model on mesh {self.mesh}", described(self.shared)]
@@ -138,57 +91,54 @@ class MeshModelExecutable(Executable):
             lines.append(f"  in all          {chosen.bytes:,}")
         return "\n".join([*lines, "", self.module.script()])
 
-    def close(self) -> None:
-        if self._own is not None and self._own[0] == os.getpid():
-            self._own[1].close()
-        self._own = None
+    def trace(self, *arguments: Any, warmup: int = 3, **named: Any) -> Timeline:
+        workers, arrays = self._taken(arguments, named)
+        memory = self._memory(workers)
+        with memory.lock:
+            return memory.trace(self.name, self._put(memory, arrays), warmup)
 
-    def save(self, path: object) -> None:
-        raise LowerError(f"{self.name}: a model that is shared over a mesh isn't written to a file; compile it again")
-
-    # ---- As functions are called
-
-    def _function(self, name: str | None = None) -> DeviceFunction:
-        functions = self.shared.functions
-        if name is None and len(functions) == 1:
-            return next(iter(functions.values()))
-        if name is None or name not in functions:
-            names = ", ".join(functions)
-            asked = f"there is no {name!r} among them" if name else "name one"
-            usage = f'exe.call(workers, "{next(iter(functions))}", ...)'
-            raise LowerError(f"the model has {len(functions)} functions ({names}); {asked}: {usage}")
-        return functions[name]
-
-    def _inputs(self) -> Sequence[Input]:
-        return self._inputs_of(self._function())
-
-    def _inputs_of(self, function: DeviceFunction) -> list[Input]:
-        return [Input(each.name, each.shape, each.dtype) for each in function.inputs]
+    # ---- What each kind says of itself
 
     def _run(self, workers: Workers | None, arrays: Arrays) -> Arrays:
-        assert workers is not None  # a mesh has them
-        function, loaded = self._function(), self._on(workers)
-        for each, array in zip(function.inputs, arrays):
-            loaded.fill(function, each.name, array)
-        return loaded.called(function)
+        memory = self._memory(workers)
+        with memory.lock:
+            results = memory.call(self.name, self._put(memory, arrays))
+            return tuple(map(memory.fetch, _flat(results)))
 
     def _time(self, workers: Workers | None, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
-        assert workers is not None
-        self._run(workers, arrays)
-        function, loaded = self._function(), self._on(workers)
-        return workers.time(loaded.program, loaded.arguments(function), repeat, warmup, function.name)
+        memory = self._memory(workers)
+        with memory.lock:
+            return memory.time(self.name, self._put(memory, arrays), repeat, warmup)
 
-    def _taken(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Workers | None, Arrays]:
-        if arguments and isinstance(arguments[0], Workers):
-            self._check(arguments[0])
-        return super()._taken(arguments, named)
+    def _memory(self, workers: Workers | None) -> MeshMemory:
+        """Where the values of runs on whole arrays are on workers, without weights; made at the first."""
+        assert workers is not None  # a mesh has them
+        if workers not in self._memories:
+            memory = MeshMemory(self._program(workers), self.functions)
+            memory.place({})
+            self._memories[workers] = memory
+        return self._memories[workers]
+
+    def _put(self, memory: MeshMemory, arrays: Arrays) -> list[Any]:
+        return [memory.put(array, self.name, param.name) for param, array in zip(self._function().params, arrays)]
+
+    def _session(self, params: object, workers: Workers | None) -> Session:
+        weights = matched_weights(self.functions, self.attached or None if params is None else params)
+        workers = self._workers() if workers is None else workers
+        self._check(workers)
+        # The workers may be its own.
+        return Session(
+            self.name, self.functions, weights, MeshMemory(self._program(workers), self.functions), (self, workers)
+        )
+
+    def _program(self, workers: Workers) -> Program:
+        """The model on workers, who build it at the first use."""
+        if workers not in self._programs:
+            self._programs[workers] = Program(self.shared, self.runnable, self.target, workers)
+        return self._programs[workers]
 
     def _check(self, workers: Workers) -> None:
-        if workers.mesh != self.mesh:
-            raise LowerError(
-                f"{self.name} was compiled for the mesh {self.mesh}; the workers are {workers.mesh}: launch the mesh "
-                "that it was compiled for"
-            )
+        super()._check(workers)
         unseen = any(map(workers.is_apart, self.shared.coordinates))
         if unseen and any("_taken" in str(variable.name_hint) for variable, _ in self.module.functions_items()):
             axes = ", ".join(self.shared.coordinates)
@@ -198,104 +148,9 @@ class MeshModelExecutable(Executable):
                 "devices do"
             )
 
-    def _workers(self) -> Workers:
-        process = os.getpid()
-        if self._own is None or self._own[0] != process or self._own[1].closed:
-            on_host = backend_of(self.target).on_host
-            workers = launch(self.mesh) if on_host else launch(self.mesh, engine=backend_of(self.target).device)
-            weakref.finalize(self, workers.close)
-            self._own = process, workers
-        return self._own[1]
-
-    def _on(self, workers: Workers) -> _Loaded:
-        """The program and its tensors on `workers`, made at the first use."""
-        if workers.closed:
-            raise WorkerError(f"{self.name}: the workers are closed; launch new ones")
-        if workers not in self._loaded:
-            self._check(workers)
-            self._loaded[workers] = _Loaded(self.shared, self.runnable, self.target, workers)
-        return self._loaded[workers]
+    def _loading(self) -> str:
+        return "model = exe.load(workers, weights)"
 
 
-class _Loaded:
-    """A model on one set of workers, with its mesh tensors; they free them once its executable has gone.
-
-    Attributes
-    ----------
-    placed : set of str
-        The parameters that calls needn't bring.
-    """
-
-    def __init__(self, shared: DeviceModule, module: tvm.IRModule, target: Target, workers: Workers) -> None:
-        self.shared, self.workers = shared, weakref.ref(workers)
-        self.mesh, self.axis = shared.mesh, shared.axis
-        self.placed: set[str] = set()
-        self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
-        self.tensors: dict[str, MeshTensor] = {
-            name: workers.mesh_tensor(placed.slab, placed.dtype) for name, placed in shared.tensors.items()
-        }
-        weakref.finalize(self, _discard, weakref.ref(workers), [self.program, *self.tensors.values()])
-        for placed, constant in shared.constants:
-            self._scatter(placed, _tvm.as_array(constant))
-
-    def arguments(self, function: DeviceFunction) -> list[CallArgument]:
-        """What the device's function is called with."""
-        views = [(self.tensors[name], view) for name, view in function.arguments]
-        return [*views, *map(Coord, self.shared.coordinates)]
-
-    def called(self, function: DeviceFunction) -> Arrays:
-        """The results of a call on what is in place."""
-        workers = self.workers()
-        assert workers is not None  # who calls has them
-        workers.call(self.program, self.arguments(function), function.name)
-        return tuple(self._gather(placed) for placed in function.results)
-
-    def fill(self, function: DeviceFunction, name: str, array: np.ndarray) -> None:
-        """Put a whole array into the tensors of a function's parameter."""
-        for each in function.inputs:
-            if each.name == name:
-                for placed in each.tensors:
-                    self._scatter(placed, array)
-        let_go(array)
-
-    def _coordinate(self, device: int) -> int:
-        """The number of a device among those that share."""
-        return device if self.axis == ALL else self.mesh.coords(device)[self.axis]
-
-    def _scatter(self, placed: Placed, array: np.ndarray) -> None:
-        tensor = self.tensors[placed.name]
-        for device in range(self.mesh.size):
-            slab, form = tensor.slab(device), placed.form
-            if form.share is None or form.dim is None:
-                slab[...] = array
-                continue
-            begin = 0
-            for span in form.share.spans(self._coordinate(device)):
-                length = span.stop - span.start
-                slab[_rows(form.dim, slice(begin, begin + length))] = array[_rows(form.dim, span)]
-                begin += length
-
-    def _gather(self, placed: Placed) -> np.ndarray:
-        tensor, form = self.tensors[placed.name], placed.form
-        if form.share is None or form.dim is None:
-            return np.array(tensor.slab(0))
-        whole = np.empty(placed.shape, tensor.slab(0).dtype)
-        for device in range(self.mesh.size):
-            coordinate, slab = self._coordinate(device), tensor.slab(device)
-            begin = 0
-            for span in form.share.spans(coordinate):
-                length = span.stop - span.start
-                whole[_rows(form.dim, span)] = slab[_rows(form.dim, slice(begin, begin + length))]
-                begin += length
-        return whole
-
-
-def _rows(dim: int, span: slice) -> tuple[slice, ...]:
-    return (*(slice(None) for _ in range(dim)), span)
-
-
-def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | LoadedProgram]) -> None:
-    alive = workers()
-    if alive is not None:
-        for item in items:
-            alive.discard(item)
+def _flat(results: Any) -> list[Any]:
+    return [each for result in results for each in _flat(result)] if isinstance(results, tuple) else [results]

@@ -5,6 +5,7 @@ Weights that are packed are packed here, one after the other, when they are plac
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ import tvm_ffi
 from tvm import relax
 
 from tvm_axe import _tvm
+from tvm_axe.collective import Timeline
+from tvm_axe.collective.stored import let_go
 from tvm_axe.errors import LowerError
-from tvm_axe.executable.safetensors import let_go
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.tensors import fetched, put
 from tvm_axe.executable.weights import Weight
@@ -48,7 +50,8 @@ class DeviceMemory:
         packing: Mapping[str, Sequence[Packed]],
         device: tvm.runtime.Device,
     ) -> None:
-        self.copied = 0
+        self.copied, self.lock = 0, threading.RLock()
+        self.held: tuple[int, ...] = (0,)
         self._device, self._signatures, self._packing = device, tuple(functions), packing
         self._machine = relax.VirtualMachine(built, device)
         self._functions = {each.name: self._machine[each.name] for each in functions}
@@ -56,6 +59,7 @@ class DeviceMemory:
         self._places: dict[str, list[int]] = {}  # of weights that aren't behind all inputs
 
     def place(self, weights: Mapping[str, Weight]) -> None:
+        self.held = (sum(each.nbytes for w in weights.values() for each in (w if isinstance(w, tuple) else (w,))),)
         taken: dict[str, Sequence[Packed]] = {}
         for function in self._signatures:
             own = [n for n, param in enumerate(function.params) if param.name in weights]
@@ -78,9 +82,12 @@ class DeviceMemory:
         self._weights = {name: [placed[each] for each in every] for name, every in taken.items()}
 
     def _placed(self, weight: Weight) -> Any:
-        return tuple([self.put(each) for each in weight]) if isinstance(weight, tuple) else self.put(weight)
+        return tuple([self._put(each) for each in weight]) if isinstance(weight, tuple) else self._put(weight)
 
-    def put(self, array: np.ndarray) -> tvm.runtime.Tensor:
+    def put(self, array: np.ndarray, function: str, param: str) -> tvm.runtime.Tensor:
+        return self._put(array)
+
+    def _put(self, array: np.ndarray) -> tvm.runtime.Tensor:
         self.copied += array.nbytes
         tensor = put(array, self._device)
         let_go(array)
@@ -97,6 +104,12 @@ class DeviceMemory:
         given = self._all(function, arguments)
         return timed(self._machine.module, function, self._device, given, repeat, warmup)
 
+    def trace(self, function: str, arguments: Sequence[Any], warmup: int) -> Timeline:
+        raise LowerError(
+            f"{function} is on one device, where a call is one thing; time() says what it takes, and what is "
+            "compiled for a mesh can be traced"
+        )
+
     def _all(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         """The inputs and the weights, as the function takes them."""
         given = [*arguments, *self._weights[function]]
@@ -111,9 +124,6 @@ class DeviceMemory:
 
     def export(self, value: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
         return value
-
-    def free(self, value: object) -> None:
-        """Nothing: a tensor goes with the last that has it."""
 
     def close(self) -> None:
         self._weights.clear()

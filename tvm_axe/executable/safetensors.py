@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,9 +23,10 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
 
+from tvm_axe.collective.stored import map_file
 from tvm_axe.errors import InputError
 
-__all__ = ["let_go", "read_safetensors", "write_safetensors"]
+__all__ = ["read_safetensors", "write_safetensors"]
 
 _TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
@@ -64,23 +64,6 @@ def read_safetensors(source: str | Path | Iterable[str | Path]) -> dict[str, np.
                 raise InputError(f"{path}: has the tensor {name!r}, as {homes[name]} has")
             found[name], homes[name] = array, path
     return found
-
-
-def let_go(array: np.ndarray) -> None:
-    """Give back the memory that holds an array of `read_safetensors`, which has been copied; of any other, nothing.
-
-    What is mapped counts as the process's as long as it is there. The array stays valid: who touches it again reads
-    the file again.
-    """
-    base: Any = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap) or not array.flags.c_contiguous or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    begin = array.ctypes.data - np.frombuffer(base, "uint8").ctypes.data
-    first = begin - begin % mmap.PAGESIZE
-    if array.nbytes:
-        base.madvise(mmap.MADV_DONTNEED, first, begin + array.nbytes - first)
 
 
 def write_safetensors(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -146,7 +129,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             text = file.read(min(length, size))
-            mapped: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        mapped: Any = map_file(path) if size else b""
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     if size < 8 or length > size - 8:

@@ -1,7 +1,7 @@
 """A model whose weights and state stay on the devices: its functions called by name, with arrays or with handles.
 
 What a session knows of names, shapes and errors is here. Where values live is another's business: a `Memory` keeps
-them, that of one device in `tvm_axe.executable.placed`.
+them, that of one device in `tvm_axe.executable.placed`, that of a mesh in `tvm_axe.executable.mesh_memory`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import tvm_ffi
 
+from tvm_axe.collective import Timeline
 from tvm_axe.errors import InputError, LowerError
 from tvm_axe.executable.handles import Handle
 from tvm_axe.executable.signatures import Signature
@@ -32,15 +33,21 @@ class Memory(Protocol):
     ----------
     copied : int
         Bytes of arrays that were copied to the devices so far.
+    held : tuple of int
+        Bytes of weights that each device holds.
+    lock : threading.RLock
+        Who has it may use the devices.
     """
 
     copied: int
+    held: tuple[int, ...]
+    lock: threading.RLock
 
     def place(self, weights: Mapping[str, Weight]) -> None:
         """Keep the weights for all calls; once, before the first."""
 
-    def put(self, array: np.ndarray) -> Any:
-        """The value of an array, copied."""
+    def put(self, array: np.ndarray, function: str, param: str) -> Any:
+        """The value of an array for a parameter of a function, or for what such a tuple has, copied."""
 
     def call(self, function: str, arguments: Sequence[Any]) -> Any:
         """What a function returns for its inputs, in tuples where it returns such; weights are added here."""
@@ -48,14 +55,14 @@ class Memory(Protocol):
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
         """Seconds of each of `repeat` calls."""
 
+    def trace(self, function: str, arguments: Sequence[Any], warmup: int) -> Timeline:
+        """What each device does when in a call behind others; an error on one device."""
+
     def fetch(self, value: Any) -> np.ndarray:
         """A copy of a value."""
 
     def export(self, value: Any) -> Any:
         """What speaks DLPack for a value, over the same memory where there is one."""
-
-    def free(self, value: Any) -> None:
-        """Let go of a value; nobody has it any more."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -110,11 +117,21 @@ class SessionFunction:
         """
         return self._session._time(self.signature.name, self._taken(arguments, named), repeat, warmup)
 
+    def trace(self, *arguments: Any, warmup: int = 3, **named: Any) -> Timeline:
+        """What each device does when in a call with these inputs, behind `warmup` others.
+
+        Raises
+        ------
+        LowerError
+            As a call; and on one device, where there is nothing to see but one call.
+        """
+        return self._session._trace(self.signature.name, self._taken(arguments, named), warmup)
+
     def __repr__(self) -> str:
         return f"<{self.signature.name}({', '.join(map(str, self._inputs))}) in a session of {self._session.name}>"
 
     def _taken(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        """The values of the inputs in order."""
+        """The values of the inputs in order, with arrays that are still to be copied."""
         self._session._check_open()
         own = self.inputs
         rest = own[len(arguments) :]
@@ -132,7 +149,15 @@ class SessionFunction:
         if problems:
             takes = f"{self.signature.name} takes {', '.join(map(str, self._inputs)) or 'nothing'}"
             raise LowerError("\n".join([f"{takes}; that is wrong:", *(f"  {problem}" for problem in problems)]))
-        return list(filled(tuple(found), self._session._memory.put))
+        return found
+
+    def put(self, values: Sequence[Any]) -> list[Any]:
+        """The values with all arrays copied."""
+        memory, function = self._session._memory, self.signature.name
+        return [
+            filled(value, lambda array, to=param.name: memory.put(array, function, to))  # type: ignore[misc]
+            for param, value in zip(self._inputs, values)
+        ]
 
 
 class Session:
@@ -155,11 +180,16 @@ class Session:
     """
 
     def __init__(
-        self, name: str, functions: Sequence[Signature], weights: Mapping[str, Weight], memory: Memory
+        self,
+        name: str,
+        functions: Sequence[Signature],
+        weights: Mapping[str, Weight],
+        memory: Memory,
+        keeps: object = None,
     ) -> None:
         self.name = name
         self.functions = tuple(each.name for each in functions)
-        self._memory, self._lock, self._closed = memory, threading.RLock(), False
+        self._memory, self._closed, self._keeps = memory, False, keeps
         self._weights = {key: _bytes(value) for key, value in weights.items()}
         own = frozenset(weights)
         self._functions = {each.name: SessionFunction(self, each, own) for each in functions}
@@ -174,6 +204,11 @@ class Session:
     def copied(self) -> int:
         """Bytes that were copied to the devices so far: weights once, and the arrays that calls were given."""
         return self._memory.copied
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Bytes of weights that each device holds."""
+        return self._memory.held
 
     def __getitem__(self, function: str) -> SessionFunction:
         if function not in self._functions:
@@ -199,7 +234,7 @@ class Session:
 
     def close(self) -> None:
         """Free the weights; handles can't be used any more, and no function called."""
-        with self._lock:
+        with self._memory.lock:
             if not self._closed:
                 self._closed = True
                 self._memory.close()
@@ -210,7 +245,8 @@ class Session:
         for each in self._functions.values():
             inputs = ", ".join(str(param) for param in each._inputs)
             lines.append(f"  {each.signature.name}({inputs}) -> {', '.join(each.signature.outputs)}")
-        lines += ["", f"weights: {sum(self._weights.values())} bytes"]
+        held = "" if len(self.held) == 1 else f"; a device holds {max(self.held)}"
+        lines += ["", f"weights: {sum(self._weights.values())} bytes{held}"]
         return "\n".join([*lines, *(f"  {name}: {size} bytes" for name, size in self._weights.items())])
 
     def __repr__(self) -> str:
@@ -218,16 +254,21 @@ class Session:
         return f"<{state} of {self.name}: {', '.join(self.functions)}; {len(self._weights)} weights>"
 
     def _call(self, function: str, values: Sequence[Any]) -> Any:
-        with self._lock:
+        with self._memory.lock:
             self._check_open()
-            return self._handles(self._memory.call(function, values))
+            return self._handles(self._memory.call(function, self._functions[function].put(values)))
 
     def _time(self, function: str, values: Sequence[Any], repeat: int, warmup: int) -> list[float]:
         if repeat < 1 or warmup < 0:
             raise InputError(f"time: repeat must be at least 1 and warmup at least 0, not {repeat} and {warmup}")
-        with self._lock:
+        with self._memory.lock:
             self._check_open()
-            return self._memory.time(function, values, repeat, warmup)
+            return self._memory.time(function, self._functions[function].put(values), repeat, warmup)
+
+    def _trace(self, function: str, values: Sequence[Any], warmup: int) -> Timeline:
+        with self._memory.lock:
+            self._check_open()
+            return self._memory.trace(function, self._functions[function].put(values), warmup)
 
     def _handles(self, result: Any) -> Any:
         if type(result) is tuple:

@@ -106,12 +106,15 @@ class Signature(NamedTuple):
         The names of its results.
     num_input : int or None
         How many of the parameters are inputs; those behind them are weights. None where the model doesn't say.
+    nesting : None or tuple
+        How results are put together: None for a value, a tuple of such for a tuple.
     """
 
     name: str
     params: tuple[Param, ...]
     outputs: tuple[str, ...]
     num_input: int | None
+    nesting: Any = None
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Signature:
@@ -122,6 +125,7 @@ class Signature(NamedTuple):
             tuple(map(Param.parse, data["params"])),
             tuple(map(str, data["outputs"])),
             None if count is None else int(count),
+            _tuples(data["nesting"]),
         )
 
     @property
@@ -145,7 +149,8 @@ def signatures(model: tvm.IRModule) -> tuple[Signature, ...]:
             attrs = dict(func.attrs.items()) if func.attrs else {}
             count = int(attrs["num_input"]) if "num_input" in attrs else None
             params = tuple(Param.of(str(param.name), param.ty) for param in func.params)
-            found.append(Signature(str(variable.name_hint), params, tuple(_results(func)), count))
+            name, nesting = str(variable.name_hint), _nesting(func.body.body.ty)
+            found.append(Signature(name, params, tuple(_results(func)), count, nesting))
     return tuple(found)
 
 
@@ -154,6 +159,15 @@ def _extent(extent: Any) -> int | str | None:
     if isinstance(extent, tirx.IntImm):
         return int(extent)
     return str(extent.name) if isinstance(extent, tirx.Var) else None
+
+
+def _nesting(kind: Any) -> Any:
+    return tuple(map(_nesting, kind.fields)) if isinstance(kind, relax.TupleType) else None
+
+
+def _tuples(data: Any) -> Any:
+    """What JSON made a list of."""
+    return tuple(map(_tuples, data)) if isinstance(data, list) else None
 
 
 def _results(func: relax.Function) -> list[str]:

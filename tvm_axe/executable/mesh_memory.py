@@ -1,0 +1,261 @@
+"""The values of a session on a mesh, and calls that are bound to its weights.
+
+A function takes a value as it is if it lies in the form that was chosen for the parameter; else it is brought to that,
+on the devices. Tensors of values that have gone are used again.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_axe import _tvm
+from tvm_axe.collective import SLAB, Argument, BoundCall, Coord, MeshTensor, Timeline
+from tvm_axe.collective.stored import stored
+from tvm_axe.collective.workers import Item
+from tvm_axe.errors import WorkerError
+from tvm_axe.executable.on_mesh import discard
+from tvm_axe.executable.signatures import Signature
+from tvm_axe.executable.spread import Pool, Program, Spread
+from tvm_axe.executable.weights import Weight
+from tvm_axe.relax.device import DeviceFunction, Placed
+from tvm_axe.tracing import model_timeline
+
+__all__ = ["MeshMemory"]
+
+_AT_ONCE = 64  # tensors whose parts workers read for one command
+
+
+class _Bound(NamedTuple):
+    """A function with its weights.
+
+    Attributes
+    ----------
+    of : DeviceFunction
+        The function.
+    inputs : mapping
+        What a call brings: parameters by name, in order, and the tensors that each is put into.
+    open : tuple of (str, str)
+        The tensors, by name, that a call brings or leaves, each with a view of it.
+    arguments : tuple
+        All arguments, None for these.
+    call : BoundCall
+        The others are bound in it.
+    nesting : Any
+        How results are put together (`tvm_axe.executable.signatures.Signature`).
+    """
+
+    of: DeviceFunction
+    inputs: Mapping[str, tuple[Placed, ...]]
+    open: tuple[tuple[str, str], ...]
+    arguments: tuple[Argument | None, ...]
+    call: BoundCall
+    nesting: Any
+
+
+class MeshMemory:
+    """The `tvm_axe.executable.session.Memory` of a model on a mesh.
+
+    Parameters
+    ----------
+    program : Program
+        The model on its workers.
+    functions : sequence of Signature
+        Those of the model as it was given.
+    """
+
+    def __init__(self, program: Program, functions: Sequence[Signature]) -> None:
+        workers = program.on()
+        self.copied, self.held, self.lock = 0, (0,) * workers.mesh.size, workers.lock
+        self._program, self._signatures = program, tuple(functions)
+        self._pool = Pool(workers)
+        self._fixed: dict[str, Spread] = {}  # weights and constants, by the names of the tensors
+        self._functions: dict[str, _Bound] = {}
+        self._calls: list[Item] = []
+        weakref.finalize(self, discard, program.workers, self._calls)
+
+    # ---- Weights
+
+    def place(self, weights: Mapping[str, Weight]) -> None:
+        with self.lock:
+            try:
+                self._place(weights)
+            except BaseException:
+                self.close()
+                raise
+
+    def _place(self, weights: Mapping[str, Weight]) -> None:
+        shared, workers = self._program.shared, self._program.on()
+        placed = {
+            tensor.name: (tensor, weights[each.name])
+            for function in shared.functions.values()
+            for each in function.inputs
+            if each.name in weights
+            for tensor in each.tensors
+        }
+        self._reserve([tensor for tensor, _ in placed.values()])
+        requests = []
+        for name, (each, array) in placed.items():
+            assert isinstance(array, np.ndarray)  # on a mesh there are no tuples
+            tensor, source = self._fixed[name].tensor, stored(array)
+            if source is None:
+                self.copied += self._program.scatter(tensor, each.form, array)
+            else:
+                requests.append((tensor, source, list(self._program.pieces(each.form, array.shape))))
+                self.copied += tensor.nbytes * (1 if tensor.shared else workers.mesh.size)
+        for at in range(0, len(requests), _AT_ONCE):
+            workers.read(requests[at : at + _AT_ONCE])
+        self.held = (sum(self._fixed[name].tensor.nbytes for name in placed),) * workers.mesh.size
+        self._reserve([each for each, _ in shared.constants])
+        for each, constant in shared.constants:
+            self._program.scatter(self._fixed[each.name].tensor, each.form, _tvm.as_array(constant))
+        between = self._between()
+        for signature in self._signatures:
+            function = shared.functions[signature.name]
+            self._functions[signature.name] = self._bound(signature, function, frozenset(weights), between)
+
+    def _reserve(self, placed: Sequence[Placed]) -> None:
+        """Make the tensors of weights or constants; what all hold whole is stored once where all see it."""
+        functions = self._program.shared.functions.values()
+        seen = {name for function in functions for name, view in function.arguments if view != SLAB}
+        for each in placed:
+            try:
+                self._fixed[each.name] = self._new(each, each.form.share is None and each.name not in seen)
+            except WorkerError as error:
+                if not self._program.on().closed:
+                    whole = sum(_bytes(each) for each in placed)
+                    raise WorkerError(
+                        f"load: {each.name} doesn't fit, of weights of {whole} bytes on each device: {error}"
+                    ) from error
+                raise
+
+    def _between(self) -> dict[str, MeshTensor]:
+        """Tensors by which devices exchange what is computed: those of one function are another's too."""
+        made: dict[tuple[tuple[int, ...], str], list[MeshTensor]] = defaultdict(list)
+        found: dict[str, MeshTensor] = {}
+        for function in self._program.shared.functions.values():
+            brought = {tensor.name for each in function.inputs for tensor in each.tensors}
+            brought.update(self._fixed, (each.name for each in function.results))
+            used: dict[tuple[tuple[int, ...], str], int] = defaultdict(int)
+            for name in dict.fromkeys(name for name, _ in function.arguments if name not in brought):
+                placed = self._program.shared.tensors[name]
+                key = placed.slab, placed.dtype
+                if used[key] == len(made[key]):
+                    made[key].append(self._pool.take(*key))
+                found[name] = made[key][used[key]]
+                used[key] += 1
+        return found
+
+    def _bound(
+        self, signature: Signature, function: DeviceFunction, weights: frozenset[str], between: Mapping[str, MeshTensor]
+    ) -> _Bound:
+        arguments: list[Argument | None] = []
+        left: list[tuple[str, str]] = []
+        for name, view in function.arguments:
+            tensor = self._fixed[name].tensor if name in self._fixed else between.get(name)
+            if tensor is None:
+                left.append((name, view))
+            arguments.append(None if tensor is None else (tensor, view))
+        arguments += map(Coord, self._program.shared.coordinates)
+        call = self._program.on().bind(self._program.loaded, arguments, function.name)
+        self._calls.append(call)
+        inputs = {each.name: each.tensors for each in function.inputs if each.name not in weights}
+        return _Bound(function, inputs, tuple(left), tuple(arguments), call, signature.nesting)
+
+    # ---- Values
+
+    def _new(self, placed: Placed, shared: bool = False) -> Spread:
+        return Spread(
+            placed.shape, placed.dtype, placed.form, self._pool.take(placed.slab, placed.dtype, shared), self._pool
+        )
+
+    def put(self, array: np.ndarray, function: str, param: str) -> tuple[Spread, ...]:
+        self._program.on()
+        bound = self._functions[function]
+        seen = {name for name, view in bound.open if view != SLAB}
+        found = []
+        for each in bound.inputs[param]:
+            value = self._new(each, each.form.share is None and each.name not in seen)
+            self.copied += self._program.scatter(value.tensor, each.form, array)
+            found.append(value)
+        return tuple(found)
+
+    def call(self, function: str, arguments: Sequence[Any]) -> Any:
+        bound = self._functions[function]
+        values = self._values(bound, arguments)
+        self._program.on().invoke(bound.call, [(values[name].tensor, view) for name, view in bound.open])
+        results = iter([values.get(each.name) or self._fixed[each.name] for each in bound.of.results])
+        return _nested(bound.nesting, results)
+
+    def _values(self, bound: _Bound, arguments: Sequence[Any]) -> dict[str, Spread]:
+        """What a call brings and leaves, by the names of the tensors."""
+        values: dict[str, Spread] = {}
+        for placed, given in zip(bound.inputs.values(), arguments, strict=True):
+            if isinstance(given, tuple):  # what `put` has made
+                values.update(zip((each.name for each in placed), given))
+                continue
+            for each in placed:
+                values[each.name] = given if given.form == each.form else self._converted(given, each)
+        for each in bound.of.results:
+            if each.name not in values and each.name not in self._fixed:
+                values[each.name] = self._new(each)
+        return values
+
+    def _converted(self, value: Spread, placed: Placed) -> Spread:
+        found = self._new(placed)
+        self._program.convert(value, found.tensor, placed.form)
+        return found
+
+    def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
+        given, _values = self._whole(function, arguments)
+        return self._program.on().time(self._program.loaded, given, repeat, warmup, function)
+
+    def trace(self, function: str, arguments: Sequence[Any], warmup: int) -> Timeline:
+        given, _values = self._whole(function, arguments)
+        program = self._program
+        calls = sum(len(block.bindings) for block in program.module[function].body.blocks)
+        recordings = program.on().trace(program.loaded, given, calls, warmup, function)
+        return model_timeline(function, program.shared.mesh, recordings)
+
+    def _whole(self, function: str, arguments: Sequence[Any]) -> tuple[list[Argument], dict[str, Spread]]:
+        """All that a function is called with, and what is to be kept until it was."""
+        bound = self._functions[function]
+        values = self._values(bound, arguments)
+        left = iter(bound.open)
+        given: list[Argument] = []
+        for argument in bound.arguments:
+            if argument is None:
+                name, view = next(left)
+                argument = values[name].tensor, view
+            given.append(argument)
+        return given, values
+
+    def fetch(self, value: Spread) -> np.ndarray:
+        self._program.on()
+        return self._program.gather(value)
+
+    def export(self, value: Spread) -> Any:
+        return _tvm.as_tensor(self.fetch(value))
+
+    def close(self) -> None:
+        self._functions.clear()
+        self._fixed.clear()
+        workers = self._program.workers()
+        while self._calls:
+            call = self._calls.pop()
+            if workers is not None and not workers.closed:
+                workers.free(call)
+        self._pool.close()
+
+
+def _nested(nesting: Any, results: Any) -> Any:
+    return tuple([_nested(each, results) for each in nesting]) if isinstance(nesting, tuple) else next(results)
+
+
+def _bytes(placed: Placed) -> int:
+    return math.prod(placed.slab) * np.dtype(placed.dtype).itemsize
