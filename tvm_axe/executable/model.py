@@ -12,8 +12,8 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.collective import ALL, Coord, LoadedProgram, MeshTensor, Workers, launch
 from tvm_axe.collective import Argument as CallArgument
+from tvm_axe.collective import Coord, LoadedProgram, MeshTensor, Workers, launch
 from tvm_axe.errors import LowerError, WorkerError
 from tvm_axe.executable.arguments import Arrays, Input, matched
 from tvm_axe.executable.base import Executable
@@ -21,6 +21,7 @@ from tvm_axe.layout import Layout, Mesh
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed
+from tvm_axe.relax.forms import WHOLE, spots
 from tvm_axe.relax.sharing import described, layout_of
 
 __all__ = ["MeshModelExecutable"]
@@ -57,7 +58,7 @@ class MeshModelExecutable(Executable):
         self.layouts: Mapping[str, Layout] = {
             name: layout
             for name, placed in shared.tensors.items()
-            if (layout := layout_of(placed.form, placed.shape, shared.mesh, shared.axis)) is not None
+            if (layout := layout_of(placed, shared.mesh)) is not None
         }
         self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
         self._own: tuple[int, Workers] | None = None  # the process that launched them, and its own workers
@@ -124,7 +125,7 @@ class MeshModelExecutable(Executable):
             lines += ["", f"{function.name}: weights of {here:,} bytes a device, {there:,} in all", "", "layouts"]
             placed = [tensor for each in function.inputs for tensor in each.tensors] + list(function.results)
             width = max((len(each.name) for each in placed), default=0)
-            lines += [f"  {each.name:<{width}}  {each.form}" for each in placed]
+            lines += [f"  {each.name:<{width}}  {each.shown}" for each in placed]
             lines += ["", "calls (bytes a device)"]
             for choice in chosen.choices:
                 for moved in choice.moves:
@@ -133,7 +134,13 @@ class MeshModelExecutable(Executable):
                         f"  {moved.how.kind:<15} {name}: {moved.source} -> {moved.target}  {moved.how.bytes:,}"
                     )
                 ins, outs = (", ".join(map(str, forms)) for forms in (choice.strategy.ins, choice.strategy.outs))
-                lines.append(f"  {choice.node.name:<15} {ins} -> {outs}")
+                transfer, name = choice.transfer, choice.node.name
+                if transfer is None:
+                    lines.append(f"  {name:<15} {ins} -> {outs}")
+                else:
+                    how = transfer.how(chosen.link)
+                    over = f"over {transfer.axis} {transfer.source} -> {transfer.target}"
+                    lines.append(f"  {how.kind:<15} {name}: {over}, {ins} -> {outs}  {how.bytes:,}")
             lines.append(f"  in all          {chosen.bytes:,}")
         return "\n".join([*lines, "", self.module.script()])
 
@@ -227,7 +234,7 @@ class _Loaded:
 
     def __init__(self, shared: DeviceModule, module: tvm.IRModule, target: Target, workers: Workers) -> None:
         self.shared, self.workers = shared, weakref.ref(workers)
-        self.mesh, self.axis = shared.mesh, shared.axis
+        self.mesh = shared.mesh
         self.placed: set[str] = set()
         self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
         self.tensors: dict[str, MeshTensor] = {
@@ -256,40 +263,23 @@ class _Loaded:
                 for placed in each.tensors:
                     self._scatter(placed, array)
 
-    def _coordinate(self, device: int) -> int:
-        """The number of a device among those that share."""
-        return device if self.axis == ALL else self.mesh.coords(device)[self.axis]
-
     def _scatter(self, placed: Placed, array: np.ndarray) -> None:
         tensor = self.tensors[placed.name]
         for device in range(self.mesh.size):
-            slab, form = tensor.slab(device), placed.form
-            if form.share is None or form.dim is None:
-                slab[...] = array
-                continue
-            begin = 0
-            for span in form.share.spans(self._coordinate(device)):
-                length = span.stop - span.start
-                slab[_rows(form.dim, slice(begin, begin + length))] = array[_rows(form.dim, span)]
-                begin += length
+            slab = tensor.slab(device)
+            for whole, local in spots(placed.forms, placed.shape, self.mesh.coords(device)):
+                slab[local] = array[whole]
 
     def _gather(self, placed: Placed) -> np.ndarray:
-        tensor, form = self.tensors[placed.name], placed.form
-        if form.share is None or form.dim is None:
+        tensor = self.tensors[placed.name]
+        if all(form == WHOLE for _, form in placed.forms):
             return np.array(tensor.slab(0))
-        whole = np.empty(placed.shape, tensor.slab(0).dtype)
+        found = np.empty(placed.shape, tensor.slab(0).dtype)
         for device in range(self.mesh.size):
-            coordinate, slab = self._coordinate(device), tensor.slab(device)
-            begin = 0
-            for span in form.share.spans(coordinate):
-                length = span.stop - span.start
-                whole[_rows(form.dim, span)] = slab[_rows(form.dim, slice(begin, begin + length))]
-                begin += length
-        return whole
-
-
-def _rows(dim: int, span: slice) -> tuple[slice, ...]:
-    return (*(slice(None) for _ in range(dim)), span)
+            slab = tensor.slab(device)
+            for whole, local in spots(placed.forms, placed.shape, self.mesh.coords(device)):
+                found[whole] = slab[local]
+        return found
 
 
 def _discard(workers: weakref.ref[Workers], items: list[MeshTensor | LoadedProgram]) -> None:
