@@ -172,7 +172,7 @@ def alone(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
 @contextmanager
 def launched() -> Iterator[dict[int, axe.Workers]]:
     """Workers on threads, each on another mesh."""
-    meshes = [{"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}]
+    meshes = [{"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "tp": 2}, {"dp": 3, "tp": 2}]
     found = {number: axe.launch(axe.Mesh(mesh), engine="threads") for number, mesh in enumerate(meshes)}
     try:
         yield found

@@ -63,15 +63,40 @@ def test_on_processes(workers):
         assert error(exe.run(workers(2, "processes"), *arrays), models.alone(model, arrays)) < 2e-5
 
 
-@pytest.mark.parametrize("axis", [None, "tp"])
-@pytest.mark.parametrize("name", ["decoder", "vision"])
-def test_several_axes(name, axis):
-    model, mesh = MODELS[name](), axe.Mesh({"dp": 2, "tp": 2})
+@pytest.fixture(scope="module")
+def square():
+    with axe.launch(axe.Mesh({"dp": 2, "tp": 2}), engine="threads") as both:
+        yield both
+
+
+@pytest.mark.parametrize(("name", "axis"), [*((name, None) for name in MODELS), ("decoder", "tp")])
+def test_several_axes(name, axis, square):
+    model = MODELS[name]()
     arrays = models.drawn(model)
-    exe = axe.compile(model, mesh=mesh, work_dir=None, axis=axis)
-    with axe.launch(mesh, engine="threads") as both:
-        for _ in range(2):
-            assert error(exe.run(both, *arrays), models.alone(model, arrays)) < 2e-5
+    exe = axe.compile(model, mesh=square.mesh, work_dir=None, axis=axis)
+    over = {name for each in exe.shared.tensors.values() for name, form in each.forms if form != WHOLE}
+    assert over == {"dp", "tp"} if axis is None else over <= {"tp"}
+    for _ in range(2):
+        assert error(exe.run(square, *arrays), models.alone(model, arrays)) < 2e-5
+
+
+def forms_of(model, mesh, **options):
+    shared = share_model(model, mesh, **options)
+    return {each.name: each.tensors[0].shown for each in shared.functions["forward"].inputs}
+
+
+def test_rows_on_one_axis_and_heads_on_the_other(square):
+    """Where a device may hold half of the weights, one axis deals out requests and the other weights."""
+    model = models.encoder(batch=4)
+    shared = share_model(model, square.mesh, memory=0.55, rates=SLOW)
+    forms = {each.name: each.tensors[0].shown for each in shared.functions["forward"].inputs}
+    assert forms["x"] == "dp:S0[2@0 2@1]"
+    assert (forms["layers.0.q.weight"], forms["layers.0.down.weight"]) == ("tp:S0[24@0 24@1]", "tp:S1[48@0 48@1]")
+    found = shared.functions["forward"].chosen
+    assert found.weights[0] <= 0.55 * found.weights[1]
+    # Two sums over tp, each of a half of the rows: as reduce-scatter and all-gather, the last left scattered.
+    assert set(found.collectives) == {"reduce_scatter", "all_gather"}
+    assert found.bytes == 3 * 4 * 12 * 48 * 4 // 4
 
 
 def test_random_models():
@@ -179,13 +204,13 @@ def test_pins():
     model, mesh = models.encoder(), axe.Mesh({"tp": 2})
 
     def forms(**options):
-        shared = share_model(model, mesh, **options)
-        return {each.name: each.tensors[0].form for each in shared.functions["forward"].inputs}
+        return forms_of(model, mesh, **options)
 
     pinned = forms(pins={"layers.*.up.weight": 1, "layers.*.q.weight": None})
-    assert str(pinned["layers.0.up.weight"]) == "S1[24@0 24@1]"
-    assert pinned["layers.0.q.weight"] == WHOLE
-    assert forms(pins={"layers.0.up.weight": "S[(96, 2, 24) : (24, 1@tp, 1)]"})["layers.0.up.weight"].dim == 1
+    assert pinned["layers.0.up.weight"] == "S1[24@0 24@1]"
+    assert pinned["layers.0.q.weight"] == "R"
+    laid = forms(pins={"layers.0.up.weight": "S[(96, 2, 24) : (24, 1@tp, 1)]"})
+    assert laid["layers.0.up.weight"] == "S1[24@0 24@1]"
     with pytest.raises(axe.InputError, match=r"pins 'layers.\*.up.weight' and '\*.up.weight' differ about layers.0.up"):
         forms(pins={"layers.*.up.weight": 1, "*.up.weight": 0})
     with pytest.raises(axe.InputError, match=r"pin 'nothing' is of no parameter; there are x, mask, layers.0"):

@@ -104,16 +104,16 @@ class MeshMemory:
             assert isinstance(array, np.ndarray)  # on a mesh there are no tuples
             tensor, source = self._fixed[name].tensor, stored(array)
             if source is None:
-                self.copied += self._program.scatter(tensor, each.form, array)
+                self.copied += self._program.scatter(tensor, each.forms, array)
             else:
-                requests.append((tensor, source, list(self._program.pieces(each.form, array.shape))))
+                requests.append((tensor, source, list(self._program.pieces(each.forms, array.shape))))
                 self.copied += tensor.nbytes * (1 if tensor.shared else workers.mesh.size)
         for at in range(0, len(requests), _AT_ONCE):
             workers.read(requests[at : at + _AT_ONCE])
         self.held = (sum(self._fixed[name].tensor.nbytes for name in placed),) * workers.mesh.size
         self._reserve([each for each, _ in shared.constants])
         for each, constant in shared.constants:
-            self._program.scatter(self._fixed[each.name].tensor, each.form, _tvm.as_array(constant))
+            self._program.scatter(self._fixed[each.name].tensor, each.forms, _tvm.as_array(constant))
         between = self._between()
         for signature in self._signatures:
             function = shared.functions[signature.name]
@@ -125,7 +125,7 @@ class MeshMemory:
         seen = {name for function in functions for name, view in function.arguments if view != SLAB}
         for each in placed:
             try:
-                self._fixed[each.name] = self._new(each, each.form.share is None and each.name not in seen)
+                self._fixed[each.name] = self._new(each, each.is_whole and each.name not in seen)
             except WorkerError as error:
                 if not self._program.on().closed:
                     whole = sum(_bytes(each) for each in placed)
@@ -171,7 +171,7 @@ class MeshMemory:
 
     def _new(self, placed: Placed, shared: bool = False) -> Spread:
         return Spread(
-            placed.shape, placed.dtype, placed.form, self._pool.take(placed.slab, placed.dtype, shared), self._pool
+            placed.shape, placed.dtype, placed.forms, self._pool.take(placed.slab, placed.dtype, shared), self._pool
         )
 
     def put(self, array: np.ndarray, function: str, param: str) -> tuple[Spread, ...]:
@@ -180,8 +180,8 @@ class MeshMemory:
         seen = {name for name, view in bound.open if view != SLAB}
         found = []
         for each in bound.inputs[param]:
-            value = self._new(each, each.form.share is None and each.name not in seen)
-            self.copied += self._program.scatter(value.tensor, each.form, array)
+            value = self._new(each, each.is_whole and each.name not in seen)
+            self.copied += self._program.scatter(value.tensor, each.forms, array)
             found.append(value)
         return tuple(found)
 
@@ -200,7 +200,7 @@ class MeshMemory:
                 values.update(zip((each.name for each in placed), given))
                 continue
             for each in placed:
-                values[each.name] = given if given.form == each.form else self._converted(given, each)
+                values[each.name] = given if given.forms == each.forms else self._converted(given, each)
         for each in bound.of.results:
             if each.name not in values and each.name not in self._fixed:
                 values[each.name] = self._new(each)
@@ -208,7 +208,7 @@ class MeshMemory:
 
     def _converted(self, value: Spread, placed: Placed) -> Spread:
         found = self._new(placed)
-        self._program.convert(value, found.tensor, placed.form)
+        self._program.convert(value, found.tensor, placed.forms)
         return found
 
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:

@@ -61,7 +61,7 @@ class MeshModelExecutable(OnMesh, Model):
         self.layouts: Mapping[str, Layout] = {
             name: layout
             for name, placed in shared.tensors.items()
-            if (layout := layout_of(placed.form, placed.shape, shared.mesh, shared.axis)) is not None
+            if (layout := layout_of(placed, shared.mesh)) is not None
         }
         self._programs: weakref.WeakKeyDictionary[Workers, Program] = weakref.WeakKeyDictionary()
         self._memories: weakref.WeakKeyDictionary[Workers, MeshMemory] = weakref.WeakKeyDictionary()
@@ -78,7 +78,7 @@ class MeshModelExecutable(OnMesh, Model):
             lines += ["", f"{function.name}: weights of {here:,} bytes a device, {there:,} in all", "", "layouts"]
             placed = [tensor for each in function.inputs for tensor in each.tensors] + list(function.results)
             width = max((len(each.name) for each in placed), default=0)
-            lines += [f"  {each.name:<{width}}  {each.form}" for each in placed]
+            lines += [f"  {each.name:<{width}}  {each.shown}" for each in placed]
             lines += ["", "calls (bytes a device)"]
             for choice in chosen.choices:
                 for moved in choice.moves:
@@ -87,7 +87,13 @@ class MeshModelExecutable(OnMesh, Model):
                         f"  {moved.how.kind:<15} {name}: {moved.source} -> {moved.target}  {moved.how.bytes:,}"
                     )
                 ins, outs = (", ".join(map(str, forms)) for forms in (choice.strategy.ins, choice.strategy.outs))
-                lines.append(f"  {choice.node.name:<15} {ins} -> {outs}")
+                transfer, name = choice.transfer, choice.node.name
+                if transfer is None:
+                    lines.append(f"  {name:<15} {ins} -> {outs}")
+                else:
+                    how = transfer.how(chosen.link)
+                    over = f"over {transfer.axis} {transfer.source} -> {transfer.target}"
+                    lines.append(f"  {how.kind:<15} {name}: {over}, {ins} -> {outs}  {how.bytes:,}")
             lines.append(f"  in all          {chosen.bytes:,}")
         return "\n".join([*lines, "", self.module.script()])
 

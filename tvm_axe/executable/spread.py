@@ -1,4 +1,4 @@
-"""Values on a mesh: tensors of which each device has its share, in a form (`tvm_axe.relax.forms`)."""
+"""Values on a mesh: tensors of which each device has its share, in a form along each axis (`tvm_axe.relax.forms`)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
-from tvm_axe.collective import ALL, SLAB, Coord, LoadedProgram, MeshTensor, Workers
-from tvm_axe.collective.stored import Piece, sliced
+from tvm_axe.collective import SLAB, Coord, LoadedProgram, MeshTensor, Workers
+from tvm_axe.collective.stored import Box, Piece, sliced
 from tvm_axe.collective.workers import Item
 from tvm_axe.errors import WorkerError
 from tvm_axe.executable.on_mesh import discard
 from tvm_axe.machines.builder import PROGRAM_BUILDER
-from tvm_axe.relax.conversion import conversion
+from tvm_axe.relax.conversion import Conversion, conversion
 from tvm_axe.relax.device import DeviceModule
-from tvm_axe.relax.forms import Form
+from tvm_axe.relax.forms import WHOLE, Forms, spots
 
 __all__ = ["Pool", "Program", "Spread"]
 
@@ -40,7 +40,7 @@ class Program:
         self.shared, self.target, self.workers = shared, target, weakref.ref(workers)
         self.module = module
         self.loaded = workers.load(module, target, PROGRAM_BUILDER)
-        self._conversions: dict[tuple[object, ...], tuple[str, LoadedProgram]] = {}
+        self._conversions: dict[tuple[object, ...], tuple[Conversion, LoadedProgram]] = {}
         self._items: list[Item] = [self.loaded]
         weakref.finalize(self, discard, self.workers, self._items)
 
@@ -51,26 +51,29 @@ class Program:
             raise WorkerError("the workers are closed; launch new ones, and load the model again")
         return workers
 
-    def convert(self, value: Spread, target: MeshTensor, form: Form) -> None:
-        """Put a value into a tensor in another form, on the devices; through the host where these see no peers."""
+    def convert(self, value: Spread, target: MeshTensor, forms: Forms) -> None:
+        """Put a value into a tensor in other forms, on the devices; through the host where these see no peers.
+
+        Through the host, too, what is to be moved along several axes.
+        """
         workers, shared = self.on(), self.shared
-        key = value.shape, value.dtype, value.form, form
+        key = value.shape, value.dtype, value.forms, forms
         if key not in self._conversions:
-            view, module = conversion(*key, shared.mesh, shared.axis, workers.page)
-            if view != SLAB and any(map(workers.is_apart, shared.coordinates)):
-                self.scatter(target, form, self.gather(value))
+            found = conversion(*key, shared.mesh, workers.page)
+            if found is None or (found.view != SLAB and workers.is_apart(found.axis)):
+                self.scatter(target, forms, self.gather(value))
                 return
-            self._conversions[key] = view, workers.load(module, self.target)
+            self._conversions[key] = found, workers.load(found.module, self.target)
             self._items.append(self._conversions[key][1])
-        view, program = self._conversions[key]
-        workers.call(program, [(value.tensor, view), (target, SLAB), *map(Coord, shared.coordinates)])
+        found, program = self._conversions[key]
+        workers.call(program, [(value.tensor, found.view), (target, SLAB), Coord(found.axis)])
 
     # ---- Whole arrays
 
-    def scatter(self, tensor: MeshTensor, form: Form, array: np.ndarray) -> int:
+    def scatter(self, tensor: MeshTensor, forms: Forms, array: np.ndarray) -> int:
         """Put each device's share of an array into its slab; returns the bytes that were copied."""
         slabs = [tensor.slab(device) for device in range(1 if tensor.shared else self.shared.mesh.size)]
-        for slab, pieces in zip(slabs, self.pieces(form, array.shape)):
+        for slab, pieces in zip(slabs, self.pieces(forms, array.shape)):
             for target, source in pieces:
                 slab[sliced(target)] = array[sliced(source)]
         return sum(slab.nbytes for slab in slabs)
@@ -78,31 +81,25 @@ class Program:
     def gather(self, value: Spread) -> np.ndarray:
         """The whole array of a value."""
         tensor = value.tensor
-        if value.form.share is None:
+        if all(form == WHOLE for _, form in value.forms):
             return np.array(tensor.slab(0))
         whole = np.empty(value.shape, tensor.slab(0).dtype)
-        for device, pieces in enumerate(self.pieces(value.form, value.shape)):
+        for device, pieces in enumerate(self.pieces(value.forms, value.shape)):
             slab = tensor.slab(device)
             for target, source in pieces:
                 whole[sliced(source)] = slab[sliced(target)]
         return whole
 
-    def pieces(self, form: Form, shape: Sequence[int]) -> Iterator[list[Piece]]:
+    def pieces(self, forms: Forms, shape: Sequence[int]) -> Iterator[list[Piece]]:
         """Of each device, the boxes of its slab and what they are of the whole."""
-        mesh, axis = self.shared.mesh, self.shared.axis
+        mesh = self.shared.mesh
         for device in range(mesh.size):
-            at = device if axis == ALL else mesh.coords(device)[axis]
-            whole = tuple((0, extent) for extent in shape)
-            if form.share is None or form.dim is None:
-                yield [(whole, whole)]
-                continue
-            found: list[Piece] = []
-            begin = 0
-            for span in form.share.spans(at):
-                ends = (begin, begin + span.stop - span.start), (span.start, span.stop)
-                found.append(tuple((*whole[: form.dim], own, *whole[form.dim + 1 :]) for own in ends))  # type: ignore[arg-type]
-                begin = ends[0][1]
-            yield found
+            found = spots(forms, shape, mesh.coords(device))
+            yield [(_box(local), _box(whole)) for whole, local in found]
+
+
+def _box(index: tuple[slice, ...]) -> Box:
+    return tuple((each.start, each.stop) for each in index)
 
 
 class Pool:
@@ -149,16 +146,16 @@ class Spread:
     ----------
     shape, dtype
         Of the whole.
-    form : Form
+    forms : Forms
         How devices hold it.
     tensor : MeshTensor
         Where.
     """
 
-    __slots__ = ("_pool", "dtype", "form", "shape", "tensor")
+    __slots__ = ("_pool", "dtype", "forms", "shape", "tensor")
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, form: Form, tensor: MeshTensor, pool: Pool) -> None:
-        self.shape, self.dtype, self.form, self.tensor, self._pool = shape, dtype, form, tensor, pool
+    def __init__(self, shape: tuple[int, ...], dtype: str, forms: Forms, tensor: MeshTensor, pool: Pool) -> None:
+        self.shape, self.dtype, self.forms, self.tensor, self._pool = shape, dtype, forms, tensor, pool
 
     def __del__(self) -> None:
         self._pool.give(self.tensor, self.dtype)

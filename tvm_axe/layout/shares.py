@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.iters import Iter, make_iter
 
-__all__ = ["Run", "Share"]
+__all__ = ["Run", "Share", "spans_of"]
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,7 @@ class Share:
 
     def spans(self, device: int) -> list[slice]:
         """Return the same as slices of the dimension, one behind the other."""
-        at = self.indices(device)
-        cuts = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
-        return [slice(int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(cuts)]
+        return spans_of(self.indices(device))
 
     def around(self, outer: int, inner: int) -> Share | None:
         """Return the share of a dimension with more digits before and behind; None where several runs would repeat."""
@@ -257,6 +255,12 @@ class Share:
 
     def __str__(self) -> str:
         return " | ".join(map(_shown, self.runs))
+
+
+def spans_of(at: NDArray[np.int64]) -> list[slice]:
+    """Return indices as slices of neighbouring ones, in their order."""
+    cuts = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
+    return [slice(int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(cuts)]
 
 
 def _shown(run: Run) -> str:

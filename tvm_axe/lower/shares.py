@@ -40,7 +40,7 @@ from tvm_axe.analysis.sharding_rule import ShardingRule
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 
-__all__ = ["RANK", "is_sharable", "shared", "table"]
+__all__ = ["RANK", "is_sharable", "shared", "table", "with_coordinates"]
 
 RANK = "rank"
 """What the parameter is called that says which device it is."""
@@ -97,7 +97,9 @@ def _stores(body: tirx.Stmt) -> list[tirx.Stmt]:
     return [part for each in body.seq for part in _stores(each)] if isinstance(body, tirx.SeqStmt) else [body]
 
 
-def shared(func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int) -> tirx.PrimFunc | None:
+def shared(
+    func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int, rank: tirx.Var | None = None
+) -> tirx.PrimFunc | None:
     """Return what each of some devices runs of a function.
 
     Parameters
@@ -110,6 +112,9 @@ def shared(func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices:
         How factors of the rule are shared, of one kind: spatial ones, or a reduction's with one combiner.
     devices : int
         How many devices there are.
+    rank : Var, optional
+        What the device's coordinate is called; it stays free then (`with_coordinates`), so that the function is one
+        of buffers, and can be shared along another axis.
 
     Returns
     -------
@@ -119,8 +124,20 @@ def shared(func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices:
     """
     if not assigned:
         return func
-    localizer = _Localizer(func, rule, assigned, devices)
-    return localizer.function() if localizer.fits else None
+    localizer = _Localizer(func, rule, assigned, devices, tirx.Var(RANK, "int64") if rank is None else rank)
+    if not localizer.fits:
+        return None
+    local = localizer.function()
+    return local if rank is not None else with_coordinates(local, len(rule.inputs), [localizer.rank])[0]
+
+
+def with_coordinates(
+    func: tirx.PrimFunc, inputs: int, coordinates: Sequence[tirx.Var]
+) -> tuple[tirx.PrimFunc, list[tirx.Var]]:
+    """Return a function with those coordinates that it uses as parameters behind its `inputs`, and which they are."""
+    used = [var for var in coordinates if uses(func.body, var)]
+    params = [*func.params[:inputs], *used, *func.params[inputs:]]
+    return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs) if used else func, used
 
 
 @dataclass(frozen=True)
@@ -155,9 +172,10 @@ class _Piece:
 
 
 class _Localizer:
-    def __init__(self, func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int) -> None:
-        self.func, self.rule, self.devices = func, rule, devices
-        self.rank = tirx.Var(RANK, "int64")
+    def __init__(
+        self, func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int, rank: tirx.Var
+    ) -> None:
+        self.func, self.rule, self.devices, self.rank = func, rule, devices, rank
         self.starts: dict[tuple[tuple[int, ...], str], tirx.Var] = {}
         self.bounds: dict[tirx.Var, ir.Range] = {self.rank: ir.Range(0, devices)}
         find = functools.partial(shares_of, rule=rule, assigned=assigned, devices=devices)
@@ -190,8 +208,6 @@ class _Localizer:
         whole = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=allocated)
         realized = s_tir.SBlockRealize([], True, whole)
         params = [self.buffers[param] for param in self.func.params]
-        if uses(realized, self.rank):
-            params.insert(len(self.rule.inputs), self.rank)
         return tirx.PrimFunc(params, realized, self.func.ret_type, self.func.attrs)
 
     def _nests(

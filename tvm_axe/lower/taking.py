@@ -15,12 +15,11 @@ from tvm.ir import Range
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import element
-from tvm_axe.analysis.expressions import uses
 from tvm_axe.collective import SLAB
 from tvm_axe.collective.tensor import peers_of
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Run, Share
-from tvm_axe.lower.shares import RANK, table
+from tvm_axe.lower.shares import RANK, table, with_coordinates
 from tvm_axe.lower.views import view_buffer
 
 __all__ = ["taking"]
@@ -43,6 +42,7 @@ def taking(
     axis: str,
     view: str,
     page: int,
+    rank: tirx.Var | None = None,
 ) -> tirx.PrimFunc:
     """The function by which a device takes what it is to hold.
 
@@ -55,18 +55,21 @@ def taking(
     combiner : str
         What the peers' terms are combined with; empty if they are values.
     mesh, axis : Mesh, str
-        The devices, and the axis along which they share, ``"*"`` for all of them.
+        The devices, and the axis along which they share.
     view : str
         ``"slab"`` to read the device's own slab alone, which then holds all of it; or `axis`.
     page : int
         Bytes of a page of the devices' memory, of which slabs lie whole ones apart.
+    rank : Var, optional
+        What the device's coordinate is called; it stays free then (`tvm_axe.lower.shares.with_coordinates`).
 
     Returns
     -------
     func : PrimFunc
         Of the source in the view, if it asks for it the device's coordinate, and the target's slab.
     """
-    analyzer, rank = Analyzer(), tirx.Var(RANK, "int64")
+    analyzer, own = Analyzer(), rank is None
+    rank = tirx.Var(RANK, "int64") if rank is None else rank
     analyzer.bind(rank, Range.from_min_extent(_int(0), _int(peers_of(mesh, axis)[0])))
     before, after = (_local(shape, cut) for cut in (source, target))
     read = view_buffer(mesh, view, before, dtype, "source", page)
@@ -106,8 +109,8 @@ def taking(
     for loop, extent in reversed(list(zip(loops, after))):
         body = tirx.For(loop, _int(0), _int(extent), tirx.ForKind.SERIAL, body)
     root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
-    params = [read, *([rank] if uses(body, rank) else []), written]
-    return tirx.PrimFunc(params, root).with_attrs({"s_tir": True, "tirx.noalias": True})
+    func = tirx.PrimFunc([read, written], root).with_attrs({"s_tir": True, "tirx.noalias": True})
+    return with_coordinates(func, 1, [rank])[0] if own else func
 
 
 def _int(number: int) -> tirx.Expr:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,10 +21,14 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_axe.collective.engine import Rates
+from tvm_axe.layout import Link
 from tvm_axe.layout.dtypes import dtype_bytes
+from tvm_axe.lower.shares import RANK, shared
 from tvm_axe.relax.forms import SLICE, WHOLE, Form, Move, move
 from tvm_axe.relax.graph import Graph, Node
-from tvm_axe.relax.strategies import Operator, Strategy
+from tvm_axe.relax.strategies import Operator
+from tvm_axe.relax.transfers import Carrying, Transfer
+from tvm_axe.relax.ways import Strategy
 
 __all__ = ["Choice", "Chosen", "Moved", "Operators", "choose"]
 
@@ -37,11 +41,41 @@ State = tuple[frozenset[Form], ...]
 
 
 class Operators:
-    """The operators of a model on so many devices, along one mesh axis or not; equal functions are one."""
+    """The operators of a model on the devices of a mesh axis; equal functions are one.
 
-    def __init__(self, devices: int, rates: Rates, whole_mesh: bool = False) -> None:
-        self.devices, self.rates, self.whole_mesh = devices, rates, whole_mesh
+    Parameters
+    ----------
+    devices : int
+        How many the axis has.
+    rates : Rates
+        How fast they are.
+    axis : str
+        The axis, after which the device's coordinate is called in what devices do.
+    """
+
+    def __init__(self, devices: int, rates: Rates, axis: str = "") -> None:
+        self.devices, self.rates, self.axis = devices, rates, axis
+        self.rank = tirx.Var(axis or RANK, "int64")
         self._known: dict[tuple[int, int], list[Operator]] = {}
+        self._carrying: dict[Transfer, Carrying] = {}
+
+    def of_node(self, node: Node) -> Operator | Carrying | None:
+        """The operator that a call is; None of what takes and gives whole values."""
+        if node.transfer is None:
+            return None if node.func is None else self.of(node.func, len(node.ins))
+        if node.transfer not in self._carrying:
+            self._carrying[node.transfer] = Carrying(node.transfer, self.rates.link)
+        return self._carrying[node.transfer]
+
+    def local(self, node: Node, strategy: Strategy) -> tirx.PrimFunc:
+        """The function that a device runs of a call, in which its coordinate is free."""
+        assert node.func is not None  # a call of a function has strategies that are more than whole
+        if not strategy.assigned:
+            return node.func
+        rule = self.of(node.func, len(node.ins)).rule
+        func = shared(node.func, rule, dict(strategy.assigned), self.devices, self.rank)
+        assert func is not None  # the strategy was made of shares
+        return func
 
     def of(self, func: tirx.PrimFunc, inputs: int) -> Operator:
         """The operator that a function is."""
@@ -69,13 +103,19 @@ class Choice(NamedTuple):
     strategy: Strategy
     moves: tuple[Moved, ...]
 
+    @property
+    def transfer(self) -> Transfer | None:
+        """The move along an outer axis that the call is, of what a device has."""
+        of = self.node.transfer
+        return None if of is None else of.within(self.strategy.ins[0], self.strategy.outs[0])
+
 
 @dataclass
 class _Step:
     """A call with the strategies that there are of it."""
 
     node: Node | None
-    operator: Operator | None
+    operator: Operator | Carrying | None
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     strategies: list[Strategy]
@@ -102,29 +142,44 @@ class Chosen:
     choices: tuple[Choice, ...]
     held: Mapping[int, tuple[Form, ...]]
     results: tuple[Form, ...]
+    link: Link
     operations: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Of each product how many operations it has, and the part that a device does."""
 
     @property
     def bytes(self) -> int:
         """Bytes that the busiest device of each move receives."""
-        return sum(each.how.bytes for choice in self.choices for each in choice.moves)
+        return sum(how.bytes for how in self._moves())
 
     @property
     def collectives(self) -> Counter[str]:
         """How often there is which kind of move."""
-        return Counter(each.how.kind for choice in self.choices for each in choice.moves if each.how.kind != SLICE)
+        return Counter(how.kind for how in self._moves() if how.kind != SLICE)
+
+    @property
+    def seconds(self) -> float:
+        """What a call takes a device."""
+        moves = sum(each.how.seconds for choice in self.choices for each in choice.moves)
+        return moves + sum(choice.strategy.seconds for choice in self.choices)
+
+    def _moves(self) -> Iterator[Move]:
+        """What is moved, along outer axes too."""
+        for choice in self.choices:
+            yield from (each.how for each in choice.moves)
+            transfer = choice.transfer
+            if transfer is not None:
+                yield transfer.how(self.link)
 
     @property
     def weights(self) -> tuple[int, int]:
         """Bytes of weights that a device holds, and that there are."""
-        here = there = 0
+        here, there = 0, dict[object, int]()
         for number, forms in self.held.items():
             value = self.graph.values[number]
             if value.kind == "weight":
-                size = dtype_bytes(value.dtype, value.size)
-                here += round(size * sum(form.fraction() for form in forms))
-                there += size
-        return here, there
+                here += round(dtype_bytes(value.dtype, value.size) * sum(form.fraction() for form in forms))
+                there[value.name, value.param] = dtype_bytes(value.dtype, math.prod(value.whole))
+        return here, sum(there.values())
 
     @property
     def divided(self) -> float:
@@ -174,7 +229,7 @@ class _Search:
     # ---- Strategies
 
     def _step(self, node: Node) -> _Step:
-        operator = None if node.func is None else self.operators.of(node.func, len(node.ins))
+        operator = self.operators.of_node(node)
         whole = Strategy((WHOLE,) * len(node.ins), (WHOLE,) * len(node.outs))
         return _Step(node, operator, node.ins, node.outs, [whole])
 
@@ -222,7 +277,7 @@ class _Search:
     def _move(self, source: Form, target: Form, value: int) -> Move | None:
         of = self.graph.values[value]
         itemsize = max(1, dtype_bytes(of.dtype, 1))
-        return move(source, target, of.shape, itemsize, self.devices, self.link, self.operators.whole_mesh)
+        return move(source, target, of.shape, itemsize, self.devices, self.link)
 
     def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
         """The ways to make a call: the time, the strategy, what is held after, and moves by position."""
@@ -417,7 +472,7 @@ class _Search:
 
     def _chosen(self, choices: Sequence[Choice]) -> Chosen:
         held: dict[int, dict[Form, None]] = {number: {} for number in self.graph.params}
-        operations = {}
+        operations: dict[str, tuple[int, float]] = {}
         forms: dict[int, Form] = {}
         for value, form in self.pinned.items():
             held.setdefault(value, {})[form] = None
@@ -426,12 +481,14 @@ class _Search:
             for value, form in zip(choice.node.ins, choice.strategy.ins):
                 if not self._moves(value):
                     held.setdefault(value, {})[form] = None
-            if choice.node.func is not None:
-                operator = self.operators.of(choice.node.func, len(choice.node.ins))
-                if sum(operator.operations):
-                    operations[choice.node.name] = sum(operator.operations), choice.strategy.share
+            operator, left = self.operators.of_node(choice.node), choice.node.left
+            count = 0 if operator is None else sum(operator.operations)
+            if count:
+                operations[choice.node.name] = round(count / left), left * choice.strategy.share
         for number in (*self.graph.params, *self.graph.results):
             if self.graph.values[number].kind != "value" and not held.get(number):
                 held.setdefault(number, {})[WHOLE] = None
         results = tuple(forms[number] if number in forms else next(iter(held[number])) for number in self.graph.results)
-        return Chosen(self.graph, tuple(choices), {v: tuple(f) for v, f in held.items()}, results, operations)
+        return Chosen(
+            self.graph, tuple(choices), {v: tuple(f) for v, f in held.items()}, results, self.link, operations
+        )

@@ -15,15 +15,17 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_axe.collective import ALL, SLAB
+from tvm_axe.collective import SLAB
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
-from tvm_axe.lower.shares import shared
+from tvm_axe.layout.dtypes import dtype_bytes
+from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.lower.taking import taking
 from tvm_axe.lower.views import view_shape
 from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
-from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form
+from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form, Forms
 from tvm_axe.relax.graph import Node, Value
+from tvm_axe.relax.transfers import Transfer
 
 __all__ = ["Argument", "DeviceFunction", "DeviceModule", "Placed", "device_module"]
 
@@ -33,17 +35,32 @@ _PUSHES = {Collective.ALL_GATHER.operation, Collective.ALL_REDUCE.operation}
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor of the mesh: a value in a form, of which each device has a slab."""
+    """A tensor of the mesh: a value in a form along each axis, of which each device has a slab."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    form: Form
+    forms: Forms
 
     @property
     def slab(self) -> tuple[int, ...]:
         """The shape of a slab."""
-        return self.form.local(self.shape)
+        shape = self.shape
+        for _, form in self.forms:
+            shape = form.local(shape)
+        return shape
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every device holds all of it."""
+        return all(form == WHOLE for _, form in self.forms)
+
+    @property
+    def shown(self) -> str:
+        """Its forms as text: of several axes each with its name, those along which all is held left out."""
+        if len(self.forms) == 1:
+            return str(self.forms[0][1])
+        return " ".join(f"{axis}:{form}" for axis, form in self.forms if form != WHOLE) or str(WHOLE)
 
 
 @dataclass(frozen=True)
@@ -72,15 +89,20 @@ class DeviceFunction:
     arguments : tuple of (str, str)
         What the device's function is called with: tensors of the mesh by name, each with the view of it; its
         coordinates come behind them.
-    chosen : Chosen
-        How values are shared.
+    levels : tuple[Chosen, ...]
+        How values are shared along each axis, of what the outer ones leave.
     """
 
     name: str
     inputs: tuple[Argument, ...]
     results: tuple[Placed, ...]
     arguments: tuple[tuple[str, str], ...]
-    chosen: Chosen
+    levels: tuple[Chosen, ...]
+
+    @property
+    def chosen(self) -> Chosen:
+        """What a device does at last: how what the outer axes leave is shared along the innermost one."""
+        return self.levels[-1]
 
 
 @dataclass(frozen=True)
@@ -91,10 +113,10 @@ class DeviceModule:
     ----------
     module : IRModule
         The functions, with the kernels that they call.
-    mesh, axis
-        The devices, and the axis along which they share, ``"*"`` for all of them.
+    mesh : Mesh
+        The devices.
     coordinates : tuple[str, ...]
-        The axes of which a function takes the device's coordinates, behind its tensors.
+        The axes along which they share, of which a function takes the device's coordinates behind its tensors.
     functions : Mapping[str, DeviceFunction]
         By name.
     tensors : Mapping[str, Placed]
@@ -105,7 +127,6 @@ class DeviceModule:
 
     module: tvm.IRModule
     mesh: Mesh
-    axis: str
     coordinates: tuple[str, ...]
     functions: Mapping[str, DeviceFunction]
     tensors: Mapping[str, Placed]
@@ -113,70 +134,67 @@ class DeviceModule:
 
 
 def device_module(
-    chosen: Sequence[Chosen], model: tvm.IRModule, operators: Operators, mesh: Mesh, axis: str, page: int
+    chosen: Sequence[Sequence[Chosen]], operators: Sequence[Operators], mesh: Mesh, page: int
 ) -> DeviceModule:
     """The module of a device of a model whose functions were chosen.
 
     Parameters
     ----------
-    chosen : Sequence[Chosen]
-        Of each function.
-    model : IRModule
-        What they were read from.
-    operators : Operators
-        What they were chosen by.
-    mesh, axis
-        The devices, and the axis along which they share.
+    chosen : Sequence[Sequence[Chosen]]
+        Of each function along each axis, of what the outer ones leave of it (`tvm_axe.relax.meshes`).
+    operators : Sequence[Operators]
+        What they were chosen by, along each axis, outer ones first.
+    mesh : Mesh
+        The devices.
     page : int
         Bytes of a page of the devices' memory.
     """
-    return _Module(chosen, model, operators, mesh, axis, page).made()
+    return _Module(chosen, operators, mesh, page).made()
 
 
 class _Module:
     def __init__(
-        self, chosen: Sequence[Chosen], model: tvm.IRModule, operators: Operators, mesh: Mesh, axis: str, page: int
+        self, chosen: Sequence[Sequence[Chosen]], operators: Sequence[Operators], mesh: Mesh, page: int
     ) -> None:
-        self.chosen, self.model, self.operators = chosen, model, operators
-        self.mesh, self.axis, self.page = mesh, axis, page
-        self.coordinates = mesh.names if axis == ALL else (axis,)
+        self.chosen, self.operators, self.axis = chosen, operators[-1], operators[-1].axis
+        self.mesh, self.page = mesh, page
+        self.ranks = {each.axis: each.rank for each in operators}
         self.builder = relax.BlockBuilder()
         self.tensors: dict[str, Placed] = {}
         self.constants: list[tuple[Placed, tvm.runtime.Tensor]] = []
-        self.kernels: dict[int, list[tuple[tirx.PrimFunc, tuple[tvm.ir.GlobalVar, bool]]]] = {}
+        self.kernels: dict[int, list[tuple[tirx.PrimFunc, tvm.ir.GlobalVar]]] = {}
 
     def made(self) -> DeviceModule:
         functions = {}
         for each in self.chosen:
             function = _Function(self, each)
-            functions[each.graph.name] = function.emitted()
+            functions[each[-1].graph.name] = function.emitted()
         module, constants = self.builder.finalize(), tuple(self.constants)
-        return DeviceModule(module, self.mesh, self.axis, self.coordinates, functions, self.tensors, constants)
+        return DeviceModule(module, self.mesh, tuple(self.ranks), functions, self.tensors, constants)
 
     def tensor(self, name: str, value: Value, form: Form, reuse: bool = False) -> Placed:
         """A new tensor of the mesh; the one that is there of the same name and kind, if it may be."""
-        base, count = name, 0
+        base, count, forms = name, 0, (*value.forms, (self.axis, form))
         while name in self.tensors:
             there = self.tensors[name]
-            if reuse and (there.shape, there.dtype, there.form) == (value.shape, value.dtype, form):
+            if reuse and (there.shape, there.dtype, there.forms) == (value.whole, value.dtype, forms):
                 return there
             count += 1
             name = f"{base}_{count}"
-        placed = Placed(name, value.shape, value.dtype, form)
+        placed = Placed(name, value.whole, value.dtype, forms)
         self.tensors[name] = placed
         return placed
 
-    def kernel(self, func: tirx.PrimFunc, name: str) -> tuple[tvm.ir.GlobalVar, bool]:
-        """A function of the module, and whether it takes the device's coordinate; equal ones are one."""
+    def kernel(self, func: tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
+        """A function of the module; equal ones are one."""
         key = tvm_ffi.structural_hash(func)
         for other, found in self.kernels.get(key, ()):
             if tvm_ffi.structural_equal(other, func):
                 return found
         name = self.builder.get_unique_name(re.sub(r"\W", "_", name))
         variable = self.builder.add_func(func.with_attr("global_symbol", name), name)
-        asks = any(not tirx.is_buffer_var(param) for param in func.params)
-        self.kernels.setdefault(key, []).append((func, (variable, asks)))
-        return variable, asks
+        self.kernels.setdefault(key, []).append((func, variable))
+        return variable
 
 
 @dataclass
@@ -194,18 +212,15 @@ class _Buffer:
 
 
 class _Function:
-    def __init__(self, module: _Module, chosen: Chosen) -> None:
-        self.module, self.chosen, self.graph = module, chosen, chosen.graph
+    def __init__(self, module: _Module, levels: Sequence[Chosen]) -> None:
+        self.module, self.levels, self.chosen, self.graph = module, tuple(levels), levels[-1], levels[-1].graph
         self.builder = module.builder
         self.buffers: dict[tuple[int, Form], _Buffer] = {}
         self.views: dict[tuple[str, str], relax.Var] = {}
         self.slots: dict[tuple[tuple[int, ...], str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
-        self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.coordinates}
-        self.rank: tirx.Expr = tirx.IntImm("int64", 0)
-        for name, var in self.coordinates.items():
-            self.rank = var if len(self.coordinates) == 1 else self.rank * module.mesh[name] + var
-        self.prefix = "" if len(module.chosen) == 1 else f"{chosen.graph.name}."
+        self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.ranks}
+        self.prefix = "" if len(module.chosen) == 1 else f"{self.graph.name}."
         self.last = self._last_uses()
         self.crossing = self._crossing()
 
@@ -215,11 +230,16 @@ class _Function:
         """What peers read or write."""
         found = set()
         for choice in self.chosen.choices:
-            for each in choice.moves:
-                if each.how.kind != SLICE:
-                    found.add((each.value, each.source))
-                    if each.how.kind in _PUSHES:
-                        found.add((each.value, each.target))
+            moves = [((each.value, each.source), (each.value, each.target), each.how.kind) for each in choice.moves]
+            node, strategy = choice.node, choice.strategy
+            if choice.transfer is not None:
+                kind = choice.transfer.how(self.chosen.link).kind
+                moves.append(((node.ins[0], strategy.ins[0]), (node.outs[0], strategy.outs[0]), kind))
+            for source, target, kind in moves:
+                if kind != SLICE:
+                    found.add(source)
+                    if kind in _PUSHES:
+                        found.add(target)
         return found
 
     def _last_uses(self) -> dict[tuple[int, Form], int]:
@@ -246,12 +266,11 @@ class _Function:
                 results.append(self._result(number, form))
             params = [*self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
-        return DeviceFunction(graph.name, tuple(inputs), tuple(results), tuple(self.views), self.chosen)
+        return DeviceFunction(graph.name, tuple(inputs), tuple(results), tuple(self.views), self.levels)
 
     def _declared(self) -> list[Argument]:
         """Place what the function takes, and its constants."""
-        inputs = {}
-        taken = set(self.graph.params)
+        inputs: dict[int, Argument] = {}
         for number, forms in self.chosen.held.items():
             value = self.graph.values[number]
             name = value.name if value.kind == "weight" and value.constant is None else f"{self.prefix}{value.name}"
@@ -262,9 +281,10 @@ class _Function:
                 tensors.append(placed)
                 if value.constant is not None:
                     self.module.constants.append((placed, value.constant))
-            if number in taken:
-                inputs[number] = Argument(value.name, value.shape, value.dtype, value.kind, tuple(tensors))
-        return [inputs[number] for number in self.graph.params]
+            if value.param is not None:
+                before = inputs[value.param].tensors if value.param in inputs else ()
+                inputs[value.param] = Argument(value.name, value.whole, value.dtype, value.kind, (*before, *tensors))
+        return [inputs[param] for param in sorted(inputs)]
 
     def _result(self, number: int, form: Form) -> Placed:
         """The tensor in which a result is left."""
@@ -315,16 +335,14 @@ class _Function:
     def _call(self, choice: Choice) -> None:
         node, strategy = choice.node, choice.strategy
         ins = [self.buffers[value, form] for value, form in zip(node.ins, strategy.ins)]
-        if node.func is None:
+        if choice.transfer is None and node.func is None:
             self._other(node, ins)
             return
-        operator = self.module.operators.of(node.func, len(node.ins))
-        func = node.func if not strategy.assigned else shared(
-            node.func, operator.rule, dict(strategy.assigned), self.module.operators.devices
-        )  # fmt: skip
-        assert func is not None  # the strategy was made of shares
         outs = [self._new(value, form) for value, form in zip(node.outs, strategy.outs)]
-        self._kernel(func, _name_of(node), ins, outs)
+        if choice.transfer is not None:
+            self._transferred(choice.transfer, ins[0], outs[0])
+        else:
+            self._kernel(self.module.operators.local(node, strategy), _name_of(node), ins, outs)
 
     def _kernel(
         self, func: tirx.PrimFunc, name: str, ins: Sequence[_Buffer], outs: Sequence[_Buffer], view: str = SLAB
@@ -333,9 +351,11 @@ class _Function:
             self._touched(buffer, "read", view != SLAB)
         for buffer in outs:
             self._touched(buffer, "written", False)
-        kernel, asks = self.module.kernel(func, name)
+        ranks = self.module.ranks
+        func, asked = with_coordinates(func, len(ins), list(ranks.values()))
+        kernel = self.module.kernel(func, name)
         arguments = [self._expr(buffer, view) for buffer in ins]
-        arguments += [self.rank] if asks else []
+        arguments += [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
         self.builder.emit(relax.Call(kernel, [*arguments, *(self._expr(buffer, SLAB) for buffer in outs)]))
 
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
@@ -352,6 +372,7 @@ class _Function:
             return value
 
         value = node.value
+        assert isinstance(value, relax.Call)  # it is a call of the model
         call = relax.Call(value.op, [replaced(each) for each in value.args], value.attrs, value.ty_args)
         made = self.builder.emit(call)
         for at, number in enumerate(node.outs):
@@ -362,39 +383,51 @@ class _Function:
     # ---- Moves
 
     def _move(self, each: Moved) -> None:
-        source = self.buffers[each.value, each.source]
-        target = self._new(each.value, each.target)
-        kind = each.how.kind
+        value, operators = self.graph.values[each.value], self.module.operators
+        itemsize = max(1, dtype_bytes(value.dtype, 1))
+        transfer = Transfer(self.module.axis, each.source, each.target, value.shape, itemsize, operators.devices)
+        self._transferred(transfer, self.buffers[each.value, each.source], self._new(each.value, each.target))
+
+    def _transferred(self, transfer: Transfer, source: _Buffer, target: _Buffer) -> None:
+        """Move a value along an axis."""
+        kind, axis = transfer.how(self.chosen.link).kind, transfer.axis
         if kind in (SLICE, EXCHANGE):
-            view = SLAB if kind == SLICE else self.module.axis
-            self._taken(source, target, view)
+            self._taken(transfer, source, target, SLAB if kind == SLICE else axis)
             return
-        source_view = SLAB if kind == Collective.ALL_GATHER.operation else self.module.axis
-        target_view = self.module.axis if kind in _PUSHES else SLAB
+        source_view = SLAB if kind == Collective.ALL_GATHER.operation else axis
+        target_view = axis if kind in _PUSHES else SLAB
         self._touched(source, "read", source_view != SLAB)
         self._touched(target, "written", target_view != SLAB)
         numbers: list[int] = []
         if kind in (Collective.ALL_GATHER.operation, Collective.ALL_TO_ALL.operation):
-            numbers.append(_dim(each.source))
+            numbers.append(_dim(transfer.source))
         if kind in (Collective.REDUCE_SCATTER.operation, Collective.ALL_TO_ALL.operation):
-            numbers.append(_dim(each.target))
+            numbers.append(_dim(transfer.target))
         arguments = [self._expr(source, source_view), self._expr(target, target_view)]
         arguments += [relax.prim_value(number) for number in numbers]
-        arguments.append(tvm.ir.StringImm(self.module.axis))
+        arguments.append(tvm.ir.StringImm(axis))
         self.builder.emit(relax.Call(relax.ExternFunc(f"axe.{kind}"), arguments, ty_args=[relax.TupleType([])]))
 
-    def _taken(self, source: _Buffer, target: _Buffer, view: str) -> None:
-        value = self.graph.values[source.value]
-        cuts = [None if f.share is None or f.dim is None else (f.dim, f.share) for f in (source.form, target.form)]
+    def _taken(self, transfer: Transfer, source: _Buffer, target: _Buffer, view: str) -> None:
+        forms = transfer.source, transfer.target
+        cuts = [None if form.share is None or form.dim is None else (form.dim, form.share) for form in forms]
         func = taking(
-            value.shape, value.dtype, cuts[0], cuts[1], source.form.partial, self.module.mesh, self.module.axis, view,
-            self.module.page,
+            transfer.shape, source.dtype, cuts[0], cuts[1], transfer.source.partial, self.module.mesh, transfer.axis,
+            view, self.module.page, self.module.ranks[transfer.axis],
         )  # fmt: skip
-        self._kernel(func, f"{value.name}_taken", [source], [target], view)
+        self._kernel(func, f"{self.graph.values[source.value].name}_taken", [source], [target], view)
 
     def _copied(self, source: _Buffer, target: _Buffer) -> None:
         func = taking(
-            source.shape, source.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB, self.module.page
+            source.shape,
+            source.dtype,
+            None,
+            None,
+            "",
+            self.module.mesh,
+            self.module.axis,
+            SLAB,
+            self.module.page,
         )
         self._kernel(func, "copied", [source], [target])
 
@@ -436,6 +469,7 @@ class _Function:
 
 
 def _name_of(node: Node) -> str:
+    assert isinstance(node.value, relax.Call)  # a transfer has a kernel of another name
     return str(node.value.args[0].name_hint)
 
 

@@ -1,4 +1,4 @@
-"""Forms of a model's values on one mesh axis, and what it takes to make one of another.
+"""Forms of a model's values along a mesh axis, and what it takes to make one of another.
 
 >>> from tvm_axe.layout import Link
 >>> from tvm_axe.layout.shares import Share
@@ -7,13 +7,22 @@
 S0[4@0 4@1] -> R : all_gather
 >>> move(Form(partial="sum"), rows, (8, 4), 4, 2, link).bytes
 64
+
+On a mesh of several axes a value has a form along each, outer axes first: what it is along an axis is said of what the
+outer ones have left of it.
+
+>>> columns = Form(1, Share.blocks(4, 2))
+>>> for piece in spots((("dp", rows), ("tp", columns)), (8, 4), {"dp": 1, "tp": 0}):
+...     print(*piece)
+(slice(4, 8, None), slice(0, 2, None)) (slice(0, 4, None), slice(0, 2, None))
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,9 +30,9 @@ import numpy as np
 
 from tvm_axe.layout import Link
 from tvm_axe.layout.collectives import Collective
-from tvm_axe.layout.shares import Share
+from tvm_axe.layout.shares import Share, spans_of
 
-__all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Move", "form_of", "move"]
+__all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Forms", "Move", "form_of", "move", "spots"]
 
 SLICE, EXCHANGE = "slice", "exchange"
 """What isn't a collective: a device takes a part of its own, or what it lacks out of its peers' slabs."""
@@ -67,6 +76,37 @@ class Form:
 
 
 WHOLE = Form()
+Forms = tuple[tuple[str, Form], ...]
+"""The form of a value along each of some mesh axes, outer ones first."""
+
+
+def spots(
+    forms: Forms, shape: Sequence[int], coords: Mapping[str, int]
+) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield the pieces of a whole value that the device at `coords` holds: where in it, and where in the slab.
+
+    Parameters
+    ----------
+    forms : Forms
+        How the value lies; terms of a sum aren't pieces.
+    shape : Sequence[int]
+        The value's.
+    coords : Mapping[str, int]
+        The device's coordinate on each axis.
+    """
+    held = [np.arange(extent) for extent in shape]
+    for axis, form in forms:
+        if form.share is not None and form.dim is not None:
+            held[form.dim] = held[form.dim][form.share.indices(coords[axis])]
+    pairs = []
+    for at in held:
+        begin, found = 0, []
+        for span in spans_of(at):
+            found.append((span, slice(begin, begin + span.stop - span.start)))
+            begin += span.stop - span.start
+        pairs.append(found)
+    for piece in itertools.product(*pairs):
+        yield tuple(whole for whole, _ in piece), tuple(local for _, local in piece)
 
 
 def form_of(shares: Sequence[Share]) -> Form | None:
@@ -91,7 +131,6 @@ def move(
     itemsize: int,
     devices: int,
     link: Link,
-    whole_mesh: bool = False,
 ) -> Move | None:
     """What makes `target` of `source`, the bytes that the busiest device receives, and the time; None if nothing does.
 
@@ -107,13 +146,7 @@ def move(
         How many the axis has.
     link : Link
         Between two of them.
-    whole_mesh : bool
-        Whether these are the devices of several axes, along which there are no collectives.
     """
-    if whole_mesh and (found := move(source, target, shape, itemsize, devices, link)) is not None:
-        if found.kind == Collective.ALL_REDUCE.operation:  # each adds up all the terms
-            return _moved(EXCHANGE, math.prod(shape) * itemsize * (devices - 1), link, 1)
-        return found if found.kind in ("", SLICE) else found._replace(kind=EXCHANGE)
     size = math.prod(shape) * itemsize
     if source == target:
         return Move("", 0, 0.0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import tvm
 from tvm import ir, relax, tirx
@@ -12,6 +12,8 @@ from tvm import ir, relax, tirx
 from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.errors import LowerError
+from tvm_axe.relax.forms import Forms
+from tvm_axe.relax.transfers import Transfer
 
 __all__ = ["Graph", "Node", "Value", "graph_of", "legalized"]
 
@@ -32,7 +34,15 @@ class Value:
     kind : "input", "weight" or "value"
         Whether a call of the model brings it, it is the same in all calls, or it is computed.
     constant : Tensor or None
-        What it is, of a constant.
+        What it is, of a constant; all of it, also where a device has a part.
+    whole : tuple[int, ...]
+        Its shape in the model, of which a device has what `forms` say.
+    forms : Forms
+        How it lies along the mesh axes that are decided; `shape` is what they leave of it.
+    param : int or None
+        The number of the model's parameter that it is, or holds in a form.
+    pins : Mapping[str, int or None]
+        Which dimension is to be shared along an axis in blocks, None for none; along other axes it is free.
     """
 
     name: str
@@ -40,6 +50,10 @@ class Value:
     dtype: str
     kind: str
     constant: tvm.runtime.Tensor | None = None
+    whole: tuple[int, ...] = ()
+    forms: Forms = ()
+    param: int | None = None
+    pins: Mapping[str, int | None] = field(default_factory=dict, hash=False)
 
     @property
     def size(self) -> int:
@@ -49,15 +63,21 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """A call: of a function of TensorIR, which is `func`, or of anything else, which takes and gives whole values."""
+    """A call: of a function of TensorIR, which is `func`, or of anything else, which takes and gives whole values.
+
+    Of what devices along outer mesh axes do it may be a move between them, which is `transfer`; and of the operations
+    of a call of the model, `left` is what they have left to a device.
+    """
 
     name: str
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     func: tirx.PrimFunc | None
-    value: relax.Expr
-    fields: bool
+    value: relax.Expr | None
+    fields: bool = False
     """Whether it gives a tuple."""
+    transfer: Transfer | None = None
+    left: float = 1.0
 
 
 @dataclass
@@ -117,7 +137,7 @@ class _Reader:
         attrs = source.attrs or {}
         inputs = int(attrs["num_input"]) if "num_input" in attrs else len(source.params)
         for at, param in enumerate(source.params):
-            self.env[param] = self.new(param.name, param.ty, "input" if at < inputs else "weight", "parameter")
+            self.env[param] = self.new(param.name, param.ty, "input" if at < inputs else "weight", "parameter", at)
             self.graph.params.append(self.number(param))
         for block in source.body.blocks:
             for binding in block.bindings:
@@ -129,7 +149,7 @@ class _Reader:
         assert isinstance(found, int)
         return found
 
-    def new(self, name: str, ty: ir.Type, kind: str, what: str) -> int:
+    def new(self, name: str, ty: ir.Type, kind: str, what: str, param: int | None = None) -> int:
         if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
             raise LowerError(
                 f"{self.graph.name}: {what} {name!r} is a {type(ty).__name__} without a shape; on a mesh values are "
@@ -141,7 +161,8 @@ class _Reader:
                 f"{self.graph.name}: {what} {name!r} has the symbolic shape {shape}; on a mesh shapes are constant: "
                 "export the model for the sizes that are run, or tvm.relax.transform.BindSymbolicVars"
             )
-        self.graph.values.append(Value(name, tuple(map(int, shape)), str(ty.dtype), kind))
+        extents = tuple(map(int, shape))
+        self.graph.values.append(Value(name, extents, str(ty.dtype), kind, None, extents, (), param))
         return len(self.graph.values) - 1
 
     def bind(self, binding: relax.Binding) -> None:
@@ -185,7 +206,7 @@ class _Reader:
                 return number
         number = self.new(f"constant_{len(self.constants)}", value.ty, "weight", "constant")
         old = self.graph.values[number]
-        self.graph.values[number] = Value(old.name, old.shape, old.dtype, old.kind, value.value)
+        self.graph.values[number] = replace(old, constant=value.value)
         self.constants.append((value, number))
         return number
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 from tvm import tirx
 
@@ -19,32 +18,11 @@ from tvm_axe.layout.shares import Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 from tvm_axe.lower.shares import is_sharable
 from tvm_axe.relax.forms import WHOLE, Form, form_of
+from tvm_axe.relax.ways import Strategy
 
-__all__ = ["Operator", "Strategy"]
+__all__ = ["Operator"]
 
 _SHARED = ("spatial", "reduction")
-
-
-class Strategy(NamedTuple):
-    """One way to run an operator.
-
-    Attributes
-    ----------
-    ins, outs : tuple[Form, ...]
-        The forms of what it takes and gives.
-    seconds : float
-        What it takes a device.
-    share : float
-        Of the operations of products, what a device does.
-    assigned : tuple
-        Which factors are shared, and how, as (factors, share) pairs.
-    """
-
-    ins: tuple[Form, ...]
-    outs: tuple[Form, ...]
-    seconds: float = 0.0
-    share: float = 1.0
-    assigned: tuple[tuple[tuple[str, ...], Share], ...] = ()
 
 
 class Operator:
