@@ -1,151 +1,148 @@
-"""Attention in a model, found by what it computes, becomes one kernel that keeps no scores in memory.
+"""Attention in a model, found by what it computes, whoever wrote it.
 
-    softmax(scale * Q @ K^T + mask) @ V    ->    call_tir(attention, Q, K, V)
+    softmax(scale * Q @ K^T + mask) @ V,    or    R.nn.attention(Q, K, V)
 
-as importers write it: the scale on either factor, on both or on the scores, leading dimensions merged or not, nothing
-or a causal mask added, and what guards rows without any key (torch). `R.nn.attention` is taken as well. The kernel is
-that of `tvm_axe.tile.kernels` for the target; what it doesn't compute stays as it is.
+The first as importers write it: the scale on either factor, on both or on the scores, leading dimensions merged or not,
+nothing or a causal mask added, and what guards rows without any key (torch). What stands around is looked through:
+permutations of heads and tokens, keys that are transposed, keys and values repeated for each of a group of heads.
+What becomes of what is found: `tvm_axe.relax.kernels` for a GPU, `tvm_axe.relax.attended` for a CPU.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from tvm import relax, tirx
-from tvm.ir import IRModule
-from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.target import Target
+from tvm import relax
 
-from tvm_axe.errors import TileError
-from tvm_axe.machines import find_backend
 from tvm_axe.relax.values import Values, extents_of, is_call, shape_of
-from tvm_axe.tile import lowering
-from tvm_axe.tile.backend import TileBackend
-from tvm_axe.tile.kernels import KERNELS
-from tvm_axe.tile.kernels.kernel import Problem
 
-__all__ = ["with_attention"]
+__all__ = ["DTYPES", "Attention", "Source", "attentions", "laid"]
 
-_LEAST = 16  # queries: of fewer most of the kernel's tiles would be empty
-_DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16")
+"""What a kernel multiplies matrices of and sums in float32."""
+
 _NOTHING = -1e30  # what is added to scores that aren't to count is at most this
+_AXES = {"h": (0, 1, 2, 3), "t": (0, 2, 1, 3), "d": (0, 1, 3, 2)}
+"""Which axes of a tensor are its batch, heads, tokens and dim, by how it lies."""
 
 
-def with_attention(model: IRModule, target: Target) -> IRModule:
-    """The model with a call of a tile kernel for each attention that one computes on the target."""
-    if not isinstance(find_backend(target), TileBackend):
-        return model
-    kernels: dict[str, tirx.PrimFunc | None] = {}
-    found = {
-        variable: _Finder(func, target, kernels).found
-        for variable, func in model.functions_items()
-        if isinstance(func, relax.Function)
-    }
-    if not any(found.values()):
-        return model
-    rewriter = _Rewriter(model, target, kernels)
-    for variable, calls in found.items():
-        rewriter.calls = calls
-        rewriter.builder_.update_func(variable, rewriter.visit_expr(model[variable]))
-    return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+class Source(NamedTuple):
+    """A tensor of which attention reads every head of a group alike, and how it lies.
+
+    Attributes
+    ----------
+    value : Expr
+        The tensor.
+    order : str
+        h: its heads come before its tokens, [.., heads, tokens, dim]; t: behind, [batch, tokens, heads, dim]; d: as in
+        h, and its tokens come last, [.., heads, dim, tokens].
+    """
+
+    value: relax.Expr
+    order: str
+
+    @property
+    def sides(self) -> tuple[int, int, int, int]:
+        """Batch, heads, tokens and dim; one batch where leading dimensions are merged or more."""
+        *lead, rows, columns = extents_of(self.value)
+        extents = [*(lead if len(lead) == 2 else [1, math.prod(lead)]), rows, columns]
+        batch, heads, tokens, dim = (extents[axis] for axis in _AXES[self.order])
+        return batch, heads, tokens, dim
 
 
 @dataclass(frozen=True)
-class _Attention:
+class Attention:
     """An attention in terms of the model's values.
 
     Attributes
     ----------
-    q, v : Expr
-        [.., queries, dim] and [.., keys, dim].
-    k : Expr
-        [.., dim, keys].
-    scale : float
-        What scores are multiplied by.
+    q, k, v : Source
+        Its tensors. `k` and `v` have a head for each group of neighbouring ones of `q`.
+    batch : int
+        How many batches there are; one if the tensors don't say so alike. Then their heads are those of all batches.
+    scale : float or None
+        What scores are multiplied by; None of 1 / sqrt(dim).
     causal : bool
         Whether a query doesn't see the keys that are later than it; the last one sees all.
-    heads_inside : bool
-        Whether q, k and v are [batch, tokens, heads, dim] instead, as `R.nn.attention` has them, and its result.
+    order : str
+        How its result lies, h or t.
     """
 
-    q: relax.Expr
-    k: relax.Expr
-    v: relax.Expr
-    scale: float
+    q: Source
+    k: Source
+    v: Source
+    batch: int
+    scale: float | None
     causal: bool
-    heads_inside: bool = False
+    order: str
 
     @property
-    def problem(self) -> Problem:
-        """What the kernel is asked for: leading dimensions are heads."""
-        if self.heads_inside:
-            (batch, queries, count, dim), keys = extents_of(self.q), extents_of(self.k)[1]
-            heads = batch * count
-        else:
-            (*lead, queries, dim), keys = extents_of(self.q), extents_of(self.k)[-1]
-            heads = math.prod(lead)
-        sizes = {"batch": 1, "heads": heads, "kv_heads": heads, "queries": queries, "keys": keys, "dim": dim}
-        return {**sizes, "dtype": str(self.q.ty.dtype), "causal": self.causal}
+    def problem(self) -> dict[str, Any]:
+        """What a kernel is asked for, but for the order of the tensors."""
+        (batch, heads, queries, dim), (of_keys, kv_heads, keys, _) = self.q.sides, self.k.sides
+        heads, kv_heads = batch * heads // self.batch, of_keys * kv_heads // self.batch
+        sizes = {
+            "batch": self.batch,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "queries": queries,
+            "keys": keys,
+            "dim": dim,
+        }
+        own: dict[str, Any] = {**sizes, "dtype": str(self.q.value.ty.dtype), "causal": self.causal}
+        return own if self.scale is None else {**own, "scale": self.scale}
+
+    def order_of(self, source: Source) -> str:
+        """How a kernel that reads either order, h or t, reads a tensor."""
+        return "t" if source.order == "t" and source.sides[0] == self.batch else "h"
 
 
-def _kernel(target: Target, problem: Problem, kernels: dict[str, tirx.PrimFunc | None]) -> tirx.PrimFunc | None:
-    """The kernel of a problem, lowered for the target; None if it can't compute that there."""
-    name = repr(problem)
-    if name not in kernels:
-        try:
-            (program,) = KERNELS["attention"].recipe(target, problem).programs
-            kernels[name] = lowering.lower(program, target).without_attr("global_symbol")
-        except TileError:
-            kernels[name] = None
-    return kernels[name]
+def laid(
+    value: relax.Expr, source: Source, order: str, batch: int, emit: Callable[[relax.Expr], relax.Var]
+) -> relax.Expr:
+    """The value of a source as [batch, heads, tokens, dim] (h) or [batch, tokens, heads, dim] (t)."""
+    own = source.order
+    if own == "d":
+        value, own = emit(relax.op.permute_dims(value, _turned(len(extents_of(value))))), "h"
+    if own != order:
+        value = emit(relax.op.permute_dims(value, [0, 2, 1, 3]))
+    of, heads, tokens, dim = source.sides
+    heads = of * heads // batch
+    shape = [batch, heads, tokens, dim] if order == "h" else [batch, tokens, heads, dim]
+    return value if extents_of(value) == shape else emit(relax.op.reshape(value, shape))
+
+
+def attentions(func: relax.Function) -> dict[relax.Call, Attention]:
+    """The calls of a function whose value is an attention, in order."""
+    finder = _Finder(func)
+    found = {call: finder.match(call) for call in finder.values.calls()}
+    return {call: match for call, match in found.items() if match is not None}
 
 
 class _Finder:
-    """Finds the calls of a function whose value is an attention."""
+    """Finds attentions in a function."""
 
-    def __init__(self, func: relax.Function, target: Target, kernels: dict[str, tirx.PrimFunc | None]) -> None:
+    def __init__(self, func: relax.Function) -> None:
         self.values = Values(func)
-        self.found: dict[relax.Call, _Attention] = {}
-        for call in self.values.calls():
-            match = self._match(call)
-            if match is not None and _kernel(target, match.problem, kernels) is not None:
-                self.found[call] = match
 
-    def _match(self, call: relax.Call) -> _Attention | None:
+    def match(self, call: relax.Call) -> Attention | None:
+        """The attention that a call computes; None if it computes anything else."""
         if is_call(call, "relax.nn.attention"):
             return self._operator(call)
-        if not is_call(call, "relax.matmul"):
-            return None
-        found = self._product(call)
-        if found is None or any(len(shape_of(each) or []) < 3 for each in (found.q, found.k, found.v)):
-            return None
-        shapes = [extents_of(each) for each in (found.q, found.k, found.v)]
-        (*lead, queries, dim), (*others, _, keys), values = shapes
-        heads = {math.prod(each) for each in (lead, others, values[:-2])}
-        fits = queries >= _LEAST and len(heads) == 1 and values[-2:] == [keys, dim] and shape_of(call) is not None
-        dtypes = {str(each.ty.dtype) for each in (found.q, found.k, found.v, call)}
-        if not fits or len(dtypes) > 1 or not dtypes <= {*_DTYPES} or (found.causal and keys < queries):
-            return None
-        return found
+        return self._product(call) if is_call(call, "relax.matmul") else None
 
-    def _operator(self, call: relax.Call) -> _Attention | None:
+    def _operator(self, call: relax.Call) -> Attention | None:
         """The attention that `R.nn.attention` is, without a bias and a window."""
-        if len(call.args) != 3 or call.attrs.window_size is not None or None in map(shape_of, call.args):
+        mask, scale = call.attrs.causal_mask, call.attrs.scale
+        if len(call.args) != 3 or call.attrs.window_size is not None:
             return None
-        shapes = [extents_of(each) for each in call.args]
-        (batch, queries, heads, dim), keys, values = shapes
-        fits = queries >= _LEAST and keys == values == [batch, keys[1], heads, dim]
-        mask = call.attrs.causal_mask
-        if not fits or str(call.ty.dtype) not in _DTYPES or (mask == "TopLeft" and queries != keys[1]):
-            return None
-        scale = dim**-0.5 if call.attrs.scale is None else float(call.attrs.scale)
-        causal = mask is not None and keys[1] >= queries
-        q, k, v = call.args
-        return _Attention(q, k, v, scale, causal, True) if causal == (mask is not None) else None
+        return self._of(call, [(each, "t") for each in call.args], None if scale is None else float(scale), mask, "t")
 
-    def _product(self, call: relax.Call) -> _Attention | None:
+    def _product(self, call: relax.Call) -> Attention | None:
         """The attention whose weights and values a matmul multiplies."""
         weights = self._guarded(self.values.matrix(call.args[0]))
         if not is_call(weights, "relax.nn.softmax") or not _is_last(int(weights.attrs.axis), weights):
@@ -155,7 +152,85 @@ class _Finder:
         if causal is None or not is_call(scores, "relax.matmul"):
             return None
         (q, of_q), (k, of_k) = (self._unscaled(each) for each in scores.args)
-        return _Attention(q, k, call.args[1], scale * of_q * of_k, causal)
+        tensors = [(q, "h"), (k, "d"), (call.args[1], "h")]
+        return self._of(call, tensors, scale * of_q * of_k, "BottomRight" if causal else None, "h")
+
+    def _of(
+        self,
+        call: relax.Call,
+        tensors: list[tuple[relax.Expr, str]],
+        scale: float | None,
+        mask: str | None,
+        order: str,
+    ) -> Attention | None:
+        """The attention of tensors, if they fit each other; `mask` is one of upstream's names, or None."""
+        given = [Source(*tensor) for tensor in tensors]
+        shapes = [shape_of(each) for each in (call, *(source.value for source in given))]
+        if any(shape is None or len(shape) < 3 for shape in shapes):
+            return None
+        heads_of = [math.prod(source.sides[:2]) for source in (Source(call, order), *given)]
+        if len(set(heads_of)) > 1:  # a product that broadcasts
+            return None
+        q, k, v = (self._source(source) for source in given)
+        if k.sides != v.sides:
+            k, v = given[1:]
+        (batch, heads, queries, dim), (of_keys, kv_heads, keys, _) = q.sides, k.sides
+        late = mask is not None and (keys < queries or (mask == "TopLeft" and keys != queries))
+        dtypes = {str(each.ty.dtype) for each in (call, q.value, k.value, v.value)}
+        fits = math.prod(k.sides[:2]) == math.prod(v.sides[:2]) and k.sides[2:] == v.sides[2:] == (keys, dim)
+        if not fits or late or batch * heads % (of_keys * kv_heads) or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
+            return None
+        if len({batch, of_keys, v.sides[0], Source(call, order).sides[0]}) > 1:
+            if order == "t":
+                return None
+            batch = 1
+        if scale is not None and math.isclose(scale, dim**-0.5, rel_tol=1e-6):
+            scale = None
+        return Attention(q, k, v, batch, scale, mask is not None, order)
+
+    # ---- What stands around -----------------------------------------------------------------------------------------
+
+    def _source(self, given: Source) -> Source:
+        """What a tensor of attention is made of by moving its dimensions and repeating its heads."""
+        value, order = given
+        rank, found, grouped = len(extents_of(value)), given, False
+        if rank != 4:
+            inner = self.values.of(value)
+            turned = order == "d" and is_call(inner, "relax.permute_dims") and _axes(inner) == _turned(rank)
+            return Source(inner.args[0], "h") if turned else given
+        axes: tuple[int, ...] = _AXES[order]
+        while True:
+            inner = self.values.of(value)
+            if is_call(inner, "relax.permute_dims"):
+                moved = _axes(inner)
+                value, axes = inner.args[0], tuple(moved[axis] for axis in axes)
+            elif not grouped and (single := self._ungrouped(inner, axes[1])) is not None:
+                value, grouped = single, True
+            else:
+                return found
+            found = next((Source(value, letter) for letter, own in _AXES.items() if own == axes), found)
+
+    def _ungrouped(self, value: relax.Expr, heads: int) -> relax.Expr | None:
+        """What was repeated along an axis, each of its elements as often as any other, one after the other."""
+        if is_call(value, "relax.repeat"):
+            axis = value.attrs.axis
+            return value.args[0] if axis is not None and int(axis) % 4 == heads else None
+        wide = self.values.of(value.args[0]) if is_call(value, "relax.reshape") else None
+        if wide is None or not is_call(wide, "relax.broadcast_to"):
+            return None
+        one = self.values.of(wide.args[0])
+        if not is_call(one, "relax.expand_dims") and not is_call(one, "relax.reshape"):
+            return None
+        before, between, spread, after = (shape_of(each) for each in (one.args[0], one, wide, value))
+        if before is None or between is None or spread is None or after is None or len(before) != 4:
+            return None
+        times = after[heads] // before[heads]
+        fits = (
+            between == [*before[: heads + 1], 1, *before[heads + 1 :]]
+            and spread == [*before[: heads + 1], times, *before[heads + 1 :]]
+            and after == [*before[:heads], before[heads] * times, *before[heads + 1 :]]
+        )
+        return one.args[0] if fits else None
 
     def _guarded(self, weights: relax.Expr) -> relax.Expr:
         """The softmax in what replaces its rows by zeros where no score counts, as torch writes it."""
@@ -217,39 +292,13 @@ def _is_causal(mask: np.ndarray, queries: int, keys: int) -> bool | None:
     return True if bool((mask[later] <= _NOTHING).all()) and not mask[~later].any() else None
 
 
-@mutator
-class _Rewriter(PyExprMutator):
-    """Puts calls of kernels in the places of attentions."""
+def _axes(call: relax.Call) -> list[int]:
+    """Which dimensions `permute_dims` takes."""
+    rank = len(extents_of(call))
+    axes = call.attrs.axes
+    return [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
 
-    def __init__(self, model: IRModule, target: Target, kernels: dict[str, tirx.PrimFunc | None]) -> None:
-        super().__init__(model)
-        self.target, self.kernels = target, kernels
-        self.calls: dict[relax.Call, _Attention] = {}
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        """The call, or that of a kernel in its place."""
-        match = self.calls.get(call)
-        if match is None:
-            return super().visit_call_(call)
-        emit, problem = self.builder_.emit, match.problem
-        heads, queries, keys, dim = (problem[name] for name in ("heads", "queries", "keys", "dim"))
-        q, k, v = (self.visit_expr(each) for each in (match.q, match.k, match.v))
-        own = 1 / math.sqrt(dim)  # the kernel's scale
-        if not math.isclose(match.scale, own, rel_tol=1e-6):
-            q = emit(relax.op.multiply(q, relax.const(match.scale / own, problem["dtype"])))
-        if match.heads_inside:
-            q, k, v = (emit(relax.op.permute_dims(each, [0, 2, 1, 3])) for each in (q, k, v))
-        else:
-            rank = len(extents_of(match.k))
-            k = emit(relax.op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
-        operands = [
-            emit(relax.op.reshape(each, (1, heads, rows, dim))) for each, rows in ((q, queries), (k, keys), (v, keys))
-        ]
-        kernel = _kernel(self.target, problem, self.kernels)
-        variable = self.builder_.add_func(kernel, "attention")
-        kind = relax.TensorType((1, heads, queries, dim), problem["dtype"])
-        out = emit(relax.call_tir(variable, operands, out_ty=kind))
-        if not match.heads_inside:
-            return relax.op.reshape(out, extents_of(call))
-        batch = extents_of(call)[0]
-        return relax.op.permute_dims(emit(relax.op.reshape(out, (batch, heads // batch, queries, dim))), [0, 2, 1, 3])
+def _turned(rank: int) -> list[int]:
+    """The axes that transpose matrices."""
+    return [*range(rank - 2), rank - 1, rank - 2]

@@ -11,7 +11,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
-from tvm_axe.relax.attention import with_attention
+from tvm_axe.relax.attended import with_attention
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.simplify import simplified
 

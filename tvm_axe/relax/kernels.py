@@ -4,9 +4,9 @@ Each becomes a call of a function of blocks that says by its attributes which ke
 (`tvm_axe.analysis.annotations`). Nothing is fused with it. The function's blocks compute the same, so that whatever
 doesn't know of kernels compiles it too; `tvm_axe.lower.tiles.with_tile_kernels` puts the kernel in its place.
 
-What stands around an operator only because of how it is written goes: permutations of heads and tokens in front of
-attention, since the kernel reads either order, keys and values repeated for each of a group of heads, permutations that
-cancel each other. A root mean square norm is found where it is written out.
+What stands around an operator only because of how it is written goes: what `tvm_axe.relax.attention` looks through in
+front of attention, since the kernel reads either order of heads and tokens, and permutations that cancel each other.
+Attention and a root mean square norm are found where they are written out, too.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ from tvm.topi import nn as topi
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.errors import TileError
 from tvm_axe.machines import backend_of
-from tvm_axe.relax.values import shape_of
+from tvm_axe.relax.attention import DTYPES, Attention, attentions, laid
+from tvm_axe.relax.values import extents_of, shape_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import KERNELS
-from tvm_axe.tile.kernels.attention import MASKED, shapes
+from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
 from tvm_axe.tile.kernels.kernel import Problem
 
 __all__ = ["with_kernels"]
 
-_SWAPPED = (0, 2, 1, 3)  # heads and tokens of [batch, heads, tokens, dim]
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
-_FLOATS = ("float16", "bfloat16", "float32")
 
 _FORMS = {
     "relax.permute_dims": "permuted",
-    "relax.nn.attention": "attention",
     "relax.nn.rms_norm": "rms_norm",
     "relax.nn.layer_norm": "layer_norm",
     "relax.multiply": "multiplied",
@@ -65,6 +63,7 @@ def with_kernels(model: IRModule, target: Target) -> IRModule:
     rewriter = _Rewriter(model, target)
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
+            rewriter.attentions = attentions(func)
             rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
     return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
 
@@ -74,9 +73,12 @@ class _Rewriter(PyExprMutator):
     def __init__(self, model: IRModule, target: Target) -> None:
         super().__init__(model)
         self._target = target
+        self.attentions: dict[relax.Call, Attention] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """The call, its arguments rewritten, or what takes its place."""
+        if call in self.attentions and (whole := self._attention(call, self.attentions[call])) is not None:
+            return whole
         call = self.visit_expr_post_order(call)
         found = None
         if isinstance(call.op, Op) and (form := _FORMS.get(str(call.op.name))) is not None:
@@ -100,72 +102,29 @@ class _Rewriter(PyExprMutator):
         axes = [int(inner.attrs.axes[int(axis)]) for axis in call.attrs.axes]
         return inner.args[0] if axes == [*range(len(axes))] else None
 
-    def _source(self, expr: relax.Expr) -> tuple[relax.Expr, str]:
-        """The tensor of which attention reads every head of a group alike, and the order of its heads and tokens."""
-        order, groups, found = "t", 1, True
-        while found:
-            found = False
-            swap = self._value(expr, "permute_dims")
-            if swap is not None and swap.attrs.axes is not None and tuple(map(int, swap.attrs.axes)) == _SWAPPED:
-                expr, order, found = swap.args[0], "h" if order == "t" else "t", True
-            elif groups == 1 and (single := self._ungrouped(expr, 1 if order == "h" else 2)) is not None:
-                groups, found = _extents(expr)[1 if order == "h" else 2], True
-                expr = single
-        return expr, order
-
-    def _ungrouped(self, expr: relax.Expr, heads: int) -> relax.Expr | None:
-        """What was repeated along an axis, each of its elements as often as any other, one after the other."""
-        repeat = self._value(expr, "repeat")
-        if repeat is not None:
-            return repeat.args[0] if int(repeat.attrs.axis if repeat.attrs.axis is not None else -1) == heads else None
-        flat = self._value(expr, "reshape")
-        wide = None if flat is None else self._value(flat.args[0], "broadcast_to")
-        one = None
-        if wide is not None:
-            one = self._value(wide.args[0], "expand_dims")
-            one = self._value(wide.args[0], "reshape") if one is None else one
-        if flat is None or wide is None or one is None:
-            return None
-        source = one.args[0]
-        known = [_extents(each) for each in (source, wide.args[0], flat.args[0], expr)]
-        if not all(known) or len(known[0]) != 4:
-            return None
-        before, between, spread, after = known
-        times = after[heads] // before[heads]
-        fits = (
-            between == (*before[: heads + 1], 1, *before[heads + 1 :])
-            and spread == (*before[: heads + 1], times, *before[heads + 1 :])
-            and after == (*before[:heads], before[heads] * times, *before[heads + 1 :])
-        )
-        return source if fits else None
-
     # ---- Operators --------------------------------------------------------------------------------------------------
 
-    def attention(self, call: relax.Call) -> relax.Expr | None:
-        """Attention without a mask but a causal one, of one scale."""
-        (q, q_order), (k, k_order), (v, v_order) = (self._source(argument) for argument in call.args)
-        dtypes = {str(each.ty.dtype) for each in (q, k, v)}
-        sides = [_sides(each, order) for each, order in ((q, q_order), (k, k_order), (v, v_order))]
-        of_queries, of_keys, of_values = sides
-        if len(dtypes) > 1 or not dtypes <= {*_FLOATS} or of_queries is None or of_keys is None or of_keys != of_values:
-            return None
-        (batch, heads, queries, dim), (_, kv_heads, keys, key_dim) = of_queries, of_keys
-        scale, causal = call.attrs.scale, call.attrs.causal_mask
-        if call.attrs.window_size is not None or (causal == "TopLeft" and queries != keys) or key_dim != dim:
-            return None
-        if (scale is not None and not math.isclose(float(scale), dim**-0.5, rel_tol=1e-6)) or heads % kv_heads:
-            return None
-        dtype = dtypes.pop()
-        problem: dict[str, Any] = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "dim": dim, "dtype": dtype}
-        order = f"{q_order}{k_order}{v_order}t"
-        name = "attention"
-        if queries == 1 and order[1:3] == "hh":
+    def _attention(self, call: relax.Call, match: Attention) -> relax.Expr | None:
+        """A call of a kernel that computes an attention; None if there is none."""
+        sources = (match.q, match.k, match.v)
+        letters = [match.order_of(source) for source in sources]
+        order, problem, name = "".join((*letters, match.order)), match.problem, "attention"
+        if problem["queries"] == 1 and letters[1:] == ["h", "h"]:
             name = "decode_attention"
-            problem |= {"capacity": keys, "whole": True}
+            problem |= {"capacity": problem["keys"], "whole": True}
+            problem = {key: value for key, value in problem.items() if key not in ("queries", "keys", "causal")}
         else:
-            problem |= {"queries": queries, "keys": keys, "causal": causal is not None, "order": order}
-        sizes = (batch, heads, kv_heads, queries, keys, dim)
-        return self._called(name, problem, (q, k, v), _attention(sizes, order, causal is not None, dtype))
+            problem["order"] = order
+        if not self._compiles(name, problem):
+            return None
+        emit = self.builder_.emit
+        operands = [
+            laid(self.visit_expr(source.value), source, letter, match.batch, emit)
+            for source, letter in zip(sources, letters)
+        ]
+        blocks = _attention(match.problem, order)
+        out, shape = self._called(name, problem, operands, blocks), extents_of(call)
+        return out if [*map(int, blocks[-1].shape)] == shape else relax.op.reshape(emit(out), shape)
 
     def rms_norm(self, call: relax.Call) -> relax.Expr | None:
         """A norm of the last axis."""
@@ -237,20 +196,24 @@ class _Rewriter(PyExprMutator):
     def _norm(self, name: str, arguments: Sequence[relax.Expr], epsilon: float, blocks: Any) -> relax.Expr | None:
         *rows, columns = _extents(arguments[0])
         dtypes = {str(each.ty.dtype) for each in arguments}
-        if len(dtypes) > 1 or not dtypes <= {*_FLOATS} or not rows:
+        if len(dtypes) > 1 or not dtypes <= {*DTYPES} or not rows:
             return None
         problem = {"rows": math.prod(rows), "columns": columns, "dtype": dtypes.pop(), "epsilon": epsilon}
-        return self._called(name, problem, arguments, blocks)
+        return self._called(name, problem, arguments, blocks) if self._compiles(name, problem) else None
 
-    def _called(
-        self, name: str, problem: Problem, arguments: Sequence[relax.Expr], blocks: Sequence[te.Tensor]
-    ) -> relax.Expr | None:
-        """A call of the kernel; None if it can't be compiled for the target."""
+    def _compiles(self, name: str, problem: Problem) -> bool:
+        """Whether a kernel can be compiled for the target."""
         try:
             for program in KERNELS[name].recipe(self._target, problem).programs:
                 lowering.plan(program, self._target)
         except TileError:
-            return None
+            return False
+        return True
+
+    def _called(
+        self, name: str, problem: Problem, arguments: Sequence[relax.Expr], blocks: Sequence[te.Tensor]
+    ) -> relax.Expr:
+        """A call of a kernel, which computes what blocks do."""
         func = te.create_prim_func(list(blocks)).without_attr("global_symbol")
         asked = {f"{KERNEL}.{key}": value for key, value in problem.items()}
         variable = self.builder_.add_func(func.with_attrs({KERNEL: name, **asked, **_OPAQUE}), name)
@@ -261,15 +224,6 @@ class _Rewriter(PyExprMutator):
 def _extents(expr: relax.Expr) -> tuple[int, ...]:
     """The extents of a tensor; none if they aren't all known."""
     return tuple(shape_of(expr) or ())
-
-
-def _sides(expr: relax.Expr, order: str) -> tuple[int, int, int, int] | None:
-    """Batch, heads, tokens and dim of one of attention's tensors; None if they aren't known."""
-    extents = _extents(expr)
-    if len(extents) != 4:
-        return None
-    batch, first, second, dim = extents
-    return (batch, first, second, dim) if order == "h" else (batch, second, first, dim)
 
 
 def _placeholder(expr: relax.Expr, name: str) -> te.Tensor:
@@ -296,9 +250,11 @@ def _layer_norm(tensors: tuple[te.Tensor, te.Tensor, te.Tensor], epsilon: float)
     return [x, weight, bias, te.compute(x.shape, normed, "Y")]
 
 
-def _attention(sizes: tuple[int, int, int, int, int, int], order: str, causal: bool, dtype: str) -> list[te.Tensor]:
+def _attention(problem: Problem, order: str) -> list[te.Tensor]:
     """Attention in blocks, as the kernel of that name computes it."""
-    batch, heads, kv_heads, queries, keys, dim = sizes
+    batch, heads, kv_heads = (problem[name] for name in ("batch", "heads", "kv_heads"))
+    queries, keys, dim, dtype, causal = (problem[name] for name in ("queries", "keys", "dim", "dtype", "causal"))
+    scale = scale_of(dim, problem.get("scale"))
     group = heads // kv_heads
     own = shapes(batch, heads, kv_heads, queries, keys, dim, order)
     q, k, v = (te.placeholder(shape, dtype, name) for shape, name in zip(own, "QKV"))
@@ -317,7 +273,7 @@ def _attention(sizes: tuple[int, int, int, int, int, int], order: str, causal: b
     scores = te.compute(shape, product, "scores")
 
     def seen(b: Any, h: Any, i: Any, t: Any) -> Any:
-        scaled = scores[b, h, i, t] * tirx.const(dim**-0.5, "float32")
+        scaled = scores[b, h, i, t] * tirx.const(scale, "float32")
         return tirx.if_then_else(t <= i + (keys - queries), scaled, tirx.const(MASKED, "float32")) if causal else scaled
 
     masked = te.compute(shape, seen, "masked")
@@ -329,9 +285,9 @@ def _attention(sizes: tuple[int, int, int, int, int, int], order: str, causal: b
         return te.sum(weights[b, h, i, last] * at(v, order[2], b, h // group, last, d).astype("float32"), last)
 
     sums = te.compute((batch, heads, queries, dim), weighed, "sums")
-    out = te.compute(
-        own[3],
-        lambda b, i, h, d: (sums[b, h, i, d] / total[b, h, i]).astype(dtype),
-        "O",
-    )
-    return [q, k, v, out]
+
+    def averaged(b: Any, first: Any, second: Any, d: Any) -> Any:
+        h, i = (first, second) if order[3] == "h" else (second, first)
+        return (sums[b, h, i, d] / total[b, h, i]).astype(dtype)
+
+    return [q, k, v, te.compute(own[3], averaged, "O")]

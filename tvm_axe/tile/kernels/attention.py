@@ -1,4 +1,4 @@
-"""Attention forward, of sequences of one length or of many, in one pass over the keys with an online softmax.
+"""Attention forward, of sequences of one length, in one pass over the keys with an online softmax.
 
 Source: Dao, "FlashAttention-2", 2023, algorithm 1; Shah et al., "FlashAttention-3", 2024, for what a GPU overlaps.
 """
@@ -16,7 +16,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.kernels.data import normal, offsets
+from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import (
     ROUNDING,
@@ -34,6 +34,9 @@ MASKED = -(2.0**100)
 """The score of a key that a query doesn't see: its weight is 0 as soon as the query has seen one. (With an infinity,
 those that have seen none would subtract infinities; with anything but a power of two, a multiply-add of it and `scale`
 would leave the product's rounding error, which is enough for an infinite weight.)"""
+
+SCALES = (2.0**-20, 2.0**20)
+"""The least and the largest scale of scores: `MASKED` by it is far from every score, and no infinity."""
 
 
 @T.inline
@@ -82,12 +85,13 @@ def attention(
     causal: bool = False,
     logsumexp: bool = False,
     order: str = "hhhh",
+    scale: float | None = None,
     *,
     block_m: int,
     block_n: int,
     stages: int = 0,
 ) -> Recipe:
-    """O = softmax(Q K^T / sqrt(dim)) V for every sequence and head, of `dtype`, summed in float32.
+    """O = softmax(scale Q K^T) V for every sequence and head, of `dtype`, summed in float32; scale is 1 / sqrt(dim).
 
     Q and O are (batch, heads, queries, dim), K and V (batch, kv_heads, keys, dim); each of the kv_heads serves
     heads / kv_heads neighbouring ones. Causal: the last query sees all keys, each before it one less. With `logsumexp`,
@@ -97,14 +101,15 @@ def attention(
     Raises
     ------
     TileError
-        kv_heads doesn't divide heads, a causal query would see no key, or `order` isn't such a word.
+        kv_heads doesn't divide heads, a causal query would see no key, `order` isn't such a word, or `scale` is beyond
+        what scores can be multiplied by.
     """
-    group = _group(heads, kv_heads)
+    group = group_of(heads, kv_heads)
     if causal and keys < queries:
         raise TileError(f"attention: causal needs as many keys as queries at least, got {keys} for {queries}")
     q_shape, k_shape, v_shape, o_shape = shapes(batch, heads, kv_heads, queries, keys, dim, order)
     q_first, k_first, v_first, o_first = (letter == "h" for letter in order)
-    scale, shift = LOG2E / math.sqrt(dim), keys - queries
+    factor, shift = LOG2E * scale_of(dim, scale), keys - queries
     cut = _cut_blocks(queries, keys, block_m, block_n, causal)
 
     @T.prim_func
@@ -142,9 +147,9 @@ def attention(
                 if cut > 0:  # noqa: SIM102 (decided here; the next line at run time)
                     if step < cut:
                         mask(s, block_m, block_n, first_key, i * block_m + shift + 1, keys, causal)
-                soften(s, p, o, top, before, total, row, scale)
+                soften(s, p, o, top, before, total, row, factor)
                 tile.gemm(p, v, o)
-            normalize(o, top, total, row, scale)
+            normalize(o, top, total, row, factor)
             tile.copy(o, O[b, h, i * block_m, 0] if o_first else O[b, i * block_m : i * block_m + block_m, h, 0:dim])
             if logsumexp:
                 tile.copy(total, L[b, h, i * block_m])
@@ -168,80 +173,19 @@ def shapes(
     return [(batch, *(side if letter == "h" else (side[1], side[0])), dim) for side, letter in zip(sides, order)]
 
 
-def packed_attention(
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    queries: int,
-    keys: int,
-    longest: int,
-    dim: int,
-    dtype: str,
-    causal: bool = False,
-    *,
-    block_m: int,
-    block_n: int,
-    stages: int = 0,
-) -> Recipe:
-    """`attention` of sequences of many lengths, one behind the other without padding.
+def scale_of(dim: int, scale: float | None) -> float:
+    """What scores are multiplied by: `scale`, or 1 / sqrt(dim) without one.
 
-    Q and O are (queries, heads, dim), K and V (keys, kv_heads, dim); the rows of sequence b are q_starts[b] to
-    q_starts[b + 1], and likewise k_starts'. None has more than `longest` queries; causal ones have as many keys as
-    queries at least. All values of K and V must be finite.
+    Raises
+    ------
+    TileError
+        The largest product would not be the largest score, or that of a masked key would leave float32.
     """
-    group = _group(heads, kv_heads)
-    scale = LOG2E / math.sqrt(dim)
-
-    @T.prim_func
-    def packed_attention(
-        Q: T.Buffer((queries, heads, dim), dtype),
-        K: T.Buffer((keys, kv_heads, dim), dtype),
-        V: T.Buffer((keys, kv_heads, dim), dtype),
-        q_starts: T.Buffer((batch + 1,), "int32"),
-        k_starts: T.Buffer((batch + 1,), "int32"),
-        O: T.Buffer((queries, heads, dim), dtype),
-    ) -> None:
-        with tile.kernel(batch, heads, tile.cdiv(longest, block_m)) as (b, h, i):
-            q = tile.shared((block_m, dim), dtype)
-            k = tile.shared((block_n, dim), dtype)
-            v = tile.shared((block_n, dim), dtype)
-            s = tile.fragment((block_m, block_n), "float32")
-            p = tile.fragment((block_m, block_n), dtype)
-            o = tile.fragment((block_m, dim), "float32")
-            top = tile.fragment((block_m,), "float32")
-            before = tile.fragment((block_m,), "float32")
-            total = tile.fragment((block_m,), "float32")
-            row = tile.fragment((block_m,), "float32")
-            first = q_starts[b] + i * block_m
-            stop = q_starts[b + 1]
-            origin = k_starts[b]
-            there = k_starts[b + 1] - origin
-            if first < stop:
-                own = there - (stop - first) + 1  # keys that the block's first query sees, if causal
-                seen = T.min(own + (block_m - 1), there) if causal else there
-                everywhere = T.min(own, there) if causal else there
-                tile.copy(Q[first : first + block_m, h, 0:dim], q)
-                tile.fill(o, 0)
-                tile.fill(total, 0)
-                tile.fill(top, MASKED)
-                for j in tile.pipelined(0, tile.cdiv(seen, block_n), stages=stages or None):
-                    at = T.meta_var(origin + j * block_n)
-                    tile.copy(K[at : at + block_n, h // group, 0:dim], k)
-                    tile.copy(V[at : at + block_n, h // group, 0:dim], v)
-                    tile.gemm(q, k, s, transpose_b=True, accumulate=False)
-                    if (j + 1) * block_n > everywhere:
-                        mask(s, block_m, block_n, j * block_n, own, there, causal)
-                    soften(s, p, o, top, before, total, row, scale)
-                    tile.gemm(p, v, o)
-                normalize(o, top, total, row, scale)
-                if first + block_m <= stop:
-                    tile.copy(o, O[first : first + block_m, h, 0:dim])
-                else:
-                    with tile.parallel(block_m, dim) as (x, y):
-                        if first + x < stop:
-                            O[first + x, h, y] = T.cast(o[x, y], dtype)
-
-    return Recipe((tile.read(packed_attention),), ("Q", "K", "V", "q_starts", "k_starts"), ("O",))
+    if scale is None:
+        return 1 / math.sqrt(dim)
+    if not SCALES[0] <= scale <= SCALES[1]:
+        raise TileError(f"attention: scale is from {SCALES[0]:g} to {SCALES[1]:g}, got {scale!r}")
+    return scale
 
 
 def _cut_blocks(queries: int, keys: int, block_m: int, block_n: int, causal: bool) -> int:
@@ -255,7 +199,14 @@ def _cut_blocks(queries: int, keys: int, block_m: int, block_n: int, causal: boo
     )
 
 
-def _group(heads: int, kv_heads: int) -> int:
+def group_of(heads: int, kv_heads: int) -> int:
+    """How many neighbouring heads each of the kv_heads serves.
+
+    Raises
+    ------
+    TileError
+        kv_heads doesn't divide heads.
+    """
     if heads % kv_heads:
         raise TileError(f"attention: kv_heads divides heads, got {kv_heads} of {heads}")
     return heads // kv_heads
@@ -282,32 +233,16 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
     return {name: normal(rng, shape, problem["dtype"]) for name, shape in zip("QKV", own)}
 
 
-def _packed_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
-    """Sequences of at most `longest` queries; causal ones have some keys more than queries, others any number."""
-    batch, queries, keys, longest = (problem[name] for name in ("batch", "queries", "keys", "longest"))
-    q_starts = offsets(rng, queries, batch)
-    while np.diff(q_starts).max() > longest:
-        q_starts = offsets(rng, queries, batch)
-    k_starts = offsets(rng, keys, batch)
-    if problem.get("causal", False):
-        k_starts = q_starts + offsets(rng, keys - queries, batch)
-    dim, dtype = problem["dim"], problem["dtype"]
-    return {
-        "Q": normal(rng, (queries, problem["heads"], dim), dtype),
-        "K": normal(rng, (keys, problem["kv_heads"], dim), dtype),
-        "V": normal(rng, (keys, problem["kv_heads"], dim), dtype),
-        "q_starts": q_starts,
-        "k_starts": k_starts.astype("int32"),
-    }
-
-
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, dtype: str) -> tuple[Expected, Expected]:
+def attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, dtype: str, scale: float | None = None
+) -> tuple[Expected, Expected]:
     """O and L of one head, (queries, dim) and (queries,), in float64.
 
     A score is a sum of dim products, off by `score` at most; a weight changes by as much, relatively, and its type
     rounds it once, or twice with the exponential; the average's slack is that of weights that far off.
     """
-    scores = q @ k.T / math.sqrt(q.shape[1])
+    scale = scale_of(q.shape[1], scale)
+    scores = q @ k.T * scale
     if causal:
         rows, columns = np.indices(scores.shape)
         scores[columns > rows + len(k) - len(q)] = -np.inf
@@ -318,8 +253,8 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, dtype: str
     weights = np.exp(scores - top)
     total = weights.sum(axis=1, keepdims=True)
     exact = ROUNDING["float32"]
-    # The sum of |q k| over sqrt(dim) is at most |q| |k| there; exp2's argument is of that size too, in float32.
-    size = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1).max() / math.sqrt(q.shape[1])
+    # The sum of |q k| is at most |q| |k|; exp2's argument is of that size too, in float32.
+    size = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1).max() * scale
     score = 2 * exact * (q.shape[1] + 8) * size
     off = 2 * score + (2 * ROUNDING[dtype] if dtype != "float32" else 0.0) + exact * (4 * len(k) + 16)
     slack = rounding_slack(dtype, off, weights / total @ np.abs(v))
@@ -333,9 +268,9 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
         arrays[name].astype("float64") if letter == "h" else arrays[name].astype("float64").swapaxes(1, 2)
         for name, letter in zip("QKV", order)
     )
-    group = problem["heads"] // problem["kv_heads"]
+    group, causal = problem["heads"] // problem["kv_heads"], problem.get("causal", False)
     heads = [
-        attend(q[b, h], k[b, h // group], v[b, h // group], problem.get("causal", False), problem["dtype"])
+        attend(q[b, h], k[b, h // group], v[b, h // group], causal, problem["dtype"], problem.get("scale"))
         for b in range(problem["batch"])
         for h in range(problem["heads"])
     ]
@@ -354,22 +289,9 @@ def _stacked(parts: Sequence[Expected], lead: tuple[int, ...]) -> Expected:
     return Expected(value, slack)
 
 
-def _packed_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
-    q, k, v = (arrays[name].astype("float64") for name in ("Q", "K", "V"))
-    group, causal, dtype = problem["heads"] // problem["kv_heads"], problem.get("causal", False), problem["dtype"]
-    value, slack = np.zeros_like(q), np.zeros_like(q)
-    q_starts, k_starts = arrays["q_starts"], arrays["k_starts"]
-    for first, stop, origin, end in zip(q_starts, q_starts[1:], k_starts, k_starts[1:]):
-        for h in range(problem["heads"] if stop > first else 0):
-            keys, values = k[origin:end, h // group], v[origin:end, h // group]
-            own, _ = attend(q[first:stop, h], keys, values, causal, dtype)
-            value[first:stop, h], slack[first:stop, h] = own
-    return {"O": Expected(value, slack)}
-
-
 ATTENTION = Kernel(
     name="attention",
-    summary="O = softmax(Q K^T / sqrt(dim)) V, causal or not, with grouped heads",
+    summary="O = softmax(scale Q K^T) V, causal or not, with grouped heads",
     make=attention,
     parameters=attention_knobs,
     inputs=_inputs,
@@ -389,22 +311,7 @@ ATTENTION = Kernel(
          "causal": True, "order": "hhtt"},
         {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 70, "keys": 90, "dim": 64, "dtype": "float32",
          "order": "thtt"},
-    ),
-)  # fmt: skip
-
-PACKED_ATTENTION = Kernel(
-    name="packed_attention",
-    summary="attention of sequences of many lengths, packed",
-    make=packed_attention,
-    parameters=attention_knobs,
-    inputs=_packed_inputs,
-    reference=_packed_reference,
-    cases=(
-        {"batch": 3, "heads": 2, "kv_heads": 1, "queries": 400, "keys": 500, "longest": 300, "dim": 64,
-         "dtype": "bfloat16", "causal": True},
-        {"batch": 4, "heads": 2, "kv_heads": 2, "queries": 333, "keys": 401, "longest": 250, "dim": 128,
-         "dtype": "float16"},
-        {"batch": 2, "heads": 1, "kv_heads": 1, "queries": 70, "keys": 90, "longest": 70, "dim": 64,
-         "dtype": "float32", "causal": True},
+        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 90, "keys": 130, "dim": 64, "dtype": "bfloat16",
+         "causal": True, "scale": 0.25},
     ),
 )  # fmt: skip

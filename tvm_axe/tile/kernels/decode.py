@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,9 +9,8 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from tvm_axe import tile
-from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.kernels.attention import MASKED, attend, mask, soften
+from tvm_axe.tile.kernels.attention import MASKED, attend, group_of, mask, scale_of, soften
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Knobs, Problem, Recipe, choose, only_used
@@ -29,12 +27,13 @@ def decode_attention(
     dim: int,
     dtype: str,
     whole: bool = False,
+    scale: float | None = None,
     *,
     splits: int,
     block_n: int,
     stages: int = 0,
 ) -> Recipe:
-    """O = softmax(Q K^T / sqrt(dim)) V over the first lengths[b] of the keys of every sequence b.
+    """O = softmax(scale Q K^T) V over the first lengths[b] of the keys of every sequence b; scale is 1 / sqrt(dim).
 
     Q and O are (batch, heads, dim), K and V (batch, kv_heads, capacity, dim). The heads that share keys are the rows of
     one tile; every sequence's keys are split evenly between `splits` blocks, whose results a second program combines.
@@ -44,11 +43,9 @@ def decode_attention(
     Raises
     ------
     TileError
-        kv_heads doesn't divide heads.
+        kv_heads doesn't divide heads, or `scale` is beyond what scores can be multiplied by.
     """
-    if heads % kv_heads:
-        raise TileError(f"decode_attention: kv_heads divides heads, got {kv_heads} of {heads}")
-    group, scale = heads // kv_heads, LOG2E / math.sqrt(dim)
+    group, factor = group_of(heads, kv_heads), LOG2E * scale_of(dim, scale)
     rows = -(-group // ROWS) * ROWS
 
     @T.prim_func
@@ -84,7 +81,7 @@ def decode_attention(
                 tile.gemm(q, k, s, transpose_b=True, accumulate=False)
                 if (j + 1) * block_n > length:
                     mask(s, rows, block_n, j * block_n, 0, length, False)
-                soften(s, p, o, top, before, total, row, scale)
+                soften(s, p, o, top, before, total, row, factor)
                 tile.gemm(p, v, o)
             with tile.parallel(rows, dim) as (x, y):
                 if x < group:
@@ -112,7 +109,7 @@ def decode_attention(
             tile.fill(o, 0)
             total[0] = T.float32(0)
             for z in range(splits):
-                weight[0] = T.exp2((tops[z, b, h] - top[0]) * T.float32(scale))
+                weight[0] = T.exp2((tops[z, b, h] - top[0]) * T.float32(factor))
                 total[0] = total[0] + totals[z, b, h] * weight[0]
                 with tile.parallel(dim) as y:
                     o[y] = o[y] + sums[z, b, h, y] * weight[0]
@@ -163,7 +160,7 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
     for b, length in enumerate(arrays.get("lengths", [problem["capacity"]] * problem["batch"])):
         for h in range(problem["heads"]):
             keys, values = k[b, h // group, :length], v[b, h // group, :length]
-            (own, off), _ = attend(q[b, h : h + 1], keys, values, False, problem["dtype"])
+            (own, off), _ = attend(q[b, h : h + 1], keys, values, False, problem["dtype"], problem.get("scale"))
             value[b, h], slack[b, h] = own[0], off[0]
     return {"O": Expected(value, slack)}
 
@@ -180,5 +177,7 @@ DECODE_ATTENTION = Kernel(
         {"batch": 1, "heads": 4, "kv_heads": 4, "capacity": 130, "dim": 64, "dtype": "float16"},
         {"batch": 3, "heads": 2, "kv_heads": 1, "capacity": 65, "dim": 64, "dtype": "float32"},
         {"batch": 2, "heads": 8, "kv_heads": 2, "capacity": 1000, "dim": 128, "dtype": "bfloat16", "whole": True},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "capacity": 200, "dim": 64, "dtype": "float16", "whole": True,
+         "scale": 0.0625},
     ),
-)
+)  # fmt: skip

@@ -8,12 +8,13 @@ from types import MappingProxyType
 from tvm.target import Target
 
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.kernels.attention import ATTENTION, PACKED_ATTENTION
+from tvm_axe.tile.kernels.attention import ATTENTION
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
 from tvm_axe.tile.kernels.einsum import EINSUM
 from tvm_axe.tile.kernels.gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
 from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
 from tvm_axe.tile.kernels.kernel import Kernel, Problem
+from tvm_axe.tile.kernels.packed import PACKED_ATTENTION
 from tvm_axe.tile.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 from tvm_axe.tile.kernels.skinny import SKINNY_MATMUL
 from tvm_axe.tile.kernels.splitting import SPLIT_K_MATMUL, STREAM_K_MATMUL
