@@ -159,9 +159,9 @@ def breakdown(vm: Any, call: Callable[[], Any], runs: int = 5) -> list[tuple[str
 
     def instrument(_func: Any, name: str, before: bool, _result: Any, *_args: Any) -> int:
         if before:
-            started.append(time.perf_counter())
+            started.append(time.process_time())
         else:
-            took[name].append(time.perf_counter() - started.pop())
+            took[name].append(time.process_time() - started.pop())
         return int(tvm.relax.VMInstrumentReturnKind.NO_OP)
 
     call()

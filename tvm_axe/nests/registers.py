@@ -21,6 +21,7 @@ and masked elsewhere; loop partitioning confines what either costs to the last t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from tvm import s_tir, tirx
@@ -42,6 +43,7 @@ _MAX_TILES = 1 << 20  # `sample_perfect_tile` wants a bound on its innermost fac
 _ROWS = (1, 2, 4, 6, 7, 8, 12, 14, 16)
 _VECTORS = (1, 2, 3, 4, 6)
 _IN_FLIGHT = 14  # multiply-adds that hide their own latency and that of loads
+_CACHED = 1 << 19  # bytes: what stays in a core's own cache while other things go through it
 _NARROW = 128  # bits: what is left of a vector for columns that don't divide a wider one
 _FAR = 4096  # bytes between rows: a page, and a set of the first cache
 _WASTE = 1 / 16  # of the rows of the last tiles; upstream's rules never waste any
@@ -195,7 +197,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     vectors, j, v = sch.split(loops[match.vector], [None, tile.vectors, lanes])
     split = _outermost(match, factors)
     *others, last = _sums(match, tile)
-    cut = _pieces(sch, match, loops[split], vectors, target, columns_first=tile.packed)
+    cut = _pieces(sch, match, tile, stage, loops[split], vectors, target)
     unroll = max(n for n in range(1, _MAX_UNROLL + 1) if _extent(sch, loops[last]) % n == 0)
     mo, loops[split] = _cut(sch, loops[split], cut[0], _MAX_TILES)
     no, nt = _cut(sch, vectors, cut[1], _MAX_TILES)
@@ -335,22 +337,34 @@ def _cut(sch: s_tir.Schedule, loop: LoopRV, outer: int, bound: int) -> list[Loop
 
 
 def _pieces(
-    sch: s_tir.Schedule, match: Contraction, rows: LoopRV, columns: LoopRV, target: Target, columns_first: bool
+    sch: s_tir.Schedule, match: Contraction, tile: Tile, stage: _Stage, rows: LoopRV, columns: LoopRV, target: Target
 ) -> tuple[int, int]:
-    """Into how many pieces to cut the rows and the columns to begin with: a few for each core, as many for all.
+    """Into how many pieces to cut the rows and the columns to begin with: what moves the fewest bytes.
 
-    A panel is packed by every piece of the rows, A padded by every piece of the columns.
+    A few for each core, as many for all; one core may have all in one. Within a piece all of its rows go through a
+    panel before the next panel is read. So A is read for every panel unless a piece's part of it stays in the cache,
+    and W for every piece of the rows unless all of it does. Every piece packs and pads for itself, within the nest.
     """
-    extents = _extent(sch, rows), _extent(sch, columns)
-    pieces, cut = prod(match.extents[n] for n in match.batches), [1, 1]
-    for n in (1, 0) if columns_first else (0, 1):
-        if pieces < _PIECES * cores(target):
-            divisors = [d for d in range(1, extents[n] + 1) if extents[n] % d == 0]
-            enough = [d for d in divisors if d * pieces >= _PIECES * cores(target)]
-            even = [d for d in enough or divisors if d * pieces % cores(target) == 0]
-            cut[n] = min(even or enough) if enough else max(even or divisors)
-            pieces *= cut[n]
-    return cut[0], cut[1]
+    block, batches = stage.block, prod(match.extents[n] for n in match.batches)
+    wanted = _PIECES * cores(target) if cores(target) > 1 else 1
+    reads = [region.source for region in sch.get(block).reads]
+    w = reads.pop(match.weights)
+    bytes_a, bytes_w = (prod(map(int, buffer.shape)) * match.bits // 8 / batches for buffer in (reads[0], w))
+    padded = stage.operand is not None and not tile.apart
+    counts = _extent(sch, rows), _extent(sch, columns)
+
+    def key(cut: tuple[int, int]) -> tuple[float, bool, float, int]:
+        r, n = cut
+        moved = bytes_a * (1 if bytes_a / r <= _CACHED else counts[1]) + bytes_w * (1 if bytes_w <= _CACHED else r)
+        moved += 2 * (bytes_w * r * tile.packed + bytes_a * n * padded)
+        pieces = r * n * batches
+        return max(0, wanted - pieces), pieces % cores(target) != 0, moved, pieces
+
+    return min(product(_divisors(counts[0]), _divisors(counts[1])), key=key)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _outermost(match: Contraction, factors: dict[int, int]) -> int:

@@ -12,6 +12,7 @@ from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.attended import with_attention
+from tvm_axe.relax.convolutions import with_convolutions
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.simplify import simplified
 
@@ -65,6 +66,8 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
     model = with_kernels(model, target)
+    if backend.on_host:
+        model = with_convolutions(model)
     first = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
     model = tvm.transform.Sequential(first)(model)
     if backend.on_host:
