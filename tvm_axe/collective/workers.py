@@ -23,6 +23,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from tvm_axe.collective import registry
+from tvm_axe.collective.choice import Table
 from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.recording import Recording, aligned
 from tvm_axe.collective.session import Session
@@ -90,6 +91,11 @@ class Workers:
         """
         self.mesh.axis_size(axis)
         return self._session.is_apart(axis)
+
+    @property
+    def table(self) -> Table | None:
+        """Which algorithms their collectives take, where there is a choice."""
+        return self._session.table
 
     @property
     def apart(self) -> frozenset[str]:
