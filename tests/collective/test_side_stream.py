@@ -122,3 +122,32 @@ def test_it_forks_behind_and_joins_before_the_other_stream(driver: HostDriver) -
     assert first.startswith("cuEventRecord") and third.startswith("cuEventRecord")
     assert second == fourth == "cuStreamWaitEvent"
     assert first != third  # an event each
+
+
+def test_forks_are_joined_one_by_one(driver: HostDriver) -> None:
+    """A join waits for the end of what a fork began, and not for what a later one did."""
+    stream = side.SideStream("main")
+    for _ in range(3):  # the events of one turn are the next one's
+        stream.step("fork", [], [0], 0)
+        stream.step("fork", [], [0], 0)
+        stream.step("join", [], [1], 0)
+        assert stream.forked
+        stream.step("fork", [], [0], 0)
+        stream.step("join", [], [0], 0)
+        assert not stream.forked
+        words = [line.split() for line in driver.order]
+        assert [line[0].removeprefix("cuEvent") for line in words] == [
+            "Record", "cuStreamWaitEvent",  # the first fork
+            "Record", "Record", "cuStreamWaitEvent",  # the end of its part, then the second
+            "cuStreamWaitEvent",  # the first join
+            "Record", "Record", "cuStreamWaitEvent",
+            "Record", "cuStreamWaitEvent",  # the last end, and the join of both
+        ]  # fmt: skip
+        driver.order.clear()
+    made = driver.made
+    stream.step("fork", [], [0], 0)
+    stream.step("fork", [], [0], 0)
+    stream.settle()
+    assert not stream.forked and driver.made == made
+    stream.close()
+    assert driver.made == 0

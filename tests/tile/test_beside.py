@@ -18,13 +18,13 @@ from beside import Devices, Stuck
 from tvm.script import tirx as T
 
 from tvm_axe.errors import LowerError, ScheduleError
-from tvm_axe.layout import Mesh
+from tvm_axe.layout import Layout, Mesh
 from tvm_axe.layout.arrays import scatter
 from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.calls import Call
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs import PROGRAMS
-from tvm_axe.schedule import Schedule
+from tvm_axe.schedule import Schedule, with_layouts
 from tvm_axe.schedule.naming import block_names
 
 HOPPER = resolve_target("cuda:sm_90a")
@@ -229,3 +229,89 @@ def test_mistakes_are_caught(mistake: str) -> None:
         except (Stuck, AssertionError):
             return
     raise AssertionError(f"{mistake}: nothing of it was seen")
+
+
+# ---- Programs drawn at random ----------------------------------------------------------------------------------------
+
+SHARES, TERMS, TOTALS = ("S0", "S1"), ("P0", "P1", "P2"), ("R0", "R1", "R2")
+RESULTS = ("S0", "S1", "R0", "R1")  # the others are intermediates
+
+
+def drawn(rng: np.random.Generator, devices: int, stages: int) -> tuple[tvm.tirx.PrimFunc, Callable[..., Any]]:
+    """Draw stages on shares and totals, which they overwrite again and again, and what they are in numpy."""
+    lines: list[str] = []
+    steps: list[Callable[[dict[str, Any]], None]] = []
+    written = ["X", "V"]
+
+    def one(names: Sequence[str]) -> str:
+        return str(rng.choice([name for name in names if name in written]))
+
+    def stage(kind: str, target: str) -> None:
+        number, mark = len(steps), rng.random() < 0.7
+        if kind == "sum":
+            source = one(TERMS)
+            lines.append(f"""
+    for i, j in T.grid(4, 3):
+        for d in T.serial({devices}, annotations={{"axe.bind": "dp"}}):
+            with T.sblock("sum{number}"):
+                {'T.sblock_attr({"axe.beside": "1"})' if mark else "pass"}
+                vi, vj, vd = T.axis.remap("SSR", [i, j, d])
+                with T.init():
+                    {target}[vi, vj] = T.float32(0)
+                {target}[vi, vj] = {target}[vi, vj] + {source}[vd, vi, vj]""")
+            steps.append(lambda known: known.update({target: known[source].sum(0)}))
+        elif kind == "share":
+            source, total = one((*SHARES, "X")), one((*TOTALS, "V"))
+            lines.append(f"""
+    for d in T.serial({devices}, annotations={{"axe.bind": "dp"}}):
+        for i, j in T.grid(4, 3):
+            with T.sblock("share{number}"):
+                vd, vi, vj = T.axis.remap("SSS", [d, i, j])
+                {target}[vd, vi, vj] = {source}[vd, vi, vj] * T.float32(0.5) - {total}[vi, vj]""")
+            steps.append(lambda known: known.update({target: known[source] * 0.5 - known[total]}))
+        else:
+            source, other = one((*TOTALS, "V")), one((*TOTALS, "V"))
+            lines.append(f"""
+    for i, j in T.grid(4, 3):
+        with T.sblock("total{number}"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            {target}[vi, vj] = {source}[vi, vj] * T.float32(0.25) + {other}[vi, vj]""")
+            steps.append(lambda known: known.update({target: known[source] * 0.25 + known[other]}))
+        written.append(target)
+
+    stage("share", "P0")
+    for _ in range(stages):
+        kind = str(rng.choice(["sum", "sum", "share", "total"]))
+        stage(kind, str(rng.choice((*SHARES, *TERMS, *TERMS) if kind == "share" else TOTALS)))
+    for target in RESULTS:
+        if target not in written:
+            stage("share" if target in SHARES else "sum", target)
+    share, total = f'T.Buffer(({devices}, 4, 3), "float32")', 'T.Buffer((4, 3), "float32")'
+    results = ", ".join(f"{name}: {share if name in SHARES else total}" for name in RESULTS)
+    head = f"@T.prim_func(s_tir=True)\ndef main(X: {share}, V: {total}, {results}) -> None:"
+    inner = "".join(
+        f"\n    {name} = T.sblock_alloc_buffer({(4, 3) if name in TOTALS else (devices, 4, 3)}, 'float32')"
+        for name in (*TERMS, "R2")
+        if name in written
+    )
+    func = tvm.script.from_source(head + inner + "".join(lines))
+
+    def compute(x: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
+        known = {"X": x, "V": v}
+        for step in steps:
+            step(known)
+        return [known[name] for name in RESULTS]
+
+    return func, compute
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drawn_programs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    devices = int(rng.integers(2, 4))
+    func, compute = drawn(rng, devices, int(rng.integers(4, 12)))
+    mesh = Mesh({"dp": devices})
+    shared = dict.fromkeys(("X", "S0", "S1"), Layout.sharded((devices, 4, 3), mesh, {0: "dp"}))
+    case = Case(lower(with_layouts(func, shared), mesh), compute)
+    for turn in range(4):
+        case.check(np.random.default_rng(turn))

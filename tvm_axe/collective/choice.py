@@ -110,6 +110,12 @@ class Table:
         above = [algorithm for limit, algorithm in self.rows.get(name, ()) if limit is None or nbytes < limit]
         return next((algorithm for algorithm in above if algorithm in valid), valid[0])
 
+    def row(self, name: str) -> str:
+        """Return which algorithm a collective takes up to which size, in words."""
+        row = self.rows.get(name, [(None, Algorithm.ONE_SHOT)])
+        words = [f"{algorithm} to {_size(limit)}" for limit, algorithm in row if limit is not None]
+        return ", ".join([*words, ("then " if words else "") + str(row[-1][1])])
+
     def encode(self) -> dict[str, Any]:
         """Return what `decode` makes a table of, that JSON can hold."""
         rows = {name: [[limit, str(algorithm)] for limit, algorithm in row] for name, row in self.rows.items()}
@@ -125,10 +131,7 @@ class Table:
         return Table(rows, str(told["source"]))
 
     def __str__(self) -> str:
-        lines = []
-        for name, row in self.rows.items():
-            words = [f"{algorithm} to {_size(limit)}" for limit, algorithm in row if limit is not None]
-            lines.append(f"{name}: {', '.join([*words, ('then ' if words else '') + str(row[-1][1])])}")
+        lines = [f"{name}: {self.row(name)}" for name in self.rows]
         rest = [name for name in VIEWS if name not in self.rows]
         if rest:
             lines.append(f"{', '.join(rest)}: {Algorithm.ONE_SHOT}")
@@ -182,10 +185,12 @@ def read(machine: Machine, work_dir: str | Path = WORK_DIR) -> Table | None:
     """Return the table that was measured on a machine; None if there is none, or, with a warning, a broken one."""
     path = Path(work_dir) / FOLDER / machine.file
     try:
-        return Table.decode(json.loads(path.read_text(encoding="utf-8")))
+        told = json.loads(path.read_text(encoding="utf-8"))
+        when = str(told.get("origin", {}).get("date", ""))
+        return Table.decode({**told, "source": f"{told['source']}{' on ' if when else ''}{when}"})
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, InputError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
         warnings.warn(f"{path} can't be read ({error}); tvm-axe doctor --measure writes it anew", stacklevel=2)
         return None
 

@@ -123,6 +123,10 @@ class Engine(ABC):
             raise InputError(f"launch: engine {self.name!r} has no option {unknown[0]!r}; {valid}")
         return [given.get(name) for name in known]
 
+    def table(self, devices: int) -> Table | None:
+        """Return which algorithms a launch of so many devices takes for collectives, where there is a choice."""
+        return None
+
     def findings(self) -> list[Finding]:
         """Return what there is on this machine of what the engine needs; starts nothing and raises nothing of it."""
         cores = len(os.sched_getaffinity(0))

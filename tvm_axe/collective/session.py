@@ -26,6 +26,7 @@ from tvm_axe.interrupts import uninterrupted
 from tvm_axe.layout import Mesh
 
 if TYPE_CHECKING:
+    from tvm_axe.collective.choice import Table
     from tvm_axe.collective.mirror import Mirror
 
 STARTUP = 60.0  # seconds; the least that is allowed for starting and for compiling, where workers share the cores
@@ -54,11 +55,14 @@ class Session(ABC):
         The memory that the workers of this machine share.
     closed : bool
         Whether the workers have gone.
+    table : Table or None
+        Which algorithms collectives take, where there is a choice.
     mirror : Mirror or None
         What keeps the controller's copies of slabs on other machines up to date, if there are any.
     """
 
     mirror: Mirror | None = None
+    table: Table | None = None
 
     def __init__(self, mesh: Mesh, timeout: float, arena: Arena | None = None) -> None:
         self._mesh = mesh

@@ -13,6 +13,7 @@ import tvm
 from tvm.ir import IRModule
 from tvm.target import Target
 
+from tvm_axe.collective.choice import Table
 from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.fitting import check_block, check_dim, check_exchange, check_pair, check_root, check_same
 from tvm_axe.collective.recording import Recording, aligned
@@ -100,6 +101,11 @@ class Workers:
         """
         self.mesh.axis_size(axis)
         return self._session.is_apart(axis)
+
+    @property
+    def table(self) -> Table | None:
+        """Which algorithms their collectives take, where there is a choice."""
+        return self._session.table
 
     @property
     def apart(self) -> frozenset[str]:

@@ -12,15 +12,17 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
-from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers
+from tvm_axe.collective import ALL, Argument, Coord, LoadedProgram, MeshTensor, Timeline, Workers, registry
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input
 from tvm_axe.executable.measured import Measured, measured_stages, measured_whole
 from tvm_axe.executable.on_mesh import OnMesh, discard
 from tvm_axe.layout.arrays import gather, scatter
+from tvm_axe.lower.algorithms import described
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer, Stage
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.pipeline import PASSES, Work, run
 from tvm_axe.tracing import timeline_of
@@ -156,6 +158,9 @@ class MeshExecutable(OnMesh):
         lines += [f"  {'in all':<{width + 12}}  {'':<24}  {self.bytes:>12,}", ""]
         if self.lowered.forms:
             lines += ["overlapping", *(f"  {line}" for line in self.lowered.forms), ""]
+        collectives = self._collectives()
+        if collectives:
+            lines += ["collectives", *(f"  {line}" for line in collectives), ""]
         if self._measured is not None:
             lines += [*self._measured.lines(self.lowered), ""]
         if self.lowered.inserted:
@@ -165,6 +170,17 @@ class MeshExecutable(OnMesh):
             lines += [f"where devices along {over} don't see each other's memory, it runs as", exe.show(), ""]
         lines.append(self.module.script())
         return "\n".join(lines)
+
+    def _collectives(self) -> list[str]:
+        """Which algorithm each collective takes, on the workers that it ran on last, or would be launched on."""
+        backend = backend_of(self.target)
+        if backend.on_host:  # there is one way
+            return []
+        launched = [workers for workers in self._loaded if workers.table is not None]
+        table = launched[-1].table if launched else registry.find(backend.device).table(self.mesh.size)
+        if table is None:
+            return []
+        return described(self.lowered, table, launched[-1].is_apart if launched else lambda _: False)
 
     def _on(self, workers: Workers) -> _Loaded:
         """The program and its tensors on `workers`, made at the first use."""

@@ -74,6 +74,18 @@ class CudaEngine(Engine):
             found.append(Measured(machine, table_of(times, "what was measured here"), times))
         return found
 
+    def table(self, devices: int) -> choice.Table:
+        """Return that of this machine's first GPUs; of H200s on NVLink where there aren't as many."""
+        try:
+            found = driver.gpus() >= devices
+        except InputError:
+            found = False
+        if found:
+            return choice.find(machine_of(range(devices)), self.rates.link)
+        assumed = choice.Machine("NVIDIA H200", devices, "NVLink")
+        table = choice.find(assumed, self.rates.link)
+        return choice.Table(table.rows, f"{table.source}; supposing {assumed}, as this process sees fewer GPUs")
+
     def _forced(self, mesh: Mesh, algorithm: Algorithm) -> Workers:
         return Workers(mesh, self, self.launch(mesh, _PATIENCE, collectives=str(algorithm)))
 
@@ -132,6 +144,7 @@ class CudaEngine(Engine):
         size = _ROOM * sum(map(driver.memory_of, gpus)) + round_up(mesh.size * BUFFER, page)
         alone = processes is None or bool(processes)
         session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets, neighbours)
+        session.table = table
         session.start()
         return session
 
