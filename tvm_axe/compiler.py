@@ -29,7 +29,7 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, PASSES, SCHEDULES, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import APPLY_RECORDS, PASSES, RANGES, SCHEDULES, TILE_KERNELS, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
@@ -203,7 +203,7 @@ def _model_on_mesh(
     shared = share_model(model, mesh, axis, memory, pins, rates, page)
     _LOG.warning("%s", described(shared))
     kernels = Work(shared.module, resolved, None, work_dir)
-    work = run(kernels, (APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass
+    work = run(kernels, (APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS))  # workers do the last pass
     assert work.scheduled is not None
     return MeshModelExecutable(shared, work.scheduled, work.module, resolved, work.tuned)
 

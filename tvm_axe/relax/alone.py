@@ -14,7 +14,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.machines import backend_of, builder, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, SCHEDULES, TILE_KERNELS, Pass, Work, run
+from tvm_axe.pipeline import APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS, Pass, Work, run
 from tvm_axe.records.packing import has_packing
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.relax.packing import with_packers
@@ -29,6 +29,7 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     ...     print(each)
     fuse           operators become kernels, each with the pointwise operators behind it
     apply records  functions that were tuned become as the best record says
+    ranges         functions of unknown extents have a schedule for each range of their values
     schedules      functions that nobody scheduled take the schedule that suits the target
     pack weights   what packs weights is split off, and done at once where they are constants
     tile kernels   nests that chose a tile kernel become its programs, lowered for the target
@@ -49,6 +50,7 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     return (
         Pass("fuse", "operators become kernels, each with the pointwise operators behind it", fused),
         APPLY_RECORDS,
+        RANGES,
         SCHEDULES,
         Pass("pack weights", "what packs weights is split off, and done at once where they are constants", packed),
         TILE_KERNELS,

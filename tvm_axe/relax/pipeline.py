@@ -20,7 +20,7 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LayoutError, LowerError, TileError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, LOWER, SCHEDULES, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import APPLY_RECORDS, LOWER, RANGES, SCHEDULES, TILE_KERNELS, Work, run
 from tvm_axe.relax.alone import lowered_model
 from tvm_axe.relax.model import mesh_axis, schedule_model
 
@@ -75,7 +75,7 @@ def axe_pipeline(
         raise LowerError("pipeline axe: pack_weights is for one device; leave it out, or the mesh")
     name, resolved = mesh_axis(mesh, axis), resolve_target(target or "llvm", threads=cores_per_device(mesh))
     folder = None if isinstance(work_dir, EllipsisType) else work_dir
-    passes = [LOWER] if folder is None else [LOWER, APPLY_RECORDS, SCHEDULES, TILE_KERNELS]
+    passes = [LOWER] if folder is None else [LOWER, APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS]
 
     @tvm.transform.module_pass(opt_level=0, name="axe")
     def to_device(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
