@@ -174,7 +174,8 @@ def _apply_records(work: Work) -> Work:
 
 
 def _ranges(work: Work) -> Work:
-    return replace(work, module=with_ranges(work.module, work.target, work.values, work.tuned))
+    module, tuned = with_ranges(work.module, work.target, work.values, work.tuned, work.work_dir)
+    return replace(work, module=module, tuned=MappingProxyType({**work.tuned, **tuned}))
 
 
 def _schedules(work: Work) -> Work:

@@ -44,7 +44,9 @@ def unknown(name: str) -> tirx.PrimFunc:
 def scheduled(func: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     target = resolve_target("llvm", threads=threads)
-    return with_default_schedules(with_ranges(mod, target, {"n": VALUES, "b": VALUES}), target)["main"]
+    return with_default_schedules(
+        with_ranges(mod, target, {str(var.name): VALUES for var in unknown_extents(func)})[0], target
+    )["main"]
 
 
 def build(func: tirx.PrimFunc):
@@ -163,11 +165,11 @@ def test_the_function_of_a_value():
 def test_what_somebody_scheduled_or_a_record_has_stays():
     func = unknown("transposed product, bias, gelu")
     mod, target = tvm.IRModule({"f": func}), resolve_target("llvm", threads=1)
-    assert with_ranges(mod, target, None, ["f"]) is mod
+    assert with_ranges(mod, target, None, ["f"])[0] is mod
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
     sch.split(sch.get_loops(sch.get_child_blocks(sch.get_sblock("root"))[0])[0], [None, 4])
     own = sch.mod
-    assert with_ranges(own, target) is own
-    assert with_ranges(mod, resolve_target("cuda:sm_90a")) is mod
-    done = with_ranges(mod, target)
+    assert with_ranges(own, target)[0] is own
+    assert with_ranges(mod, resolve_target("cuda:sm_90a"))[0] is mod
+    done, _ = with_ranges(mod, target)
     assert with_default_schedules(done, target) is done and RANGES in done["f"].attrs

@@ -16,8 +16,9 @@ Weights that are packed ahead are packed once for all variants, in the panels of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import tvm
 import tvm_ffi
@@ -29,15 +30,20 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, variables_of
 from tvm_axe.defaults import VALUES
+from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.nests.contraction import find_contractions
 from tvm_axe.nests.default import RANGES, by_blocks, in_order, is_unscheduled, with_cores_for
 from tvm_axe.nests.forms import Change, forms_of, possible
+from tvm_axe.nests.recorded import as_recorded, tiles_of
 from tvm_axe.nests.registers import Tile
+from tvm_axe.records.apply import records_of
 from tvm_axe.records.packing import LAYOUT_FREE, PREPROC
+from tvm_axe.records.record import Record
 
-__all__ = ["Values", "ranges_of", "specialized", "unknown_extents", "values_of", "with_ranges"]
+__all__ = ["Values", "check_values", "ranges_of", "specialized", "unknown_extents", "values_of", "with_ranges"]
 
+_TRIED = 32  # records of a function, the fastest first, of which one has to be of a form that it can take
 _BY_BLOCKS = "block by block"
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 
@@ -46,8 +52,12 @@ Values = Mapping[str, Sequence[int]]
 
 
 def with_ranges(
-    mod: tvm.IRModule, target: Target, values: Values | None = None, tuned: Collection[str] = ()
-) -> tvm.IRModule:
+    mod: tvm.IRModule,
+    target: Target,
+    values: Values | None = None,
+    tuned: Collection[str] = (),
+    work_dir: str | Path | None = None,
+) -> tuple[tvm.IRModule, dict[str, float]]:
     """The module with a schedule for each of its functions of unknown extents that nobody scheduled, on a CPU.
 
     Parameters
@@ -60,20 +70,56 @@ def with_ranges(
         Representatives of the variables, by name; `tvm_axe.defaults.VALUES` of those that it leaves out.
     tuned : collection of str
         The names of functions that are as a record has them.
+    work_dir : path, optional
+        Where tuning results lie: a function that was tuned at a value takes the form that was the fastest there.
+
+    Returns
+    -------
+    mod : IRModule
+        The module; the same one if there is no such function.
+    seconds : dict
+        The recorded time of each function at a value, such as ``"matmul, n = 16"``.
     """
     if not backend_of(target).on_host:
-        return mod
-    found: dict[ir.GlobalVar, ir.BaseFunc] = {
-        variable: _ranged(func, target, values or {})
+        return mod, {}
+    check_values(values or {}, mod.functions.values())
+    functions = {
+        variable: _Unknown.of(func, values)
         for variable, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc)
         and str(variable.name_hint) not in tuned
         and unknown_extents(func)
         and is_unscheduled(func)
     }
-    if not found:
-        return mod
-    return tvm.IRModule({**dict(mod.functions_items()), **found}, attrs=mod.attrs, global_infos=mod.global_infos)
+    if not functions:
+        return mod, {}
+    known = [func for each in functions.values() for func in each.known.values()]
+    records = iter([[] for _ in known] if work_dir is None else records_of(known, target, work_dir))
+    found: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    seconds: dict[str, float] = {}
+    for variable, each in functions.items():
+        found[variable], times = _ranged(each, {value: next(records) for value in each.known}, target)
+        seconds |= {f"{variable.name_hint}, {each.driving.name} = {value}": time for value, time in times.items()}
+    return tvm.IRModule(
+        {**dict(mod.functions_items()), **found}, attrs=mod.attrs, global_infos=mod.global_infos
+    ), seconds
+
+
+def check_values(values: Values, functions: Iterable[object]) -> None:
+    """Check representatives against the functions that they are for.
+
+    Raises
+    ------
+    TuneError
+        If one is of a variable that no function's shapes have, or none is given, or one isn't a positive number.
+    """
+    names = {str(v.name) for func in functions if isinstance(func, tirx.PrimFunc) for v in unknown_extents(func)}
+    for name, own in values.items():
+        if name not in names:
+            known = f"those that have are {', '.join(sorted(names))}" if names else "all extents are known"
+            raise TuneError(f"values: no kernel's shapes have the variable {name!r}; {known}")
+        if not own or not all(isinstance(value, int) and value > 0 for value in own):
+            raise TuneError(f"values: {name} has {own!r}; some positive whole numbers are needed, such as (1, 16, 128)")
 
 
 def ranges_of(func: tirx.PrimFunc) -> list[str]:
@@ -128,28 +174,64 @@ def values_of(
 
 
 @dataclass(frozen=True)
+class _Unknown:
+    """A function of unknown extents, as it was written, and what it is at each representative of one of them."""
+
+    base: s_tir.Schedule
+    driving: tirx.Var
+    known: Mapping[int, tirx.PrimFunc]
+
+    @classmethod
+    def of(cls, func: tirx.PrimFunc, values: Values | None) -> _Unknown:
+        base = _schedule(func)
+        func = base.mod["main"]
+        driving, own, others = values_of(func, values)
+        return cls(base, driving, {value: specialized(func, {driving: value, **others}) for value in own})
+
+
+@dataclass(frozen=True)
 class _Variant:
-    """A schedule of the function, for values up to that of its representative."""
+    """A schedule of the function, for values up to that of its representative.
+
+    Attributes
+    ----------
+    value
+        The representative.
+    sch
+        The schedule.
+    tiles
+        The register tiles that it takes, if it does.
+    form
+        What it is in words.
+    seconds
+        The time of the record that it is as; None without one.
+    """
 
     value: int
     sch: s_tir.Schedule
-    tiles: tuple[Tile, ...]
-    form: str
+    tiles: tuple[Tile, ...] = ()
+    form: str = _BY_BLOCKS
+    seconds: float | None = None
 
 
-def _ranged(func: tirx.PrimFunc, target: Target, values: Values) -> tirx.PrimFunc:
-    base = _schedule(func)
-    driving, own, others = values_of(base.mod["main"], values)
+def _ranged(
+    func: _Unknown, records: Mapping[int, Sequence[tuple[Record, tvm.IRModule]]], target: Target
+) -> tuple[tirx.PrimFunc, dict[int, float]]:
     variants: list[_Variant] = []
-    for value in reversed(own):  # the largest has the most to do, and has weights packed as it likes them
-        variants.insert(0, _variant(base, {driving: value, **others}, target, value, variants[0] if variants else None))
+    for value in reversed(func.known):  # the largest has the most to do, and has weights packed as it likes them
+        larger = variants[0] if variants else None
+        variants.insert(
+            0, _recorded(func, value, records[value], target, larger) or _guessed(func, value, target, larger)
+        )
     distinct = [
         each for each, larger in zip(variants, [*variants[1:], None]) if larger is None or not _are_same(each, larger)
     ]
-    ends = [f"{driving.name} <= {each.value}" for each in distinct[:-1]]
-    ends.append(f"{driving.name} > {distinct[-2].value}" if ends else f"any {driving.name}")
+    name = str(func.driving.name)
+    ends = [f"{name} <= {each.value}" for each in distinct[:-1]]
+    ends.append(f"{name} > {distinct[-2].value}" if ends else f"any {name}")
     lines = [f"{end}: {each.form}" for end, each in zip(ends, distinct)]
-    return _merged([(each.value, each.sch.mod["main"]) for each in distinct], driving).with_attr(RANGES, lines)
+    merged = _merged([(each.value, each.sch.mod["main"]) for each in distinct], func.driving).with_attr(RANGES, lines)
+    return merged, {each.value: each.seconds for each in variants if each.seconds is not None}
 
 
 def _are_same(some: _Variant, other: _Variant) -> bool:
@@ -160,26 +242,47 @@ def _schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
     return s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
 
 
-def _variant(
-    base: s_tir.Schedule, values: Mapping[tirx.Var, int], target: Target, value: int, larger: _Variant | None
-) -> _Variant:
-    known = specialized(base.mod["main"], values)
-    own = with_cores_for(known, target)
-    forms = forms_of(_schedule(known), own, _open(base))
-    # Weights that the variants share are packed for all of them.
-    vectors = [tile.vectors for tile in larger.tiles] if larger and any(tile.ahead for tile in larger.tiles) else None
-    for change in in_order(forms, vectors):
-        for sch in possible(base, [change]):
-            return _Variant(value, sch, *_told(change))
+def _vectors(larger: _Variant | None) -> list[int] | None:
+    """The vectors of each tile, if weights are packed for them: variants share what is packed."""
+    ahead = larger is not None and any(tile.ahead for tile in larger.tiles)
+    return [tile.vectors for tile in larger.tiles] if larger is not None and ahead else None
+
+
+def _recorded(
+    func: _Unknown,
+    value: int,
+    records: Sequence[tuple[Record, tvm.IRModule]],
+    target: Target,
+    larger: _Variant | None,
+) -> _Variant | None:
+    """The variant that is the fastest of those that were measured at the value."""
+    if not records:
+        return None
+    forms = forms_of(_schedule(func.known[value]), target, _open(func.base))
+    for record, workload in records[:_TRIED]:
+        found = as_recorded(func.base, forms, record, workload, target, _vectors(larger))
+        if found is not None:
+            sch, change = found
+            told = f"{_told(change)}, tuned at {value}: {1e3 * record.seconds:.3f} ms"
+            return _Variant(value, sch, tiles_of(change), told, record.seconds)
+    return None
+
+
+def _guessed(func: _Unknown, value: int, target: Target, larger: _Variant | None) -> _Variant:
+    """The variant without measuring: the first form that is possible."""
+    known = func.known[value]
+    forms = forms_of(_schedule(known), with_cores_for(known, target), _open(func.base))
+    for change in in_order(forms, _vectors(larger)):
+        for sch in possible(func.base, [change]):
+            return _Variant(value, sch, tiles_of(change), _told(change))
     # Nothing of that depends on the value.
-    sch = larger.sch if larger is not None and larger.form == _BY_BLOCKS else by_blocks(base, target)
-    return _Variant(value, sch, (), _BY_BLOCKS)
+    sch = larger.sch if larger is not None and larger.form == _BY_BLOCKS else by_blocks(func.base, target)
+    return _Variant(value, sch)
 
 
-def _told(change: Change) -> tuple[tuple[Tile, ...], str]:
-    """The register tiles of a change, and what it is in words."""
-    tiles = tuple(change.keywords.get("taken", ()))
-    return tiles, ", ".join(map(str, tiles)) or str(change.func.__name__).strip("_").replace("_", " ")
+def _told(change: Change) -> str:
+    """What a change is in words."""
+    return ", ".join(map(str, tiles_of(change))) or str(change.func.__name__).strip("_").replace("_", " ")
 
 
 def _open(base: s_tir.Schedule) -> dict[str, frozenset[int]]:

@@ -34,7 +34,7 @@ from tvm_axe.nests.contraction import Contraction
 from tvm_axe.nests.panels import copy_ahead, copy_in_nest, moved_last, pack_ahead
 from tvm_axe.schedule import query
 
-__all__ = ["Tile", "register_tile", "tiles"]
+__all__ = ["Tile", "register_tile", "samples_known", "tiles"]
 
 _PIECES = 4  # of work for each core
 _MAX_UNROLL = 4  # terms of a sum in a loop's body: more only cost instruction cache
@@ -115,6 +115,12 @@ def tiles(match: Contraction, target: Target) -> list[Tile]:
         key=lambda tile: _promise(match, tile, lanes),
         reverse=True,
     )
+
+
+def samples_known(match: Contraction, tile: Tile) -> tuple[bool, bool, bool]:
+    """Whether the loops are known of which `register_tile` samples the pieces, in its order: rows, columns, terms."""
+    loops = _outermost(match, dict(tile.rows)), match.vector, _sums(match, tile)[-1]
+    return tuple(loop not in match.open for loop in loops)  # type: ignore[return-value]
 
 
 def _divisible(match: Contraction, rows: tuple[tuple[int, int], ...]) -> bool:
