@@ -50,13 +50,14 @@ def test_the_list():
         "redistribute",
         "lower",
         "apply records",
+        "ranges",
         "schedules",
         "tile kernels",
         "build",
     ]
     own = [each.name for each in alone.model_passes()]
-    assert own == ["fuse", "apply records", "schedules", "pack weights", "tile kernels", "build"]
-    assert alone.model_passes()[1] is APPLY_RECORDS and alone.model_passes()[4] is TILE_KERNELS
+    assert own == ["fuse", "apply records", "ranges", "schedules", "pack weights", "tile kernels", "build"]
+    assert alone.model_passes()[1] is APPLY_RECORDS and alone.model_passes()[5] is TILE_KERNELS
 
 
 def test_what_each_pass_leaves(chosen):

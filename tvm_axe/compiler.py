@@ -29,7 +29,8 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, PASSES, SCHEDULES, TILE_KERNELS, Work, run
+from tvm_axe.nests import Values
+from tvm_axe.pipeline import APPLY_RECORDS, PASSES, RANGES, SCHEDULES, TILE_KERNELS, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
@@ -47,6 +48,7 @@ def compile(
     work_dir: str | Path | None = WORK_DIR,
     *,
     pack_weights: bool = False,
+    values: Values | None = None,
     redistribute: Literal["insert", "refuse"] = "insert",
     axis: str | None = None,
     memory: float | None = None,
@@ -73,6 +75,8 @@ def compile(
         Where tuning results lie; a kernel with a record there is compiled as it was tuned. None leaves all untuned.
     pack_weights : bool
         Of a Relax model for one device: see `tvm_axe.relax.compile_model`.
+    values : mapping, optional
+        Of a Relax model: representatives of its unknown extents, as `tvm_axe.tune` takes them.
     redistribute : "insert" or "refuse"
         On a mesh, what becomes of a stage that touches, outside a collective, what its device doesn't own: copies
         between the stages that move it there (`tvm_axe.lower.inserting`), which a line of the log ``tvm_axe`` says with
@@ -107,10 +111,10 @@ def compile(
     if devices is not None and isinstance(program, IRModule) and is_model(program):
         if pack_weights:
             raise LowerError("compile: pack_weights is for a Relax model on one device; leave it out, or the mesh")
-        return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins)
+        return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins, values)
     if any(given is not None for given in (axis, memory, pins)):
         raise LowerError("compile: axis, memory and pins are for a Relax model on a mesh; leave them out")
-    exe = _compiled(program, devices, target, work_dir, pack_weights, redistribute == "insert")
+    exe = _compiled(program, devices, target, work_dir, pack_weights, values, redistribute == "insert")
     if isinstance(program, Schedule):
         exe.source = program.copy()  # as it is now
     elif not isinstance(program, Lowered) and not isinstance(exe, ModelExecutable):
@@ -125,6 +129,7 @@ def _compiled(
     target: str | dict[str, Any] | Target,
     work_dir: str | Path | None,
     pack_weights: bool,
+    values: Values | None,
     redistribute: bool,
 ) -> Executable:
     if isinstance(program, Schedule | Lowered):
@@ -133,7 +138,9 @@ def _compiled(
             raise LowerError(f"compile: the {kind} is for the mesh {program.mesh}, not {mesh}; leave mesh out")
         mesh = program.mesh
     if mesh is None and isinstance(program, IRModule) and is_model(program):
-        return _model(program, resolve_target(target), work_dir, pack_weights)
+        return _model(program, resolve_target(target), work_dir, pack_weights, values)
+    if values is not None:
+        raise LowerError("compile: values are for a Relax model, whose extents may be unknown; leave them out")
     if pack_weights:
         raise LowerError("compile: pack_weights is for a Relax model on one device; leave it out")
     if mesh is None:
@@ -184,8 +191,10 @@ def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | N
     return FunctionExecutable(name, work.scheduled, work.module, work.built, target, work.tuned)
 
 
-def _model(model: IRModule, target: Target, work_dir: str | Path | None, pack_weights: bool) -> Executable:
-    work = run(Work(model, target, work_dir=work_dir), model_passes(pack_weights))
+def _model(
+    model: IRModule, target: Target, work_dir: str | Path | None, pack_weights: bool, values: Values | None
+) -> Executable:
+    work = run(Work(model, target, work_dir=work_dir, values=values), model_passes(pack_weights))
     assert work.scheduled is not None and isinstance(work.built, tvm.relax.VMExecutable)
     return ModelExecutable(signatures(model), pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
 
@@ -198,13 +207,14 @@ def _model_on_mesh(
     axis: str | None,
     memory: float | None,
     pins: Mapping[str, Pin] | None,
+    values: Values | None,
 ) -> Executable:
     resolved = resolve_target(target, threads=cores_per_device(mesh))
     rates, page = registry.for_target(resolved).rates, backend_of(resolved).page
     shared = share_model(model, mesh, axis, memory, pins, rates, page)
     _LOG.warning("%s", described(shared))
-    kernels = Work(shared.module, resolved, None, work_dir)
-    work = run(kernels, (APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass
+    kernels = Work(shared.module, resolved, None, work_dir, values=values)
+    work = run(kernels, (APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS))  # workers do the last pass
     assert work.scheduled is not None
     return MeshModelExecutable(
         signatures(model), shared, work.scheduled, work.module, resolved, work.tuned, attached(model)

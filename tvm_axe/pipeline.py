@@ -9,6 +9,7 @@ leave a module, the tuner's measurer those behind the records, the search over a
 redistribute   where that is asked for, copies between the stages move what a device touches and doesn't own
 lower          a scheduled function becomes the module that each device of the mesh runs
 apply records  functions that were tuned become as the best record says
+ranges         functions of unknown extents have a schedule for each range of their values
 schedules      functions that nobody scheduled take the schedule that suits the target
 tile kernels   nests that chose a tile kernel become its programs, lowered for the target
 build          functions become machine code
@@ -43,7 +44,7 @@ from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.inserting import redistributed
 from tvm_axe.lower.tiles import overlaps, with_default_kernels, with_tile_kernels
 from tvm_axe.machines import backend_of
-from tvm_axe.nests import with_default_schedules
+from tvm_axe.nests import Values, with_default_schedules, with_ranges
 from tvm_axe.records import apply_best
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "BUILD",
     "LOWER",
     "PASSES",
+    "RANGES",
     "REDISTRIBUTE",
     "SCHEDULES",
     "TILE_KERNELS",
@@ -80,6 +82,8 @@ class Work:
         Whether copies may be inserted where devices touch what they don't own.
     apart : frozenset of str
         The mesh axes whose devices don't see each other's memory.
+    values : mapping or None
+        Representatives of unknown extents, by the names of their variables (`tvm_axe.nests.ranges`).
     lowered : Lowered or None
         What each device of the mesh runs.
     tuned : Mapping[str, float]
@@ -97,6 +101,7 @@ class Work:
     work_dir: str | Path | None = None
     redistribute: bool = False
     apart: frozenset[str] = frozenset()
+    values: Values | None = None
     lowered: Lowered | None = None
     tuned: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     scheduled: IRModule | None = None
@@ -168,6 +173,11 @@ def _apply_records(work: Work) -> Work:
     return replace(work, module=module, tuned=MappingProxyType(tuned))
 
 
+def _ranges(work: Work) -> Work:
+    module, tuned = with_ranges(work.module, work.target, work.values, work.tuned, work.work_dir)
+    return replace(work, module=module, tuned=MappingProxyType({**work.tuned, **tuned}))
+
+
 def _schedules(work: Work) -> Work:
     chosen = with_default_kernels(work.module, work.target, work.tuned)
     # What can be tuned is kept: of a function with a default schedule there is nothing left to choose.
@@ -191,13 +201,14 @@ REDISTRIBUTE = Pass(
 )
 LOWER = Pass("lower", "a scheduled function becomes the module that each device of the mesh runs", _lower)
 APPLY_RECORDS = Pass("apply records", "functions that were tuned become as the best record says", _apply_records)
+RANGES = Pass("ranges", "functions of unknown extents have a schedule for each range of their values", _ranges)
 SCHEDULES = Pass("schedules", "functions that nobody scheduled take the schedule that suits the target", _schedules)
 TILE_KERNELS = Pass(
     "tile kernels", "nests that chose a tile kernel become its programs, lowered for the target", _tile_kernels
 )
 BUILD = Pass("build", "functions become machine code", _build)
 
-PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, SCHEDULES, TILE_KERNELS, BUILD)
+PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS, BUILD)
 """The way of a function. On a mesh each worker does the last step for itself, told the builder by name."""
 
 

@@ -42,11 +42,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of a Relax model: let kernels have their weights packed once, as compile(..., pack_weights=True) does",
     )
+    parser.add_argument(
+        "--values",
+        action="append",
+        type=_representatives,
+        metavar="NAME=VALUE,...",
+        help="of a model: at which values to tune kernels of unknown extents, such as n=1,16,128; once a variable",
+    )
     parser.add_argument("--report", metavar="OUT.html", help="the page on this job (default: in the work directory)")
     parser.add_argument(
         "--keep", default="", metavar="NAME,...", help="outputs that a mesh's schedule may leave sharded"
     )
     parser.add_argument("--save", metavar="BEST.json", help="write a mesh's best schedule's trace, for --schedule")
+
+
+def _representatives(text: str) -> tuple[str, tuple[int, ...]]:
+    """``n=1,16,128`` as a name and numbers."""
+    name, equals, numbers = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a variable and its values, such as n=1,16,128")
+    return name, tuple(positive(number) for number in numbers.split(","))
 
 
 def _tune(args: argparse.Namespace) -> None:
@@ -66,9 +81,12 @@ def _tune(args: argparse.Namespace) -> None:
     else:
         if args.pack_weights:
             raise InputError("--pack-weights is for a Relax model on one device; leave it out")
+        if args.values:
+            raise InputError("--values is for kernels of unknown extents; those of a program on a mesh are constant")
         _tune_schedule(args, program, common)
         return
-    result = tune(kernels, target=target, pack_weights=args.pack_weights, **common)
+    values = dict(args.values) if args.values else None
+    result = tune(kernels, target=target, pack_weights=args.pack_weights, values=values, **common)
     _print_tasks(result.tasks)
     for name, why in result.left_out.items():
         print(f"{name}: not tuned: {why}")

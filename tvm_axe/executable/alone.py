@@ -22,6 +22,7 @@ from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.tensors import all_fetched, device_of, fetched, put
 from tvm_axe.executable.weights import matched_weights
 from tvm_axe.machines.timing import timed
+from tvm_axe.nests import ranges_of
 from tvm_axe.relax.packing import attached, packed_weights
 
 __all__ = ["FunctionExecutable", "ModelExecutable"]
@@ -166,5 +167,8 @@ class ModelExecutable(Model):
             for variable, func in self.module.functions_items()
             if isinstance(func, tirx.PrimFunc)
         ]
-        lines += ["", "kernels", *(f"  {name}{self._note(name)}" for name in kernels), "", self.module.script()]
+        lines += ["", "kernels"]
+        for name in kernels:
+            lines += [f"  {name}{self._note(name)}", *(f"    {line}" for line in ranges_of(self.module[name]))]
+        lines += ["", self.module.script()]
         return "\n".join(lines)

@@ -17,6 +17,7 @@ from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.mesh.job import tune_program
 from tvm_axe.meta.result import TuneResult
 from tvm_axe.meta.search.job import tune_kernels
+from tvm_axe.nests import Values
 from tvm_axe.schedule import Schedule
 
 __all__ = ["tune"]
@@ -37,6 +38,7 @@ def tune(
     options: Mapping[str, Any] | None = None,
     keep: Collection[str] = (),
     pack_weights: bool = False,
+    values: Values | None = None,
 ) -> TuneResult:
     """Search for the fastest schedules, and keep every measurement in a database.
 
@@ -49,8 +51,8 @@ def tune(
     Parameters
     ----------
     program
-        A function; a module whose every schedulable function is tuned: one with blocks, whose parameters are buffers of
-        constant shapes; a Relax model, whose operators become kernels first; or a program on a mesh, that is a
+        A function; a module whose every schedulable function is tuned: one with blocks, whose parameters are buffers; a
+        Relax model, whose operators become kernels first; or a program on a mesh, that is a
         schedule, or a function with `mesh`.
     mesh
         For a function on a mesh, whose schedule there is searched for too: `tvm_axe.meta.mesh.tune_program` says how.
@@ -78,6 +80,11 @@ def tune(
     pack_weights
         For a Relax model on a CPU: whether its weights that are parameters may be stored as the kernels like them best,
         as `tvm_axe.compile` then packs them if it is told so too. Those that are constants always may.
+    values
+        Representatives of extents that aren't known until a function is called, by the names of their variables, such
+        as ``{"n": (1, 16, 128)}``; 1, 16, 128 and 1024 of those that are left out. Each kernel is tuned at each of
+        them, and `tvm_axe.compile`, told the same, finds what was the fastest there for the values up to it. On a GPU
+        such kernels aren't tuned.
 
     Raises
     ------
@@ -92,7 +99,7 @@ def tune(
     place, page = Path(work_dir), None if report is None else Path(report)
     if mesh is None and isinstance(program, tirx.PrimFunc | IRModule):
         resolved = resolve_target(target)
-        return tune_kernels(program, resolved, trials, patience, place, page, seed, progress, pack_weights)
+        return tune_kernels(program, resolved, trials, patience, place, page, seed, progress, pack_weights, values)
     if isinstance(program, IRModule):
         raise TuneError(
             "mesh: a function or a schedule is tuned on a mesh, not a module; for the kernels that a model has "
@@ -100,6 +107,8 @@ def tune(
         )
     if pack_weights:
         raise TuneError("pack_weights: it is for a Relax model on one device; leave it out")
+    if values is not None:
+        raise TuneError("values: shapes of a program on a mesh are constant; leave values out, or the mesh")
     return tune_program(
         program,
         mesh,

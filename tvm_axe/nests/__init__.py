@@ -1,9 +1,10 @@
 """What the nests of a CPU's functions are, and how each is best scheduled: registers, rows, columns, planes, loops.
 
 Design spaces of tuning (`tvm_axe.meta.spaces`) are made of these, and a function that nobody scheduled takes the first
-of them that fits (`with_default_schedules`).
+of them that fits (`with_default_schedules`), one whose extents aren't known one for each range of them (`with_ranges`).
 """
 
 from tvm_axe.nests.default import with_default_schedules
+from tvm_axe.nests.ranges import Values, check_values, ranges_of, with_ranges
 
-__all__ = ["with_default_schedules"]
+__all__ = ["Values", "check_values", "ranges_of", "with_default_schedules", "with_ranges"]

@@ -11,7 +11,6 @@ columns are in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -126,7 +125,7 @@ def _last_index(block: s_tir.SBlock) -> tirx.IterVar | None:
     return next((it for it in block.iter_vars if it.var.same_as(index)), None)
 
 
-def column_schedules(match: Columns, target: Target) -> list[Callable[[s_tir.Schedule], None]]:
+def column_schedules(match: Columns, target: Target) -> list[partial[None]]:
     """What makes a design space each of a function of columns: the length of vectors, on all cores or on one.
 
     Each schedules the function in place, by stock instructions only. None where columns are too few for vectors.

@@ -83,6 +83,9 @@ class Contraction:
     free
         Whether W may be packed ahead of all calls: it is a parameter that the function lets be stored in another
         layout (`tvm_axe.records.packing`), or transposed from one, and nothing else reads that.
+    open
+        Loops whose extents aren't known until the function is called; `extents` has one of those that they may have
+        (`tvm_axe.nests.ranges`).
     """
 
     block: str
@@ -106,6 +109,7 @@ class Contraction:
     computed: bool = False
     made: bool = False
     free: bool = False
+    open: frozenset[int] = frozenset()
 
     @property
     def width(self) -> int:

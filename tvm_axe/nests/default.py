@@ -8,7 +8,7 @@ left to one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import tvm
 import tvm_ffi
@@ -25,10 +25,13 @@ from tvm_axe.nests.loops import is_loops, loop_schedules
 from tvm_axe.nests.rows import inline_cheap
 from tvm_axe.schedule.tiles import has_choice
 
-__all__ = ["with_default_schedules"]
+__all__ = ["RANGES", "by_blocks", "in_order", "is_unscheduled", "with_cores_for", "with_default_schedules"]
 
 _ALONE = 1 << 17  # operations that one core has done when another one would begin
 _DEAR = 16  # operations that a function, such as exp, counts as
+RANGES = "axe.ranges"
+"""The attribute of a function that has a variant for each range of its extents (`tvm_axe.nests.ranges`)."""
+
 _SCHEDULED = "tirx.is_scheduled"  # upstream's attribute of functions
 
 
@@ -50,7 +53,7 @@ def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[
     unscheduled = {
         variable: func
         for variable, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned and _is_unscheduled(func)
+        if isinstance(func, tirx.PrimFunc) and str(variable.name_hint) not in tuned and is_unscheduled(func)
     }
     if backend_of(target).on_host:
         found = {variable: _scheduled(func, target) for variable, func in unscheduled.items()}
@@ -72,11 +75,12 @@ def _by_upstream(functions: Mapping[ir.GlobalVar, tirx.PrimFunc], target: Target
     return {variable: done[str(variable.name_hint)] for variable in functions}
 
 
-def _is_unscheduled(func: tirx.PrimFunc) -> bool:
+def is_unscheduled(func: tirx.PrimFunc) -> bool:
     """Whether a function is as it was written: blocks below its root, each in a nest of its own."""
     if why_unschedulable(func) is not None or has_threads(func) or has_choice(func):
         return False
-    if bool((func.attrs or {}).get(_SCHEDULED, False)) or func.body.block.name_hint != "root":
+    attrs = func.attrs or {}
+    if bool(attrs.get(_SCHEDULED, False)) or RANGES in attrs or func.body.block.name_hint != "root":
         return False
     sch = s_tir.Schedule(func)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
@@ -95,21 +99,25 @@ def _is_unscheduled(func: tirx.PrimFunc) -> bool:
 
 def _scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     base = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
-    if _operations(func) < _ALONE:
-        target = Target({**target.export(), "num-cores": 1})
+    target = with_cores_for(func, target)
     forms = forms_of(base, target)
-    found = next(possible(base, [*_in_order(forms)]), None)
-    return (found or _by_blocks(base, target)).mod["main"]
+    found = next(possible(base, [*in_order(forms)]), None)
+    return (found or by_blocks(base, target)).mod["main"]
 
 
-def _in_order(forms: Forms) -> Iterator[Change]:
-    """The schedules of a function's forms, the most promising first."""
-    yield from forms.registers()
+def with_cores_for(func: tirx.PrimFunc, target: Target) -> Target:
+    """The target with as many of its cores as it takes for a function: one where that is done at once."""
+    return Target({**target.export(), "num-cores": 1}) if _operations(func) < _ALONE else target
+
+
+def in_order(forms: Forms, vectors: Sequence[int] | None = None) -> Iterator[Change]:
+    """The schedules of a function's forms, the most promising first; `vectors` as `Forms.registers` takes them."""
+    yield from forms.registers(vectors)
     yield from forms.kernels()[:1]
     yield from forms.others()
 
 
-def _by_blocks(base: s_tir.Schedule, target: Target) -> s_tir.Schedule:
+def by_blocks(base: s_tir.Schedule, target: Target) -> s_tir.Schedule:
     """Every block by itself, but for cheap ones, which are inlined."""
     sch = base.copy()
     inline_cheap(sch)

@@ -11,10 +11,11 @@ upstream's mutators can act on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from types import MappingProxyType
 
 from tvm import s_tir
 from tvm.target import Target
@@ -26,13 +27,13 @@ from tvm_axe.nests.columns import Columns, column_schedules, find_columns
 from tvm_axe.nests.contraction import Contraction, find_contractions
 from tvm_axe.nests.kernels import choose
 from tvm_axe.nests.planes import Plane, find_plane, plane_schedules
-from tvm_axe.nests.registers import lanes_of, register_tile, tiles
+from tvm_axe.nests.registers import Tile, lanes_of, register_tile, tiles
 from tvm_axe.nests.rows import Rows, find_rows, row_schedules
 from tvm_axe.schedule.offers import Offer, offers
 
 __all__ = ["Change", "Forms", "forms_of", "possible"]
 
-Change = Callable[[s_tir.Schedule], None]
+Change = partial[None]
 """Schedules ``main`` in place, by stock instructions only."""
 
 
@@ -62,18 +63,31 @@ class Forms:
     columns: Columns | None
     offered: tuple[Offer, ...]
 
-    def registers(self) -> list[Change]:
-        """The register tiles; several contractions take theirs in step: all combinations would be too many."""
-        choices = [tiles(match, self.target) for match in self.contractions]
+    def registers(self, vectors: Sequence[int] | None = None) -> list[Change]:
+        """The register tiles; several contractions take theirs in step: all combinations would be too many.
 
-        def schedule(sch: s_tir.Schedule, n: int) -> None:
-            taken = inline_made(sch)
-            for match, options in zip(self.contractions, choices):
-                taken |= register_tile(sch, match, self.target, options[n % len(options)])
-            for name in [name for name in self.blocks if name not in taken]:
+        Parameters
+        ----------
+        vectors
+            How many vectors the tile of each contraction is to have; any number if left out.
+        """
+        choices = [tiles(match, self.target) for match in self.contractions]
+        if vectors is not None:
+            choices = [[tile for tile in own if tile.vectors == n] for own, n in zip(choices, vectors)]
+        if not all(choices):
+            return []
+
+        def schedule(sch: s_tir.Schedule, taken: tuple[Tile, ...]) -> None:
+            done = inline_made(sch)
+            for match, tile in zip(self.contractions, taken):
+                done |= register_tile(sch, match, self.target, tile)
+            for name in [name for name in self.blocks if name not in done]:
                 vectorize(sch, name, self.target)
 
-        return [partial(schedule, n=n) for n in range(max(map(len, choices), default=0))]
+        return [
+            partial(schedule, taken=tuple(options[n % len(options)] for options in choices))
+            for n in range(max(map(len, choices), default=0))
+        ]
 
     def kernels(self) -> list[Change]:
         """The kernels with their defaults, and with sampled parameters; several blocks take theirs in step."""
@@ -98,21 +112,41 @@ class Forms:
         return found + (column_schedules(self.columns, self.target) if self.columns else [])
 
 
-def forms_of(sch: s_tir.Schedule, target: Target) -> Forms:
-    """The forms that a function named ``main`` has on a CPU."""
+def forms_of(sch: s_tir.Schedule, target: Target, open: Mapping[str, frozenset[int]] = MappingProxyType({})) -> Forms:
+    """The forms that a function named ``main`` has on a CPU.
+
+    Parameters
+    ----------
+    sch, target
+        The function, of known extents, and the CPU.
+    open
+        The loops of each block, by their positions, whose extents aren't known where the schedules will be applied: to
+        the same function, from which this one was made (`tvm_axe.nests.ranges`).
+    """
     blocks = {str(sch.get(b).name_hint): sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))}
     pointwise = {name for name, block in blocks.items() if is_pointwise(block)}
-    contractions = [match for match in find_contractions(sch) if tiles(match, target)]
+    found = [replace(match, open=open.get(match.block, frozenset())) for match in find_contractions(sch)]
+    contractions = [match for match in found if tiles(match, target)]
     if not contractions or {*blocks} != {match.block for match in contractions} | pointwise:
         contractions = []
-    rows = None if contractions else find_rows(sch, target)
+    rows = None if contractions else _open_rows(find_rows(sch, target), open)
     wide = any(lanes_of(match, target) * match.bits == vector_bits(target) for match in contractions)
-    plane = None if wide or rows else find_plane(sch)
-    columns = None if contractions or rows or plane else find_columns(sch)
-    offered = offers(sch, target) if rows is None else []  # a dot product is a product too, of one row and column
+    known = not any(open.values())
+    plane = None if wide or rows or not known else find_plane(sch)
+    columns = None if contractions or rows or plane or not known else find_columns(sch)
+    # A dot product is a product too, of one row and column.
+    offered = offers(sch, target) if rows is None and known else []
     if not offered or {*blocks} != {offer.block for offer in offered} | pointwise:
         offered = []
     return Forms(target, tuple(blocks), tuple(contractions), rows, plane, columns, tuple(offered))
+
+
+def _open_rows(rows: Rows | None, open: Mapping[str, frozenset[int]]) -> Rows | None:
+    """The function of rows, if no more is unknown of it than how many there are."""
+    if rows is None or not any(open.values()):
+        return rows
+    depth = len(rows.rows)
+    return replace(rows, open=True) if all(n < depth for own in open.values() for n in own) else None
 
 
 def possible(base: s_tir.Schedule, changes: Sequence[Change]) -> Iterator[s_tir.Schedule]:

@@ -158,6 +158,9 @@ def _by_elements(
         sch.reorder(*(loops[n] for n in (*spatial, *reduced)))
     outer = [loops[n] for n in spatial]
     _in_parallel(sch, outer[:-1] if _are_many(sch, outer[:-1], target) else outer, target)
+    if any(not isinstance(sch.get(loops[n]).extent, tirx.IntImm) for n in reduced):
+        # A sum of no terms is set, too.
+        sch.decompose_reduction(sch.get_sblock(name), loops[reduced[0]])
 
 
 def _are_many(sch: s_tir.Schedule, loops: Sequence[LoopRV], target: Target) -> bool:

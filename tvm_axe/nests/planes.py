@@ -19,7 +19,6 @@ copy has its columns sorted by their remainder modulo s, so that what is read to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -165,7 +164,7 @@ def _coefficient(index: tirx.Expr, var: tirx.Var) -> int | None:
     return int(factor) if isinstance(factor, tirx.IntImm) and int(factor) > 0 else None
 
 
-def plane_schedules(match: Plane, target: Target) -> list[Callable[[s_tir.Schedule], None]]:
+def plane_schedules(match: Plane, target: Target) -> list[partial[None]]:
     """What makes a design space each of a convolution: a number of rows, the most promising first.
 
     Each schedules the function in place, by stock instructions only. None where a row is too short for vectors.

@@ -35,7 +35,7 @@ from tvm_axe.nests.contraction import Contraction
 from tvm_axe.nests.panels import copy_ahead, copy_in_nest, moved_last, pack_ahead
 from tvm_axe.schedule import query
 
-__all__ = ["Tile", "register_tile", "tiles"]
+__all__ = ["Tile", "register_tile", "samples_known", "tiles"]
 
 _PIECES = 4  # of work for each core
 _MAX_UNROLL = 4  # terms of a sum in a loop's body: more only cost instruction cache
@@ -78,6 +78,11 @@ class Tile:
         """Vector registers that hold sums."""
         return prod(factor for _, factor in self.rows) * self.vectors
 
+    def __str__(self) -> str:
+        rows = prod(factor for _, factor in self.rows)
+        weights = "packed ahead" if self.ahead else "packed in panels" if self.packed else "in place"
+        return f"tiles of {rows} row{'s' if rows > 1 else ''} x {self.vectors} vectors, weights {weights}"
+
 
 def tiles(match: Contraction, target: Target) -> list[Tile]:
     """The tiles worth trying.
@@ -93,7 +98,7 @@ def tiles(match: Contraction, target: Target) -> list[Tile]:
     found = []
     for rows, nv in ((rows, nv) for nv in _VECTORS for rows in _row_tiles(match)):
         mr, nr = prod(factor for _, factor in rows), nv * lanes
-        divides = width % nr == 0
+        divides = width % nr == 0 and match.vector not in match.open
         if mr * nv + nv + 1 > vector_registers(target) or not (divides or (match.plain and nv <= -(-width // lanes))):
             continue
         # In place W's vectors must be whole and in one piece.
@@ -112,6 +117,12 @@ def tiles(match: Contraction, target: Target) -> list[Tile]:
         key=lambda tile: _promise(match, tile, lanes),
         reverse=True,
     )
+
+
+def samples_known(match: Contraction, tile: Tile) -> tuple[bool, bool, bool]:
+    """Whether the loops are known of which `register_tile` samples the pieces, in its order: rows, columns, terms."""
+    loops = _outermost(match, dict(tile.rows)), match.vector, _sums(match, tile)[-1]
+    return tuple(loop not in match.open for loop in loops)  # type: ignore[return-value]
 
 
 def _divisible(match: Contraction, rows: tuple[tuple[int, int], ...]) -> bool:
@@ -145,6 +156,8 @@ def _row_tiles(match: Contraction) -> list[tuple[tuple[int, int], ...]]:
         factors, rest = [], rows
         for loop in reversed(match.rows):
             extent = match.extents[loop] // match.phases.get(loop, 1)
+            if loop in match.open and not (match.plain and rest <= extent):
+                break
             if rest <= extent:
                 waste = -(-extent // rest) * rest / extent - 1
                 if match.plain or waste <= _WASTE:
@@ -198,17 +211,18 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     split = _outermost(match, factors)
     *others, last = _sums(match, tile)
     cut = _pieces(sch, match, tile, stage, loops[split], vectors, target)
-    unroll = max(n for n in range(1, _MAX_UNROLL + 1) if _extent(sch, loops[last]) % n == 0)
+    terms = _extent(sch, loops[last])
+    unroll = max(n for n in range(1, _MAX_UNROLL + 1) if terms % n == 0)
     mo, loops[split] = _cut(sch, loops[split], cut[0], _MAX_TILES)
     no, nt = _cut(sch, vectors, cut[1], _MAX_TILES)
-    ko, ki = _cut(sch, loops[last], _extent(sch, loops[last]) // unroll, _MAX_UNROLL)
+    ko, ki = _cut(sch, loops[last], terms // unroll, _MAX_UNROLL) if last not in match.open else (loops[last], None)
     batches, columns = [loops[n] for n in match.batches], [loops[n] for n in match.columns]
     phases = [steps[n] for n in match.rows if steps[n] is not None]
     rows = [loops[n] for n in match.rows]
     sums = [loops[n] for n in others] + [steps[n] for n in match.reductions if steps[n] is not None]
     if stage.operand is None or tile.apart:
         batches, columns = [*batches, *columns], []  # pieces of work too
-    sch.reorder(*batches, mo, no, *columns, nt, *rows, *phases, *sums, ko, ki, *inner, j, v)
+    sch.reorder(*batches, mo, no, *columns, nt, *rows, *phases, *sums, ko, *([] if ki is None else [ki]), *inner, j, v)
     outer = sch.fuse(*batches, mo, no)
     if cores(target) > 1:
         sch.parallel(outer)
@@ -223,7 +237,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     sj, sv = sch.split(stored.pop(match.out_dim), [None, lanes])
     if match.transposed:
         sch.reorder(sj, *stored, sv)
-    unrolled, vectors = [*phases, ki, *inner, j, *stored, sj], [v, sv]
+    unrolled, vectors = [*phases, *([] if ki is None else [ki]), *inner, j, *stored, sj], [v, sv]
     unrolled += [steps[n] for n in match.reductions if steps[n] is not None]
     if stage.panel is not None and not tile.ahead:
         sch.compute_at(stage.panel, nt, preserve_unit_loops=True)
@@ -239,7 +253,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
         sch.unroll(loop)
     for loop in vectors:
         sch.vectorize(loop)
-    for loop in (nt, *rows):
+    for loop in () if match.open else (nt, *rows):  # upstream partitions no loops where an extent isn't known
         sch.annotate(loop, "pragma_loop_partition_hint", 1)
     sch.decompose_reduction(block, (sums or [ko])[0])
     return stage.taken
@@ -263,7 +277,8 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
     taken = {match.block}
     step = {**dict(tile.rows), match.vector: tile.vectors * lanes}
     row_tail, column_tail = (
-        match.plain and any(match.extents[loop] % step[loop] for loop in loops)
+        match.plain
+        and any(step[loop] > 1 if loop in match.open else match.extents[loop] % step[loop] for loop in loops)
         for loops in ([loop for loop, _ in tile.rows], [match.vector])
     )
     after = epilogue(sch, block)
@@ -274,7 +289,9 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
         panel = copy_ahead(sch, match, block, step[match.vector] if column_tail else None)
     if row_tail or column_tail:
         sch.pad_einsum(block, [step.get(loop, 1) for loop in match.iterators])
-    if row_tail:
+    # Loops are partitioned where extents are known alone: elsewhere whole tiles are copied, so that nothing is masked.
+    copied = sch.get_sblock(f"{a}_pad") if row_tail and match.open else None
+    if row_tail and copied is None:
         sch.compute_inline(sch.get_sblock(f"{a}_pad"))
     if panel is not None:
         pack_ahead(sch, match, panel, step[match.vector], column_tail)
@@ -295,9 +312,9 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
         sch.compute_inline(pointwise)
     if after:
         store = after[-1]
-    operand = None
+    operand = copied
     for name, producer in before.items():
-        if name == a and not is_move(sch.get(producer)):
+        if name == a and operand is None and not is_move(sch.get(producer)):
             operand = producer
         else:
             sch.compute_inline(producer)
@@ -327,11 +344,15 @@ def _phase(sch: s_tir.Schedule, loop: LoopRV, step: int | None) -> tuple[LoopRV,
 
 
 def _extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    return int(sch.get(loop).extent)
+    """The extent of a loop; 1, into which nothing cuts it, where it isn't known."""
+    extent = sch.get(loop).extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else 1
 
 
 def _cut(sch: s_tir.Schedule, loop: LoopRV, outer: int, bound: int) -> list[LoopRV]:
-    """Split a loop in two by a sample, which starts with `outer`."""
+    """Split a loop in two by a sample, which starts with `outer`; one of an unknown extent is all in the second."""
+    if not isinstance(sch.get(loop).extent, tirx.IntImm):
+        return list(sch.split(loop, [1, None]))
     decision = [outer, _extent(sch, loop) // outer]
     return list(sch.split(loop, sch.sample_perfect_tile(loop, 2, bound, decision=decision)))
 
@@ -349,7 +370,8 @@ def _pieces(
     wanted = _PIECES * cores(target) if cores(target) > 1 else 1
     reads = [region.source for region in sch.get(block).reads]
     w = reads.pop(match.weights)
-    bytes_a, bytes_w = (prod(map(int, buffer.shape)) * match.bits // 8 / batches for buffer in (reads[0], w))
+    bytes_a = _elements(reads[0], match, {*match.rows, *match.reductions, *match.batches}) * match.bits // 8 / batches
+    bytes_w = _elements(w, match, {*match.reductions, *match.columns, match.vector}) * match.bits // 8 / batches
     padded = stage.operand is not None and not tile.apart
     counts = _extent(sch, rows), _extent(sch, columns)
 
@@ -361,6 +383,12 @@ def _pieces(
         return max(0, wanted - pieces), pieces % cores(target) != 0, moved, pieces
 
     return min(product(_divisors(counts[0]), _divisors(counts[1])), key=key)
+
+
+def _elements(buffer: tirx.Var, match: Contraction, loops: set[int]) -> int:
+    """The elements of an operand that has these loops; a dimension that isn't known is one of its open loops."""
+    known = prod(int(extent) for extent in buffer.shape if isinstance(extent, tirx.IntImm))
+    return known * prod(match.extents[n] for n in match.open & loops)
 
 
 def _divisors(number: int) -> list[int]:

@@ -13,7 +13,6 @@ rows than cores, one reduction's terms are shared out among the cores first; sev
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import gcd, prod
@@ -60,6 +59,8 @@ class Rows:
     lanes
         Elements of a vector: a register's worth of the widest type that is reduced, or less where that doesn't divide
         the terms.
+    open
+        Whether the number of rows isn't known until the function is called; `rows` has one that it may be.
     """
 
     inlined: tuple[str, ...]
@@ -70,6 +71,7 @@ class Rows:
     scalars: bool
     terms: int
     lanes: int
+    open: bool = False
 
 
 def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
@@ -125,7 +127,7 @@ def _is_cheap(value: tirx.Expr) -> bool:
     return not dear
 
 
-def row_schedules(match: Rows, target: Target) -> list[Callable[[s_tir.Schedule], None]]:
+def row_schedules(match: Rows, target: Target) -> list[partial[None]]:
     """What makes a design space each of a function of rows: a number of partial results, on all cores or on one.
 
     Each schedules the function in place, by stock instructions only.
@@ -151,7 +153,7 @@ def _by_rows(sch: s_tir.Schedule, match: Rows, partials: int, lanes: int, thread
     depth = len(match.rows)
     output = sch.get_sblock(match.output)
     row = sch.fuse(*sch.get_loops(output)[:depth])
-    choices = _choices(prod(match.rows), threads)
+    choices = [] if match.open else _choices(prod(match.rows), threads)
     if threads > 1 and choices:
         # One loop for both would have LLVM see less: the softmax takes half as long again.
         chunk, row = _cut(sch, row, choices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tvm_axe.records.database import (
 from tvm_axe.records.packing import LAYOUT_FREE, split_packing
 from tvm_axe.records.shipped import shipped_folders, stand_ins
 
-__all__ = ["apply_best"]
+__all__ = ["apply_best", "records_of"]
 
 
 def apply_best(
@@ -71,21 +72,48 @@ def apply_best(
         if isinstance(func, tirx.PrimFunc) and func.attrs and func.attrs.get("s_tir")
     }
     forms = {variable: _forms(func) for variable, func in kernels.items()}
-    wanted = {digest for own in forms.values() for digest in own}
-    found = _records(find_databases(Path(work_dir)), resolved, wanted)
-    for other in stand_ins(resolved):
-        missing = {digest for own in forms.values() if not found.keys() & own for digest in own}
-        found |= _records([folder for digest in missing for folder in shipped_folders(other, digest)], other, missing)
     functions, seconds = dict(mod.functions_items()), {}
-    for variable, own in forms.items():
-        records = [pair for digest in own for pair in found.get(digest, [])]
-        for record, workload in sorted(records, key=lambda pair: pair[0].seconds):
+    for (variable, own), records in zip(forms.items(), _found(list(forms.values()), resolved, Path(work_dir))):
+        for record, workload in records:
             scheduled = _schedule(record, workload, own[workload[0]], kernels[variable])
             if scheduled is not None:
                 functions[variable] = scheduled
                 seconds[str(variable.name_hint)] = record.seconds
                 break
     return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos), seconds
+
+
+def records_of(
+    functions: Sequence[tirx.PrimFunc], target: Target, work_dir: str | Path
+) -> list[list[tuple[Record, IRModule]]]:
+    """The records that serve each function, the fastest first, each with the workload by whose names its trace goes.
+
+    Parameters
+    ----------
+    functions
+        Functions of known extents.
+    target, work_dir
+        As `apply_best` takes them; the target is resolved.
+    """
+    forms = [_forms(func) for func in functions]
+    return [
+        [(record, ms.database.Workload.from_json(list(workload)).mod) for record, workload in records]
+        for records in _found(forms, target, Path(work_dir))
+    ]
+
+
+def _found(
+    forms: Sequence[Mapping[str, IRModule]], target: Target, work_dir: Path
+) -> list[list[tuple[Record, tuple[str, str]]]]:
+    """The records that serve each function, the fastest first: the user's, or what ships with the package."""
+    found = _records(find_databases(work_dir), target, {digest for own in forms for digest in own})
+    for other in stand_ins(target):
+        missing = {digest for own in forms if not found.keys() & own for digest in own}
+        found |= _records([folder for digest in missing for folder in shipped_folders(other, digest)], other, missing)
+    return [
+        sorted((pair for digest in own for pair in found.get(digest, [])), key=lambda pair: pair[0].seconds)
+        for own in forms
+    ]
 
 
 def _forms(func: tirx.PrimFunc) -> dict[str, IRModule]:

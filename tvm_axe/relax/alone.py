@@ -14,7 +14,8 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.machines import backend_of, builder, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, SCHEDULES, TILE_KERNELS, Pass, Work, run
+from tvm_axe.nests import Values
+from tvm_axe.pipeline import APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS, Pass, Work, run
 from tvm_axe.records.packing import has_packing
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.relax.packing import with_packers
@@ -29,6 +30,7 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     ...     print(each)
     fuse           operators become kernels, each with the pointwise operators behind it
     apply records  functions that were tuned become as the best record says
+    ranges         functions of unknown extents have a schedule for each range of their values
     schedules      functions that nobody scheduled take the schedule that suits the target
     pack weights   what packs weights is split off, and done at once where they are constants
     tile kernels   nests that chose a tile kernel become its programs, lowered for the target
@@ -49,6 +51,7 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     return (
         Pass("fuse", "operators become kernels, each with the pointwise operators behind it", fused),
         APPLY_RECORDS,
+        RANGES,
         SCHEDULES,
         Pass("pack weights", "what packs weights is split off, and done at once where they are constants", packed),
         TILE_KERNELS,
@@ -99,7 +102,9 @@ def _build_model(work: Work) -> Work:
 BUILD_MODEL = Pass("build", "the model becomes a program of upstream's virtual machine", _build_model)
 
 
-def lowered_model(model: IRModule, target: Target, work_dir: str | Path | None, pack_weights: bool) -> IRModule:
+def lowered_model(
+    model: IRModule, target: Target, work_dir: str | Path | None, pack_weights: bool, values: Values | None = None
+) -> IRModule:
     """A model with its kernels compiled, its functions lowered for upstream's virtual machine: the pipeline ``"axe"``.
 
     Parameters
@@ -108,10 +113,10 @@ def lowered_model(model: IRModule, target: Target, work_dir: str | Path | None, 
         The model; it isn't changed.
     target
         Resolved.
-    work_dir, pack_weights
+    work_dir, pack_weights, values
         As `compile_model` takes them.
     """
-    work = run(Work(model, target, work_dir=work_dir), model_passes(pack_weights)[:-1])
+    work = run(Work(model, target, work_dir=work_dir, values=values), model_passes(pack_weights)[:-1])
     with target:
         lowered = _lowering(target)(builder.with_a_kernel(work.module))
     return _tvm.with_kernels_built(lowered, lambda kernels: builder.build_kernels(kernels, target))
@@ -122,6 +127,7 @@ def compile_model(
     target: str | dict[str, Any] | Target = "llvm",
     work_dir: str | Path | None = WORK_DIR,
     pack_weights: bool = False,
+    values: Values | None = None,
 ) -> relax.VMExecutable:
     """Compile a Relax model for one device; `tvm_axe.compile` gives what this returns as ``.vm``. ::
 
@@ -149,6 +155,9 @@ def compile_model(
         Whether weights that are parameters, those behind the first ``num_input``, are packed too, on a CPU: each
         function of the model then takes what a function beside it, with ``_transform_params`` behind its name, makes of
         their list. Kernels that pack are found if `tvm_axe.tune` was told the same.
+    values
+        Representatives of extents that aren't known until a function is called, as `tvm_axe.tune` takes them: a kernel
+        has a variant for the values up to each of them.
 
     Raises
     ------
@@ -157,7 +166,7 @@ def compile_model(
     LowerError
         If a tile kernel that a record chose can't be compiled.
     """
-    work = Work(model, resolve_target(target), work_dir=work_dir)
+    work = Work(model, resolve_target(target), work_dir=work_dir, values=values)
     built = run(work, model_passes(pack_weights)).built
     assert isinstance(built, relax.VMExecutable)
     return built

@@ -20,7 +20,8 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LayoutError, LowerError, TileError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, LOWER, SCHEDULES, TILE_KERNELS, Work, run
+from tvm_axe.nests import Values
+from tvm_axe.pipeline import APPLY_RECORDS, LOWER, RANGES, SCHEDULES, TILE_KERNELS, Work, run
 from tvm_axe.relax.alone import lowered_model
 from tvm_axe.relax.model import mesh_axis, schedule_model
 
@@ -37,6 +38,7 @@ def axe_pipeline(
     target: str | dict[str, Any] | Target | None = None,
     work_dir: str | Path | EllipsisType | None = ...,
     pack_weights: bool = False,
+    values: Values | None = None,
 ) -> tvm.transform.Pass:
     """The pass that compiles a model for one device, or turns it into what each device of a mesh runs. ::
 
@@ -57,8 +59,8 @@ def axe_pipeline(
         As `tvm_axe.compile` takes them. Left out, the target is the one that ``tvm.compile`` is given, or else
         ``"llvm"``; and the directory is the default one for one device, and none on a mesh. Without one no kernel is as
         it was tuned.
-    pack_weights
-        As `tvm_axe.relax.compile_model` takes it.
+    pack_weights, values
+        As `tvm_axe.relax.compile_model` takes them.
 
     Raises
     ------
@@ -70,12 +72,13 @@ def axe_pipeline(
         If ``tvm.compile`` is given the pass for a mesh, whose module needs workers; or if weights are packed for one.
     """
     if mesh is None:
-        return _for_one_device(target, WORK_DIR if isinstance(work_dir, EllipsisType) else work_dir, pack_weights)
+        folder = WORK_DIR if isinstance(work_dir, EllipsisType) else work_dir
+        return _for_one_device(target, folder, pack_weights, values)
     if pack_weights:
         raise LowerError("pipeline axe: pack_weights is for one device; leave it out, or the mesh")
     name, resolved = mesh_axis(mesh, axis), resolve_target(target or "llvm", threads=cores_per_device(mesh))
     folder = None if isinstance(work_dir, EllipsisType) else work_dir
-    passes = [LOWER] if folder is None else [LOWER, APPLY_RECORDS, SCHEDULES, TILE_KERNELS]
+    passes = [LOWER] if folder is None else [LOWER, APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS]
 
     @tvm.transform.module_pass(opt_level=0, name="axe")
     def to_device(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -91,13 +94,16 @@ def axe_pipeline(
 
 
 def _for_one_device(
-    target: str | dict[str, Any] | Target | None, work_dir: str | Path | None, pack_weights: bool
+    target: str | dict[str, Any] | Target | None,
+    work_dir: str | Path | None,
+    pack_weights: bool,
+    values: Values | None,
 ) -> tvm.transform.Pass:
     given = None if target is None else resolve_target(target)
 
     @tvm.transform.module_pass(opt_level=0, name="axe")
     def to_program(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         own = given or resolve_target(Target.current(allow_none=True) or "llvm")
-        return lowered_model(mod, own, work_dir, pack_weights)
+        return lowered_model(mod, own, work_dir, pack_weights, values)
 
     return to_program

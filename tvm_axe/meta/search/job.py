@@ -22,6 +22,7 @@ from tvm_axe.meta.result import TuneResult
 from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools, logger
 from tvm_axe.meta.search.workloads import workloads_of
+from tvm_axe.nests import Values
 from tvm_axe.records.folders import target_name
 
 __all__ = ["kernel_tools", "tune_kernels"]
@@ -37,6 +38,7 @@ def tune_kernels(
     seed: int | None,
     progress: bool,
     pack_weights: bool,
+    values: Values | None = None,
 ) -> TuneResult:
     """Search for the fastest schedule of each kernel; `tvm_axe.meta.tuner.tune` has the parameters.
 
@@ -46,7 +48,7 @@ def tune_kernels(
         If `work_dir` or `report` cannot be written, there is nothing to tune, weights cannot be packed, or what a
         function says of them is wrong.
     """
-    workloads, left_out = workloads_of(program, target, pack_weights)
+    workloads, left_out = workloads_of(program, target, pack_weights, values)
     if not workloads:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items()) or "the module is empty"
         raise TuneError(f"program: no function can be tuned ({reasons})")

@@ -13,7 +13,11 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
+from tvm_axe.machines import backend_of
 from tvm_axe.meta.task import Workload
+from tvm_axe.nests import Values, check_values
+from tvm_axe.nests.default import is_unscheduled
+from tvm_axe.nests.ranges import specialized, unknown_extents, values_of
 from tvm_axe.records.database import normalize
 from tvm_axe.relax.fuse import fuse, is_model
 from tvm_axe.schedule.tiles import has_choice
@@ -22,11 +26,13 @@ __all__ = ["workloads_of"]
 
 
 def workloads_of(
-    program: tirx.PrimFunc | IRModule, target: Target, pack_weights: bool = False
+    program: tirx.PrimFunc | IRModule, target: Target, pack_weights: bool = False, values: Values | None = None
 ) -> tuple[list[Workload], dict[str, str]]:
     """The workloads of a program, equal functions once, and why each other function is left out, by name.
 
     The weight of a model's kernel is the number of its calls; that of another function is how often it stands there.
+    One of unknown extents is a workload for each representative of the one that it is dispatched on, on a CPU
+    (`tvm_axe.nests.ranges`).
 
     Raises
     ------
@@ -48,9 +54,10 @@ def workloads_of(
         functions = {str(task.task_name): (task.dispatched[0]["main"], int(task.weight)) for task in tasks}
     else:
         functions = {str(variable.name_hint): (func, 1) for variable, func in program.functions_items()}
+    check_values(values or {}, [func for func, _ in functions.values()])
     found: dict[str, Workload] = {}
     left_out = {}
-    for name, (func, weight) in functions.items():
+    for name, (func, weight) in _at_values(functions, target, values).items():
         reason = _why_not(func)
         if reason is not None:
             left_out[name] = reason
@@ -62,6 +69,22 @@ def workloads_of(
             Workload(name, mod, weight) if same is None else Workload(same.name, same.mod, same.weight + weight)
         )
     return list(found.values()), left_out
+
+
+def _at_values(
+    functions: Mapping[str, tuple[Any, int]], target: Target, values: Values | None
+) -> dict[str, tuple[Any, int]]:
+    """The functions, those of unknown extents at each of their values, by names that say which."""
+    found: dict[str, tuple[Any, int]] = {}
+    for name, (func, weight) in functions.items():
+        is_known = not isinstance(func, tirx.PrimFunc) or not unknown_extents(func)
+        if is_known or not backend_of(target).on_host or not is_unscheduled(func):
+            found[name] = func, weight
+            continue
+        driving, own, others = values_of(func, values)
+        for value in own:
+            found[f"{name}_{driving.name}{value}"] = specialized(func, {driving: value, **others}), weight
+    return found
 
 
 def _why_not(func: Any) -> str | None:

@@ -1,0 +1,343 @@
+"""Functions whose extents aren't known until they are called: a variant for each range of values, chosen by the value.
+
+    if n <= 1:                                   # scheduled as the function of n = 1
+      ..
+    elif n <= 16:                                # as that of n = 16
+      ..
+    else:                                        # as that of the largest representative
+
+A variant's loops have the extents that they had: what is taken from the function of the representative, whose extents
+are known, are its form, tiles and vectors (`tvm_axe.nests.forms`). What a tile leaves over is padded or masked, so that
+each variant is right for every value, and ranges are a matter of speed alone. Where several variables are unknown, one
+of them is dispatched on, that of the loop of which a tile takes its rows; the others stand at a representative each.
+
+Weights that are packed ahead are packed once for all variants, in the panels of the largest representative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
+from tvm.target import Target
+
+from tvm_axe import _tvm
+from tvm_axe.analysis.blocks import nested_blocks, statements
+from tvm_axe.analysis.expressions import substitute, variables_of
+from tvm_axe.defaults import VALUES
+from tvm_axe.errors import TuneError
+from tvm_axe.machines import backend_of
+from tvm_axe.nests.contraction import find_contractions
+from tvm_axe.nests.default import RANGES, by_blocks, in_order, is_unscheduled, with_cores_for
+from tvm_axe.nests.forms import Change, forms_of, possible
+from tvm_axe.nests.recorded import as_recorded, tiles_of
+from tvm_axe.nests.registers import Tile
+from tvm_axe.records.apply import records_of
+from tvm_axe.records.packing import LAYOUT_FREE, PREPROC
+from tvm_axe.records.record import Record
+
+__all__ = ["Values", "check_values", "ranges_of", "specialized", "unknown_extents", "values_of", "with_ranges"]
+
+_TRIED = 32  # records of a function, the fastest first, of which one has to be of a form that it can take
+_BY_BLOCKS = "block by block"
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
+
+Values = Mapping[str, Sequence[int]]
+"""The representatives of a model's unknown extents, by the names of their variables."""
+
+
+def with_ranges(
+    mod: tvm.IRModule,
+    target: Target,
+    values: Values | None = None,
+    tuned: Collection[str] = (),
+    work_dir: str | Path | None = None,
+) -> tuple[tvm.IRModule, dict[str, float]]:
+    """The module with a schedule for each of its functions of unknown extents that nobody scheduled, on a CPU.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Functions.
+    target : Target
+        Resolved; on a GPU nothing is done.
+    values : mapping, optional
+        Representatives of the variables, by name; `tvm_axe.defaults.VALUES` of those that it leaves out.
+    tuned : collection of str
+        The names of functions that are as a record has them.
+    work_dir : path, optional
+        Where tuning results lie: a function that was tuned at a value takes the form that was the fastest there.
+
+    Returns
+    -------
+    mod : IRModule
+        The module; the same one if there is no such function.
+    seconds : dict
+        The recorded time of each function at a value, such as ``"matmul, n = 16"``.
+    """
+    if not backend_of(target).on_host:
+        return mod, {}
+    check_values(values or {}, mod.functions.values())
+    functions = {
+        variable: _Unknown.of(func, values)
+        for variable, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc)
+        and str(variable.name_hint) not in tuned
+        and unknown_extents(func)
+        and is_unscheduled(func)
+    }
+    if not functions:
+        return mod, {}
+    known = [func for each in functions.values() for func in each.known.values()]
+    records = iter([[] for _ in known] if work_dir is None else records_of(known, target, work_dir))
+    found: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    seconds: dict[str, float] = {}
+    for variable, each in functions.items():
+        found[variable], times = _ranged(each, {value: next(records) for value in each.known}, target)
+        seconds |= {f"{variable.name_hint}, {each.driving.name} = {value}": time for value, time in times.items()}
+    return tvm.IRModule(
+        {**dict(mod.functions_items()), **found}, attrs=mod.attrs, global_infos=mod.global_infos
+    ), seconds
+
+
+def check_values(values: Values, functions: Iterable[object]) -> None:
+    """Check representatives against the functions that they are for.
+
+    Raises
+    ------
+    TuneError
+        If one is of a variable that no function's shapes have, or none is given, or one isn't a positive number.
+    """
+    names = {str(v.name) for func in functions if isinstance(func, tirx.PrimFunc) for v in unknown_extents(func)}
+    for name, own in values.items():
+        if name not in names:
+            known = f"those that have are {', '.join(sorted(names))}" if names else "all extents are known"
+            raise TuneError(f"values: no kernel's shapes have the variable {name!r}; {known}")
+        if not own or not all(isinstance(value, int) and value > 0 for value in own):
+            raise TuneError(f"values: {name} has {own!r}; some positive whole numbers are needed, such as (1, 16, 128)")
+
+
+def ranges_of(func: tirx.PrimFunc) -> list[str]:
+    """What a function that `with_ranges` made runs for which values, a line for each variant."""
+    return [str(line) for line in (func.attrs or {}).get(RANGES, ())]
+
+
+def unknown_extents(func: tirx.PrimFunc) -> list[tirx.Var]:
+    """The variables in the shapes of a function's parameters, in the order in which they occur there."""
+    extents = [extent for param in func.params if tirx.is_buffer_var(param) for extent in param.shape]
+    found = [var for extent in extents for var in sorted(variables_of(extent), key=lambda var: str(var.name))]
+    return list(dict.fromkeys(found))
+
+
+def specialized(func: tirx.PrimFunc, values: Mapping[tirx.Var, int]) -> tirx.PrimFunc:
+    """The function for these values of its unknown extents; what is computed of them is a number, too.
+
+    One that is a parameter by itself is no parameter of what is returned, whose weights aren't packed ahead then.
+    """
+    given = {param: tirx.const(values[param], str(param.ty)) for param in func.params if param in values}
+    if given:
+        func = func.specialize(given).without_attr(LAYOUT_FREE)
+
+    def known(var: tirx.Var) -> tirx.Expr:
+        return tirx.const(values[var], str(var.ty)) if var in values else var
+
+    def folded(expr: tirx.Expr) -> tirx.Expr:
+        both = isinstance(expr.a, tirx.IntImm) and isinstance(expr.b, tirx.IntImm)
+        return Analyzer().simplify(expr) if both else expr
+
+    return _tvm.structural_map(func, [(tirx.Var, known), (_ARITHMETIC, folded)])
+
+
+def values_of(
+    func: tirx.PrimFunc, values: Values | None = None
+) -> tuple[tirx.Var, tuple[int, ...], dict[tirx.Var, int]]:
+    """The variable that a function of unknown extents is dispatched on, its representatives, and one of each other.
+
+    It is the variable of the innermost loop over rows of a contraction, of which register tiles take some; where there
+    is none, the first.
+    """
+    unknown = unknown_extents(func)
+    own = {var: tuple(sorted({*(values or {}).get(str(var.name), VALUES)})) for var in unknown}
+    typical = {var: each[len(each) // 2] for var, each in own.items()}
+    driving = unknown[0]
+    if len(unknown) > 1:
+        sch = s_tir.Schedule(tvm.IRModule({"main": func}))  # with the same variables
+        for match in find_contractions(_schedule(specialized(func, typical))):
+            nest = [sch.get(loop).extent for loop in sch.get_loops(sch.get_sblock(match.block))]
+            driving = next((nest[n] for n in reversed(match.rows) if nest[n] in own), driving)
+    return driving, own[driving], {var: value for var, value in typical.items() if not var.same_as(driving)}
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """A function of unknown extents, as it was written, and what it is at each representative of one of them."""
+
+    base: s_tir.Schedule
+    driving: tirx.Var
+    known: Mapping[int, tirx.PrimFunc]
+
+    @classmethod
+    def of(cls, func: tirx.PrimFunc, values: Values | None) -> _Unknown:
+        base = _schedule(func)
+        func = base.mod["main"]
+        driving, own, others = values_of(func, values)
+        return cls(base, driving, {value: specialized(func, {driving: value, **others}) for value in own})
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A schedule of the function, for values up to that of its representative.
+
+    Attributes
+    ----------
+    value
+        The representative.
+    sch
+        The schedule.
+    tiles
+        The register tiles that it takes, if it does.
+    form
+        What it is in words.
+    seconds
+        The time of the record that it is as; None without one.
+    """
+
+    value: int
+    sch: s_tir.Schedule
+    tiles: tuple[Tile, ...] = ()
+    form: str = _BY_BLOCKS
+    seconds: float | None = None
+
+
+def _ranged(
+    func: _Unknown, records: Mapping[int, Sequence[tuple[Record, tvm.IRModule]]], target: Target
+) -> tuple[tirx.PrimFunc, dict[int, float]]:
+    variants: list[_Variant] = []
+    for value in reversed(func.known):  # the largest has the most to do, and has weights packed as it likes them
+        larger = variants[0] if variants else None
+        variants.insert(
+            0, _recorded(func, value, records[value], target, larger) or _guessed(func, value, target, larger)
+        )
+    distinct = [
+        each for each, larger in zip(variants, [*variants[1:], None]) if larger is None or not _are_same(each, larger)
+    ]
+    name = str(func.driving.name)
+    ends = [f"{name} <= {each.value}" for each in distinct[:-1]]
+    ends.append(f"{name} > {distinct[-2].value}" if ends else f"any {name}")
+    lines = [f"{end}: {each.form}" for end, each in zip(ends, distinct)]
+    merged = _merged([(each.value, each.sch.mod["main"]) for each in distinct], func.driving).with_attr(RANGES, lines)
+    return merged, {each.value: each.seconds for each in variants if each.seconds is not None}
+
+
+def _are_same(some: _Variant, other: _Variant) -> bool:
+    return some.sch is other.sch or _tvm.structural_equal(some.sch.mod, other.sch.mod)
+
+
+def _schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
+    return s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
+
+
+def _vectors(larger: _Variant | None) -> list[int] | None:
+    """The vectors of each tile, if weights are packed for them: variants share what is packed."""
+    ahead = larger is not None and any(tile.ahead for tile in larger.tiles)
+    return [tile.vectors for tile in larger.tiles] if larger is not None and ahead else None
+
+
+def _recorded(
+    func: _Unknown,
+    value: int,
+    records: Sequence[tuple[Record, tvm.IRModule]],
+    target: Target,
+    larger: _Variant | None,
+) -> _Variant | None:
+    """The variant that is the fastest of those that were measured at the value."""
+    if not records:
+        return None
+    forms = forms_of(_schedule(func.known[value]), target, _open(func.base))
+    for record, workload in records[:_TRIED]:
+        found = as_recorded(func.base, forms, record, workload, target, _vectors(larger))
+        if found is not None:
+            sch, change = found
+            told = f"{_told(change)}, tuned at {value}: {1e3 * record.seconds:.3f} ms"
+            return _Variant(value, sch, tiles_of(change), told, record.seconds)
+    return None
+
+
+def _guessed(func: _Unknown, value: int, target: Target, larger: _Variant | None) -> _Variant:
+    """The variant without measuring: the first form that is possible."""
+    known = func.known[value]
+    forms = forms_of(_schedule(known), with_cores_for(known, target), _open(func.base))
+    for change in in_order(forms, _vectors(larger)):
+        for sch in possible(func.base, [change]):
+            return _Variant(value, sch, tiles_of(change), _told(change))
+    # Nothing of that depends on the value.
+    sch = larger.sch if larger is not None and larger.form == _BY_BLOCKS else by_blocks(func.base, target)
+    return _Variant(value, sch)
+
+
+def _told(change: Change) -> str:
+    """What a change is in words."""
+    return ", ".join(map(str, tiles_of(change))) or str(change.func.__name__).strip("_").replace("_", " ")
+
+
+def _open(base: s_tir.Schedule) -> dict[str, frozenset[int]]:
+    """The loops of each block whose extents aren't known, by their positions."""
+    return {
+        str(base.get(block).name_hint): frozenset(
+            n for n, loop in enumerate(base.get_loops(block)) if not isinstance(base.get(loop).extent, tirx.IntImm)
+        )
+        for block in base.get_child_blocks(base.get_sblock("root"))
+    }
+
+
+# ---- One function of several -----------------------------------------------------------------------------------------
+
+
+def _merged(variants: Sequence[tuple[int, tirx.PrimFunc]], driving: tirx.Var) -> tirx.PrimFunc:
+    """The function that goes on as that variant does which is for the value of `driving`; what packs comes first."""
+    first = variants[0][1]
+    packed, body, buffers = _parts(first)
+    branches, bounds = [body], [value for value, _ in variants]
+    for _, other in variants[1:]:
+        own, body, more = _parts(other)
+        assert len(own) == len(packed)  # each packs as the first does
+        fresh = {var: tirx.Var(var.name, var.ty) for var in _defined(body)}
+        fresh |= {block.writes[0].source: ours.writes[0].source for (_, block), (_, ours) in zip(own, packed)}
+        branches.append(substitute(body, fresh))
+        buffers += [buffer for buffer in more if buffer not in fresh and buffer not in buffers]
+    chosen = branches[-1]
+    for bound, branch in reversed([*zip(bounds, branches[:-1])]):
+        chosen = tirx.IfThenElse(driving <= bound, branch, chosen)
+    root = first.body.block
+    whole = tirx.SeqStmt([*(nest for nest, _ in packed), chosen]) if packed else chosen
+    block = s_tir.SBlock([], root.reads, root.writes, root.name_hint, whole, None, buffers, [], root.annotations)
+    return s_tir.renew_defs(first.with_body(s_tir.SBlockRealize([], True, block)))
+
+
+def _defined(body: tirx.Stmt) -> list[tirx.Var]:
+    """The variables of loops and blocks, which two schedules of a function may have in common."""
+    found: list[tirx.Var] = []
+    tvm_ffi.structural_walk(
+        body,
+        [(tirx.For, lambda loop: found.append(loop.loop_var)), (tirx.IterVar, lambda it: found.append(it.var))],
+    )
+    return found
+
+
+def _parts(func: tirx.PrimFunc) -> tuple[list[tuple[tirx.Stmt, s_tir.SBlock]], tirx.Stmt, list[tirx.Buffer]]:
+    """The nests that pack weights, each with its block; all others; and what the root allocates."""
+    root = func.body.block
+    packing: list[tuple[tirx.Stmt, s_tir.SBlock]] = []
+    rest = []
+    for nest in statements(root.body):
+        (block, *more) = [nested.block for nested in nested_blocks(nest)]
+        if not more and PREPROC in block.annotations:
+            packing.append((nest, block))
+        else:
+            rest.append(nest)
+    return packing, tirx.SeqStmt(rest) if len(rest) > 1 else rest[0], list(root.alloc_buffers)
