@@ -60,6 +60,7 @@ class Operators:
         self._known: dict[tuple[int, int], list[Operator]] = {}
         self._carrying: dict[Transfer, Carrying] = {}
         self._holding: dict[object, Holding] = {}
+        self._local: dict[object, tirx.PrimFunc] = {}
 
     def of_node(self, graph: Graph, node: Node) -> Operator | Carrying | Holding | None:
         """The operator that a call of a function is; None of what takes and gives whole values."""
@@ -80,10 +81,13 @@ class Operators:
         assert node.func is not None  # a call of a function has strategies that are more than whole
         if not strategy.assigned:
             return node.func
-        rule = self.of(node.func, len(node.ins)).rule
-        func = shared(node.func, rule, dict(strategy.assigned), self.devices, self.rank)
-        assert func is not None  # the strategy was made of shares
-        return func
+        operator = self.of(node.func, len(node.ins))
+        key = operator, strategy.assigned
+        if key not in self._local:
+            func = shared(operator.func, operator.rule, dict(strategy.assigned), self.devices, self.rank)
+            assert func is not None  # the strategy was made of shares
+            self._local[key] = func
+        return self._local[key]
 
     def of(self, func: tirx.PrimFunc, inputs: int) -> Operator:
         """The operator that a function is."""
