@@ -80,11 +80,6 @@ def test_several_axes(name, axis, square):
         assert error(exe.run(square, *arrays), models.alone(model, arrays)) < 2e-5
 
 
-def forms_of(model, mesh, **options):
-    shared = share_model(model, mesh, **options)
-    return {each.name: each.tensors[0].shown for each in shared.functions["forward"].inputs}
-
-
 def test_rows_on_one_axis_and_heads_on_the_other(square):
     """Where a device may hold half of the weights, one axis deals out requests and the other weights."""
     model = models.encoder(batch=4)
@@ -195,36 +190,6 @@ def test_tuples_parameters_and_a_result_twice(workers):
     arrays = models.drawn(model)
     exe = axe.compile(model, mesh=axe.Mesh({"tp": 2}), work_dir=None)
     assert error(exe.run(workers(2), *arrays), models.alone(model, arrays)) < 1e-6
-
-
-# ---- Pins
-
-
-def test_pins():
-    model, mesh = models.encoder(), axe.Mesh({"tp": 2})
-
-    def forms(**options):
-        return forms_of(model, mesh, **options)
-
-    pinned = forms(pins={"layers.*.up.weight": 1, "layers.*.q.weight": None})
-    assert pinned["layers.0.up.weight"] == "S1[24@0 24@1]"
-    assert pinned["layers.0.q.weight"] == "R"
-    laid = forms(pins={"layers.0.up.weight": "S[(96, 2, 24) : (24, 1@tp, 1)]"})
-    assert laid["layers.0.up.weight"] == "S1[24@0 24@1]"
-    with pytest.raises(axe.InputError, match=r"pins 'layers.\*.up.weight' and '\*.up.weight' differ about layers.0.up"):
-        forms(pins={"layers.*.up.weight": 1, "*.up.weight": 0})
-    with pytest.raises(axe.InputError, match=r"pin 'nothing' is of no parameter; there are x, mask, layers.0"):
-        forms(pins={"nothing": 0})
-    with pytest.raises(axe.InputError, match=r"has 2 dimensions, there is no dimension 2"):
-        forms(pins={"layers.0.up.weight": 2})
-
-
-def test_pinned_models_equal_one_device(workers):
-    model = models.encoder()
-    arrays = models.drawn(model)
-    pins = {"layers.*.up.weight": 1, "layers.*.q.weight": None, "x": 1}
-    exe = axe.compile(model, mesh=axe.Mesh({"tp": 3}), work_dir=None, pins=pins)
-    assert error(exe.run(workers(3), *arrays), models.alone(model, arrays)) < 1e-5
 
 
 # ---- Refused

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -24,8 +24,9 @@ from tvm_axe.collective.engine import Rates
 from tvm_axe.layout import Link
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.lower.shares import RANK, shared
-from tvm_axe.relax.forms import SLICE, WHOLE, Form, Move, move
+from tvm_axe.relax.forms import SLICE, WHOLE, Form, Move, blocks, move
 from tvm_axe.relax.graph import Graph, Node
+from tvm_axe.relax.holding import Holding
 from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.transfers import Carrying, Transfer
 from tvm_axe.relax.ways import Strategy
@@ -58,9 +59,17 @@ class Operators:
         self.rank = tirx.Var(axis or RANK, "int64")
         self._known: dict[tuple[int, int], list[Operator]] = {}
         self._carrying: dict[Transfer, Carrying] = {}
+        self._holding: dict[object, Holding] = {}
+        self._local: dict[object, tirx.PrimFunc] = {}
 
-    def of_node(self, node: Node) -> Operator | Carrying | None:
-        """The operator that a call is; None of what takes and gives whole values."""
+    def of_node(self, graph: Graph, node: Node) -> Operator | Carrying | Holding | None:
+        """The operator that a call of a function is; None of what takes and gives whole values."""
+        if node.pins is not None:
+            key = graph.values[node.ins[0]].shape, node.pins.get(self.axis, -1)
+            if key not in self._holding:
+                dims = [node.pins[self.axis]] if self.axis in node.pins else []
+                self._holding[key] = Holding(*(blocks(key[0], dim, self.devices) for dim in dims))
+            return self._holding[key]
         if node.transfer is None:
             return None if node.func is None else self.of(node.func, len(node.ins))
         if node.transfer not in self._carrying:
@@ -72,10 +81,13 @@ class Operators:
         assert node.func is not None  # a call of a function has strategies that are more than whole
         if not strategy.assigned:
             return node.func
-        rule = self.of(node.func, len(node.ins)).rule
-        func = shared(node.func, rule, dict(strategy.assigned), self.devices, self.rank)
-        assert func is not None  # the strategy was made of shares
-        return func
+        operator = self.of(node.func, len(node.ins))
+        key = operator, strategy.assigned
+        if key not in self._local:
+            func = shared(operator.func, operator.rule, dict(strategy.assigned), self.devices, self.rank)
+            assert func is not None  # the strategy was made of shares
+            self._local[key] = func
+        return self._local[key]
 
     def of(self, func: tirx.PrimFunc, inputs: int) -> Operator:
         """The operator that a function is."""
@@ -115,7 +127,7 @@ class _Step:
     """A call with the strategies that there are of it."""
 
     node: Node | None
-    operator: Operator | Carrying | None
+    operator: Operator | Carrying | Holding | None
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     strategies: list[Strategy]
@@ -181,6 +193,20 @@ class Chosen:
                 there[value.name, value.param] = dtype_bytes(value.dtype, math.prod(value.whole))
         return here, sum(there.values())
 
+    def without_pins(self) -> Chosen:
+        """The same where what calls pin is the value that they take; moves to it stay."""
+        same: dict[int, int] = {}
+        choices = []
+        for node, strategy, moves in self.choices:
+            moves = tuple(each._replace(value=same.get(each.value, each.value)) for each in moves)
+            ins = tuple(same.get(value, value) for value in node.ins)
+            if node.pins is not None:
+                same[node.outs[0]] = ins[0]
+                node, strategy = replace(node, outs=()), strategy._replace(outs=())
+            choices.append(Choice(replace(node, ins=ins), strategy, moves))
+        results = [same.get(value, value) for value in self.graph.results]
+        return replace(self, graph=replace(self.graph, results=results), choices=tuple(choices))
+
     @property
     def divided(self) -> float:
         """The part of the operations of products that devices share."""
@@ -229,7 +255,7 @@ class _Search:
     # ---- Strategies
 
     def _step(self, node: Node) -> _Step:
-        operator = self.operators.of_node(node)
+        operator = self.operators.of_node(self.graph, node)
         whole = Strategy((WHOLE,) * len(node.ins), (WHOLE,) * len(node.outs))
         return _Step(node, operator, node.ins, node.outs, [whole])
 
@@ -481,7 +507,7 @@ class _Search:
             for value, form in zip(choice.node.ins, choice.strategy.ins):
                 if not self._moves(value):
                     held.setdefault(value, {})[form] = None
-            operator, left = self.operators.of_node(choice.node), choice.node.left
+            operator, left = self.operators.of_node(self.graph, choice.node), choice.node.left
             count = 0 if operator is None else sum(operator.operations)
             if count:
                 operations[choice.node.name] = round(count / left), left * choice.strategy.share

@@ -335,6 +335,8 @@ class _Function:
     def _call(self, choice: Choice) -> None:
         node, strategy = choice.node, choice.strategy
         ins = [self.buffers[value, form] for value, form in zip(node.ins, strategy.ins)]
+        if node.pins is not None:
+            return  # what pins a value has moved it
         if choice.transfer is None and node.func is None:
             self._other(node, ins)
             return

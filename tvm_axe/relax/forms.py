@@ -32,7 +32,7 @@ from tvm_axe.layout import Link
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.shares import Share, spans_of
 
-__all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Forms", "Move", "form_of", "move", "spots"]
+__all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Forms", "Move", "blocks", "form_of", "move", "spots"]
 
 SLICE, EXCHANGE = "slice", "exchange"
 """What isn't a collective: a device takes a part of its own, or what it lacks out of its peers' slabs."""
@@ -113,6 +113,12 @@ def form_of(shares: Sequence[Share]) -> Form | None:
     """The form of these shares of the dimensions; None where more than one is shared."""
     cut = [(dim, share) for dim, share in enumerate(shares) if not share.is_whole]
     return None if len(cut) > 1 else Form(*cut[0]) if cut else WHOLE
+
+
+def blocks(shape: Sequence[int], dim: int | None, devices: int) -> Form:
+    """The form of a value of which a dimension is shared in blocks, or none."""
+    share = Share.whole(1, devices) if dim is None else Share.blocks(shape[dim], devices)
+    return WHOLE if share.is_whole else Form(dim, share)
 
 
 class Move(NamedTuple):

@@ -13,6 +13,7 @@ from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.errors import LowerError
 from tvm_axe.relax.forms import Forms
+from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.transfers import Transfer
 
 __all__ = ["Graph", "Node", "Value", "graph_of", "legalized"]
@@ -78,6 +79,8 @@ class Node:
     """Whether it gives a tuple."""
     transfer: Transfer | None = None
     left: float = 1.0
+    pins: Mapping[str, int | None] | None = None
+    """Of what leaves its value as it is, but for a form: which dimension is shared along an axis."""
 
 
 @dataclass
@@ -117,15 +120,19 @@ def _is_product(func: tirx.PrimFunc) -> bool:
     return any(pattern_of(block) is Pattern.CONTRACTION for block in all_blocks(func.body))
 
 
-def graph_of(model: tvm.IRModule, name: str) -> Graph:
-    """The function `name` of a legalized model.
+def graph_of(model: tvm.IRModule, name: str, pins: Mapping[int, Mapping[str, int | None]] | None = None) -> Graph:
+    """The function `name` of a legalized model, whose parameters are pinned so by number.
 
     Raises
     ------
     LowerError
         If it isn't straight-line code over tensors of constant shapes; names the variable, what it is, and a remedy.
     """
-    return _Reader(model, name).graph
+    graph = _Reader(model, name).graph
+    for at, dims in (pins or {}).items():
+        number = graph.params[at]
+        graph.values[number] = replace(graph.values[number], pins=dims)
+    return graph
 
 
 class _Reader:
@@ -198,7 +205,7 @@ class _Reader:
         func = self.model[value.args[0]] if is_tir else None
         if func is not None and len(func.params) != len(ins) + len(outs):
             func = None  # it takes numbers, too
-        self.graph.nodes.append(Node(var.name, ins, outs, func, value, fields))
+        self.graph.nodes.append(Node(var.name, ins, outs, func, value, fields, pins=dims_of(value)))
 
     def constant(self, value: ir.GenericConst) -> int:
         for other, number in self.constants:

@@ -14,9 +14,8 @@ from dataclasses import replace
 
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.layout.shares import Share
 from tvm_axe.relax.choosing import Chosen, Operators, choose
-from tvm_axe.relax.forms import WHOLE, Form, Forms
+from tvm_axe.relax.forms import Form, Forms, blocks
 from tvm_axe.relax.graph import Graph, Value
 from tvm_axe.relax.local import local_graph
 
@@ -69,6 +68,7 @@ def along_axes(graph: Graph, operators: Sequence[Operators], part: float, held: 
     best: list[Chosen] | None = None
     for cut in _cuts([each.devices for each in operators], part):
         found = _along(graph, operators, cut, limit, held)
+        found[-1] = found[-1].without_pins()
         if best is None or _rank(found, limit) < _rank(best, limit):
             best = found
     assert best is not None  # there is a way to cut weights
@@ -105,7 +105,7 @@ def _along(graph: Graph, operators: Sequence[Operators], cut: Sequence[bool], li
         for number, value in enumerate(graph.values):
             key = _key(value)
             if along.axis in value.pins and value.kind != "value":
-                fixed[number] = pinned_form(value.shape, value.pins[along.axis], along.devices)
+                fixed[number] = blocks(value.shape, value.pins[along.axis], along.devices)
             elif key is not None and key in held:
                 fixed[number] = held[key]
         levels.append(choose(graph, along, most, fixed))
@@ -122,9 +122,3 @@ def _key(value: Value) -> tuple[str, tuple[int, ...], str, Forms] | None:
     """What a weight is known by in all functions; None of other values."""
     is_weight = value.kind == "weight" and value.constant is None
     return (value.name, value.whole, value.dtype, value.forms) if is_weight else None
-
-
-def pinned_form(shape: Sequence[int], dim: int | None, devices: int) -> Form:
-    """The form along an axis of a value of which a dimension is shared in blocks, or none."""
-    share = Share.whole(1, devices) if dim is None else Share.blocks(shape[dim], devices)
-    return WHOLE if share.is_whole else Form(dim, share)

@@ -39,7 +39,8 @@ from tvm_axe.relax.choosing import Chosen, Operators
 from tvm_axe.relax.device import DeviceModule, Placed, device_module
 from tvm_axe.relax.graph import Graph, graph_of, legalized
 from tvm_axe.relax.meshes import SLACK, Held, along_axes, operators_of, weights_of
-from tvm_axe.relax.pins import Pin, pin_parameters
+from tvm_axe.relax.pins import pinned
+from tvm_axe.relax.placements import Over, Pin
 
 __all__ = ["Pin", "described", "layout_of", "share_model"]
 
@@ -73,9 +74,11 @@ def share_model(
     memory : float, optional
         Bytes of weights that a device may hold, or up to 1 the part of all; one device's share and 5% if left out.
     pins : mapping, optional
-        Parameters, by patterns of their names (``"layers.*.q_proj.weight"``), with the dimension that is to be shared
-        in blocks, None for whole on every device, the same by axes (``{"dp": None, "tp": 0}``, of which others stay
-        free), or a layout that says it (``"S[(2, 16, 8) : (1@tp, 8, 1)]"``).
+        Values, by patterns of the names of parameters (``"layers.*.q_proj.weight"``) or, if they match none, of
+        variables (``"lv3"``), with the dimension that is to be shared in blocks, None for whole on every device, the
+        same by axes (``{"dp": None, "tp": 0}``, of which others stay free), or a layout that says it
+        (``"S[(2, 16, 8) : (1@tp, 8, 1)]"``). Upstream's ``R.DTensor`` types, ``R.dist.annotate_sharding`` and
+        ``R.dist.redistribute`` in the model pin, too.
     rates : Rates
         How fast the devices are.
     page : int
@@ -88,16 +91,16 @@ def share_model(
     LayoutError
         If the mesh has no such axis.
     InputError
-        If a pin names no parameter, two pins differ about one, or one asks for a dimension that can't be shared.
+        If a pin names no value, two pins differ about one, or one asks for a dimension that can't be shared.
     """
     over = [axis] if axis is not None else [name for name, size in mesh.axes.items() if size > 1] or mesh.names[:1]
     operators = operators_of({name: mesh[name] for name in over}, rates)  # an error where the mesh has no such axis
-    module = legalized(model)
+    plain, parameters = pinned(model, pins or {}, Over(mesh, over))
+    module = legalized(plain)
     functions = [str(var.name_hint) for var, func in module.functions_items() if _is_public(func)]
     if not functions:
         raise InputError("share_model: the module has no Relax function")
-    graphs = [graph_of(module, each) for each in functions]
-    pin_parameters(graphs, pins or {}, mesh, over)
+    graphs = [graph_of(module, each, parameters.get(each)) for each in functions]
     held: Held = {}
     chosen: dict[str, Sequence[Chosen]] = {}
     # The function that does most decides how weights are held that others have too.

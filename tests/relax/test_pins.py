@@ -1,0 +1,161 @@
+"""Values that a user pins, by name, by upstream's types and annotations, along one mesh axis or several."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.relax.distributed import DeviceMesh, Placement
+from tvm.script.parser import ir as I
+from tvm.script.parser import relax as R
+
+import tvm_axe as axe
+from tvm_axe.relax import share_model
+
+_spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
+models = importlib.util.module_from_spec(_spec)
+sys.modules["shared_models"] = models
+_spec.loader.exec_module(models)
+
+SQUARE = axe.Mesh({"dp": 2, "tp": 2})
+
+
+@pytest.fixture(scope="module")
+def square():
+    with axe.launch(SQUARE, engine="threads") as both:
+        yield both
+
+
+def forms(model, mesh, **options):
+    """The forms of parameters and results by name."""
+    function = share_model(model, mesh, **options).functions["forward"]
+    placed = {each.name: each.tensors[0].shown for each in function.inputs}
+    return placed | {f"result {at}": each.shown for at, each in enumerate(function.results)}
+
+
+def error(found, wanted):
+    found = [found] if isinstance(found, np.ndarray) else found
+    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(found, wanted, strict=True))
+
+
+def chain(annotated=""):
+    """Two products: x @ w is hidden, annotated as upstream does or not; its relu active, and that @ v the result."""
+    devices = DeviceMesh((2, 2), list(range(4)))
+    builder = relax.BlockBuilder()
+    x, w, v = (relax.Var(name, relax.TensorType((8, 8), "float32")) for name in "xwv")
+    with builder.function("forward", [x, w, v], attrs={"num_input": 1}):
+        with builder.dataflow():
+            made = relax.op.matmul(x, w)
+            if annotated:
+                of, placement = builder.emit(made), Placement.from_text(annotated)
+                made = relax.op.distributed.annotate_sharding(of, devices, placement)
+            hidden = builder.emit(made, name_hint="hidden")
+            out = builder.emit_output(relax.op.matmul(builder.emit(relax.op.nn.relu(hidden), name_hint="active"), v))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_of_parameters_by_name():
+    model, mesh = models.encoder(), axe.Mesh({"tp": 2})
+    found = forms(model, mesh, pins={"layers.*.up.weight": 1, "layers.*.q.weight": None})
+    assert found["layers.0.up.weight"] == "S1[24@0 24@1]"
+    assert found["layers.0.q.weight"] == "R"
+    laid = forms(model, mesh, pins={"layers.0.up.weight": "S[(96, 2, 24) : (24, 1@tp, 1)]"})
+    assert laid["layers.0.up.weight"] == "S1[24@0 24@1]"
+
+
+def test_along_axes_each():
+    found = forms(chain(), SQUARE, pins={"x": {"dp": 0}, "w": {"tp": 1, "dp": None}, "v": 0})
+    assert found["x"].startswith("dp:S0[4@0 4@1]")
+    assert found["w"] == "tp:S1[4@0 4@1]"
+    assert found["v"] == "dp:S0[4@0 4@1] tp:S0[2@0 2@1]"
+    laid = forms(chain(), SQUARE, pins={"w": "S[(2, 4, 2, 4) : (1@dp, 4, 1@tp, 1)]"})
+    assert laid["w"] == "dp:S0[4@0 4@1] tp:S1[4@0 4@1]"
+
+
+PINNED = {
+    "parameters": (chain, {"x": {"dp": 1}, "w": {"tp": 0}, "v": 1}),
+    "variables": (chain, {"hidden": {"dp": 1, "tp": 0}, "active": 0}),
+    "a layout": (chain, {"hidden": "S[(2, 4, 2, 4) : (1@dp, 4, 1@tp, 1)]"}),
+    "annotations": (lambda: chain("S[1], S[0]"), {}),
+    "an axis": (chain, {"hid*": {"tp": 1}}),
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_pinned_models_equal_one_device(name, square):
+    make, pins = PINNED[name]
+    model = make()
+    arrays = models.drawn(model)
+    exe = axe.compile(model, mesh=SQUARE, work_dir=None, pins=pins)
+    for _ in range(2):
+        assert error(exe.run(square, *arrays), models.alone(chain(), arrays)) < 1e-5
+
+
+def test_variables_are_in_the_form_that_is_pinned():
+    """Whatever is cheaper: the product is computed as it is wanted, or what it leaves is moved before it's read."""
+    for dim in (0, 1, None):
+        chosen = share_model(chain(), axe.Mesh({"tp": 2}), pins={"hidden": dim}).functions["forward"].chosen
+        (pin,) = [choice for choice in chosen.choices if choice.node.pins is not None]
+        assert pin.strategy.ins[0].dim == dim
+        assert (pin.node.ins[0], pin.strategy.ins[0]) in {
+            *((of, form) for choice in chosen.choices for of, form in zip(choice.node.outs, choice.strategy.outs)),
+            *((each.value, each.target) for choice in chosen.choices for each in choice.moves),
+        }
+
+
+def test_distributed_tensors_of_upstream(square):
+    @I.ir_module
+    class Model:
+        I.module_global_infos({"mesh": [R.device_mesh((2, 2), I.Range(0, 4))]})
+
+        @R.function
+        def forward(
+            x: R.DTensor((8, 16), "float32", "mesh[0]", "S[0], R"),
+            w: R.DTensor((16, 32), "float32", "mesh[0]", "R, S[1]"),
+        ) -> R.DTensor((8, 32), "float32", "mesh[0]", "S[0], R"):
+            R.func_attr({"num_input": 1})
+            with R.dataflow():
+                a: R.DTensor((8, 32), "float32", "mesh[0]", "S[0], S[1]") = R.matmul(x, w)
+                b = R.dist.redistribute(a, "mesh[0]", "S[0], R")
+                R.output(b)
+            return b
+
+    assert forms(Model, SQUARE) == {
+        "x": "dp:S0[4@0 4@1]", "w": "tp:S1[16@0 16@1]", "result 0": "dp:S0[4@0 4@1]",
+    }  # fmt: skip
+    x, w = (np.random.default_rng(0).standard_normal(shape, dtype="float32") for shape in ((8, 16), (16, 32)))
+    exe = axe.compile(Model, mesh=SQUARE, work_dir=None)
+    assert error(exe.run(square, x, w), [x @ w]) < 1e-5
+    with pytest.raises(
+        axe.InputError, match=r"pin 'w' and R.DTensor|R.DTensor\(.*\) of 'w' and pin 'w' differ about w"
+    ):
+        share_model(Model, SQUARE, pins={"w": 0})
+    with pytest.raises(
+        axe.InputError, match=r"device mesh of shape \(2, 2\), and the model is shared over tp of mesh tp=4"
+    ):
+        share_model(Model, axe.Mesh({"tp": 4}))
+
+
+def test_what_is_wrong_is_said():
+    model, mesh = models.encoder(), axe.Mesh({"tp": 2})
+
+    def refused(match, pins, of=model, on=mesh):
+        with pytest.raises(axe.InputError, match=match):
+            share_model(of, on, pins=pins)
+
+    both = r"pin 'layers.\*.up.weight' and pin '\*.up.weight' differ about layers.0.up.weight: along tp one shares dim"
+    refused(both, {"layers.*.up.weight": 1, "*.up.weight": 0})
+    refused(r"pin 'nothing' is of no parameter and no variable; there are x, mask, layers.0", {"nothing": 0})
+    refused(r"has 2 dimensions, there is no dimension 2", {"layers.0.up.weight": 2})
+    refused(r"dimension 0 of x has one index, which the devices along tp can't share", {"x": 0})
+    refused(r"x is to be shared over pp; the model is shared over tp alone", {"x": {"pp": 1}})
+    refused(r"dealt out over outer axes first: dp, tp", {"x": "S[(2, 2, 2, 8) : (1@tp, 1@dp, 8, 1)]"}, chain(), SQUARE)
+    refused(
+        r"pin 'hid\*' and pin '\*den' differ about hidden: along dp", {"hid*": 0, "*den": {"dp": 1}}, chain(), SQUARE
+    )
+    annotated = chain("S[1], R")
+    by = r"R.dist.annotate_sharding\('S\[1\], R'\) in 'hidden'"
+    refused(rf"pin 'hidden' and {by} differ about hidden: along dp", {"hidden": None}, annotated, SQUARE)
