@@ -30,6 +30,7 @@ from tvm_axe.layout import Link
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.relax import share_model
 from tvm_axe.relax.sharing import described
+from tvm_axe.relax.workspace import with_workspaces
 
 MOST = 4096
 """Elements of a value at most."""
@@ -195,9 +196,9 @@ def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
         model.module, on.mesh, memory=float(rng.choice([0.0, 1 / devices + 0.05, 1.0])),
         rates=HOST if rng.integers(4) == 0 else SLOW, page=on.page,
     )  # fmt: skip
-    exe = MeshModelExecutable(
-        signatures(model.module), shared, shared.module, shared.module, resolve_target("llvm"), {}
-    )
+    runnable, workspaces = with_workspaces(shared.module)
+    functions = signatures(model.module)
+    exe = MeshModelExecutable(functions, shared, shared.module, runnable, workspaces, resolve_target("llvm"), {})
     for _ in range(2):
         found = exe.run(on, *arrays)
         outs = found if isinstance(found, tuple) else (found,)

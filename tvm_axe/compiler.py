@@ -36,6 +36,7 @@ from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
 from tvm_axe.relax.packing import attached
 from tvm_axe.relax.sharing import Pin, described, share_model
+from tvm_axe.relax.workspace import with_workspaces
 from tvm_axe.schedule import Schedule
 
 _LOG = logging.getLogger("tvm_axe")
@@ -216,8 +217,9 @@ def _model_on_mesh(
     kernels = Work(shared.module, resolved, None, work_dir, values=values)
     work = run(kernels, (APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS))  # workers do the last pass
     assert work.scheduled is not None
+    runnable, workspaces = with_workspaces(work.module)
     return MeshModelExecutable(
-        signatures(model), shared, work.scheduled, work.module, resolved, work.tuned, attached(model)
+        signatures(model), shared, work.scheduled, runnable, workspaces, resolved, work.tuned, attached(model)
     )
 
 

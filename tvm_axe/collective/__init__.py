@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tvm_axe.collective.launching import launch
     from tvm_axe.collective.recording import Called, Recording
-    from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor, slab_stride
+    from tvm_axe.collective.tensor import ALL, SLAB, Coord, Inside, MeshTensor, slab_stride
     from tvm_axe.collective.tiles import MeshKernel
     from tvm_axe.collective.timeline import Arrow, Event, Timeline
     from tvm_axe.collective.workers import Argument, BoundCall, LoadedProgram, Workers
@@ -30,6 +30,7 @@ __all__ = [
     "Called",
     "Coord",
     "Event",
+    "Inside",
     "LoadedProgram",
     "MeshKernel",
     "MeshTensor",
@@ -43,7 +44,7 @@ __all__ = [
 
 _HOMES = {
     "tvm_axe.collective.recording": ["Called", "Recording"],
-    "tvm_axe.collective.tensor": ["ALL", "SLAB", "Coord", "MeshTensor", "slab_stride"],
+    "tvm_axe.collective.tensor": ["ALL", "SLAB", "Coord", "Inside", "MeshTensor", "slab_stride"],
     "tvm_axe.collective.tiles": ["MeshKernel"],
     "tvm_axe.collective.timeline": ["Arrow", "Event", "Timeline"],
     "tvm_axe.collective.launching": ["launch"],

@@ -78,6 +78,31 @@ class Coord:
     axis: str
 
 
+@dataclass(frozen=True)
+class Inside:
+    """An argument that is, on each worker, a tensor within its own slab of a mesh tensor of bytes.
+
+    Attributes
+    ----------
+    tensor : MeshTensor
+        Of which it is a part.
+    offset : int
+        Where it begins in the slab, in bytes.
+    shape, dtype
+        What it is.
+    """
+
+    tensor: MeshTensor
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    def encode(self) -> list[Any]:
+        """Say in JSON where it lies, as `MeshTensor.encode` does."""
+        view, offset, stride, _, _ = self.tensor.encode(SLAB)
+        return [view, offset + self.offset, stride, list(self.shape), self.dtype]
+
+
 class MeshTensor:
     """A tensor with a slab on each device; made by `Workers.mesh_tensor`.
 

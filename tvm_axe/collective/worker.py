@@ -35,7 +35,7 @@ from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, 
 from tvm_axe.collective.tensor import View, decode_view
 from tvm_axe.machines.builder import builder_named
 
-ALLOCATES = b"relax.builtin.alloc_tensor"  # in a module's text
+ALLOCATES = b".alloc_tensor"  # in a module's text
 MOST_VIEWS = 1 << 12  # tensors that a worker keeps, as calls ask for the same ones
 
 

@@ -19,13 +19,13 @@ from tvm_axe.collective.fitting import check_block, check_dim, check_exchange, c
 from tvm_axe.collective.recording import Recording, aligned
 from tvm_axe.collective.session import Session
 from tvm_axe.collective.stored import Piece, Stored
-from tvm_axe.collective.tensor import ALL, SLAB, Coord, MeshTensor
+from tvm_axe.collective.tensor import ALL, SLAB, Coord, Inside, MeshTensor
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.layout.holding import Holding
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 
-Argument = tuple[MeshTensor, str] | Coord | int
+Argument = tuple[MeshTensor, str] | Inside | Coord | int
 
 
 class LoadedProgram:
@@ -246,8 +246,8 @@ class Workers:
         program : LoadedProgram
             As returned by `load`.
         args : sequence
-            Each one is an int; a `Coord`; or (mesh tensor, view), where the view is ``"slab"`` for the worker's own
-            slab, of the slab's shape, or a mesh axis for the slabs of the worker's group along it: a tensor whose
+            Each one is an int; a `Coord`; an `Inside`; or (mesh tensor, view), where the view is ``"slab"`` for the
+            worker's own slab, of the slab's shape, or a mesh axis for the slabs of the worker's group along it: a tensor whose
             dimension 0 is as long as the axis, and has a stride of its own (`slab_stride`), before the slab's.
         function : str
             Its name.
@@ -475,6 +475,9 @@ class Workers:
             if isinstance(argument, Coord):
                 self.mesh.axis_size(argument.axis)  # raises for an unknown axis
                 encoded.append(argument.axis)
+            elif isinstance(argument, Inside):
+                self._check_own(argument.tensor)
+                encoded.append(argument.encode())
             elif isinstance(argument, tuple) and len(argument) == 2:
                 tensor, view = argument
                 if view not in (SLAB, ALL) and view not in self.mesh:
@@ -484,7 +487,9 @@ class Workers:
             elif isinstance(argument, int | np.integer) and not isinstance(argument, bool):
                 encoded.append(int(argument))
             else:
-                raise InputError(f"args[{i}]: must be (mesh tensor, view), Coord(axis) or an int, not {argument!r}")
+                raise InputError(
+                    f"args[{i}]: must be (mesh tensor, view), Inside(...), Coord(axis) or an int, not {argument!r}"
+                )
         return encoded
 
     def _drop(self, tensor: MeshTensor) -> None:

@@ -7,6 +7,7 @@ packages is imported here.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Arrays = tuple[np.ndarray, ...]
 
 _CPU = 1  # DLDeviceType kDLCPU
+_name = functools.cache(str)  # of a type: numpy makes it anew each time, which takes longer than all else of a check
 
 
 class Input(NamedTuple):
@@ -106,8 +108,9 @@ def array_of(each: Input | Param, value: Any) -> tuple[np.ndarray | None, str, s
             array = _read(value)
         except Exception as error:  # whatever the other package raises
             return None, _described(value), f"cannot be read by DLPack: {error}"
-    seen = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
-    why = misfit(each, array.shape, str(array.dtype))
+    dtype = _name(array.dtype)
+    seen = f"{dtype}[{', '.join(map(str, array.shape))}]"
+    why = misfit(each, array.shape, dtype)
     return None if why else array, seen, why
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_axe import _tvm
-from tvm_axe.collective import SLAB, Argument, BoundCall, Coord, MeshTensor, Timeline
+from tvm_axe.collective import SLAB, Argument, BoundCall, Coord, Inside, MeshTensor, Timeline
 from tvm_axe.collective.stored import stored
 from tvm_axe.collective.workers import Item
 from tvm_axe.errors import WorkerError
@@ -39,7 +39,8 @@ class _Bound(NamedTuple):
     of : DeviceFunction
         The function.
     inputs : mapping
-        What a call brings: parameters by name, in order, and the tensors that each is put into.
+        What a call brings: parameters by name, in order, and the tensors that each is put into, each with whether one
+        slab is enough for all devices.
     open : tuple of (str, str)
         The tensors, by name, that a call brings or leaves, each with a view of it.
     arguments : tuple
@@ -51,7 +52,7 @@ class _Bound(NamedTuple):
     """
 
     of: DeviceFunction
-    inputs: Mapping[str, tuple[Placed, ...]]
+    inputs: Mapping[str, tuple[tuple[Placed, bool], ...]]
     open: tuple[tuple[str, str], ...]
     arguments: tuple[Argument | None, ...]
     call: BoundCall
@@ -115,6 +116,9 @@ class MeshMemory:
         for each, constant in shared.constants:
             self._program.scatter(self._fixed[each.name].tensor, each.forms, _tvm.as_array(constant))
         between = self._between()
+        spaces = self._program.workspaces
+        nbytes = max((each.nbytes for each in spaces.values()), default=0)
+        self._workspace = self._pool.take((nbytes,), "uint8") if nbytes else None
         for signature in self._signatures:
             function = shared.functions[signature.name]
             self._functions[signature.name] = self._bound(signature, function, frozenset(weights), between)
@@ -162,9 +166,17 @@ class MeshMemory:
                 left.append((name, view))
             arguments.append(None if tensor is None else (tensor, view))
         arguments += map(Coord, self._program.shared.coordinates)
+        if self._workspace is not None:
+            parts = self._program.workspaces[function.name].parts
+            arguments += [Inside(self._workspace, *part) for part in parts]
         call = self._program.on().bind(self._program.loaded, arguments, function.name)
         self._calls.append(call)
-        inputs = {each.name: each.tensors for each in function.inputs if each.name not in weights}
+        seen = {name for name, view in left if view != SLAB}
+        inputs = {
+            each.name: tuple((placed, placed.form.share is None and placed.name not in seen) for placed in each.tensors)
+            for each in function.inputs
+            if each.name not in weights
+        }
         return _Bound(function, inputs, tuple(left), tuple(arguments), call, signature.nesting)
 
     # ---- Values
@@ -176,12 +188,10 @@ class MeshMemory:
 
     def put(self, array: np.ndarray, function: str, param: str) -> tuple[Spread, ...]:
         self._program.on()
-        bound = self._functions[function]
-        seen = {name for name, view in bound.open if view != SLAB}
         found = []
-        for each in bound.inputs[param]:
-            value = self._new(each, each.is_whole and each.name not in seen)
-            self.copied += self._program.scatter(value.tensor, each.forms, array)
+        for placed, shared in self._functions[function].inputs[param]:
+            value = self._new(placed, shared)
+            self.copied += self._program.scatter(value.tensor, placed.forms, array)
             found.append(value)
         return tuple(found)
 
@@ -196,11 +206,9 @@ class MeshMemory:
         """What a call brings and leaves, by the names of the tensors."""
         values: dict[str, Spread] = {}
         for placed, given in zip(bound.inputs.values(), arguments, strict=True):
-            if isinstance(given, tuple):  # what `put` has made
-                values.update(zip((each.name for each in placed), given))
-                continue
-            for each in placed:
-                values[each.name] = given if given.forms == each.forms else self._converted(given, each)
+            for at, (each, _) in enumerate(placed):
+                value = given[at] if isinstance(given, tuple) else given  # the former is what `put` has made
+                values[each.name] = value if value.forms == each.forms else self._converted(value, each)
         for each in bound.of.results:
             if each.name not in values and each.name not in self._fixed:
                 values[each.name] = self._new(each)

@@ -22,6 +22,7 @@ from tvm_axe.executable.weights import matched_weights
 from tvm_axe.layout import Layout
 from tvm_axe.relax.device import DeviceModule
 from tvm_axe.relax.sharing import described, layout_of
+from tvm_axe.relax.workspace import Workspace
 
 __all__ = ["MeshModelExecutable"]
 
@@ -39,6 +40,8 @@ class MeshModelExecutable(OnMesh, Model):
         The same module as records left it.
     runnable : IRModule
         The same with tile kernels in the place of the blocks that chose one, which workers build.
+    workspaces : mapping
+        What the functions of that are called with beside (`tvm_axe.relax.workspace`).
     target, tuned
         See `Executable`.
     attached : mapping, optional
@@ -51,12 +54,13 @@ class MeshModelExecutable(OnMesh, Model):
         shared: DeviceModule,
         module: tvm.IRModule,
         runnable: tvm.IRModule,
+        workspaces: Mapping[str, Workspace],
         target: Target,
         tuned: Mapping[str, float],
         attached: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(functions, False, module, target, tuned)
-        self.shared, self.runnable, self.mesh = shared, runnable, shared.mesh
+        self.shared, self.runnable, self.workspaces, self.mesh = shared, runnable, workspaces, shared.mesh
         self.attached = dict(attached or {})
         self.layouts: Mapping[str, Layout] = {
             name: layout
@@ -140,7 +144,7 @@ class MeshModelExecutable(OnMesh, Model):
     def _program(self, workers: Workers) -> Program:
         """The model on workers, who build it at the first use."""
         if workers not in self._programs:
-            self._programs[workers] = Program(self.shared, self.runnable, self.target, workers)
+            self._programs[workers] = Program(self.shared, self.runnable, self.workspaces, self.target, workers)
         return self._programs[workers]
 
     def _check(self, workers: Workers) -> None:

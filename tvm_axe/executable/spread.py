@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -19,6 +19,7 @@ from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.relax.conversion import Conversion, conversion
 from tvm_axe.relax.device import DeviceModule
 from tvm_axe.relax.forms import WHOLE, Forms, spots
+from tvm_axe.relax.workspace import Workspace
 
 __all__ = ["Pool", "Program", "Spread"]
 
@@ -32,12 +33,21 @@ class Program:
         What each device runs, and how values lie.
     module : IRModule
         The same module as workers build it.
+    workspaces : mapping
+        What its functions are called with behind what `shared` says, by their names.
     target, workers
         For whom.
     """
 
-    def __init__(self, shared: DeviceModule, module: tvm.IRModule, target: Target, workers: Workers) -> None:
-        self.shared, self.target, self.workers = shared, target, weakref.ref(workers)
+    def __init__(
+        self,
+        shared: DeviceModule,
+        module: tvm.IRModule,
+        workspaces: Mapping[str, Workspace],
+        target: Target,
+        workers: Workers,
+    ) -> None:
+        self.shared, self.target, self.workers, self.workspaces = shared, target, weakref.ref(workers), workspaces
         self.module = module
         self.loaded = workers.load(module, target, PROGRAM_BUILDER)
         self._conversions: dict[tuple[object, ...], tuple[Conversion, LoadedProgram]] = {}
@@ -72,11 +82,14 @@ class Program:
 
     def scatter(self, tensor: MeshTensor, forms: Forms, array: np.ndarray) -> int:
         """Put each device's share of an array into its slab; returns the bytes that were copied."""
-        slabs = [tensor.slab(device) for device in range(1 if tensor.shared else self.shared.mesh.size)]
-        for slab, pieces in zip(slabs, self.pieces(forms, array.shape)):
+        if tensor.shared:
+            tensor.slab(0)[...] = array
+            return tensor.nbytes
+        for device, pieces in enumerate(self.pieces(forms, array.shape)):
+            slab = tensor.slab(device)
             for target, source in pieces:
                 slab[sliced(target)] = array[sliced(source)]
-        return sum(slab.nbytes for slab in slabs)
+        return tensor.nbytes * self.shared.mesh.size
 
     def gather(self, value: Spread) -> np.ndarray:
         """The whole array of a value."""
