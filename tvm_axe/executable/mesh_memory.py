@@ -173,7 +173,7 @@ class MeshMemory:
         self._calls.append(call)
         seen = {name for name, view in left if view != SLAB}
         inputs = {
-            each.name: tuple((placed, placed.form.share is None and placed.name not in seen) for placed in each.tensors)
+            each.name: tuple((placed, placed.is_whole and placed.name not in seen) for placed in each.tensors)
             for each in function.inputs
             if each.name not in weights
         }
