@@ -50,6 +50,7 @@ def compile(
     axis: str | None = None,
     memory: float | None = None,
     pins: Mapping[str, Pin] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Executable:
     """Compile a program for a mesh, or for one device.
 
@@ -77,9 +78,10 @@ def compile(
         between the stages that move it there (`tvm_axe.lower.inserting`), which a line of the log ``tvm_axe`` says with
         their bytes, and ``exe.show()`` lists; or an error that names the stage, for who schedules every byte by hand.
         Into a `Lowered` nothing is inserted any more; ``"refuse"`` refuses one into which copies were.
-    axis, memory, pins
-        Of a Relax model on a mesh: the mesh axis along which it is shared, what a device may hold of its weights, and
-        parameters that are to be shared in a way of one's own; see `tvm_axe.relax.share_model`.
+    axis, memory, pins, sizes
+        Of a Relax model on a mesh: the mesh axis along which it is shared, what a device may hold of its weights,
+        parameters that are to be shared in a way of one's own, and what to take symbolic sizes for when costs are
+        compared; see `tvm_axe.relax.share_model`.
 
     Returns
     -------
@@ -106,9 +108,9 @@ def compile(
     if devices is not None and isinstance(program, IRModule) and is_model(program):
         if pack_weights:
             raise LowerError("compile: pack_weights is for a Relax model on one device; leave it out, or the mesh")
-        return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins)
-    if any(given is not None for given in (axis, memory, pins)):
-        raise LowerError("compile: axis, memory and pins are for a Relax model on a mesh; leave them out")
+        return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins, sizes)
+    if any(given is not None for given in (axis, memory, pins, sizes)):
+        raise LowerError("compile: axis, memory, pins and sizes are for a Relax model on a mesh; leave them out")
     exe = _compiled(program, devices, target, work_dir, pack_weights, redistribute == "insert")
     if isinstance(program, Schedule):
         exe.source = program.copy()  # as it is now
@@ -197,10 +199,11 @@ def _model_on_mesh(
     axis: str | None,
     memory: float | None,
     pins: Mapping[str, Pin] | None,
+    sizes: Mapping[str, int] | None,
 ) -> Executable:
     resolved = resolve_target(target, threads=cores_per_device(mesh))
     rates, page = registry.for_target(resolved).rates, backend_of(resolved).page
-    shared = share_model(model, mesh, axis, memory, pins, rates, page)
+    shared = share_model(model, mesh, axis, memory, pins, rates, page, sizes)
     _LOG.warning("%s", described(shared))
     kernels = Work(shared.module, resolved, None, work_dir)
     work = run(kernels, (APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass

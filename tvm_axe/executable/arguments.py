@@ -26,10 +26,10 @@ _CPU = 1  # DLDeviceType kDLCPU
 
 
 class Input(NamedTuple):
-    """An array that an executable takes; an extent that is None may be any."""
+    """An array that an executable takes; an extent that is None or a name may be any."""
 
     name: str
-    shape: tuple[int | None, ...]
+    shape: tuple[int | str | None, ...]
     dtype: str
 
     def __str__(self) -> str:

@@ -17,11 +17,13 @@ from tvm_axe.collective import Argument as CallArgument
 from tvm_axe.errors import LowerError, WorkerError
 from tvm_axe.executable.arguments import Arrays, Input, matched
 from tvm_axe.executable.base import Executable
+from tvm_axe.executable.sizes import fitted, sizes_of
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed
 from tvm_axe.relax.sharing import described, layout_of
+from tvm_axe.relax.sizes import names_in, shape_at
 
 __all__ = ["MeshModelExecutable"]
 
@@ -162,7 +164,10 @@ class MeshModelExecutable(Executable):
         return self._inputs_of(self._function())
 
     def _inputs_of(self, function: DeviceFunction) -> list[Input]:
-        return [Input(each.name, each.shape, each.dtype) for each in function.inputs]
+        return [
+            Input(each.name, tuple(n if isinstance(n, int) else str(n) for n in each.shape), each.dtype)
+            for each in function.inputs
+        ]
 
     def _run(self, workers: Workers | None, arrays: Arrays) -> Arrays:
         assert workers is not None  # a mesh has them
@@ -230,17 +235,36 @@ class _Loaded:
         self.mesh, self.axis = shared.mesh, shared.axis
         self.placed: set[str] = set()
         self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
-        self.tensors: dict[str, MeshTensor] = {
-            name: workers.mesh_tensor(placed.slab, placed.dtype) for name, placed in shared.tensors.items()
-        }
-        weakref.finalize(self, _discard, weakref.ref(workers), [self.program, *self.tensors.values()])
+        self.tensors: dict[str, MeshTensor] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of the whole arrays that tensors have been given
+        self._items: list[MeshTensor | LoadedProgram] = [self.program]
+        weakref.finalize(self, _discard, weakref.ref(workers), self._items)
+        for placed in shared.tensors.values():
+            if not names_in(placed.shape):
+                self._fit(placed, shape_at(placed.shape, {}))
         for placed, constant in shared.constants:
             self._scatter(placed, _tvm.as_array(constant))
 
+    def _fit(self, placed: Placed, shape: tuple[int, ...], most: Mapping[str, int] | None = None) -> None:
+        """Have a tensor with slabs of a whole array of a shape."""
+        workers, old = self.workers(), self.tensors.get(placed.name)
+        assert workers is not None  # who calls has them
+        tensor = fitted(old, placed, shape_at(placed.form.local(shape), {}), most or {}, workers)
+        if tensor is not old:
+            self._items[:] = [self.program, *(t for t in self.tensors.values() if t is not old), tensor]
+            self.tensors[placed.name] = tensor
+
     def arguments(self, function: DeviceFunction) -> list[CallArgument]:
-        """What the device's function is called with."""
+        """What the device's function is called with, where its inputs are in place."""
+        sizes = sizes_of(function, {each.name: self.shapes[each.tensors[0].name] for each in function.inputs})
+        if sizes:
+            given = {placed.name for each in function.inputs for placed in each.tensors}
+            for name in dict.fromkeys(name for name, _ in function.arguments if name not in given):
+                placed = self.shared.tensors[name]
+                if names_in(placed.shape):
+                    self._fit(placed, shape_at(placed.shape, sizes), function.most)
         views = [(self.tensors[name], view) for name, view in function.arguments]
-        return [*views, *map(Coord, self.shared.coordinates)]
+        return [*(sizes[name] for name in function.sizes), *views, *map(Coord, self.shared.coordinates)]
 
     def called(self, function: DeviceFunction) -> Arrays:
         """The results of a call on what is in place."""
@@ -254,7 +278,9 @@ class _Loaded:
         for each in function.inputs:
             if each.name == name:
                 for placed in each.tensors:
+                    self._fit(placed, array.shape, function.most)
                     self._scatter(placed, array)
+                    self.shapes[placed.name] = array.shape
 
     def _coordinate(self, device: int) -> int:
         """The number of a device among those that share."""
@@ -277,7 +303,8 @@ class _Loaded:
         tensor, form = self.tensors[placed.name], placed.form
         if form.share is None or form.dim is None:
             return np.array(tensor.slab(0))
-        whole = np.empty(placed.shape, tensor.slab(0).dtype)
+        shape = [tensor.shape[dim] if dim != form.dim else extent for dim, extent in enumerate(placed.shape)]
+        whole = np.empty(shape_at(shape, {}), tensor.slab(0).dtype)
         for device in range(self.mesh.size):
             coordinate, slab = self._coordinate(device), tensor.slab(device)
             begin = 0

@@ -37,6 +37,7 @@ from tvm_axe.analysis.blocks import all_blocks, element, nested_blocks, statemen
 from tvm_axe.analysis.expressions import is_choice, loads_in, substitute, uses
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.analysis.sharding_rule import ShardingRule
+from tvm_axe.analysis.sizes import Sizes
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 
@@ -97,7 +98,9 @@ def _stores(body: tirx.Stmt) -> list[tirx.Stmt]:
     return [part for each in body.seq for part in _stores(each)] if isinstance(body, tirx.SeqStmt) else [body]
 
 
-def shared(func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int) -> tirx.PrimFunc | None:
+def shared(
+    func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int, sizes: Sizes | None = None
+) -> tirx.PrimFunc | None:
     """Return what each of some devices runs of a function.
 
     Parameters
@@ -110,6 +113,8 @@ def shared(func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices:
         How factors of the rule are shared, of one kind: spatial ones, or a reduction's with one combiner.
     devices : int
         How many devices there are.
+    sizes : Sizes, optional
+        What symbolic extents were taken to be in `rule`. They stay symbolic.
 
     Returns
     -------
@@ -119,7 +124,7 @@ def shared(func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices:
     """
     if not assigned:
         return func
-    localizer = _Localizer(func, rule, assigned, devices)
+    localizer = _Localizer(func, rule, assigned, devices, sizes or {})
     return localizer.function() if localizer.fits else None
 
 
@@ -137,16 +142,21 @@ class _Piece:
         What the device has of it.
     run : int or None
         The number of the run, where each has a nest of its own.
+    whole : Expr
+        How far it runs in the whole function.
     """
 
     old: tirx.Var
     var: tirx.Var
     share: Share
     run: int | None
+    whole: tirx.Expr
 
     @property
-    def extent(self) -> int:
-        return self.share.local if self.run is None else self.share.runs[self.run].local
+    def extent(self) -> tirx.Expr:
+        if self.share.is_whole:
+            return self.whole
+        return tirx.IntImm(str(self.var.ty), self.share.local if self.run is None else self.share.runs[self.run].local)
 
     @property
     def begin(self) -> int:
@@ -155,8 +165,8 @@ class _Piece:
 
 
 class _Localizer:
-    def __init__(self, func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int) -> None:
-        self.func, self.rule, self.devices = func, rule, devices
+    def __init__(self, func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int, sizes: Sizes) -> None:
+        self.func, self.rule, self.devices, self.sizes = func, rule, devices, sizes
         self.rank = tirx.Var(RANK, "int64")
         self.starts: dict[tuple[tuple[int, ...], str], tirx.Var] = {}
         self.bounds: dict[tirx.Var, ir.Range] = {self.rank: ir.Range(0, devices)}
@@ -172,12 +182,12 @@ class _Localizer:
 
     def _slab(self, buffer: tirx.Buffer, shares: Sequence[Share]) -> tirx.Buffer:
         kind = str(buffer.shape[0].ty) if len(buffer.shape) else "int64"
-        shape = [tirx.IntImm(kind, share.local) for share in shares]
+        shape = [n if share.is_whole else tirx.IntImm(kind, share.local) for n, share in zip(buffer.shape, shares)]
         return tirx.decl_buffer(shape, buffer.dtype, buffer.name, layout=None)
 
     def function(self) -> tirx.PrimFunc:
         root = self.func.body.block
-        leaves = leaf_blocks(self.func)
+        leaves = leaf_blocks(self.func, self.sizes)
         nests = [nested_blocks(nest)[0].block for nest in statements(root.body)]
         body = tirx.stmt_seq(
             *(
@@ -228,13 +238,12 @@ class _Localizer:
         runs: Sequence[int | None],
     ) -> tirx.Stmt:
         pieces = [
-            _Piece(iv.var, tirx.Var(iv.var.name, iv.var.ty), share, run)
+            _Piece(iv.var, tirx.Var(iv.var.name, iv.var.ty), share, run, iv.dom.extent)
             for iv, share, run in zip(block.iter_vars, shares, runs)
         ]
         analyzer = Analyzer()
         bounds = {
-            piece.var: ir.Range.from_min_extent(*(tirx.IntImm(str(piece.var.ty), n) for n in (0, piece.extent)))
-            for piece in pieces
+            piece.var: ir.Range.from_min_extent(tirx.IntImm(str(piece.var.ty), 0), piece.extent) for piece in pieces
         }
         numbers = {piece.old: self._number(piece) for piece in pieces}
         for var, bound in {**self.bounds, **bounds}.items():
@@ -258,8 +267,7 @@ class _Localizer:
         loops = [tirx.Var(f"i{at}", piece.var.ty) for at, piece in enumerate(pieces)]
         nest: tirx.Stmt = s_tir.SBlockRealize(loops, True, final)
         for loop, piece in reversed(list(zip(loops, pieces))):
-            zero, extent = (tirx.IntImm(str(loop.ty), number) for number in (0, piece.extent))
-            nest = tirx.For(loop, zero, extent, tirx.ForKind.SERIAL, nest)
+            nest = tirx.For(loop, tirx.IntImm(str(loop.ty), 0), piece.extent, tirx.ForKind.SERIAL, nest)
         return nest
 
     def _counted(

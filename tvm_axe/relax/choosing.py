@@ -41,15 +41,15 @@ class Operators:
 
     def __init__(self, devices: int, rates: Rates, whole_mesh: bool = False) -> None:
         self.devices, self.rates, self.whole_mesh = devices, rates, whole_mesh
-        self._known: dict[tuple[int, int], list[Operator]] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...]], list[Operator]] = {}
 
-    def of(self, func: tirx.PrimFunc, inputs: int) -> Operator:
-        """The operator that a function is."""
-        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs), [])
+    def of(self, func: tirx.PrimFunc, inputs: int, sizes: tuple[int, ...] = ()) -> Operator:
+        """The operator that a function is where its variables typically are `sizes`."""
+        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes), [])
         for operator in same:
-            if tvm_ffi.structural_equal(operator.func, func):
+            if tvm_ffi.structural_equal(operator.called, func):
                 return operator
-        same.append(Operator(func, inputs, self.devices, self.rates))
+        same.append(Operator(func, inputs, self.devices, self.rates, sizes))
         return same[-1]
 
 
@@ -174,7 +174,7 @@ class _Search:
     # ---- Strategies
 
     def _step(self, node: Node) -> _Step:
-        operator = None if node.func is None else self.operators.of(node.func, len(node.ins))
+        operator = None if node.func is None else self.operators.of(node.func, len(node.ins), node.sizes)
         whole = Strategy((WHOLE,) * len(node.ins), (WHOLE,) * len(node.outs))
         return _Step(node, operator, node.ins, node.outs, [whole])
 
@@ -222,7 +222,7 @@ class _Search:
     def _move(self, source: Form, target: Form, value: int) -> Move | None:
         of = self.graph.values[value]
         itemsize = max(1, dtype_bytes(of.dtype, 1))
-        return move(source, target, of.shape, itemsize, self.devices, self.link, self.operators.whole_mesh)
+        return move(source, target, of.typical, itemsize, self.devices, self.link, self.operators.whole_mesh)
 
     def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
         """The ways to make a call: the time, the strategy, what is held after, and moves by position."""
@@ -427,7 +427,7 @@ class _Search:
                 if not self._moves(value):
                     held.setdefault(value, {})[form] = None
             if choice.node.func is not None:
-                operator = self.operators.of(choice.node.func, len(choice.node.ins))
+                operator = self.operators.of(choice.node.func, len(choice.node.ins), choice.node.sizes)
                 if sum(operator.operations):
                     operations[choice.node.name] = sum(operator.operations), choice.strategy.share
         for number in (*self.graph.params, *self.graph.results):

@@ -24,6 +24,7 @@ from tvm_axe.lower.views import view_shape
 from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
 from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form
 from tvm_axe.relax.graph import Node, Value
+from tvm_axe.relax.sizes import Shape, exprs
 
 __all__ = ["Argument", "DeviceFunction", "DeviceModule", "Placed", "device_module"]
 
@@ -36,12 +37,12 @@ class Placed:
     """A tensor of the mesh: a value in a form, of which each device has a slab."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     form: Form
 
     @property
-    def slab(self) -> tuple[int, ...]:
+    def slab(self) -> Shape:
         """The shape of a slab."""
         return self.form.local(self.shape)
 
@@ -51,7 +52,7 @@ class Argument:
     """What a function of the model takes or has as a constant: a whole array, and the tensors that it is put into."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     kind: str
     tensors: tuple[Placed, ...]
@@ -69,9 +70,13 @@ class DeviceFunction:
         What the model's function takes.
     results : tuple[Placed, ...]
         What it leaves, in the model's order.
+    sizes : tuple[str, ...]
+        The sizes that shapes are counted in: what the device's function is called with first.
+    most : Mapping[str, int]
+        Upper bounds of sizes, by name, of those that have one.
     arguments : tuple of (str, str)
-        What the device's function is called with: tensors of the mesh by name, each with the view of it; its
-        coordinates come behind them.
+        What it is called with then: tensors of the mesh by name, each with the view of it; its coordinates come behind
+        them.
     chosen : Chosen
         How values are shared.
     """
@@ -79,6 +84,8 @@ class DeviceFunction:
     name: str
     inputs: tuple[Argument, ...]
     results: tuple[Placed, ...]
+    sizes: tuple[str, ...]
+    most: Mapping[str, int]
     arguments: tuple[tuple[str, str], ...]
     chosen: Chosen
 
@@ -143,7 +150,7 @@ class _Module:
         self.builder = relax.BlockBuilder()
         self.tensors: dict[str, Placed] = {}
         self.constants: list[tuple[Placed, tvm.runtime.Tensor]] = []
-        self.kernels: dict[int, list[tuple[tirx.PrimFunc, tuple[tvm.ir.GlobalVar, bool]]]] = {}
+        self.kernels: dict[int, list[tuple[tirx.PrimFunc, tvm.ir.GlobalVar]]] = {}
 
     def made(self) -> DeviceModule:
         functions = {}
@@ -166,17 +173,16 @@ class _Module:
         self.tensors[name] = placed
         return placed
 
-    def kernel(self, func: tirx.PrimFunc, name: str) -> tuple[tvm.ir.GlobalVar, bool]:
-        """A function of the module, and whether it takes the device's coordinate; equal ones are one."""
+    def kernel(self, func: tirx.PrimFunc, name: str) -> tvm.ir.GlobalVar:
+        """A function of the module; equal ones are one."""
         key = tvm_ffi.structural_hash(func)
         for other, found in self.kernels.get(key, ()):
             if tvm_ffi.structural_equal(other, func):
                 return found
         name = self.builder.get_unique_name(re.sub(r"\W", "_", name))
         variable = self.builder.add_func(func.with_attr("global_symbol", name), name)
-        asks = any(not tirx.is_buffer_var(param) for param in func.params)
-        self.kernels.setdefault(key, []).append((func, (variable, asks)))
-        return variable, asks
+        self.kernels.setdefault(key, []).append((func, variable))
+        return variable
 
 
 @dataclass
@@ -185,7 +191,7 @@ class _Buffer:
 
     value: int
     form: Form
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     placed: Placed | None = None
     var: relax.Var | None = None
@@ -199,7 +205,7 @@ class _Function:
         self.builder = module.builder
         self.buffers: dict[tuple[int, Form], _Buffer] = {}
         self.views: dict[tuple[str, str], relax.Var] = {}
-        self.slots: dict[tuple[tuple[int, ...], str], list[Placed]] = {}
+        self.slots: dict[tuple[Shape, str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
         self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.coordinates}
         self.rank: tirx.Expr = tirx.IntImm("int64", 0)
@@ -236,7 +242,8 @@ class _Function:
     def emitted(self) -> DeviceFunction:
         graph = self.graph
         inputs, results = self._declared(), []
-        with self.builder.function(graph.name, pure=False):
+        attrs = {"tir_var_upper_bound": graph.most} if graph.most else None
+        with self.builder.function(graph.name, attrs=attrs, pure=False):
             for at, choice in enumerate(self.chosen.choices):
                 for each in choice.moves:
                     self._move(each)
@@ -244,9 +251,11 @@ class _Function:
                 self._released(at)
             for number, form in zip(graph.results, self.chosen.results):
                 results.append(self._result(number, form))
-            params = [*self.views.values(), *self.coordinates.values()]
+            params = [*graph.sizes.values(), *self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
-        return DeviceFunction(graph.name, tuple(inputs), tuple(results), tuple(self.views), self.chosen)
+        return DeviceFunction(
+            graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.chosen
+        )
 
     def _declared(self) -> list[Argument]:
         """Place what the function takes, and its constants."""
@@ -294,7 +303,7 @@ class _Function:
             placed = free.pop() if free else self.module.tensor(f"{self.prefix}{value.name}", value, form)
             found = _Buffer(number, form, shape, value.dtype, placed)
         else:
-            allocated = relax.op.builtin.alloc_tensor(relax.ShapeExpr(list(shape)), value.dtype, 0)
+            allocated = relax.op.builtin.alloc_tensor(relax.ShapeExpr(exprs(shape)), value.dtype, 0)
             found = _Buffer(number, form, shape, value.dtype, var=self.builder.emit(allocated))
         self.buffers[key] = found
         return found
@@ -318,25 +327,35 @@ class _Function:
         if node.func is None:
             self._other(node, ins)
             return
-        operator = self.module.operators.of(node.func, len(node.ins))
-        func = node.func if not strategy.assigned else shared(
-            node.func, operator.rule, dict(strategy.assigned), self.module.operators.devices
+        operator = self.module.operators.of(node.func, len(node.ins), node.sizes)
+        func = operator.func if not strategy.assigned else shared(
+            operator.func, operator.rule, dict(strategy.assigned), self.module.operators.devices, operator.sizes
         )  # fmt: skip
         assert func is not None  # the strategy was made of shares
         outs = [self._new(value, form) for value, form in zip(node.outs, strategy.outs)]
-        self._kernel(func, _name_of(node), ins, outs)
+        self._kernel(func, _name_of(node), ins, outs, numbers=dict(zip(operator.numbers, node.numbers)))
 
     def _kernel(
-        self, func: tirx.PrimFunc, name: str, ins: Sequence[_Buffer], outs: Sequence[_Buffer], view: str = SLAB
+        self,
+        func: tirx.PrimFunc,
+        name: str,
+        ins: Sequence[_Buffer],
+        outs: Sequence[_Buffer],
+        view: str = SLAB,
+        numbers: Mapping[tirx.Var, tirx.Expr] | None = None,
     ) -> None:
+        """Call a function of tensors, of the device's number if it takes that, and of `numbers` that it uses."""
         for buffer in ins:
             self._touched(buffer, "read", view != SLAB)
         for buffer in outs:
             self._touched(buffer, "written", False)
-        kernel, asks = self.module.kernel(func, name)
+        asks = any(not tirx.is_buffer_var(param) for param in func.params)
+        if numbers:
+            func = tirx.PrimFunc([*func.params, *numbers], func.body, func.ret_type, func.attrs)
         arguments = [self._expr(buffer, view) for buffer in ins]
         arguments += [self.rank] if asks else []
-        self.builder.emit(relax.Call(kernel, [*arguments, *(self._expr(buffer, SLAB) for buffer in outs)]))
+        arguments += [self._expr(buffer, SLAB) for buffer in outs]
+        self.builder.emit(relax.Call(self.module.kernel(func, name), [*arguments, *(numbers or {}).values()]))
 
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
         """A call of something else than TensorIR, on whole values."""
@@ -387,15 +406,16 @@ class _Function:
         value = self.graph.values[source.value]
         cuts = [None if f.share is None or f.dim is None else (f.dim, f.share) for f in (source.form, target.form)]
         func = taking(
-            value.shape, value.dtype, cuts[0], cuts[1], source.form.partial, self.module.mesh, self.module.axis, view,
-            self.module.page,
+            _extents(value.shape), value.dtype, cuts[0], cuts[1], source.form.partial, self.module.mesh,
+            self.module.axis, view, self.module.page,
         )  # fmt: skip
         self._kernel(func, f"{value.name}_taken", [source], [target], view)
 
     def _copied(self, source: _Buffer, target: _Buffer) -> None:
         func = taking(
-            source.shape, source.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB, self.module.page
-        )
+            _extents(source.shape), source.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB,
+            self.module.page,
+        )  # fmt: skip
         self._kernel(func, "copied", [source], [target])
 
     # ---- Memory
@@ -430,7 +450,7 @@ class _Function:
         key = placed.name, view
         if key not in self.views:
             name = re.sub(r"\W", "_", placed.name if view == SLAB else f"{placed.name}_{view}")
-            shape = view_shape(self.module.mesh, view, placed.slab)
+            shape = view_shape(self.module.mesh, view, exprs(placed.slab))
             self.views[key] = relax.Var(name, relax.TensorType(list(shape), placed.dtype))
         return self.views[key]
 
@@ -446,3 +466,7 @@ def _dim(form: Form) -> int:
 
 def _is_scalar(value: relax.Var) -> bool:
     return not isinstance(value.ty, relax.TensorType | relax.TupleType)
+
+
+def _extents(shape: Shape) -> list[int | tirx.Expr]:
+    return [extent if isinstance(extent, int) else extent.expr for extent in shape]

@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.shares import Share
 
 __all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Move", "form_of", "move"]
+
+E = TypeVar("E")
 
 SLICE, EXCHANGE = "slice", "exchange"
 """What isn't a collective: a device takes a part of its own, or what it lacks out of its peers' slabs."""
@@ -54,8 +56,8 @@ class Form:
     def __hash__(self) -> int:
         return self._hash  # the search asks for it millions of times
 
-    def local(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what a device holds."""
+    def local(self, shape: Sequence[E]) -> tuple[E | int, ...]:
+        """The shape of what a device holds. What isn't shared needn't be a number."""
         return tuple(self.share.local if at == self.dim and self.share else n for at, n in enumerate(shape))
 
     def fraction(self) -> float:

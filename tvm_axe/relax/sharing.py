@@ -43,6 +43,7 @@ from tvm_axe.relax.device import DeviceModule, device_module
 from tvm_axe.relax.forms import WHOLE, Form
 from tvm_axe.relax.graph import Graph, Value, graph_of, legalized
 from tvm_axe.relax.model import mesh_axis
+from tvm_axe.relax.sizes import Shape, names_in, shape_at
 
 __all__ = ["described", "layout_of", "share_model"]
 
@@ -60,6 +61,7 @@ def share_model(
     pins: Mapping[str, Pin] | None = None,
     rates: Rates = HOST,
     page: int = PAGE,
+    sizes: Mapping[str, int] | None = None,
 ) -> DeviceModule:
     """What each device of `mesh` runs of a Relax model.
 
@@ -71,8 +73,8 @@ def share_model(
     Parameters
     ----------
     model : IRModule
-        Its Relax functions are straight-line code over tensors of constant shapes. Parameters behind the first
-        ``num_input`` are weights; functions that have a weight of one name share it.
+        Its Relax functions are straight-line code over tensors. Parameters behind the first ``num_input`` are weights;
+        functions that have a weight of one name share it. Dimensions of symbolic extents are whole on every device.
     mesh : Mesh
         The devices.
     axis : str, optional
@@ -87,15 +89,19 @@ def share_model(
         How fast the devices are.
     page : int
         Bytes of a page of their memory.
+    sizes : mapping, optional
+        Where shapes are symbolic, what to take the variables for, by name, when ways to share are compared; 128 of
+        those that are left out, or their upper bound if that is less. What is chosen is right for all sizes.
 
     Raises
     ------
     LowerError
-        If a function isn't straight-line code over tensors of constant shapes; names the variable.
+        If a function isn't straight-line code over tensors; names the variable.
     LayoutError
         If the mesh has no such axis.
     InputError
-        If a pin names no parameter, two pins differ about one, or one asks for a dimension that can't be shared.
+        If a pin names no parameter, two pins differ about one, or one asks for a dimension that can't be shared; or if
+        there is no variable of a name in `sizes`.
     """
     name = ALL if axis is None and len(mesh.names) > 1 else mesh_axis(mesh, axis)
     devices = peers_of(mesh, name)[0]
@@ -103,11 +109,12 @@ def share_model(
     functions = [str(var.name_hint) for var, func in module.functions_items() if _is_public(func)]
     if not functions:
         raise InputError("share_model: the module has no Relax function")
-    graphs = [graph_of(module, each) for each in functions]
+    graphs = [graph_of(module, each, sizes) for each in functions]
+    _check_sizes(graphs, sizes or {})
     operators = Operators(devices, rates, whole_mesh=name == ALL)
     pinned = _pins(graphs, pins or {}, mesh, name)
     chosen: list[Chosen] = []
-    held: dict[tuple[str, tuple[int, ...], str], Form] = {}
+    held: dict[tuple[str, Shape, str], Form] = {}
     # The function that does most decides how weights are held that others have too.
     for at in sorted(range(len(graphs)), key=lambda at: -_operations(graphs[at], operators)):
         graph = graphs[at]
@@ -131,13 +138,24 @@ def share_model(
     return device_module(chosen, module, operators, mesh, name, page)
 
 
+def _check_sizes(graphs: list[Graph], sizes: Mapping[str, int]) -> None:
+    known = dict.fromkeys(name for graph in graphs for name in graph.sizes)
+    unknown = [name for name in sizes if name not in known]
+    if unknown:
+        there = f"there are {', '.join(known)}" if known else "its shapes are constant"
+        raise InputError(f"sizes: no variable of the model's shapes is called {', '.join(unknown)}; {there}")
+    wrong = [f"{name} is {size!r}" for name, size in sizes.items() if not isinstance(size, int) or size < 1]
+    if wrong:
+        raise InputError(f"sizes: {', '.join(wrong)}; they are whole numbers from 1 on")
+
+
 def _is_public(func: tvm.ir.BaseFunc) -> bool:
     return isinstance(func, relax.Function) and "global_symbol" in (func.attrs or {})
 
 
 def _operations(graph: Graph, operators: Operators) -> int:
     nodes = [node for node in graph.nodes if node.func is not None]
-    return sum(sum(operators.of(node.func, len(node.ins)).operations) for node in nodes)
+    return sum(sum(operators.of(node.func, len(node.ins), node.sizes).operations) for node in nodes)
 
 
 def _pins(graphs: list[Graph], pins: Mapping[str, Pin], mesh: Mesh, axis: str) -> list[dict[int, Form]]:
@@ -170,7 +188,12 @@ def _pinned(pattern: str, pin: Pin, value: Value, mesh: Mesh, axis: str) -> Form
     dim = pin
     if isinstance(pin, Layout | str):
         layout = Layout.parse(pin) if isinstance(pin, str) else pin
-        cut = layout.sharding(value.shape, mesh)
+        if names_in(value.shape):
+            raise InputError(
+                f"pin {pattern!r}: {value.name} has the symbolic shape ({', '.join(map(str, value.shape))}), and a "
+                "layout is of constant extents; pin the number of a dimension"
+            )
+        cut = layout.sharding(shape_at(value.shape, {}), mesh)
         if set(cut.values()) - {axis}:
             raise InputError(
                 f"pin {pattern!r}: {layout} shares {value.name} over {', '.join(sorted(set(cut.values())))}; "
@@ -184,7 +207,13 @@ def _pinned(pattern: str, pin: Pin, value: Value, mesh: Mesh, axis: str) -> Form
         raise InputError(
             f"pin {pattern!r}: {value.name} has {len(value.shape)} dimensions, there is no dimension {dim}"
         )
-    share = Share.blocks(value.shape[dim], peers_of(mesh, axis)[0])
+    extent = value.shape[dim]
+    if not isinstance(extent, int):
+        raise InputError(
+            f"pin {pattern!r}: dimension {dim} of {value.name} has the symbolic extent {extent}, which is whole on "
+            "every device; pin another, or give it a constant extent (tvm.relax.transform.BindSymbolicVars)"
+        )
+    share = Share.blocks(extent, peers_of(mesh, axis)[0])
     return WHOLE if share.is_whole else Form(dim, share)
 
 
@@ -197,15 +226,22 @@ def described(shared: DeviceModule) -> str:
         lacking = f"; not: {', '.join(whole)}, because that is cheaper or nothing of them can be" if whole else ""
         part = np.floor(chosen.divided * 100)
         over = "all devices" if shared.axis == ALL else shared.axis
-        lines.append(f"{function.name}: {part:.0f}% of the products' operations are shared over {over}{lacking}")
+        at = ", ".join(f"{name} = {size}" for name, size in chosen.graph.typical.items())
+        chosen_at = f" (chosen at {at})" if at else ""
+        lines.append(
+            f"{function.name}: {part:.0f}% of the products' operations are shared over {over}{chosen_at}{lacking}"
+        )
     return "\n".join(lines)
 
 
-def layout_of(form: Form, shape: tuple[int, ...], mesh: Mesh, axis: str) -> Layout | None:
-    """The layout that a form is; None where it is none, as of blocks that don't divide."""
+def layout_of(form: Form, whole: Shape, mesh: Mesh, axis: str) -> Layout | None:
+    """The layout that a form is; None where it is none, as of blocks that don't divide, or of symbolic extents."""
+    if names_in(whole):
+        return None
+    shape = shape_at(whole, {})
     iters: list[Iter] = []
     copies: list[Iter] = [Iter(size, 1, name) for name, size in mesh.axes.items() if name != axis and size > 1]
-    for dim, (extent, stride) in enumerate(zip(shape, dense_strides(form.local(shape)))):
+    for dim, (extent, stride) in enumerate(zip(shape, dense_strides(shape_at(form.local(shape), {})))):
         if dim != form.dim or form.share is None:
             iters.append(Iter(extent, stride, LINEAR_MEMORY))
             continue
