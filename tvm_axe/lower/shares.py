@@ -458,6 +458,8 @@ def _once(regions: Sequence[ir.TensorRegion], of: Sequence[tirx.Buffer]) -> list
     found: list[ir.TensorRegion] = []
     for region in regions:
         known = any(region.source.same_as(buffer) for buffer in of)
-        if known and not any(tvm_ffi.structural_equal(region, other) for other in found):
+        # Two buffers of one shape are structurally equal.
+        seen = [other.region for other in found if other.source.same_as(region.source)]
+        if known and not any(tvm_ffi.structural_equal(region.region, other) for other in seen):
             found.append(region)
     return found

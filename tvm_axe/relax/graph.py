@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import tvm
 from tvm import ir, relax, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.patterns import Pattern, pattern_of
@@ -110,7 +111,7 @@ def legalized(model: tvm.IRModule) -> tvm.IRModule:
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.FuseTransposeMatmul(),
-        relax.transform.LegalizeOps(),
+        _tvm.legalize_ops(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
         relax.transform.AnnotateTIROpPattern(),
