@@ -212,7 +212,7 @@ def _model_on_mesh(
 ) -> Executable:
     resolved = resolve_target(target, threads=cores_per_device(mesh))
     rates, page = registry.for_target(resolved).rates, backend_of(resolved).page
-    shared = share_model(model, mesh, axis, memory, pins, rates, page)
+    shared = share_model(model, mesh, axis, memory, pins, rates, page, values)
     _LOG.warning("%s", described(shared))
     kernels = Work(shared.module, resolved, None, work_dir, values=values)
     work = run(kernels, (APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS))  # workers do the last pass

@@ -6,6 +6,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
+from tvm_axe.analysis.blocks import all_blocks
+from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.analysis.sharding_rule import sharding_rule
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Share
@@ -66,11 +68,26 @@ def held(array, shares, device):
     return array
 
 
+def says_what_it_reads(func):
+    """Schedules go by what blocks say: each buffer that is loaded is said, but a reduction's own."""
+    for block in all_blocks(func.body):
+        if block.name_hint != "root":
+            loaded = [
+                load.source for load in loads_in([block.body]) if block.init is None or not of(block.writes, load)
+            ]
+            assert all(any(region.source.same_as(buffer) for region in block.reads) for buffer in loaded)
+
+
+def of(regions, load):
+    return any(region.source.same_as(load.source) for region in regions)
+
+
 def check(func, assigned, devices):
     """Each device's part of a function is its part of what the whole function gives, or its terms are."""
     rule, rng = sharding_rule(func), np.random.default_rng(0)
     local = shared(func, rule, assigned, devices)
     assert local is not None
+    says_what_it_reads(local)
     count = len(rule.inputs)
     kinds = [([int(extent) for extent in param.shape], str(param.dtype)) for param in func.params]
     inputs = [(np.abs(rng.standard_normal(shape)) + 0.1).astype(dtype) for shape, dtype in kinds[:count]]

@@ -195,19 +195,6 @@ def test_tuples_parameters_and_a_result_twice(workers):
 # ---- Refused
 
 
-def test_symbolic_shapes_are_refused_by_name():
-    class Linear(nn.Module):
-        def __init__(self):
-            self.up = nn.Linear(8, 12)
-
-        def forward(self, x):
-            return self.up(x)
-
-    model = models.exported(Linear(), x=(("n", 8), "float32"))
-    with pytest.raises(axe.LowerError, match=r"forward: parameter 'x' has the symbolic shape .*BindSymbolicVars"):
-        axe.compile(model, mesh=axe.Mesh({"tp": 2}))
-
-
 def test_options_are_of_models_on_a_mesh():
-    with pytest.raises(axe.LowerError, match="axis, memory and pins are for a Relax model on a mesh"):
+    with pytest.raises(axe.LowerError, match="axis, memory, pins and sizes are for a Relax model on a mesh"):
         axe.compile(models.experts(), memory=0.5)

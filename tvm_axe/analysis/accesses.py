@@ -11,6 +11,7 @@ from tvm.sym import Analyzer
 
 from tvm_axe.analysis.digits import Index, index_of
 from tvm_axe.analysis.expressions import alike
+from tvm_axe.analysis.sizes import Sizes, is_symbolic, number
 
 __all__ = ["Access", "LeafBlock", "NotAnalysed", "leaf_blocks"]
 
@@ -29,11 +30,15 @@ class NotAnalysed(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """A load or store of one element: its indices as sums of digits of the block's iterators, or None."""
+    """A load or store of one element: its indices as sums of digits of the block's iterators, or None.
+
+    `shape` is the buffer's, at the sizes that were given.
+    """
 
     buffer: tirx.Buffer
     indices: tuple[Index | None, ...]
     is_store: bool
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +57,8 @@ class LeafBlock:
         What it reduces with: "sum", "prod", "max" or "min"; None where it doesn't reduce, or in another way.
     value : Expr or None
         What is combined, or stored where it doesn't reduce; None where it isn't one store.
+    symbolic : frozenset[int]
+        The positions of the iterators whose extents are no constants.
     """
 
     name: str
@@ -60,6 +67,7 @@ class LeafBlock:
     accesses: tuple[Access, ...]
     combiner: str | None
     value: tirx.Expr | None
+    symbolic: frozenset[int] = frozenset()
 
     @property
     def written(self) -> list[tirx.Buffer]:
@@ -67,15 +75,22 @@ class LeafBlock:
         return [access.buffer for access in self.accesses if access.is_store]
 
 
-def leaf_blocks(func: tirx.PrimFunc) -> list[LeafBlock]:
+def leaf_blocks(func: tirx.PrimFunc, sizes: Sizes | None = None) -> list[LeafBlock]:
     """Return the blocks of a function that have none inside, in order.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        A function.
+    sizes : Sizes, optional
+        What symbolic extents are taken to be. No index is a sum of digits of iterators that have one.
 
     Raises
     ------
     NotAnalysed
         If a statement other than loops stands outside of them, or one can do more than load and store elements.
     """
-    return [_read(block) for block in _leaves(func.body)]
+    return [_read(block, sizes or {}) for block in _leaves(func.body)]
 
 
 def _leaves(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
@@ -104,12 +119,15 @@ def _found(kind: type, parts: object) -> list:
     return found
 
 
-def _read(block: s_tir.SBlock) -> LeafBlock:
-    iterators, analyzer = dict[tirx.Var, tuple[int, int]](), Analyzer()
+def _read(block: s_tir.SBlock, sizes: Sizes) -> LeafBlock:
+    iterators, extents, analyzer = dict[tirx.Var, tuple[int, int]](), list[int](), Analyzer()
     for position, iv in enumerate(block.iter_vars):
-        if not isinstance(iv.dom.extent, tirx.IntImm) or not isinstance(iv.dom.min, tirx.IntImm) or int(iv.dom.min):
+        extent = number(iv.dom.extent, sizes)
+        if extent is None or not isinstance(iv.dom.min, tirx.IntImm) or int(iv.dom.min):
             raise NotAnalysed(f"block {block.name_hint!r}: iterator {iv.var.name} must run from 0 to a constant")
-        iterators[iv.var] = (position, int(iv.dom.extent))
+        extents.append(extent)
+        if not is_symbolic(iv.dom.extent):
+            iterators[iv.var] = (position, extent)
         analyzer.bind(iv.var, iv.dom)
     bodies = [block.body] if block.init is None else [block.init, block.body]
     _only_accesses(block, bodies)
@@ -117,14 +135,15 @@ def _read(block: s_tir.SBlock) -> LeafBlock:
     for node in _found(tirx.BufferStore, bodies) + _found(ir.TensorLoad, bodies):
         is_store = isinstance(node, tirx.BufferStore)
         buffer = node.buffer if is_store else node.source
-        if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
+        shape = [number(extent, sizes) for extent in buffer.shape]
+        if None in shape:
             raise NotAnalysed(f"buffer {buffer.name!r}: its shape must be constant")
         indices = tuple(index_of(analyzer.simplify(index), iterators) for index in node.indices)
-        accesses.append(Access(buffer, indices, is_store))
+        accesses.append(Access(buffer, indices, is_store, tuple(n for n in shape if n is not None)))
     combiner, value = _combined(block)
-    extents = tuple(extent for _, extent in iterators.values())
     kinds = tuple(int(iv.iter_type) for iv in block.iter_vars)
-    return LeafBlock(block.name_hint, extents, kinds, tuple(accesses), combiner, value)
+    symbolic = frozenset(at for at, iv in enumerate(block.iter_vars) if is_symbolic(iv.dom.extent))
+    return LeafBlock(block.name_hint, tuple(extents), kinds, tuple(accesses), combiner, value, symbolic)
 
 
 def _only_accesses(block: s_tir.SBlock, bodies: Sequence[tirx.Stmt]) -> None:

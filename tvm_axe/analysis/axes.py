@@ -18,6 +18,7 @@ from tvm_axe.analysis.accesses import LeafBlock
 from tvm_axe.analysis.digits import Digit, Index
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.analysis.shifts import Axis, Span, Windowed, shifted
+from tvm_axe.analysis.sizes import is_symbolic
 
 __all__ = ["Axes", "Segment"]
 
@@ -63,6 +64,7 @@ class Axes:
         self.buffers: list[tirx.Buffer] = []
         self.extents: dict[Axis, int] = {}
         self.opaque: set[Axis] = set()
+        self.symbolic: set[Axis] = set()  # whose extents are no constants; they have no digits
         spans, sums, windows = self._links()
         numbers = {number for number in map(self.number, outputs) if number is not None}
         self.shifted = shifted(blocks, self.extents, spans, windows, {*self.opaque, *_summed(sums)}, numbers)
@@ -83,14 +85,16 @@ class Axes:
         for k, block in enumerate(self.blocks):
             self.extents |= {Axis("block", k, j): extent for j, extent in enumerate(block.extents)}
             self.opaque |= {Axis("block", k, j) for j, kind in enumerate(block.kinds) if kind not in (SPATIAL, REDUCE)}
+            self.symbolic |= {Axis("block", k, j) for j in block.symbolic}
             for access in block.accesses:
                 number, store = self.number(access.buffer), next(stores) if access.is_store else None
                 if number is None:
                     number = len(self.buffers)
                     self.buffers.append(access.buffer)
                 for dim, index in enumerate(access.indices):
-                    axis, size = Axis("buffer", number, dim), int(access.buffer.shape[dim])
+                    axis, size = Axis("buffer", number, dim), access.shape[dim]
                     self.extents[axis] = size
+                    self.symbolic |= {axis} if is_symbolic(access.buffer.shape[dim]) else set()
                     if index is None or not index.digits:
                         if size > 1:  # not a sum of digits, or one index
                             self.opaque.add(axis)
@@ -100,6 +104,7 @@ class Axes:
                         sums.append(_Sum(axis, k, index.digits, index.constant, store))
                     else:
                         windows.append(self._window(axis, k, index, store))
+        self.opaque |= self.symbolic
         return spans, sums, windows
 
     def _is_whole(self, k: int, digits: tuple[Digit, ...]) -> bool:
@@ -245,8 +250,8 @@ class Axes:
 
     def segments(self, axis: Axis) -> tuple[Segment, ...]:
         """Return the parts of an axis. Classes are numbered as they are met here."""
-        if self.extents[axis] == 1:
-            return (Segment(0, 1, ()),)
+        if self.extents[axis] == 1 or axis in self.symbolic:
+            return (Segment(0, self.extents[axis], ()),)
         if axis in self.shifted:
             group, extent, reach = self.shifted[axis]
             return (Segment(0, self.extents[axis], (self._named(group, extent),), reach),)

@@ -45,6 +45,7 @@ from tvm_axe.analysis.parameters import parameters
 from tvm_axe.analysis.partials import partial_buffers
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.analysis.shifts import Axis
+from tvm_axe.analysis.sizes import Sizes, at_sizes
 
 __all__ = ["Factor", "Operand", "Part", "ShardingRule", "sharding_rule"]
 
@@ -167,13 +168,16 @@ class ShardingRule:
         return "; ".join([f"{left} -> {right}", *rest, *([self.reason] if self.reason else [])])
 
 
-def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
+def sharding_rule(func: tirx.PrimFunc, sizes: Sizes | None = None) -> ShardingRule:
     """Derive the sharding rule of a function of blocks.
 
     Parameters
     ----------
     func : PrimFunc
-        A function over whole tensors of constant shapes, scheduled or not.
+        A function over whole tensors, scheduled or not.
+    sizes : Sizes, optional
+        What symbolic extents are taken to be, where there are such. Dimensions that have one belong to no factor, so
+        that the rule holds at all sizes.
 
     Returns
     -------
@@ -183,14 +187,15 @@ def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
     Raises
     ------
     InputError
-        If a parameter isn't a buffer or has a symbolic extent.
+        If a parameter isn't a buffer, or has a symbolic extent that `sizes` doesn't say.
     """
-    parameters(func)  # refuses what has no constant shape; two parameters may have one name, as outputs of importers
-    params, sides = list(func.params), directions(func)
-    shapes = [tuple(int(extent) for extent in param.shape) for param in params]
+    sizes, known = sizes or {}, at_sizes(func, sizes or {})
+    parameters(known)  # refuses what has no constant shape; two parameters may have one name, as outputs of importers
+    params, sides = list(func.params), directions(known)
+    shapes = [tuple(int(extent) for extent in param.shape) for param in known.params]
     outputs = [param for param, side in zip(params, sides) if side.is_output]
     try:
-        blocks = leaf_blocks(func)
+        blocks = leaf_blocks(func, sizes)
     except NotAnalysed as error:
         whole = [Operand(p.name, tuple((Part(0, n, ()),) for n in shape)) for p, shape in zip(params, shapes)]
         return _rule((), whole, whole, (), (), sides, str(error))
@@ -205,7 +210,8 @@ def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
     iterators = [dims("block", k, block.extents) for k, block in enumerate(blocks)]
     inner = [dims("buffer", n, buffer.shape) for n, buffer in enumerate(axes.buffers)]
     allocated = list(func.body.block.alloc_buffers)
-    held = [dims("buffer", axes.number(buffer), [int(n) for n in buffer.shape]) for buffer in allocated]
+    room = [[int(extent) for extent in buffer.shape] for buffer in known.body.block.alloc_buffers]
+    held = [dims("buffer", axes.number(buffer), shape) for buffer, shape in zip(allocated, room)]
     extents, opaque, halos = axes.classes()
     for operand in [*inner, *iterators]:
         opaque |= _repeated(operand)

@@ -249,11 +249,11 @@ class DeviceMirror(Mirror):
         self._shared.update(places if tensor.shared else ())
         self._zeros.update(places)
 
-    def release(self, tensor: MeshTensor) -> None:
+    def forget(self, tensor: MeshTensor) -> None:
         places = self._places(tensor)
         self._zeros.difference_update(places)
         self._drop([place for place in places if place in self._current])
-        super().release(tensor)
+        super().forget(tensor)
 
     def outdate(self) -> None:
         super().outdate()

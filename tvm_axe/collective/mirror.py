@@ -59,13 +59,17 @@ class Mirror:
         self._current.update(places)
         self._shared.update(places if tensor.shared else ())
 
+    def forget(self, tensor: MeshTensor) -> None:
+        """Let go of the copies of a tensor, whatever was written to them."""
+        for place in self._places(tensor):
+            self._views.pop(place, None)
+            self._current.discard(place)
+
     def release(self, tensor: MeshTensor) -> None:
         """Give the memory of a tensor on the other machines back."""
         places = self._places(tensor)
-        for place in places:
-            self._views.pop(place, None)
-            self._current.discard(place)
-            self._shared.discard(place)
+        self.forget(tensor)
+        self._shared.difference_update(places)
         self._run("release", places)
 
     def fetch(self, tensor: MeshTensor, device: int) -> None:

@@ -140,8 +140,9 @@ class MeshTensor:
         self._arena = arena
         self._devices = mesh.size
         self._texts: dict[str, str] = {}
+        self._reserved = self.shape
         stride = slab_stride(self.shape, dtype, arena.page) * self._numpy_type.itemsize
-        self._stride = 0 if shared else stride
+        self._stride, self._room = 0 if shared else stride, stride
         # What the host has are copies, taken when they are wanted, if the devices have memory of their own.
         self._offset: int | None = arena.allocate(
             stride if shared else stride * self._devices, take=mirror is None or not mirror.discrete
@@ -182,6 +183,35 @@ class MeshTensor:
         if self._mirror is not None:
             self._mirror.watch(self, device, slab)
         return slab
+
+    @property
+    def room(self) -> int:
+        """Bytes that a slab may have; see `resize`."""
+        return self._room
+
+    def resize(self, shape: Sequence[int]) -> None:
+        """Have slabs of another shape in the same memory; what is in them is then anything. Extents may be 0.
+
+        Raises
+        ------
+        InputError
+            If they don't fit into the memory that there is, or the tensor has a layout, which is of one shape.
+        WorkerError
+            If the tensor was freed or its workers are closed.
+        """
+        self._live_offset()
+        found = tuple(int(n) for n in shape)
+        if self.holding is not None or min(found, default=0) < 0:
+            raise InputError(f"resize: {self!r} can't have slabs of shape {found}")
+        if math.prod(found) * self._numpy_type.itemsize > self._room:
+            raise InputError(
+                f"resize: slabs of shape {found} don't fit where those of {self._reserved} were; make another"
+            )
+        if found != self.shape:
+            if self._mirror is not None:
+                self._mirror.forget(self)
+            self._texts.clear()
+            self.shape = found
 
     @property
     def workers(self) -> Workers:
@@ -264,6 +294,9 @@ class MeshTensor:
         """Give the memory back; the tensor can't be used afterwards."""
         offset = self._live_offset()
         if self._mirror is not None:
+            if self.shape != self._reserved:
+                self._mirror.forget(self)
+                self.shape = self._reserved
             self._mirror.release(self)
         self._offset = None
         self._arena.free(offset)

@@ -276,8 +276,8 @@ class Workers:
         self._calls.add(bound)
         return bound
 
-    def invoke(self, bound: BoundCall, args: Sequence[tuple[MeshTensor, str]]) -> None:
-        """Run a bound call once on every worker, with tensors and their views for the arguments that it left open.
+    def invoke(self, bound: BoundCall, args: Sequence[tuple[MeshTensor, str] | int]) -> None:
+        """Run a bound call once on every worker, with what it left open: tensors with their views, and integers.
 
         It costs little beside the function itself, however many arguments are bound.
 
@@ -291,7 +291,8 @@ class Workers:
         self._check_call(bound)
         if len(args) != bound.places:
             raise InputError(f"invoke: {bound!r}; got {len(args)}")
-        self._session.run("invoke", bound.number, [tensor.text(view) for tensor, view in args])
+        said = [str(each) if isinstance(each, int) else each[0].text(each[1]) for each in args]
+        self._session.run("invoke", bound.number, said)
 
     def read(self, requests: Sequence[tuple[MeshTensor, Stored, Sequence[Sequence[Piece]]]]) -> None:
         """Have each worker fill its slabs out of files.

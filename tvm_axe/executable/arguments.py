@@ -28,10 +28,10 @@ _name = functools.cache(str)  # of a type: numpy makes it anew each time, which 
 
 
 class Input(NamedTuple):
-    """An array that an executable takes; an extent that is None may be any."""
+    """An array that an executable takes; an extent that is None or a name may be any."""
 
     name: str
-    shape: tuple[int | None, ...]
+    shape: tuple[int | str | None, ...]
     dtype: str
 
     def __str__(self) -> str:

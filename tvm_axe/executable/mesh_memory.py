@@ -21,9 +21,12 @@ from tvm_axe.collective.workers import Item
 from tvm_axe.errors import WorkerError
 from tvm_axe.executable.on_mesh import discard
 from tvm_axe.executable.signatures import Signature
+from tvm_axe.executable.sizes import room_of, sizes_of
 from tvm_axe.executable.spread import Pool, Program, Spread
 from tvm_axe.executable.weights import Weight
 from tvm_axe.relax.device import DeviceFunction, Placed
+from tvm_axe.relax.forms import local_shape
+from tvm_axe.relax.sizes import names_in, shape_at
 from tvm_axe.tracing import model_timeline
 
 __all__ = ["MeshMemory"]
@@ -44,7 +47,7 @@ class _Bound(NamedTuple):
     open : tuple of (str, str)
         The tensors, by name, that a call brings or leaves, each with a view of it.
     arguments : tuple
-        All arguments, None for these.
+        All arguments, None for these, behind the sizes that the function takes first.
     call : BoundCall
         The others are bound in it.
     nesting : Any
@@ -129,7 +132,8 @@ class MeshMemory:
         seen = {name for function in functions for name, view in function.arguments if view != SLAB}
         for each in placed:
             try:
-                self._fixed[each.name] = self._new(each, each.is_whole and each.name not in seen)
+                shape = shape_at(each.shape, {})  # no call decides what weights and constants are
+                self._fixed[each.name] = self._new(each, shape, shared=each.is_whole and each.name not in seen)
             except WorkerError as error:
                 if not self._program.on().closed:
                     whole = sum(_bytes(each) for each in placed)
@@ -139,7 +143,10 @@ class MeshMemory:
                 raise
 
     def _between(self) -> dict[str, MeshTensor]:
-        """Tensors by which devices exchange what is computed: those of one function are another's too."""
+        """Tensors by which devices exchange what is computed: those of one function are another's too.
+
+        Those of shapes that calls decide aren't among them.
+        """
         made: dict[tuple[tuple[int, ...], str], list[MeshTensor]] = defaultdict(list)
         found: dict[str, MeshTensor] = {}
         for function in self._program.shared.functions.values():
@@ -148,7 +155,9 @@ class MeshMemory:
             used: dict[tuple[tuple[int, ...], str], int] = defaultdict(int)
             for name in dict.fromkeys(name for name, _ in function.arguments if name not in brought):
                 placed = self._program.shared.tensors[name]
-                key = placed.slab, placed.dtype
+                if names_in(placed.shape):
+                    continue
+                key = shape_at(placed.slab, {}), placed.dtype
                 if used[key] == len(made[key]):
                     made[key].append(self._pool.take(*key))
                 found[name] = made[key][used[key]]
@@ -158,7 +167,7 @@ class MeshMemory:
     def _bound(
         self, signature: Signature, function: DeviceFunction, weights: frozenset[str], between: Mapping[str, MeshTensor]
     ) -> _Bound:
-        arguments: list[Argument | None] = []
+        arguments: list[Argument | None] = [None for _ in function.sizes]
         left: list[tuple[str, str]] = []
         for name, view in function.arguments:
             tensor = self._fixed[name].tensor if name in self._fixed else between.get(name)
@@ -181,42 +190,54 @@ class MeshMemory:
 
     # ---- Values
 
-    def _new(self, placed: Placed, shared: bool = False) -> Spread:
-        return Spread(
-            placed.shape, placed.dtype, placed.forms, self._pool.take(placed.slab, placed.dtype, shared), self._pool
-        )
+    def _new(
+        self, placed: Placed, shape: tuple[int, ...], most: Mapping[str, int] | None = None, shared: bool = False
+    ) -> Spread:
+        """A value of a whole shape; with room for sizes up to `most`, where its shape depends on such."""
+        slab = local_shape(placed.forms, shape)
+        tensor = self._pool.take(slab, placed.dtype, shared, room_of(placed, slab, most or {}))
+        return Spread(shape, placed.dtype, placed.forms, tensor, self._pool)
 
     def put(self, array: np.ndarray, function: str, param: str) -> tuple[Spread, ...]:
         self._program.on()
         found = []
-        for placed, shared in self._functions[function].inputs[param]:
-            value = self._new(placed, shared)
+        bound = self._functions[function]
+        for placed, shared in bound.inputs[param]:
+            value = self._new(placed, array.shape, bound.of.most, shared)
             self.copied += self._program.scatter(value.tensor, placed.forms, array)
             found.append(value)
         return tuple(found)
 
     def call(self, function: str, arguments: Sequence[Any]) -> Any:
         bound = self._functions[function]
-        values = self._values(bound, arguments)
-        self._program.on().invoke(bound.call, [(values[name].tensor, view) for name, view in bound.open])
+        values, opened = self._values(bound, arguments)
+        self._program.on().invoke(bound.call, opened)
         results = iter([values.get(each.name) or self._fixed[each.name] for each in bound.of.results])
         return _nested(bound.nesting, results)
 
-    def _values(self, bound: _Bound, arguments: Sequence[Any]) -> dict[str, Spread]:
-        """What a call brings and leaves, by the names of the tensors."""
+    def _values(self, bound: _Bound, arguments: Sequence[Any]) -> tuple[dict[str, Spread], list[Any]]:
+        """What a call brings and leaves, by the names of the tensors; and what its open arguments are."""
         values: dict[str, Spread] = {}
+        function = bound.of
         for placed, given in zip(bound.inputs.values(), arguments, strict=True):
             for at, (each, _) in enumerate(placed):
                 value = given[at] if isinstance(given, tuple) else given  # the former is what `put` has made
-                values[each.name] = value if value.forms == each.forms else self._converted(value, each)
-        for each in bound.of.results:
-            if each.name not in values and each.name not in self._fixed:
-                values[each.name] = self._new(each)
-        return values
+                values[each.name] = value if value.forms == each.forms else self._converted(value, each, function)
+        sizes: dict[str, int] = {}
+        if function.sizes:
+            given = {each.name: values.get(each.tensors[0].name) for each in function.inputs if each.tensors}
+            sizes = sizes_of(function, {name: value.shape for name, value in given.items() if value is not None})
+        tensors = self._program.shared.tensors
+        made = dict.fromkeys((*(each.name for each in function.results), *(name for name, _ in bound.open)))
+        for name in made:
+            if name not in values and name not in self._fixed:
+                values[name] = self._new(tensors[name], shape_at(tensors[name].shape, sizes), function.most)
+        opened = [(values[name].tensor, view) for name, view in bound.open]
+        return values, [*(sizes[name] for name in function.sizes), *opened]
 
-    def _converted(self, value: Spread, placed: Placed) -> Spread:
-        found = self._new(placed)
-        self._program.convert(value, found.tensor, placed.forms)
+    def _converted(self, value: Spread, placed: Placed, function: DeviceFunction) -> Spread:
+        found = self._new(placed, value.shape, function.most)
+        self._program.convert(value, found.tensor, placed)
         return found
 
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
@@ -233,15 +254,9 @@ class MeshMemory:
     def _whole(self, function: str, arguments: Sequence[Any]) -> tuple[list[Argument], dict[str, Spread]]:
         """All that a function is called with, and what is to be kept until it was."""
         bound = self._functions[function]
-        values = self._values(bound, arguments)
-        left = iter(bound.open)
-        given: list[Argument] = []
-        for argument in bound.arguments:
-            if argument is None:
-                name, view = next(left)
-                argument = values[name].tensor, view
-            given.append(argument)
-        return given, values
+        values, opened = self._values(bound, arguments)
+        left = iter(opened)
+        return [next(left) if argument is None else argument for argument in bound.arguments], values
 
     def fetch(self, value: Spread) -> np.ndarray:
         self._program.on()
@@ -266,4 +281,4 @@ def _nested(nesting: Any, results: Any) -> Any:
 
 
 def _bytes(placed: Placed) -> int:
-    return math.prod(placed.slab) * np.dtype(placed.dtype).itemsize
+    return math.prod(shape_at(placed.slab, {})) * np.dtype(placed.dtype).itemsize

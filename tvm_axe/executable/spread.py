@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tvm
@@ -17,7 +18,7 @@ from tvm_axe.errors import WorkerError
 from tvm_axe.executable.on_mesh import discard
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.relax.conversion import Conversion, conversion
-from tvm_axe.relax.device import DeviceModule
+from tvm_axe.relax.device import DeviceModule, Placed
 from tvm_axe.relax.forms import WHOLE, Forms, spots
 from tvm_axe.relax.workspace import Workspace
 
@@ -61,13 +62,15 @@ class Program:
             raise WorkerError("the workers are closed; launch new ones, and load the model again")
         return workers
 
-    def convert(self, value: Spread, target: MeshTensor, forms: Forms) -> None:
-        """Put a value into a tensor in other forms, on the devices; through the host where these see no peers.
+    def convert(self, value: Spread, target: MeshTensor, placed: Placed) -> None:
+        """Put a value into a tensor that is `placed` in other forms, on the devices.
 
-        Through the host, too, what is to be moved along several axes.
+        It goes through the host where these see no peers, and what is to be moved along several axes.
         """
         workers, shared = self.on(), self.shared
-        key = value.shape, value.dtype, value.forms, forms
+        forms = placed.forms
+        shape = tuple(extent if isinstance(extent, int) else None for extent in placed.shape)
+        key = shape, value.dtype, value.forms, forms
         if key not in self._conversions:
             found = conversion(*key, shared.mesh, workers.page)
             if found is None or (found.view != SLAB and workers.is_apart(found.axis)):
@@ -121,35 +124,54 @@ class Pool:
     def __init__(self, workers: Workers) -> None:
         self._workers = weakref.ref(workers)
         self._all: list[MeshTensor] = []
-        self._free: defaultdict[tuple[tuple[int, ...], str, bool], deque[MeshTensor]] = defaultdict(deque)
+        self._kinds: dict[MeshTensor, _Kind] = {}
+        self._free: defaultdict[_Kind, deque[MeshTensor]] = defaultdict(deque)
         self.closed = False
         weakref.finalize(self, discard, self._workers, self._all)
 
-    def take(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
-        """A tensor with slabs of a shape, with anything in it."""
-        free = self._free[tuple(shape), dtype, shared]
+    def take(self, shape: Sequence[int], dtype: str, shared: bool = False, room: int | None = None) -> MeshTensor:
+        """A tensor with slabs of a shape, with anything in it; with `room` for so many elements, to be used for others.
+
+        Tensors with as much room serve shapes of all kinds.
+        """
+        kind = _Kind(tuple(shape) if room is None else (room,), dtype, shared, room is None)
+        free = self._free[kind]
         if free:
-            return free.pop()
-        workers = self._workers()
-        assert workers is not None  # whoever asks has them
-        tensor = workers.mesh_tensor(shape, dtype, shared)
-        self._all.append(tensor)
+            tensor = free.pop()
+        else:
+            workers = self._workers()
+            assert workers is not None  # whoever asks has them
+            tensor = workers.mesh_tensor(kind.shape, dtype, shared)
+            self._all.append(tensor)
+            self._kinds[tensor] = kind
+        if room is not None:
+            tensor.resize(shape)
         return tensor
 
-    def give(self, tensor: MeshTensor, dtype: str) -> None:
+    def give(self, tensor: MeshTensor) -> None:
         """Take a tensor back that nobody uses any more; in any thread."""
         if not self.closed:
-            self._free[tensor.shape, dtype, tensor.shared].append(tensor)
+            self._free[self._kinds[tensor]].append(tensor)
 
     def close(self) -> None:
         """Free all."""
         self.closed = True
         self._free.clear()
+        self._kinds.clear()
         workers = self._workers()
         while self._all:
             tensor = self._all.pop()
             if workers is not None and not workers.closed:
                 workers.free(tensor)
+
+
+class _Kind(NamedTuple):
+    """What a tensor of a pool is taken for: slabs of this shape, or any that have room in one."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    shared: bool
+    is_fixed: bool
 
 
 class Spread:
@@ -171,4 +193,4 @@ class Spread:
         self.shape, self.dtype, self.forms, self.tensor, self._pool = shape, dtype, forms, tensor, pool
 
     def __del__(self) -> None:
-        self._pool.give(self.tensor, self.dtype)
+        self._pool.give(self.tensor)

@@ -259,6 +259,8 @@ class Share:
 
 def spans_of(at: NDArray[np.int64]) -> list[slice]:
     """Return indices as slices of neighbouring ones, in their order."""
+    if not len(at):
+        return [slice(0, 0)]
     cuts = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
     return [slice(int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(cuts)]
 

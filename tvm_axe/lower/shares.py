@@ -37,6 +37,7 @@ from tvm_axe.analysis.blocks import all_blocks, element, nested_blocks, statemen
 from tvm_axe.analysis.expressions import is_choice, loads_in, substitute, uses
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.analysis.sharding_rule import ShardingRule
+from tvm_axe.analysis.sizes import Sizes
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 
@@ -98,7 +99,12 @@ def _stores(body: tirx.Stmt) -> list[tirx.Stmt]:
 
 
 def shared(
-    func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int, rank: tirx.Var | None = None
+    func: tirx.PrimFunc,
+    rule: ShardingRule,
+    assigned: Assigned,
+    devices: int,
+    rank: tirx.Var | None = None,
+    sizes: Sizes | None = None,
 ) -> tirx.PrimFunc | None:
     """Return what each of some devices runs of a function.
 
@@ -115,6 +121,8 @@ def shared(
     rank : Var, optional
         What the device's coordinate is called; it stays free then (`with_coordinates`), so that the function is one
         of buffers, and can be shared along another axis.
+    sizes : Sizes, optional
+        What symbolic extents were taken to be in `rule`. They stay symbolic.
 
     Returns
     -------
@@ -124,7 +132,9 @@ def shared(
     """
     if not assigned:
         return func
-    localizer = _Localizer(func, rule, assigned, devices, tirx.Var(RANK, "int64") if rank is None else rank)
+    localizer = _Localizer(
+        func, rule, assigned, devices, tirx.Var(RANK, "int64") if rank is None else rank, sizes or {}
+    )
     if not localizer.fits:
         return None
     local = localizer.function()
@@ -154,16 +164,21 @@ class _Piece:
         What the device has of it.
     run : int or None
         The number of the run, where each has a nest of its own.
+    whole : Expr
+        How far it runs in the whole function.
     """
 
     old: tirx.Var
     var: tirx.Var
     share: Share
     run: int | None
+    whole: tirx.Expr
 
     @property
-    def extent(self) -> int:
-        return self.share.local if self.run is None else self.share.runs[self.run].local
+    def extent(self) -> tirx.Expr:
+        if self.share.is_whole:
+            return self.whole
+        return tirx.IntImm(str(self.var.ty), self.share.local if self.run is None else self.share.runs[self.run].local)
 
     @property
     def begin(self) -> int:
@@ -173,9 +188,15 @@ class _Piece:
 
 class _Localizer:
     def __init__(
-        self, func: tirx.PrimFunc, rule: ShardingRule, assigned: Assigned, devices: int, rank: tirx.Var
+        self,
+        func: tirx.PrimFunc,
+        rule: ShardingRule,
+        assigned: Assigned,
+        devices: int,
+        rank: tirx.Var,
+        sizes: Sizes,
     ) -> None:
-        self.func, self.rule, self.devices, self.rank = func, rule, devices, rank
+        self.func, self.rule, self.devices, self.rank, self.sizes = func, rule, devices, rank, sizes
         self.starts: dict[tuple[tuple[int, ...], str], tirx.Var] = {}
         self.bounds: dict[tirx.Var, ir.Range] = {self.rank: ir.Range(0, devices)}
         find = functools.partial(shares_of, rule=rule, assigned=assigned, devices=devices)
@@ -190,12 +211,12 @@ class _Localizer:
 
     def _slab(self, buffer: tirx.Buffer, shares: Sequence[Share]) -> tirx.Buffer:
         kind = str(buffer.shape[0].ty) if len(buffer.shape) else "int64"
-        shape = [tirx.IntImm(kind, share.local) for share in shares]
+        shape = [n if share.is_whole else tirx.IntImm(kind, share.local) for n, share in zip(buffer.shape, shares)]
         return tirx.decl_buffer(shape, buffer.dtype, buffer.name, layout=None)
 
     def function(self) -> tirx.PrimFunc:
         root = self.func.body.block
-        leaves = leaf_blocks(self.func)
+        leaves = leaf_blocks(self.func, self.sizes)
         nests = [nested_blocks(nest)[0].block for nest in statements(root.body)]
         body = tirx.stmt_seq(
             *(
@@ -244,13 +265,12 @@ class _Localizer:
         runs: Sequence[int | None],
     ) -> tirx.Stmt:
         pieces = [
-            _Piece(iv.var, tirx.Var(iv.var.name, iv.var.ty), share, run)
+            _Piece(iv.var, tirx.Var(iv.var.name, iv.var.ty), share, run, iv.dom.extent)
             for iv, share, run in zip(block.iter_vars, shares, runs)
         ]
         analyzer = Analyzer()
         bounds = {
-            piece.var: ir.Range.from_min_extent(*(tirx.IntImm(str(piece.var.ty), n) for n in (0, piece.extent)))
-            for piece in pieces
+            piece.var: ir.Range.from_min_extent(tirx.IntImm(str(piece.var.ty), 0), piece.extent) for piece in pieces
         }
         numbers = {piece.old: self._number(piece) for piece in pieces}
         for var, bound in {**self.bounds, **bounds}.items():
@@ -274,8 +294,7 @@ class _Localizer:
         loops = [tirx.Var(f"i{at}", piece.var.ty) for at, piece in enumerate(pieces)]
         nest: tirx.Stmt = s_tir.SBlockRealize(loops, True, final)
         for loop, piece in reversed(list(zip(loops, pieces))):
-            zero, extent = (tirx.IntImm(str(loop.ty), number) for number in (0, piece.extent))
-            nest = tirx.For(loop, zero, extent, tirx.ForKind.SERIAL, nest)
+            nest = tirx.For(loop, tirx.IntImm(str(loop.ty), 0), piece.extent, tirx.ForKind.SERIAL, nest)
         return nest
 
     def _counted(
@@ -466,6 +485,8 @@ def _once(regions: Sequence[ir.TensorRegion], of: Sequence[tirx.Buffer]) -> list
     found: list[ir.TensorRegion] = []
     for region in regions:
         known = any(region.source.same_as(buffer) for buffer in of)
-        if known and not any(tvm_ffi.structural_equal(region, other) for other in found):
+        # Two buffers of one shape are structurally equal.
+        seen = [other.region for other in found if other.source.same_as(region.source)]
+        if known and not any(tvm_ffi.structural_equal(region.region, other) for other in seen):
             found.append(region)
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Range
 from tvm.sym import Analyzer
@@ -33,7 +34,7 @@ _Cut = tuple[int, Share] | None
 
 
 def taking(
-    shape: Sequence[int],
+    shape: Sequence[int | tirx.Expr],
     dtype: str,
     source: _Cut,
     target: _Cut,
@@ -49,7 +50,7 @@ def taking(
     Parameters
     ----------
     shape, dtype
-        Of the whole value.
+        Of the whole value. What isn't a number is a size of its own in the function, wherever it appears.
     source, target : (int, Share) or None
         Which dimension is shared before and after, and how; None where none is.
     combiner : str
@@ -71,6 +72,7 @@ def taking(
     analyzer, own = Analyzer(), rank is None
     rank = tirx.Var(RANK, "int64") if rank is None else rank
     analyzer.bind(rank, Range.from_min_extent(_int(0), _int(peers_of(mesh, axis)[0])))
+    shape = _with_own_sizes(shape)
     before, after = (_local(shape, cut) for cut in (source, target))
     read = view_buffer(mesh, view, before, dtype, "source", page)
     written = view_buffer(mesh, SLAB, after, dtype, "target", page)
@@ -113,11 +115,25 @@ def taking(
     return with_coordinates(func, 1, [rank])[0] if own else func
 
 
-def _int(number: int) -> tirx.Expr:
-    return tirx.IntImm("int64", number)
+def _int(number: int | tirx.Expr) -> tirx.Expr:
+    return tirx.IntImm("int64", number) if isinstance(number, int) else number
 
 
-def _local(shape: Sequence[int], cut: _Cut) -> tuple[int, ...]:
+def _with_own_sizes(shape: Sequence[int | tirx.Expr]) -> list[int | tirx.Expr]:
+    """The shape with a variable for each extent that isn't a number; equal ones are one."""
+    known: list[tuple[tirx.Expr, tirx.Var]] = []
+    found: list[int | tirx.Expr] = []
+    for extent in shape:
+        if isinstance(extent, int):
+            found.append(extent)
+            continue
+        same = [size for other, size in known if tvm_ffi.structural_equal(other, extent, map_free_vars=False)]
+        known += [] if same else [(extent, tirx.Var(f"n{len(known)}", "int64"))]
+        found.append(same[0] if same else known[-1][1])
+    return found
+
+
+def _local(shape: Sequence[int | tirx.Expr], cut: _Cut) -> tuple[int | tirx.Expr, ...]:
     return tuple(cut[1].local if cut is not None and cut[0] == dim else extent for dim, extent in enumerate(shape))
 
 

@@ -27,6 +27,7 @@ from tvm_axe.lower.shares import RANK, shared
 from tvm_axe.relax.forms import SLICE, WHOLE, Form, Move, blocks, move
 from tvm_axe.relax.graph import Graph, Node
 from tvm_axe.relax.holding import Holding
+from tvm_axe.relax.sizes import shape_at
 from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.transfers import Carrying, Transfer
 from tvm_axe.relax.ways import Strategy
@@ -57,7 +58,7 @@ class Operators:
     def __init__(self, devices: int, rates: Rates, axis: str = "") -> None:
         self.devices, self.rates, self.axis = devices, rates, axis
         self.rank = tirx.Var(axis or RANK, "int64")
-        self._known: dict[tuple[int, int], list[Operator]] = {}
+        self._known: dict[tuple[int, int, tuple[int, ...]], list[Operator]] = {}
         self._carrying: dict[Transfer, Carrying] = {}
         self._holding: dict[object, Holding] = {}
         self._local: dict[object, tirx.PrimFunc] = {}
@@ -65,37 +66,38 @@ class Operators:
     def of_node(self, graph: Graph, node: Node) -> Operator | Carrying | Holding | None:
         """The operator that a call of a function is; None of what takes and gives whole values."""
         if node.pins is not None:
-            key = graph.values[node.ins[0]].shape, node.pins.get(self.axis, -1)
+            key = graph.values[node.ins[0]].typical, node.pins.get(self.axis, -1)
             if key not in self._holding:
                 dims = [node.pins[self.axis]] if self.axis in node.pins else []
                 self._holding[key] = Holding(*(blocks(key[0], dim, self.devices) for dim in dims))
             return self._holding[key]
         if node.transfer is None:
-            return None if node.func is None else self.of(node.func, len(node.ins))
+            return None if node.func is None else self.of(node.func, len(node.ins), node.sizes)
         if node.transfer not in self._carrying:
             self._carrying[node.transfer] = Carrying(node.transfer, self.rates.link)
         return self._carrying[node.transfer]
 
     def local(self, node: Node, strategy: Strategy) -> tirx.PrimFunc:
-        """The function that a device runs of a call, in which its coordinate is free."""
+        """The function that a device runs of a call, in which its coordinate is free; numbers come behind buffers."""
         assert node.func is not None  # a call of a function has strategies that are more than whole
-        if not strategy.assigned:
-            return node.func
-        operator = self.of(node.func, len(node.ins))
+        operator = self.of(node.func, len(node.ins), node.sizes)
         key = operator, strategy.assigned
         if key not in self._local:
-            func = shared(operator.func, operator.rule, dict(strategy.assigned), self.devices, self.rank)
+            func = shared(
+                operator.func, operator.rule, dict(strategy.assigned), self.devices, self.rank, operator.sizes
+            )
             assert func is not None  # the strategy was made of shares
-            self._local[key] = func
+            params = [*func.params, *operator.numbers]
+            self._local[key] = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs) if operator.numbers else func
         return self._local[key]
 
-    def of(self, func: tirx.PrimFunc, inputs: int) -> Operator:
-        """The operator that a function is."""
-        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs), [])
+    def of(self, func: tirx.PrimFunc, inputs: int, sizes: tuple[int, ...] = ()) -> Operator:
+        """The operator that a function is where its variables typically are `sizes`."""
+        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes), [])
         for operator in same:
-            if tvm_ffi.structural_equal(operator.func, func):
+            if tvm_ffi.structural_equal(operator.called, func):
                 return operator
-        same.append(Operator(func, inputs, self.devices, self.rates))
+        same.append(Operator(func, inputs, self.devices, self.rates, sizes))
         return same[-1]
 
 
@@ -190,7 +192,9 @@ class Chosen:
             value = self.graph.values[number]
             if value.kind == "weight":
                 here += round(dtype_bytes(value.dtype, value.size) * sum(form.fraction() for form in forms))
-                there[value.name, value.param] = dtype_bytes(value.dtype, math.prod(value.whole))
+                there[value.name, value.param] = dtype_bytes(
+                    value.dtype, math.prod(shape_at(value.whole, self.graph.typical))
+                )
         return here, sum(there.values())
 
     def without_pins(self) -> Chosen:
@@ -303,7 +307,7 @@ class _Search:
     def _move(self, source: Form, target: Form, value: int) -> Move | None:
         of = self.graph.values[value]
         itemsize = max(1, dtype_bytes(of.dtype, 1))
-        return move(source, target, of.shape, itemsize, self.devices, self.link)
+        return move(source, target, of.typical, itemsize, self.devices, self.link)
 
     def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
         """The ways to make a call: the time, the strategy, what is held after, and moves by position."""

@@ -35,14 +35,14 @@ class Conversion(NamedTuple):
 
 
 def conversion(
-    shape: tuple[int, ...], dtype: str, source: Forms, target: Forms, mesh: Mesh, page: int
+    shape: tuple[int | None, ...], dtype: str, source: Forms, target: Forms, mesh: Mesh, page: int
 ) -> Conversion | None:
     """How devices bring a value from some forms to others; None where that takes moves along several axes.
 
     Parameters
     ----------
     shape, dtype
-        Of the whole value.
+        Of the whole value; an extent that is None may be any, and is another one in each call.
     source, target : Forms
         How devices hold it, and are to; they differ.
     mesh : Mesh
@@ -54,16 +54,19 @@ def conversion(
     if len(moved) != 1:
         return None
     (axis, held), (_, wanted) = source[moved[0]], target[moved[0]]
+    extents: tuple[int | tirx.Expr, ...] = tuple(
+        tirx.Var(f"n{at}", "int64") if extent is None else extent for at, extent in enumerate(shape)
+    )
     for at, (_, form) in enumerate(source):
         if at > moved[0] and form.dim is not None and form.dim in (held.dim, wanted.dim):
             return None  # what is dealt out along that axis is another part of it before and after
         if at != moved[0]:
-            shape = form.local(shape)
+            extents = form.local(extents)
     view = SLAB if held == WHOLE else axis
     cuts = [None if form.share is None or form.dim is None else (form.dim, form.share) for form in (held, wanted)]
-    kernel = taking(shape, dtype, cuts[0], cuts[1], held.partial, mesh, axis, view, page)
+    kernel = taking(extents, dtype, cuts[0], cuts[1], held.partial, mesh, axis, view, page)
     builder = relax.BlockBuilder()
-    shapes = view_shape(mesh, view, held.local(shape)), wanted.local(shape)
+    shapes = view_shape(mesh, view, held.local(extents)), wanted.local(extents)
     read, written = (relax.Var(n, relax.TensorType([*s], dtype)) for n, s in zip(("source", "target"), shapes))
     rank = relax.Var(axis, tvm.ir.PrimType("int64"))
     with builder.function("main", [read, written, rank], pure=False):

@@ -23,8 +23,9 @@ from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.lower.taking import taking
 from tvm_axe.lower.views import view_shape
 from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
-from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form, Forms
+from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form, Forms, local_shape
 from tvm_axe.relax.graph import Node, Value
+from tvm_axe.relax.sizes import Shape, exprs
 from tvm_axe.relax.transfers import Transfer
 
 __all__ = ["Argument", "DeviceFunction", "DeviceModule", "Placed", "device_module"]
@@ -38,17 +39,14 @@ class Placed:
     """A tensor of the mesh: a value in a form along each axis, of which each device has a slab."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     forms: Forms
 
     @property
-    def slab(self) -> tuple[int, ...]:
+    def slab(self) -> Shape:
         """The shape of a slab."""
-        shape = self.shape
-        for _, form in self.forms:
-            shape = form.local(shape)
-        return shape
+        return local_shape(self.forms, self.shape)
 
     @property
     def is_whole(self) -> bool:
@@ -68,7 +66,7 @@ class Argument:
     """What a function of the model takes or has as a constant: a whole array, and the tensors that it is put into."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     kind: str
     tensors: tuple[Placed, ...]
@@ -86,9 +84,13 @@ class DeviceFunction:
         What the model's function takes.
     results : tuple[Placed, ...]
         What it leaves, in the model's order.
+    sizes : tuple[str, ...]
+        The sizes that shapes are counted in: what the device's function is called with first.
+    most : Mapping[str, int]
+        Upper bounds of sizes, by name, of those that have one.
     arguments : tuple of (str, str)
-        What the device's function is called with: tensors of the mesh by name, each with the view of it; its
-        coordinates come behind them.
+        What it is called with then: tensors of the mesh by name, each with the view of it; its coordinates come behind
+        them.
     levels : tuple[Chosen, ...]
         How values are shared along each axis, of what the outer ones leave.
     """
@@ -96,6 +98,8 @@ class DeviceFunction:
     name: str
     inputs: tuple[Argument, ...]
     results: tuple[Placed, ...]
+    sizes: tuple[str, ...]
+    most: Mapping[str, int]
     arguments: tuple[tuple[str, str], ...]
     levels: tuple[Chosen, ...]
 
@@ -203,7 +207,7 @@ class _Buffer:
 
     value: int
     form: Form
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     placed: Placed | None = None
     var: relax.Var | None = None
@@ -217,7 +221,7 @@ class _Function:
         self.builder = module.builder
         self.buffers: dict[tuple[int, Form], _Buffer] = {}
         self.views: dict[tuple[str, str], relax.Var] = {}
-        self.slots: dict[tuple[tuple[int, ...], str], list[Placed]] = {}
+        self.slots: dict[tuple[Shape, str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
         self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.ranks}
         self.prefix = "" if len(module.chosen) == 1 else f"{self.graph.name}."
@@ -256,7 +260,8 @@ class _Function:
     def emitted(self) -> DeviceFunction:
         graph = self.graph
         inputs, results = self._declared(), []
-        with self.builder.function(graph.name, pure=False):
+        attrs = {"tir_var_upper_bound": graph.most} if graph.most else None
+        with self.builder.function(graph.name, attrs=attrs, pure=False):
             for at, choice in enumerate(self.chosen.choices):
                 for each in choice.moves:
                     self._move(each)
@@ -264,9 +269,11 @@ class _Function:
                 self._released(at)
             for number, form in zip(graph.results, self.chosen.results):
                 results.append(self._result(number, form))
-            params = [*self.views.values(), *self.coordinates.values()]
+            params = [*graph.sizes.values(), *self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
-        return DeviceFunction(graph.name, tuple(inputs), tuple(results), tuple(self.views), self.levels)
+        return DeviceFunction(
+            graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.levels
+        )
 
     def _declared(self) -> list[Argument]:
         """Place what the function takes, and its constants."""
@@ -314,7 +321,7 @@ class _Function:
             placed = free.pop() if free else self.module.tensor(f"{self.prefix}{value.name}", value, form)
             found = _Buffer(number, form, shape, value.dtype, placed)
         else:
-            allocated = relax.op.builtin.alloc_tensor(relax.ShapeExpr(list(shape)), value.dtype, 0)
+            allocated = relax.op.builtin.alloc_tensor(relax.ShapeExpr(exprs(shape)), value.dtype, 0)
             found = _Buffer(number, form, shape, value.dtype, var=self.builder.emit(allocated))
         self.buffers[key] = found
         return found
@@ -344,21 +351,29 @@ class _Function:
         if choice.transfer is not None:
             self._transferred(choice.transfer, ins[0], outs[0])
         else:
-            self._kernel(self.module.operators.local(node, strategy), _name_of(node), ins, outs)
+            func = self.module.operators.local(node, strategy)
+            self._kernel(func, _name_of(node), ins, outs, numbers=node.numbers)
 
     def _kernel(
-        self, func: tirx.PrimFunc, name: str, ins: Sequence[_Buffer], outs: Sequence[_Buffer], view: str = SLAB
+        self,
+        func: tirx.PrimFunc,
+        name: str,
+        ins: Sequence[_Buffer],
+        outs: Sequence[_Buffer],
+        view: str = SLAB,
+        numbers: Sequence[tirx.Expr] = (),
     ) -> None:
+        """Call a function of tensors, of the device's coordinates that it uses, and of `numbers`, which come last."""
         for buffer in ins:
             self._touched(buffer, "read", view != SLAB)
         for buffer in outs:
             self._touched(buffer, "written", False)
         ranks = self.module.ranks
         func, asked = with_coordinates(func, len(ins), list(ranks.values()))
-        kernel = self.module.kernel(func, name)
         arguments = [self._expr(buffer, view) for buffer in ins]
         arguments += [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
-        self.builder.emit(relax.Call(kernel, [*arguments, *(self._expr(buffer, SLAB) for buffer in outs)]))
+        arguments += [self._expr(buffer, SLAB) for buffer in outs]
+        self.builder.emit(relax.Call(self.module.kernel(func, name), [*arguments, *numbers]))
 
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
         """A call of something else than TensorIR, on whole values."""
@@ -387,7 +402,9 @@ class _Function:
     def _move(self, each: Moved) -> None:
         value, operators = self.graph.values[each.value], self.module.operators
         itemsize = max(1, dtype_bytes(value.dtype, 1))
-        transfer = Transfer(self.module.axis, each.source, each.target, value.shape, itemsize, operators.devices)
+        transfer = Transfer(
+            self.module.axis, each.source, each.target, value.shape, value.typical, itemsize, operators.devices
+        )
         self._transferred(transfer, self.buffers[each.value, each.source], self._new(each.value, each.target))
 
     def _transferred(self, transfer: Transfer, source: _Buffer, target: _Buffer) -> None:
@@ -414,23 +431,16 @@ class _Function:
         forms = transfer.source, transfer.target
         cuts = [None if form.share is None or form.dim is None else (form.dim, form.share) for form in forms]
         func = taking(
-            transfer.shape, source.dtype, cuts[0], cuts[1], transfer.source.partial, self.module.mesh, transfer.axis,
-            view, self.module.page, self.module.ranks[transfer.axis],
+            exprs(transfer.shape), source.dtype, cuts[0], cuts[1], transfer.source.partial, self.module.mesh,
+            transfer.axis, view, self.module.page, self.module.ranks[transfer.axis],
         )  # fmt: skip
         self._kernel(func, f"{self.graph.values[source.value].name}_taken", [source], [target], view)
 
     def _copied(self, source: _Buffer, target: _Buffer) -> None:
         func = taking(
-            source.shape,
-            source.dtype,
-            None,
-            None,
-            "",
-            self.module.mesh,
-            self.module.axis,
-            SLAB,
+            exprs(source.shape), source.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB,
             self.module.page,
-        )
+        )  # fmt: skip
         self._kernel(func, "copied", [source], [target])
 
     # ---- Memory
@@ -465,7 +475,7 @@ class _Function:
         key = placed.name, view
         if key not in self.views:
             name = re.sub(r"\W", "_", placed.name if view == SLAB else f"{placed.name}_{view}")
-            shape = view_shape(self.module.mesh, view, placed.slab)
+            shape = view_shape(self.module.mesh, view, exprs(placed.slab))
             self.views[key] = relax.Var(name, relax.TensorType(list(shape), placed.dtype))
         return self.views[key]
 

@@ -24,7 +24,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from tvm_axe.layout import Link
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.shares import Share, spans_of
 
-__all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Forms", "Move", "blocks", "form_of", "move", "spots"]
+__all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Forms", "Move", "blocks", "form_of", "local_shape", "move", "spots"]
+
+E = TypeVar("E")
 
 SLICE, EXCHANGE = "slice", "exchange"
 """What isn't a collective: a device takes a part of its own, or what it lacks out of its peers' slabs."""
@@ -63,8 +65,8 @@ class Form:
     def __hash__(self) -> int:
         return self._hash  # the search asks for it millions of times
 
-    def local(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what a device holds."""
+    def local(self, shape: Sequence[E]) -> tuple[E | int, ...]:
+        """The shape of what a device holds. What isn't shared needn't be a number."""
         return tuple(self.share.local if at == self.dim and self.share else n for at, n in enumerate(shape))
 
     def fraction(self) -> float:
@@ -78,6 +80,14 @@ class Form:
 WHOLE = Form()
 Forms = tuple[tuple[str, Form], ...]
 """The form of a value along each of some mesh axes, outer ones first."""
+
+
+def local_shape(forms: Forms, shape: Sequence[E]) -> tuple[E | int, ...]:
+    """The shape of what a device holds of a value in a form along each axis."""
+    found: tuple[E | int, ...] = tuple(shape)
+    for _, form in forms:
+        found = form.local(found)
+    return found
 
 
 def spots(

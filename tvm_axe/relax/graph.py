@@ -9,11 +9,15 @@ from dataclasses import dataclass, field, replace
 import tvm
 from tvm import ir, relax, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import all_blocks
+from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.patterns import Pattern, pattern_of
+from tvm_axe.analysis.sizes import size_variables
 from tvm_axe.errors import LowerError
 from tvm_axe.relax.forms import Forms
 from tvm_axe.relax.pins import dims_of
+from tvm_axe.relax.sizes import Extent, Shape, typical_of
 from tvm_axe.relax.transfers import Transfer
 
 __all__ = ["Graph", "Node", "Value", "graph_of", "legalized"]
@@ -32,11 +36,13 @@ class Value:
         Its variable's; ``constant_0`` and so on of constants.
     shape, dtype
         What it is.
+    typical : tuple[int, ...]
+        What its shape is taken to be where costs are compared.
     kind : "input", "weight" or "value"
         Whether a call of the model brings it, it is the same in all calls, or it is computed.
     constant : Tensor or None
         What it is, of a constant; all of it, also where a device has a part.
-    whole : tuple[int, ...]
+    whole : tuple
         Its shape in the model, of which a device has what `forms` say.
     forms : Forms
         How it lies along the mesh axes that are decided; `shape` is what they leave of it.
@@ -47,19 +53,20 @@ class Value:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     kind: str
+    typical: tuple[int, ...]
     constant: tvm.runtime.Tensor | None = None
-    whole: tuple[int, ...] = ()
+    whole: Shape = ()
     forms: Forms = ()
     param: int | None = None
     pins: Mapping[str, int | None] = field(default_factory=dict, hash=False)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
-        return math.prod(self.shape)
+        """How many elements it has, typically."""
+        return math.prod(self.typical)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,12 @@ class Node:
 
     Of what devices along outer mesh axes do it may be a move between them, which is `transfer`; and of the operations
     of a call of the model, `left` is what they have left to a device.
+    Attributes
+    ----------
+    numbers : tuple[Expr, ...]
+        What a function takes besides tensors: numbers made of the model's sizes.
+    sizes : tuple[int, ...]
+        What the variables of the function (`tvm_axe.analysis.sizes.size_variables`) typically are.
     """
 
     name: str
@@ -81,17 +94,32 @@ class Node:
     left: float = 1.0
     pins: Mapping[str, int | None] | None = None
     """Of what leaves its value as it is, but for a form: which dimension is shared along an axis."""
+    numbers: tuple[tirx.Expr, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass
 class Graph:
-    """A function of the model: values by number, calls in order, and which values it takes and returns."""
+    """A function of the model: values by number, calls in order, and which values it takes and returns.
+
+    Attributes
+    ----------
+    sizes : dict[str, Var]
+        The variables that shapes are counted in, by name.
+    typical : dict[str, int]
+        What each is taken to be where costs are compared.
+    most : dict[str, int]
+        The upper bounds that the function says of them (``tir_var_upper_bound``).
+    """
 
     name: str
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     params: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
+    sizes: dict[str, tirx.Var] = field(default_factory=dict)
+    typical: dict[str, int] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
 
 
 def legalized(model: tvm.IRModule) -> tvm.IRModule:
@@ -104,7 +132,7 @@ def legalized(model: tvm.IRModule) -> tvm.IRModule:
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.FuseTransposeMatmul(),
-        relax.transform.LegalizeOps(),
+        _tvm.legalize_ops(),
         relax.transform.FoldConstant(),
         relax.transform.DeadCodeElimination(),
         relax.transform.AnnotateTIROpPattern(),
@@ -120,15 +148,31 @@ def _is_product(func: tirx.PrimFunc) -> bool:
     return any(pattern_of(block) is Pattern.CONTRACTION for block in all_blocks(func.body))
 
 
-def graph_of(model: tvm.IRModule, name: str, pins: Mapping[int, Mapping[str, int | None]] | None = None) -> Graph:
-    """The function `name` of a legalized model, whose parameters are pinned so by number.
+def graph_of(
+    model: tvm.IRModule,
+    name: str,
+    typical: Mapping[str, int] | None = None,
+    pins: Mapping[int, Mapping[str, int | None]] | None = None,
+) -> Graph:
+    """The function `name` of a legalized model.
+
+    Parameters
+    ----------
+    model : IRModule
+        The model.
+    name : str
+        Which function.
+    typical : mapping, optional
+        What sizes are taken to be where costs are compared, by the names of the variables of symbolic shapes.
+    pins : mapping, optional
+        What parameters are pinned to, by their numbers.
 
     Raises
     ------
     LowerError
-        If it isn't straight-line code over tensors of constant shapes; names the variable, what it is, and a remedy.
+        If it isn't straight-line code over tensors; names the variable, what it is, and a remedy.
     """
-    graph = _Reader(model, name).graph
+    graph = _Reader(model, name, typical or {}).graph
     for at, dims in (pins or {}).items():
         number = graph.params[at]
         graph.values[number] = replace(graph.values[number], pins=dims)
@@ -136,12 +180,13 @@ def graph_of(model: tvm.IRModule, name: str, pins: Mapping[int, Mapping[str, int
 
 
 class _Reader:
-    def __init__(self, model: tvm.IRModule, name: str) -> None:
-        self.model, self.graph = model, Graph(name)
+    def __init__(self, model: tvm.IRModule, name: str, typical: Mapping[str, int]) -> None:
+        self.model, self.graph, self.given = model, Graph(name), typical
         self.env: dict[relax.Var, int | tuple[int, ...]] = {}
         self.constants: list[tuple[ir.GenericConst, int]] = []
         source: relax.Function = model[name]
         attrs = source.attrs or {}
+        self.graph.most = {str(n): int(most) for n, most in dict(attrs.get("tir_var_upper_bound") or {}).items()}
         inputs = int(attrs["num_input"]) if "num_input" in attrs else len(source.params)
         for at, param in enumerate(source.params):
             self.env[param] = self.new(param.name, param.ty, "input" if at < inputs else "weight", "parameter", at)
@@ -162,15 +207,26 @@ class _Reader:
                 f"{self.graph.name}: {what} {name!r} is a {type(ty).__name__} without a shape; on a mesh values are "
                 "tensors of known shapes"
             )
-        shape = list(ty.shape)
-        if not all(isinstance(extent, tirx.IntImm) for extent in shape):
-            raise LowerError(
-                f"{self.graph.name}: {what} {name!r} has the symbolic shape {shape}; on a mesh shapes are constant: "
-                "export the model for the sizes that are run, or tvm.relax.transform.BindSymbolicVars"
-            )
-        extents = tuple(map(int, shape))
-        self.graph.values.append(Value(name, extents, str(ty.dtype), kind, None, extents, (), param))
+        shape = tuple(map(self.extent, ty.shape))
+        known = tuple(self.typically(extent) for extent in ty.shape)
+        self.graph.values.append(Value(name, shape, str(ty.dtype), kind, known, None, shape, (), param))
         return len(self.graph.values) - 1
+
+    def extent(self, expr: tirx.Expr) -> int | Extent:
+        """An extent of a tensor; the variables that it is made of become known."""
+        for variable in variables_of(expr):
+            name = str(variable.name)
+            if not self.graph.sizes.setdefault(name, variable).same_as(variable):
+                raise LowerError(
+                    f"{self.graph.name}: two variables of its shapes are called {name!r}; give each a name of its own"
+                )
+            self.graph.typical |= typical_of([name], self.given, self.graph.most)
+        return int(expr) if isinstance(expr, tirx.IntImm) else Extent.of(expr)
+
+    def typically(self, expr: tirx.Expr) -> int:
+        """What an extent or a number of the model's sizes typically is."""
+        extent = self.extent(expr)
+        return extent if isinstance(extent, int) else extent.at(self.graph.typical)
 
     def bind(self, binding: relax.Binding) -> None:
         var, value = binding.var, binding.value if isinstance(binding, relax.VarBinding) else binding
@@ -194,18 +250,33 @@ class _Reader:
 
     def call(self, var: relax.Var, value: relax.Call) -> None:
         is_tir = isinstance(value.op, ir.Op) and value.op.name == _CALL_TIR
-        given = (
-            [value.args[1]] if is_tir else [a for a in value.args if not isinstance(a, ir.GlobalVar | relax.ExternFunc)]
-        )
+        given = [a for a in value.args if not isinstance(a, ir.GlobalVar | relax.ExternFunc)]
+        numbers: tuple[tirx.Expr, ...] = ()
+        if is_tir:
+            fields = list(value.args[1].fields) if isinstance(value.args[1], relax.Tuple) else [value.args[1]]
+            numbers = tuple(each for each in fields if _is_number(each))
+            given = [each for each in fields if not _is_number(each)]
         ins = tuple(number for argument in given for number in self.flat(argument, f"variable {var.name!r}"))
-        fields = isinstance(var.ty, relax.TupleType)
-        types = list(var.ty.fields) if fields else [var.ty]
+        is_tuple = isinstance(var.ty, relax.TupleType)
+        types = list(var.ty.fields) if is_tuple else [var.ty]
         outs = tuple(self.new(var.name, ty, "value", "variable") for ty in types)
-        self.env[var] = outs if fields else outs[0]
+        self.env[var] = outs if is_tuple else outs[0]
         func = self.model[value.args[0]] if is_tir else None
-        if func is not None and len(func.params) != len(ins) + len(outs):
-            func = None  # it takes numbers, too
-        self.graph.nodes.append(Node(var.name, ins, outs, func, value, fields, pins=dims_of(value)))
+        values = [self.graph.values[n] for n in (*ins, *outs)]
+        sizes = () if func is None else self.sizes_of(func, values, numbers)
+        pins = dims_of(value)
+        self.graph.nodes.append(
+            Node(var.name, ins, outs, func, value, is_tuple, pins=pins, numbers=numbers, sizes=sizes)
+        )
+
+    def sizes_of(self, func: tirx.PrimFunc, values: list[Value], numbers: tuple[tirx.Expr, ...]) -> tuple[int, ...]:
+        """What the variables of a function typically are, from what it is called with."""
+        of = dict(zip((param for param in func.params if not tirx.is_buffer_var(param)), map(self.typically, numbers)))
+        for param, value in zip((param for param in func.params if tirx.is_buffer_var(param)), values):
+            for extent, size in zip(param.shape, value.typical):
+                if isinstance(extent, tirx.Var):
+                    of.setdefault(extent, size)
+        return tuple(of[variable] for variable in size_variables(func))
 
     def constant(self, value: ir.GenericConst) -> int:
         for other, number in self.constants:
@@ -233,3 +304,8 @@ class _Reader:
             raise LowerError(
                 f"{self.graph.name}: {what} takes a {type(value).__name__}; on a mesh calls take tensors and constants"
             )
+
+
+def _is_number(value: relax.Expr) -> bool:
+    """Whether an argument is a number instead of tensors."""
+    return isinstance(value.ty, ir.PrimType)

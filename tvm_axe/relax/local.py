@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tvm_axe.analysis.sizes import size_variables
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
 from tvm_axe.relax.forms import Form
@@ -33,7 +34,8 @@ def local_graph(chosen: Chosen, operators: Operators) -> Graph:
 class _Local:
     def __init__(self, chosen: Chosen, operators: Operators) -> None:
         self.of, self.operators = chosen.graph, operators
-        self.graph = Graph(chosen.graph.name)
+        of = chosen.graph
+        self.graph = Graph(of.name, sizes=of.sizes, typical=of.typical, most=of.most)
         self.numbers: dict[tuple[int, Form], int] = {}
         params = set(self.of.params)
         for number, forms in chosen.held.items():
@@ -50,7 +52,9 @@ class _Local:
         """A new value: what a device holds of one in a form."""
         value = self.of.values[number]
         forms = (*value.forms, (self.operators.axis, form))
-        self.graph.values.append(replace(value, shape=form.local(value.shape), forms=forms))
+        self.graph.values.append(
+            replace(value, shape=form.local(value.shape), typical=form.local(value.typical), forms=forms)
+        )
         self.numbers[number, form] = len(self.graph.values) - 1
         return self.numbers[number, form]
 
@@ -58,7 +62,7 @@ class _Local:
         value = self.of.values[each.value]
         itemsize = max(1, dtype_bytes(value.dtype, 1))
         transfer = Transfer(
-            self.operators.axis, each.source, each.target, value.shape, itemsize, self.operators.devices
+            self.operators.axis, each.source, each.target, value.shape, value.typical, itemsize, self.operators.devices
         )
         source = self.numbers[each.value, each.source]
         self.graph.nodes.append(
@@ -70,6 +74,9 @@ class _Local:
         ins = tuple(self.numbers[key] for key in zip(node.ins, strategy.ins))
         if node.transfer is not None:
             node = replace(node, transfer=choice.transfer)
-        func = None if node.func is None else self.operators.local(node, strategy)
+        if node.func is not None:
+            known = self.operators.of(node.func, len(node.ins), node.sizes).sizes
+            func = self.operators.local(node, strategy)
+            node = replace(node, func=func, sizes=tuple(known[variable] for variable in size_variables(func)))
         outs = tuple(self.new(*key) for key in zip(node.outs, strategy.outs))
-        self.graph.nodes.append(replace(node, ins=ins, outs=outs, func=func, left=node.left * strategy.share))
+        self.graph.nodes.append(replace(node, ins=ins, outs=outs, left=node.left * strategy.share))

@@ -18,12 +18,13 @@ from tvm_axe.relax.choosing import Chosen, Operators, choose
 from tvm_axe.relax.forms import Form, Forms, blocks
 from tvm_axe.relax.graph import Graph, Value
 from tvm_axe.relax.local import local_graph
+from tvm_axe.relax.sizes import Shape
 
 __all__ = ["SLACK", "Held", "along_axes", "operators_of", "weights_of"]
 
 SLACK = 0.05
 """The part of the weights that a device may hold beyond its share."""
-Held = dict[tuple[str, tuple[int, ...], str, Forms], Form]
+Held = dict[tuple[str, Shape, str, Forms], Form]
 """How functions hold weights that others have too: by name, shape, type, and the forms along outer axes."""
 
 
@@ -105,7 +106,7 @@ def _along(graph: Graph, operators: Sequence[Operators], cut: Sequence[bool], li
         for number, value in enumerate(graph.values):
             key = _key(value)
             if along.axis in value.pins and value.kind != "value":
-                fixed[number] = blocks(value.shape, value.pins[along.axis], along.devices)
+                fixed[number] = blocks(value.typical, value.pins[along.axis], along.devices)
             elif key is not None and key in held:
                 fixed[number] = held[key]
         levels.append(choose(graph, along, most, fixed))
@@ -118,7 +119,7 @@ def _rank(levels: Sequence[Chosen], limit: float) -> tuple[bool, float]:
     return levels[-1].weights[0] > max(limit, 1), levels[-1].seconds
 
 
-def _key(value: Value) -> tuple[str, tuple[int, ...], str, Forms] | None:
+def _key(value: Value) -> tuple[str, Shape, str, Forms] | None:
     """What a weight is known by in all functions; None of other values."""
     is_weight = value.kind == "weight" and value.constant is None
     return (value.name, value.whole, value.dtype, value.forms) if is_weight else None

@@ -16,7 +16,7 @@ from tvm import ir, relax, tirx
 from tvm.relax.distributed import DTensorType, Placement
 
 from tvm_axe.errors import InputError
-from tvm_axe.relax.placements import Dims, Over, Pin
+from tvm_axe.relax.placements import UNKNOWN, Dims, Over, Pin
 
 __all__ = ["PINNED", "dims_of", "pinned"]
 
@@ -133,7 +133,7 @@ class _Pins:
                 f"{self.function}: {by}: {var.name} is a {type(ty).__name__}, and tensors of known shapes are pinned; "
                 "pin what is taken from it, or made of it"
             )
-        return [int(extent) if isinstance(extent, tirx.IntImm) else 0 for extent in ty.shape]
+        return [int(extent) if isinstance(extent, tirx.IntImm) else UNKNOWN for extent in ty.shape]
 
     def matter_to(self, func: relax.Function) -> bool:
         """Whether a function has variables that are pinned, or anything of upstream's distributed tensors."""

@@ -18,7 +18,10 @@ from tvm.relax.distributed import DeviceMesh, Placement
 from tvm_axe.errors import InputError
 from tvm_axe.layout import Layout, Mesh
 
-__all__ = ["Dims", "Over", "Pin"]
+__all__ = ["UNKNOWN", "Dims", "Over", "Pin"]
+
+UNKNOWN = 0
+"""The extent of a dimension that calls decide, in the shapes here."""
 
 Pin = int | Layout | str | Mapping[str, int | None] | None
 """A dimension, by axes (``{"dp": 0, "tp": 2}``) or for all; a layout in blocks; or None for whole on every device."""
@@ -48,6 +51,11 @@ class Over(NamedTuple):
             calls, the value, and what is valid.
         """
         if isinstance(pin, Layout | str):
+            if UNKNOWN in shape:
+                raise InputError(
+                    f"{of}: {name} has a symbolic shape, and a layout is of constant extents; pin the number of a "
+                    "dimension"
+                )
             found = self._of_layout(name, Layout.parse(pin) if isinstance(pin, str) else pin, shape, of)
         else:
             found = dict(pin) if isinstance(pin, Mapping) else dict.fromkeys(self.axes, pin)
@@ -58,6 +66,11 @@ class Over(NamedTuple):
                 )
             if dim is not None and not 0 <= dim < len(shape):
                 raise InputError(f"{of}: {name} has {len(shape)} dimensions, there is no dimension {dim}")
+            if dim is not None and shape[dim] == UNKNOWN:
+                raise InputError(
+                    f"{of}: dimension {dim} of {name} has a symbolic extent, which is whole on every device; pin "
+                    "another, or give it a constant extent (tvm.relax.transform.BindSymbolicVars)"
+                )
             if dim is not None and shape[dim] == 1 and self.mesh[axis] > 1:
                 raise InputError(
                     f"{of}: dimension {dim} of {name} has one index, which the devices along {axis} can't share; pin "

@@ -22,7 +22,7 @@ forward: 100% of the products' operations are shared over tp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -35,12 +35,14 @@ from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.shares import Share
+from tvm_axe.nests import Values
 from tvm_axe.relax.choosing import Chosen, Operators
 from tvm_axe.relax.device import DeviceModule, Placed, device_module
 from tvm_axe.relax.graph import Graph, graph_of, legalized
 from tvm_axe.relax.meshes import SLACK, Held, along_axes, operators_of, weights_of
 from tvm_axe.relax.pins import pinned
 from tvm_axe.relax.placements import Over, Pin
+from tvm_axe.relax.sizes import names_in, shape_at
 
 __all__ = ["Pin", "described", "layout_of", "share_model"]
 
@@ -53,6 +55,7 @@ def share_model(
     pins: Mapping[str, Pin] | None = None,
     rates: Rates = HOST,
     page: int = PAGE,
+    values: Values | None = None,
 ) -> DeviceModule:
     """What each device of `mesh` runs of a Relax model.
 
@@ -64,8 +67,8 @@ def share_model(
     Parameters
     ----------
     model : IRModule
-        Its Relax functions are straight-line code over tensors of constant shapes. Parameters behind the first
-        ``num_input`` are weights; functions that have a weight of one name share it.
+        Its Relax functions are straight-line code over tensors. Parameters behind the first ``num_input`` are weights;
+        functions that have a weight of one name share it. Dimensions of symbolic extents are whole on every device.
     mesh : Mesh
         The devices.
     axis : str, optional
@@ -83,15 +86,20 @@ def share_model(
         How fast the devices are.
     page : int
         Bytes of a page of their memory.
+    values : mapping, optional
+        Where shapes are symbolic, representatives of the variables, by name: the largest is what each is taken for when
+        ways to share are compared; 128 of those that are left out, or their upper bound if that is less. What is chosen
+        is right for all sizes.
 
     Raises
     ------
     LowerError
-        If a function isn't straight-line code over tensors of constant shapes; names the variable.
+        If a function isn't straight-line code over tensors; names the variable.
     LayoutError
         If the mesh has no such axis.
     InputError
-        If a pin names no value, two pins differ about one, or one asks for a dimension that can't be shared.
+        If a pin names no value, two pins differ about one, or one asks for a dimension that can't be shared; or if
+        there is no variable of a name in `values`.
     """
     over = [axis] if axis is not None else [name for name, size in mesh.axes.items() if size > 1] or mesh.names[:1]
     operators = operators_of({name: mesh[name] for name in over}, rates)  # an error where the mesh has no such axis
@@ -100,7 +108,9 @@ def share_model(
     functions = [str(var.name_hint) for var, func in module.functions_items() if _is_public(func)]
     if not functions:
         raise InputError("share_model: the module has no Relax function")
-    graphs = [graph_of(module, each, parameters.get(each)) for each in functions]
+    typical = _typical(values or {})
+    graphs = [graph_of(module, each, typical, parameters.get(each)) for each in functions]
+    _check_names(graphs, typical)
     held: Held = {}
     chosen: dict[str, Sequence[Chosen]] = {}
     # The function that does most decides how weights are held that others have too.
@@ -111,13 +121,33 @@ def share_model(
     return device_module([chosen[name] for name in functions], operators, mesh, page)
 
 
+def _typical(values: Values) -> dict[str, int]:
+    """What variables of shapes are taken to be: the largest of their representatives."""
+    wrong = [
+        f"{name} has {own!r}"
+        for name, own in values.items()
+        if not own or not all(isinstance(value, int) and value > 0 for value in own)
+    ]
+    if wrong:
+        raise InputError(f"values: {', '.join(wrong)}; some whole numbers from 1 on are needed, such as (1, 16, 128)")
+    return {name: max(own) for name, own in values.items()}
+
+
+def _check_names(graphs: list[Graph], names: Collection[str]) -> None:
+    known = dict.fromkeys(name for graph in graphs for name in graph.sizes)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        there = f"there are {', '.join(known)}" if known else "its shapes are constant"
+        raise InputError(f"values: no variable of the model's shapes is called {', '.join(unknown)}; {there}")
+
+
 def _is_public(func: tvm.ir.BaseFunc) -> bool:
     return isinstance(func, relax.Function) and "global_symbol" in (func.attrs or {})
 
 
 def _operations(graph: Graph, operators: Operators) -> int:
     nodes = [node for node in graph.nodes if node.func is not None]
-    return sum(sum(operators.of(node.func, len(node.ins)).operations) for node in nodes)
+    return sum(sum(operators.of(node.func, len(node.ins), node.sizes).operations) for node in nodes)
 
 
 def described(shared: DeviceModule) -> str:
@@ -129,12 +159,18 @@ def described(shared: DeviceModule) -> str:
         lacking = f"; not: {', '.join(whole)}, because that is cheaper or nothing of them can be" if whole else ""
         part = np.floor(chosen.divided * 100)
         over = " and ".join(shared.coordinates)
-        lines.append(f"{function.name}: {part:.0f}% of the products' operations are shared over {over}{lacking}")
+        at = ", ".join(f"{name} = {size}" for name, size in chosen.graph.typical.items())
+        chosen_at = f" (chosen at {at})" if at else ""
+        lines.append(
+            f"{function.name}: {part:.0f}% of the products' operations are shared over {over}{chosen_at}{lacking}"
+        )
     return "\n".join(lines)
 
 
 def layout_of(placed: Placed, mesh: Mesh) -> Layout | None:
-    """The layout that a tensor's forms are; None where they are none, as of blocks that don't divide."""
+    """The layout that a tensor's forms are; None of blocks that don't divide, and of symbolic extents."""
+    if names_in(placed.shape):
+        return None
     over = [name for name, _ in placed.forms]
     copies: list[Iter] = [Iter(size, 1, name) for name, size in mesh.axes.items() if name not in over and size > 1]
     cuts: dict[int, list[tuple[str, Share]]] = {}
@@ -144,7 +180,8 @@ def layout_of(placed: Placed, mesh: Mesh) -> Layout | None:
         elif mesh[axis] > 1:
             copies.append(Iter(mesh[axis], 1, axis))
     iters: list[Iter] = []
-    for dim, (extent, stride) in enumerate(zip(placed.slab, dense_strides(placed.slab))):
+    slab = shape_at(placed.slab, {})
+    for dim, (extent, stride) in enumerate(zip(slab, dense_strides(slab))):
         own = cuts.get(dim, [])
         # Each axis cuts what the outer ones leave of a dimension, which is one piece if theirs are blocks.
         for axis, share in own[:-1]:

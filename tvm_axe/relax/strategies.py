@@ -12,6 +12,7 @@ from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sharding_rule
+from tvm_axe.analysis.sizes import size_variables
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shares import Share
@@ -38,18 +39,33 @@ class Operator:
         How many devices there are.
     rates : Rates
         How fast they are.
+    sizes : Sequence[int]
+        What its variables (`tvm_axe.analysis.sizes.size_variables`) typically are.
+
+    Attributes
+    ----------
+    called : PrimFunc
+        `func` as it was given.
+    func : PrimFunc
+        The same without the numbers that it takes: in there they are variables.
+    numbers : list[Var]
+        These.
     """
 
-    def __init__(self, func: tirx.PrimFunc, inputs: int, devices: int, rates: Rates) -> None:
-        self.func, self.inputs, self.devices, self.rates = func, inputs, devices, rates
-        self.dtypes = [str(param.dtype) for param in func.params]
-        self.outputs = len(func.params) - inputs
+    def __init__(self, func: tirx.PrimFunc, inputs: int, devices: int, rates: Rates, sizes: Sequence[int] = ()) -> None:
+        self.numbers = [param for param in func.params if not tirx.is_buffer_var(param)]
+        self.called, self.inputs, self.devices, self.rates = func, inputs, devices, rates
+        buffers = [param for param in func.params if tirx.is_buffer_var(param)]
+        self.func = tirx.PrimFunc(buffers, func.body, func.ret_type, func.attrs) if self.numbers else func
+        self.sizes = dict(zip(size_variables(func), sizes))
+        self.dtypes = [str(param.dtype) for param in buffers]
+        self.outputs = len(buffers) - inputs
         self._found: dict[frozenset[tuple[int, Form]], list[Strategy]] = {}
 
     @cached_property
     def rule(self) -> ShardingRule:
         """Its sharding rule."""
-        return sharding_rule(self.func)
+        return sharding_rule(self.func, self.sizes)
 
     @cached_property
     def is_sharable(self) -> bool:
@@ -61,7 +77,7 @@ class Operator:
     def blocks(self) -> list[LeafBlock]:
         """Its blocks."""
         try:
-            return leaf_blocks(self.func)
+            return leaf_blocks(self.func, self.sizes)
         except NotAnalysed:
             return []
 
@@ -238,7 +254,7 @@ class Operator:
                 if any(access.buffer.same_as(buffer) for buffer in seen):
                     continue
                 seen.append(access.buffer)
-                size = math.prod(int(n) for n in access.buffer.shape)
+                size = math.prod(access.shape)
                 if shared is not None:
                     number = next((k for k, param in enumerate(params) if param.same_as(access.buffer)), None)
                     fraction = points / whole if number is None else shared[1][number].fraction()

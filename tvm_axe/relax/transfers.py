@@ -6,7 +6,7 @@ indices in a way of its own, in the same way before and after in the other dimen
 indices one behind the other, so that a share of what each has becomes as many blocks of shares.
 
 >>> rows = Form(0, Share.blocks(8, 2))
->>> gathered = Carrying(Transfer("dp", rows, WHOLE, (8, 4), 4, 2), Link(1e-6, 1e9))
+>>> gathered = Carrying(Transfer("dp", rows, WHOLE, (8, 4), (8, 4), 4, 2), Link(1e-6, 1e9))
 >>> for way in gathered.strategies(frozenset({(0, Form(0, Share.blocks(4, 2))), (1, Form(1, Share.blocks(4, 2)))})):
 ...     print(way.ins[0], "->", way.outs[0])
 R -> R
@@ -22,6 +22,7 @@ from typing import NamedTuple
 from tvm_axe.layout import Link
 from tvm_axe.layout.shares import Share
 from tvm_axe.relax.forms import EXCHANGE, WHOLE, Form, Move, move
+from tvm_axe.relax.sizes import Shape
 from tvm_axe.relax.ways import Strategy
 
 __all__ = ["Carrying", "Transfer"]
@@ -36,8 +37,10 @@ class Transfer(NamedTuple):
         The axis.
     source, target : Form
         The value's forms along it.
-    shape : tuple[int, ...]
+    shape : Shape
         The shape of the value that is whole along it.
+    typical : tuple[int, ...]
+        What it is taken to be where costs are compared.
     itemsize : int
         Bytes of an element.
     devices : int
@@ -47,13 +50,14 @@ class Transfer(NamedTuple):
     axis: str
     source: Form
     target: Form
-    shape: tuple[int, ...]
+    shape: Shape
+    typical: tuple[int, ...]
     itemsize: int
     devices: int
 
     def how(self, link: Link) -> Move:
         """The kind of the move, and what it takes."""
-        found = move(self.source, self.target, self.shape, self.itemsize, self.devices, link)
+        found = move(self.source, self.target, self.typical, self.itemsize, self.devices, link)
         assert found is not None  # it was chosen
         return found
 
@@ -61,12 +65,12 @@ class Transfer(NamedTuple):
         """The same move of what a device has of the value, in forms along an inner axis."""
         if before.share is None or before.dim is None or after.share is None:
             return self
-        dim, shape = before.dim, list(self.shape)
+        dim, shape, typical = before.dim, list(self.shape), list(self.typical)
         gathered, scattered = dim == self.source.dim, dim == self.target.dim
-        shape[dim] = after.share.local if gathered else before.share.local
-        blocks = Form(dim, Share.blocks(shape[dim], self.devices))
+        shape[dim] = typical[dim] = after.share.local if gathered else before.share.local
+        blocks = Form(dim, Share.blocks(typical[dim], self.devices))
         source, target = blocks if gathered else self.source, blocks if scattered else self.target
-        return self._replace(source=source, target=target, shape=tuple(shape))
+        return self._replace(source=source, target=target, shape=tuple(shape), typical=tuple(typical))
 
 
 class Carrying:

@@ -1,0 +1,251 @@
+"""Models of symbolic shapes on a mesh: one module for all lengths, whatever their order, equal to one device."""
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import op
+
+import tvm_axe as axe
+from tvm_axe.collective.engine import Rates
+from tvm_axe.layout import Link
+from tvm_axe.relax import share_model
+
+_spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
+models = importlib.util.module_from_spec(_spec)
+sys.modules["shared_models"] = models
+_spec.loader.exec_module(models)
+
+HEADS, KV, WIDTH, VOCABULARY = 4, 2, 32, 24
+SIZE = WIDTH // HEADS
+SLOW = Rates(Link(latency=0.0, bandwidth=1e10), memory=1e12, operations=2e10)
+
+
+class Layer(models.DecoderLayer):
+    """A layer of the decoder that the other tests share, over the keys and values of earlier tokens."""
+
+    def attend(self, x, cos, sin, mask, keys, values):
+        batch, n, d = x.shape
+        q, k, v = op.split(self.qkv(x), [d, d + self.kv * self.hd], axis=-1)
+        q = self.rotated(op.reshape(q, (batch, n, self.heads, self.hd)), cos, sin)
+        k = self.rotated(op.reshape(k, (batch, n, self.kv, self.hd)), cos, sin)
+        k = op.concat([keys, k], dim=1)
+        v = op.concat([values, op.reshape(v, (batch, n, self.kv, self.hd))], dim=1)
+        a, b = (op.repeat(t, self.heads // self.kv, axis=2) for t in (k, v))
+        q, a, b = (op.permute_dims(t, axes) for t, axes in ((q, (0, 2, 1, 3)), (a, (0, 2, 3, 1)), (b, (0, 2, 1, 3))))
+        weights = op.softmax(op.matmul(q, a) * self.hd**-0.5 + mask, axis=-1)
+        y = op.reshape(op.permute_dims(op.matmul(weights, b), (0, 2, 1, 3)), (batch, n, d))
+        return self.out(y), k, v
+
+    def forward(self, x, cos, sin, mask, keys, values):
+        y, k, v = self.attend(self.norm1(x), cos, sin, mask, keys, values)
+        x = x + y
+        gate, up = op.split(self.gate_up(self.norm2(x)), 2, axis=-1)
+        return x + self.down(op.silu(gate) * up), k, v
+
+
+class Decoder(nn.Module):
+    """Prefill of any number of tokens, and a token more behind any number of earlier ones."""
+
+    def __init__(self):
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.layer = Layer(WIDTH, HEADS, KV, 72, True)
+        self.norm = nn.RMSNorm(WIDTH, axes=[-1], bias=False)
+
+    def prefill(self, ids, cos, sin, mask, keys, values):
+        x, k, v = self.layer(self.embed(ids), cos, sin, mask, keys, values)
+        return self.head(self.norm(x)), k, v
+
+    def decode(self, ids, cos, sin, mask, keys, values):
+        x, k, v = self.layer(self.embed(ids), cos, sin, mask, keys, values)
+        return self.head(self.norm(x)), k, v
+
+
+def spec(n):
+    """The inputs of `n` tokens behind ``m`` others."""
+    table = nn.spec.Tensor([1, n, 1, SIZE // 2], "float32")
+    cache = nn.spec.Tensor(["b", "m", KV, SIZE], "float32")
+    return {
+        "ids": nn.spec.Tensor(["b", n], "int32"), "cos": table, "sin": table,
+        "mask": nn.spec.Tensor(["b", 1, n, 1], "float32"), "keys": cache, "values": cache,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return Decoder().export_tvm({"prefill": spec("n"), "decode": spec(1)})[0]
+
+
+@pytest.fixture(scope="module")
+def weights(decoder):
+    rng = np.random.default_rng(0)
+    shapes = [[int(n) for n in param.ty.shape] for param in decoder["prefill"].params[6:]]
+    return [(rng.standard_normal(shape) / shape[-1] ** 0.5).astype("float32") for shape in shapes]
+
+
+@pytest.fixture(scope="module")
+def placed(decoder, weights, workers):
+    """A session of the decoder on so many devices of an engine; it is compiled once."""
+    compiled = functools.cache(lambda devices: axe.compile(decoder, mesh=axe.Mesh({"tp": devices}), work_dir=None))
+    names = [str(param.name) for param in decoder["prefill"].params[6:]]
+
+    @functools.cache
+    def get(devices, engine="threads"):
+        return compiled(devices).load(workers(devices, engine), dict(zip(names, weights, strict=True)))
+
+    return get
+
+
+def inputs(b, n, m, seed):
+    rng = np.random.default_rng(seed)
+
+    def drawn(*shape):
+        return rng.standard_normal(shape).astype("float32")
+
+    ids = rng.integers(0, VOCABULARY, (b, n)).astype("int32")
+    return [
+        ids, drawn(1, n, 1, SIZE // 2), drawn(1, n, 1, SIZE // 2), drawn(b, 1, n, 1), drawn(b, m, KV, SIZE),
+        drawn(b, m, KV, SIZE),
+    ]  # fmt: skip
+
+
+def poison(model):
+    """Have every tensor that waits to be used again hold NaN, all of its memory."""
+    for kind, free in model._memory._pool._free.items():
+        for tensor in free if kind.dtype == "float32" and not kind.is_fixed else ():
+            tensor.resize(kind.shape)
+            for device in range(model._memory._program.shared.mesh.size):
+                tensor.slab(device)[...] = np.nan
+
+
+def called(model, function, arrays):
+    return [np.asarray(handle) for handle in model[function](*arrays)]
+
+
+def error(found, wanted):
+    assert [array.shape for array in found] == [array.shape for array in wanted]
+    return max(float(np.abs(a - b).max()) / max(1.0, float(np.abs(b).max())) for a, b in zip(found, wanted))
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_any_order_of_lengths(decoder, placed, weights, devices):
+    """Calls of two functions at random sizes, which shrink and grow, an empty cache too, on what is poisoned before."""
+    model = placed(devices)
+    rng = np.random.default_rng(devices)
+    for call in range(10):
+        b, n, m = (int(rng.integers(*ends)) for ends in ((1, 4), (1, 12), (0, 20)))
+        function, n = ("prefill", n) if rng.integers(2) else ("decode", 1)
+        arrays = inputs(b, n, m, call)
+        found = called(model, function, arrays)
+        assert error(found, models.alone(decoder, [*arrays, *weights], function)) < 1e-5
+        poison(model)
+
+
+def test_on_processes(decoder, placed, weights):
+    model = placed(2, "processes")
+    for call, (n, m) in enumerate(((9, 3), (1, 12), (2, 0), (11, 30), (1, 41))):
+        arrays = inputs(1, n, m, call)
+        function = "decode" if n == 1 else "prefill"
+        found = called(model, function, arrays)
+        assert error(found, models.alone(decoder, [*arrays, *weights], function)) < 1e-5
+
+
+def test_memory_is_used_again(placed):
+    """What is long enough stays where it is, and what has grown has room to grow more."""
+    model = placed(2)
+
+    def made(m):
+        called(model, "decode", inputs(1, 1, m, 0))
+        return len(model._memory._pool._all)
+
+    made(1000)
+    made(2000)
+    first = made(3)
+    assert made(900) == made(1900) == made(3) == first
+
+
+def test_costs_are_of_typical_sizes(decoder):
+    """Of many tokens activations are dear and of few it is weights; the sizes are named."""
+    mesh = axe.Mesh({"tp": 2})
+    exe = axe.compile(decoder, mesh=mesh, work_dir=None, values={"n": (16, 1024)})
+    assert "prefill: 100% of the products' operations are shared over tp (chosen at b = 128, n = 1024, m = 128)" in (
+        exe.show()
+    )
+    bytes_at = [share_model(decoder, mesh, values={"n": (n,)}).functions["prefill"].chosen.bytes for n in (64, 256)]
+    assert bytes_at[0] < bytes_at[1]
+    with pytest.raises(axe.InputError, match=r"no variable of the model's shapes is called rows; there are"):
+        axe.compile(decoder, mesh=mesh, values={"rows": (4,)})
+    with pytest.raises(axe.InputError, match=r"values: n has \(0,\); some whole numbers from 1 on"):
+        axe.compile(decoder, mesh=mesh, values={"n": (0,)})
+
+
+def test_shapes_that_do_not_fit_are_listed(placed):
+    model = placed(2)
+    arrays = inputs(2, 3, 5, 0)
+    arrays[3], arrays[5] = arrays[3][:, :, :-1], arrays[5][:1]
+    message = r"(?s)mask's dimension 2, n, is 2, and ids's dimension 1 is 3.*values's dimension 0, b, is 1, and ids's"
+    with pytest.raises(axe.LowerError, match=message):
+        model.prefill(*arrays)
+
+
+def test_extents_that_are_computed(workers):
+    """A parameter and results that are as long as two others together, or twice as long."""
+    n, m = (tvm.tirx.Var(name, "int64") for name in "nm")
+    builder = relax.BlockBuilder()
+    x, y, bias, w = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("x", [n, 8]), ("y", [m, 8]), ("bias", [n + m, 8]), ("w", [8, 16]))
+    )
+    with builder.function("forward", [x, y, bias, w], attrs={"num_input": 3}):
+        with builder.dataflow():
+            both = builder.emit(relax.op.add(builder.emit(relax.op.concat([x, y], axis=0)), bias))
+            wide = builder.emit(relax.op.reshape(builder.emit(relax.op.matmul(both, w)), [(n + m) * 2, 8]))
+            out = builder.emit_output(relax.Tuple([wide, both]))
+        builder.emit_func_output(out)
+    model = builder.get()
+    exe = axe.compile(model, mesh=axe.Mesh({"tp": 2}), work_dir=None)
+    rng = np.random.default_rng(0)
+    for a, b in ((3, 4), (5, 1), (1, 1)):
+        arrays = [rng.standard_normal(shape).astype("float32") for shape in ((a, 8), (b, 8), (a + b, 8), (8, 16))]
+        assert error(exe.run(workers(2), *arrays), models.alone(model, arrays)) < 1e-5
+    arrays[2] = np.zeros((4, 8), "float32")
+    with pytest.raises(axe.LowerError, match=r"bias has 4 in dimension 0, which is n \+ m = 2 \(.*m is 1 as in y, .*"):
+        exe.run(workers(2), *arrays)
+
+
+def test_upper_bounds(workers):
+    """Memory is taken once where the model bounds its sizes, and more than the bound is refused."""
+    n = tvm.tirx.Var("n", "int64")
+    builder = relax.BlockBuilder()
+    x, w = relax.Var("x", relax.TensorType([n, 8], "float32")), relax.Var("w", relax.TensorType([8, 12], "float32"))
+    with builder.function("forward", [x, w], attrs={"tir_var_upper_bound": {"n": 32}, "num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.nn.relu(builder.emit(relax.op.matmul(x, w))))
+        builder.emit_func_output(out)
+    model = builder.get()
+    shared = share_model(model, axe.Mesh({"tp": 2}), rates=SLOW)
+    assert shared.functions["forward"].chosen.graph.typical == {"n": 32}
+    exe = axe.compile(model, mesh=axe.Mesh({"tp": 2}), work_dir=None)
+    weight, made = np.ones((8, 12), "float32"), []
+    for rows in (1, 32, 7):
+        given = np.random.default_rng(rows).standard_normal((rows, 8)).astype("float32")
+        found = exe.run(workers(2), given, weight)
+        assert error([found], [np.maximum(given @ weight, 0)]) < 1e-5
+        made.append(len(exe._memories[workers(2)]._pool._all))
+    assert made[0] == made[1] == made[2]
+    with pytest.raises(axe.LowerError, match=r"n is 33, and the model says that it is 32 at most"):
+        exe.run(workers(2), np.ones((33, 8), "float32"), weight)
+
+
+def test_pins_of_symbolic_dimensions_are_refused(decoder):
+    with pytest.raises(axe.InputError, match=r"dimension 1 of keys has a symbolic extent, which is whole on every"):
+        axe.compile(decoder, mesh=axe.Mesh({"tp": 2}), pins={"keys": 1})
+    shared = share_model(decoder, axe.Mesh({"tp": 2}), pins={"keys": 2, "values": None})
+    forms = {each.name: each.tensors[0].shown for each in shared.functions["prefill"].inputs}
+    assert (forms["keys"], forms["values"]) == ("S2[1@0 1@1]", "R")

@@ -1,0 +1,70 @@
+"""Symbolic extents of functions: the variables that sizes are counted in, and a function at one size.
+
+>>> from tvm import tirx
+>>> n = tirx.Var("n", "int64")
+>>> number(n * 2 + 1, {n: 64})
+129
+>>> number(n, {}) is None
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from tvm import tirx
+
+from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import variables_of
+from tvm_axe.analysis.values import values
+
+__all__ = ["Sizes", "at_sizes", "is_symbolic", "number", "size_variables"]
+
+Sizes = Mapping[tirx.Var, int]
+"""The values of variables that extents are counted in."""
+
+_FOLDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
+
+
+def is_symbolic(extent: object) -> bool:
+    """Return whether an extent isn't a number."""
+    return not isinstance(extent, int | tirx.IntImm)
+
+
+def number(extent: tirx.Expr, sizes: Sizes) -> int | None:
+    """Return what an extent is at some sizes; None if it is made of other variables, or no arithmetic."""
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    found = values(extent, {variable: np.asarray(size) for variable, size in sizes.items()})
+    return None if found is None else int(found)
+
+
+def size_variables(func: tirx.PrimFunc) -> tuple[tirx.Var, ...]:
+    """Return the variables that a function's parameters are counted in or are, in the order in which they appear."""
+    found: dict[tirx.Var, None] = {}
+    for param in func.params:
+        if not tirx.is_buffer_var(param):
+            found[param] = None
+            continue
+        for extent in param.shape:
+            for variable in sorted(variables_of(extent), key=lambda each: str(each.name)):
+                found[variable] = None
+    return tuple(found)
+
+
+def at_sizes(func: tirx.PrimFunc, sizes: Sizes) -> tirx.PrimFunc:
+    """Return the function of constant shapes that a function is at some sizes, without numbers as parameters."""
+    if not sizes:
+        return func
+    numbers: dict[tirx.Var, tirx.Expr] = {var: tirx.const(size, str(var.ty)) for var, size in sizes.items()}
+    buffers = [param for param in func.params if tirx.is_buffer_var(param)]
+
+    def folded(expr: tirx.Expr) -> tirx.Expr:
+        known = values(expr, {}) if isinstance(expr.a, tirx.IntImm) and isinstance(expr.b, tirx.IntImm) else None
+        return expr if known is None else tirx.const(int(known), str(expr.ty))
+
+    return _tvm.structural_map(
+        tirx.PrimFunc(buffers, func.body, func.ret_type, func.attrs),
+        [(tirx.Var, lambda var: numbers.get(var, var)), *((kind, folded) for kind in _FOLDED)],
+    )

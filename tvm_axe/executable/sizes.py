@@ -1,0 +1,63 @@
+"""What calls of a model with symbolic shapes decide: its sizes, and the memory for tensors that are counted in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tvm_axe.errors import LowerError
+from tvm_axe.relax.device import DeviceFunction, Placed
+from tvm_axe.relax.sizes import Extent, names_in, shape_at
+
+__all__ = ["room_of", "sizes_of"]
+
+
+def sizes_of(function: DeviceFunction, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return the sizes of a call of a function on arrays of some shapes, by parameter; weights may be left out.
+
+    Raises
+    ------
+    LowerError
+        If the shapes don't fit each other, or a size is above its bound; all that is wrong is listed.
+    """
+    found: dict[str, int] = {}
+    by: dict[str, str] = {}
+    wrong: list[str] = []
+    for each in function.inputs:
+        for extent, got in zip(each.shape, shapes.get(each.name, ())):
+            if isinstance(extent, Extent) and extent.names == (extent.text,) and extent.text not in found:
+                found[extent.text], by[extent.text] = got, each.name
+    for each in function.inputs:
+        for dim, (extent, got) in enumerate(zip(each.shape, shapes.get(each.name, ()))):
+            if isinstance(extent, Extent) and all(name in found for name in extent.names) and (
+                (wanted := extent.at(found)) != got
+            ):  # fmt: skip
+                said = ", ".join(f"{name} is {found[name]} as in {by[name]}" for name in extent.names)
+                wrong.append(f"{each.name} has {got} in dimension {dim}, which is {extent} = {wanted} ({said})")
+    for name, most in function.most.items():
+        if found.get(name, 0) > most:
+            wrong.append(f"{name} is {found[name]}, and the model says that it is {most} at most (tir_var_upper_bound)")
+    if wrong:
+        raise LowerError(f"{function.name}: {'; '.join(wrong)}")
+    return found
+
+
+def room_of(placed: Placed, slab: Sequence[int], most: Mapping[str, int]) -> int | None:
+    """Return how many elements a tensor with slabs of a shape should have room for, None for just these.
+
+    Parameters
+    ----------
+    placed : Placed
+        Which one it is.
+    slab : sequence of int
+        The shape.
+    most : mapping
+        Upper bounds of sizes: where there is one of each that the shape depends on, memory for all sizes is taken.
+        Elsewhere it is a power of two, so that slabs of other sizes mostly find room where others were.
+    """
+    names = names_in(placed.shape)
+    if not names:
+        return None
+    if all(name in most for name in names):
+        return max(1, math.prod(shape_at(placed.slab, most)))
+    return 1 << (math.prod(slab) - 1).bit_length() if math.prod(slab) > 1 else 1
