@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import tvm
 import tvm_ffi
@@ -19,9 +20,10 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.analysis.tree import has_threads, why_unschedulable
 from tvm_axe.machines import backend_of
-from tvm_axe.nests.contraction import is_own_nest
+from tvm_axe.nests.contraction import Contraction, is_own_nest
 from tvm_axe.nests.forms import Change, Forms, forms_of, possible
 from tvm_axe.nests.loops import is_loops, loop_schedules
+from tvm_axe.nests.registers import Tile, register_tile, tiles
 from tvm_axe.nests.rows import inline_cheap
 from tvm_axe.schedule.tiles import has_choice
 
@@ -117,14 +119,25 @@ def in_order(forms: Forms, vectors: Sequence[int] | None = None) -> Iterator[Cha
     yield from forms.others()
 
 
-def by_blocks(base: s_tir.Schedule, target: Target) -> s_tir.Schedule:
-    """Every block by itself, but for cheap ones, which are inlined."""
+def by_blocks(base: s_tir.Schedule, target: Target, contractions: Sequence[Contraction] = ()) -> s_tir.Schedule:
+    """Every block by itself, but for cheap ones, which are inlined; of `contractions` register tiles where possible."""
     sch = base.copy()
-    inline_cheap(sch)
+    # What moves a contraction's operands goes into their copies; in the sum it would compute where each element is.
+    moved = [b for match in contractions for b in sch.get_producers(sch.get_sblock(match.block))]
+    inline_cheap(sch, {str(sch.get(block).name_hint) for block in moved})
+    taken: set[str] = set()
+    for match in contractions:
+        for tile in tiles(match, target)[:1]:
+            for done in possible(sch, [partial(_tiled, match=match, target=target, tile=tile, taken=taken)]):
+                sch = done
     for name in [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]:
-        if is_loops(sch, sch.get_sblock(name)):
+        if name not in taken and is_loops(sch, sch.get_sblock(name)):
             sch = next(possible(sch, loop_schedules(sch, name, target)), sch)
     return sch
+
+
+def _tiled(sch: s_tir.Schedule, match: Contraction, target: Target, tile: Tile, taken: set[str]) -> None:
+    taken |= register_tile(sch, match, target, tile)
 
 
 def _operations(func: tirx.PrimFunc) -> float:

@@ -17,7 +17,8 @@ Weights that are packed ahead are packed once for all variants, in the panels of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import tvm
@@ -239,7 +240,20 @@ def _are_same(some: _Variant, other: _Variant) -> bool:
 
 
 def _schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
-    return s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
+    return s_tir.Schedule(tvm.IRModule({"main": _with_names(s_tir.renew_defs(func))}))
+
+
+def _with_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function, no two of whose buffers have the same name: primitives name what they make after them."""
+    taken = {str(param.name) for param in func.params}
+    named: dict[tirx.Var, tirx.Var] = {}
+    for buffer in func.body.block.alloc_buffers:
+        name = str(buffer.name)
+        if name in taken:
+            name = next(each for n in count(1) if (each := f"{buffer.name}_{n}") not in taken)
+            named[buffer] = tirx.Var(name, buffer.ty)
+        taken.add(name)
+    return substitute(func, named) if named else func
 
 
 def _vectors(larger: _Variant | None) -> list[int] | None:
@@ -275,9 +289,17 @@ def _guessed(func: _Unknown, value: int, target: Target, larger: _Variant | None
     for change in in_order(forms, _vectors(larger)):
         for sch in possible(func.base, [change]):
             return _Variant(value, sch, tiles_of(change), _told(change))
-    # Nothing of that depends on the value.
-    sch = larger.sch if larger is not None and larger.form == _BY_BLOCKS else by_blocks(func.base, target)
-    return _Variant(value, sch)
+    if value == 1 or larger is None or larger.form != _BY_BLOCKS:
+        return _Variant(value, _blocks(func, target, few=value == 1))
+    return _Variant(value, larger.sch)  # all others have one
+
+
+def _blocks(func: _Unknown, target: Target, few: bool) -> s_tir.Schedule:
+    """The function block by block, contractions as a value in the middle has them unless rows are few."""
+    if few:
+        return by_blocks(func.base, target)
+    known, open = _schedule([*func.known.values()][len(func.known) // 2]), _open(func.base)
+    return by_blocks(func.base, target, [replace(match, open=open[match.block]) for match in find_contractions(known)])
 
 
 def _told(change: Change) -> str:

@@ -13,6 +13,7 @@ rows than cores, one reduction's terms are shared out among the cores first; sev
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from math import gcd, prod
@@ -105,11 +106,13 @@ def find_rows(sch: s_tir.Schedule, target: Target) -> Rows | None:
     return Rows(inlined, tuple(names[n] for n in sums), pointwise, names[-1], rows, scalars, terms, lanes)
 
 
-def inline_cheap(sch: s_tir.Schedule) -> tuple[str, ...]:
-    """Inline the pointwise blocks that cost no more than reading what they write; returns their names."""
+def inline_cheap(sch: s_tir.Schedule, kept: Collection[str] = ()) -> tuple[str, ...]:
+    """Inline the pointwise blocks that cost no more than reading what they write, but for some; returns their names."""
     found = []
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt = sch.get(block)
+        if str(stmt.name_hint) in kept:
+            continue
         if not is_pointwise(stmt) or query.is_parameter(sch, stmt.body.buffer) or not _is_cheap(stmt.body.value):
             continue
         try:
