@@ -6,12 +6,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.tree import with_functions
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.machines.target import resolve_target
@@ -76,16 +77,16 @@ def apply_best(
     for other in stand_ins(resolved):
         missing = {digest for own in forms.values() if not found.keys() & own for digest in own}
         found |= _records([folder for digest in missing for folder in shipped_folders(other, digest)], other, missing)
-    functions, seconds = dict(mod.functions_items()), {}
+    scheduled_as, seconds = dict[ir.GlobalVar, tirx.PrimFunc](), {}
     for variable, own in forms.items():
         records = [pair for digest in own for pair in found.get(digest, [])]
         for record, workload in sorted(records, key=lambda pair: pair[0].seconds):
             scheduled = _schedule(record, workload, own[workload[0]], kernels[variable])
             if scheduled is not None:
-                functions[variable] = scheduled
+                scheduled_as[variable] = scheduled
                 seconds[str(variable.name_hint)] = record.seconds
                 break
-    return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos), seconds
+    return with_functions(mod, scheduled_as), seconds
 
 
 def _forms(func: tirx.PrimFunc) -> dict[str, IRModule]:
