@@ -36,7 +36,7 @@ from tvm_axe.checking.reference import Reference
 from tvm_axe.demo import block
 from tvm_axe.executable import Executable
 from tvm_axe.lower import lower
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.parsing import parse_program
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.finals import chosen, run_finals

@@ -24,7 +24,7 @@ from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.patterns import loads_of
 from tvm_axe.collective import plan, sync, worker
-from tvm_axe.lower import derive, emit, localize, program
+from tvm_axe.lower import derive, emit, localize, parsing, plain, reaching
 from tvm_axe.schedule import caching, fusing, overlapping, query, redistributing, reordering, sharding
 
 
@@ -96,9 +96,17 @@ def _any_reduction_is_a_sum() -> Iterator[None]:
         return loads[0] if block.init is not None and len(loads) == 1 else None
 
     with (
-        mock.patch.object(derive, "summed", foreign),
-        mock.patch.object(derive, "is_sum", lambda block: foreign(block) is not None),
+        mock.patch.object(plain, "summed", foreign),
+        mock.patch.object(plain, "is_sum", lambda block: foreign(block) is not None),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _any_load_is_a_copy() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for module in (derive, plain, reaching):
+            stack.enter_context(mock.patch.object(module, "is_copy", _is_any_load))
         yield
 
 
@@ -106,12 +114,12 @@ LOWERING = {
     "push unseen": Mistake(
         "derive",
         "a slice that is stored to what all devices hold is stored on its own device only",
-        lambda: mock.patch.object(derive, "push_axes", lambda *_: []),
+        lambda: mock.patch.object(reaching, "push_axes", lambda *_: []),
     ),
     "read unseen": Mistake(
         "derive",
         "a read beyond the device's own piece is taken for one of it",
-        lambda: mock.patch.object(derive, "remote_axes", lambda *_: []),
+        lambda: mock.patch.object(reaching, "remote_axes", lambda *_: []),
     ),
     "two phases": Mistake(
         "derive", "a kernel may exchange what it touches elsewhere, too", _without(derive, "_check_one_phase")
@@ -119,13 +127,13 @@ LOWERING = {
     "any load is a copy": Mistake(
         "derive",
         "a transposed or shifted copy is taken for a plain one",
-        lambda: mock.patch.object(derive, "is_copy", _is_any_load),
+        _any_load_is_a_copy,
     ),
     "a max is a sum": Mistake("derive", "any reduction over devices is done by adding", _any_reduction_is_a_sum),
     "shift backwards": Mistake(
         "derive",
         "a send goes to the place before, not behind",
-        _instead(derive, "shift_of", lambda whole, block: None if (k := whole(block)) is None else -k),
+        _instead(plain, "shift_of", lambda whole, block: None if (k := whole(block)) is None else -k),
     ),
     "last peer left out": Mistake(
         "localize",
@@ -144,7 +152,7 @@ LOWERING = {
             localize, "flat_stride", lambda sharding, dtype, axis: localize.slab_stride(sharding.slab, dtype)
         ),
     ),
-    "domains unchecked": Mistake("program", "iterators may leave their domains", _without(program, "_check_domains")),
+    "domains unchecked": Mistake("program", "iterators may leave their domains", _without(parsing, "_check_domains")),
 }
 
 

@@ -291,8 +291,14 @@ def test_an_illegal_address_is_named(nothing_left: None, place: str) -> None:
         check_usable(workers)
 
 
-@pytest.mark.parametrize("name", ["adam_f16", "mlp", "moe"])
-@pytest.mark.parametrize("place", ["apart", "apart-staged", "apart-staged-threads"], indirect=True)
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("apart", "adam_f16"), ("apart", "mlp"), ("apart", "moe"), ("apart-staged", "mlp"), ("apart-staged", "moe"),
+        ("apart-staged-threads", "adam_f16"),
+    ],
+    indirect=["place"],
+)  # fmt: skip
 def test_programs(nothing_left: None, place: str, name: str) -> None:
     """What is compiled for the host's cores runs where slabs lie the host's pages apart."""
     mesh = Mesh(dict.fromkeys(PROGRAMS[name].axes, 3))

@@ -11,7 +11,8 @@ from tvm_axe.demo.block import SCHEDULES
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower.derive import Step, derive_steps
 from tvm_axe.lower.infer import Sharding, infer_shardings
-from tvm_axe.lower.program import ScheduledProgram, parse_program
+from tvm_axe.lower.parsing import parse_program
+from tvm_axe.lower.program import ScheduledProgram
 from tvm_axe.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -7,7 +7,7 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.parsing import parse_program
 from tvm_axe.schedule import Schedule
 
 TP2 = Mesh({"tp": 2})

@@ -88,10 +88,10 @@ def check(lowered: Lowered) -> set[str]:
     return {stage.kind for stage in lowered.stages}
 
 
-@pytest.mark.parametrize("size", ["test", "uneven"])
-@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize(("devices", "size"), [(2, "test"), (3, "uneven"), (4, "test"), (4, "uneven")])
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_programs(name, devices, size):
+    """Shares that are equal and that aren't, over two axes with four devices."""
     axes = PROGRAMS[name].axes
     mesh = Mesh(dict.fromkeys(axes, devices) if len(axes) == 1 or devices < 4 else dict.fromkeys(axes, 2))
     program = PROGRAMS[name](mesh, size)

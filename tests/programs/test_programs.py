@@ -78,7 +78,7 @@ def test_there_are_no_others():
 
 @pytest.mark.parametrize(
     ("size", "sizes"),
-    [("test", (1,)), ("uneven", (2,)), ("uneven", (3,)), ("uneven", (4,)), ("test", (2, 2))],
+    [("test", (1,)), ("uneven", (3,)), ("uneven", (4,)), ("test", (2, 2))],
     ids=str,
 )
 @pytest.mark.parametrize(("name", "schedule"), CASES)

@@ -1,6 +1,7 @@
 """Programs that wait and signal: products and norms fused with communication, as one device of a mesh runs them.
 
-Dim 0 of a mesh tensor is the device; `me` holds the number of the device that runs.
+Dim 0 of a mesh tensor is the device; `me` holds the number of the device that runs. `programs_mesh` has those that all
+devices run together.
 """
 
 from tvm.script import tirx as T
@@ -9,6 +10,25 @@ from tvm_axe import tile
 
 BF16 = "bfloat16"
 BLOCK = (128, 256, 64)
+
+
+@T.inline
+def add_row(total, part):
+    """Add a row, cast, to another."""
+    with tile.parallel(*total.shape) as (z, y):
+        total[z, y] = total[z, y] + T.cast(part[z, y], "float32")
+
+
+@T.inline
+def normalize_row(total, square, mean, weight, eps):
+    """RMSNorm of a row by a weight, in its place."""
+    with tile.parallel(*total.shape) as (z, y):
+        square[z, y] = total[z, y] * total[z, y]
+    tile.sum(square, mean)
+    with tile.parallel(1) as z:
+        mean[z] = T.rsqrt(mean[z] / total.shape[1] + eps)
+    with tile.parallel(*total.shape) as (z, y):
+        total[z, y] = total[z, y] * mean[z] * T.cast(weight[z, y], "float32")
 
 
 def product_scatter(devices, m, n, k, epilogue_tile=None, persistent=True):
@@ -59,11 +79,15 @@ def product_scatter(devices, m, n, k, epilogue_tile=None, persistent=True):
     return product_scatter
 
 
-def product_send(devices, m, n, k, groups=2):
-    """Tiles are counted as they are stored; what sends them and sets `flags` is no kernel."""
-    (bm, bn, bk), rows = BLOCK, m // devices
+def product_send(devices, m, n, k, groups=2, block=BLOCK, ahead=4, mesh=False):
+    """Tiles are counted as they are stored to mine; what sends them to `arrived` and sets `flags` is no kernel.
+
+    On a `mesh` the kernel says which device it runs on, and `arrived` is a tensor of the mesh.
+    """
+    (bm, bn, bk), rows = block, m // devices
     steps, halves = k // bk, bm // bk
     more, wide = halves * (devices - 1), n // groups // bn
+    inbox = tile.mesh_tensor((devices, devices, rows, n), BF16) if mesh else T.Buffer((devices, rows, n), BF16)
 
     @T.prim_func
     def product_send(
@@ -74,10 +98,12 @@ def product_send(devices, m, n, k, groups=2):
         turn: T.int32,
         mine: T.Buffer((devices, rows, n), BF16),
         done: T.Buffer((devices, groups), "int32"),
-        arrived: T.Buffer((devices, rows, n), BF16),
+        arrived: inbox,
         flags: T.Buffer((devices, groups), "int32"),
     ):
-        with tile.kernel(devices, rows // bm, n // bn, swizzle=16, persistent=True, order="given") as (s, i, j):
+        with tile.kernel(
+            devices, rows // bm, n // bn, swizzle=16, persistent=True, order="given", device=me if mesh else None
+        ) as (s, i, j):
             a = tile.shared((bm, bk), BF16)
             b = tile.shared((bk, bn), BF16)
             c = tile.fragment((bm, bn), "float32")
@@ -85,20 +111,15 @@ def product_send(devices, m, n, k, groups=2):
             tile.fill(c, 0)
             for l in tile.pipelined(steps + s // (devices - 1) * more):
                 if l < steps:
-                    if s == devices - 1 and (steps - l) % 4 == 0 and steps - l <= 4 * (devices - 1):
-                        tile.wait(flags[(me + (steps - l) // 4) % devices, j // wide], turn)
+                    if s == devices - 1 and (steps - l) % ahead == 0 and steps - l <= ahead * (devices - 1):
+                        tile.wait(flags[(me + (steps - l) // ahead) % devices, j // wide], turn)
                     tile.copy(A[owner, i * bm, l * bk], a)
                     tile.copy(B[l * bk, j * bn], b)
                 else:
                     tile.copy(unit[0, (l - steps) % halves * bk], a)
-                    tile.copy(
-                        arrived[
-                            (me + devices - 1 - (l - steps) // halves) % devices,
-                            i * bm + (l - steps) % halves * bk,
-                            j * bn,
-                        ],
-                        b,
-                    )
+                    peer = T.meta_var((me + devices - 1 - (l - steps) // halves) % devices)
+                    row = T.meta_var(i * bm + (l - steps) % halves * bk)
+                    tile.copy(arrived[me, peer, row, j * bn] if mesh else arrived[peer, row, j * bn], b)
                 tile.gemm(a, b, c)
             tile.copy(c, mine[owner, i * bm, j * bn])
             if s < devices - 1:
@@ -107,19 +128,27 @@ def product_send(devices, m, n, k, groups=2):
     return product_send
 
 
-def gather_product(devices, m, n, k, roles=None):
-    """C = A B, where the rows of A of device d are there once flags[d] is set; the own ones come first."""
-    (bm, bn, bk), rows = BLOCK, m // devices
+def gather_product(devices, m, n, k, roles=None, block=BLOCK, mesh=False):
+    """C = A B, where the rows of A of device d are there once flags[d] is set; the own ones come first.
+
+    On a `mesh` the kernel says which device it runs on, and A is a tensor of the mesh.
+    """
+    (bm, bn, bk), rows = block, m // devices
+    gathered = tile.mesh_tensor((devices, devices, rows, k), BF16) if mesh else T.Buffer((devices, rows, k), BF16)
 
     @T.prim_func
     def gather_product(
-        A: T.Buffer((devices, rows, k), BF16),
+        A: gathered,
         B: T.Buffer((k, n), BF16),
         me: T.int32,
         flags: T.Buffer((devices,), "int32"),
         C: T.Buffer((devices, rows, n), BF16),
     ):
-        with tile.kernel(devices, rows // bm, n // bn, order="given", roles=roles) as (s, i, j):
+        with tile.kernel(devices, rows // bm, n // bn, order="given", roles=roles, device=me if mesh else None) as (
+            s,
+            i,
+            j,
+        ):
             a = tile.shared((bm, bk), BF16)
             b = tile.shared((bk, bn), BF16)
             c = tile.fragment((bm, bn), "float32")
@@ -128,7 +157,7 @@ def gather_product(devices, m, n, k, roles=None):
                 tile.wait(flags[owner])
             tile.fill(c, 0)
             for l in tile.pipelined(k // bk):
-                tile.copy(A[owner, i * bm, l * bk], a)
+                tile.copy(A[me, owner, i * bm, l * bk] if mesh else A[owner, i * bm, l * bk], a)
                 tile.copy(B[l * bk, j * bn], b)
                 tile.gemm(a, b, c)
             tile.copy(c, C[owner, i * bm, j * bn])
@@ -160,15 +189,8 @@ def reduce_norm(devices, rows, n, ordered=False, eps=1e-6):
             tile.wait(flags[me, 0:devices, r], reset=True)
             for d in range(devices):
                 tile.copy(x[d, r, 0], part)
-                with tile.parallel(1, n) as (z, y):
-                    total[z, y] = total[z, y] + T.cast(part[z, y], "float32")
-            with tile.parallel(1, n) as (z, y):
-                square[z, y] = total[z, y] * total[z, y]
-            tile.sum(square, mean)
-            with tile.parallel(1) as z:
-                mean[z] = T.rsqrt(mean[z] / n + eps)
-            with tile.parallel(1, n) as (z, y):
-                total[z, y] = total[z, y] * mean[z] * T.cast(w[z, y], "float32")
+                add_row(total, part)
+            normalize_row(total, square, mean, w, eps)
             tile.copy(total, out[r, 0])
 
     return reduce_norm

@@ -1,11 +1,11 @@
 """Programs on tensors of the mesh: products and norms fused with communication, which all devices run together."""
 
+import programs_flags
+from programs_flags import BF16, BLOCK, add_row, normalize_row
 from tvm.script import tirx as T
 
 from tvm_axe import tile
 
-BF16 = "bfloat16"
-BLOCK = (128, 256, 64)
 SMALL = (16, 16, 8)
 
 
@@ -70,86 +70,14 @@ def product_scatter(devices, m, n, k, block=BLOCK, mistake=None, persistent=True
     return product_scatter
 
 
-def product_send(devices, m, n, k, groups=2, block=BLOCK, ahead=4):
-    """Tiles are counted as they are stored to mine; what sends them to `arrived` and sets `flags` is no kernel."""
-    (bm, bn, bk), rows = block, m // devices
-    steps, halves = k // bk, bm // bk
-    more, wide = halves * (devices - 1), n // groups // bn
-
-    @T.prim_func
-    def product_send(
-        A: T.Buffer((devices, rows, k), BF16),
-        B: T.Buffer((k, n), BF16),
-        unit: T.Buffer((bm, bm), BF16),
-        me: T.int32,
-        turn: T.int32,
-        mine: T.Buffer((devices, rows, n), BF16),
-        done: T.Buffer((devices, groups), "int32"),
-        arrived: tile.mesh_tensor((devices, devices, rows, n), BF16),
-        flags: T.Buffer((devices, groups), "int32"),
-    ):
-        with tile.kernel(devices, rows // bm, n // bn, swizzle=16, persistent=True, order="given", device=me) as (
-            s,
-            i,
-            j,
-        ):
-            a = tile.shared((bm, bk), BF16)
-            b = tile.shared((bk, bn), BF16)
-            c = tile.fragment((bm, bn), "float32")
-            owner: T.let = (me + 1 + s) % devices
-            tile.fill(c, 0)
-            for l in tile.pipelined(steps + s // (devices - 1) * more):
-                if l < steps:
-                    if s == devices - 1 and (steps - l) % ahead == 0 and steps - l <= ahead * (devices - 1):
-                        tile.wait(flags[(me + (steps - l) // ahead) % devices, j // wide], turn)
-                    tile.copy(A[owner, i * bm, l * bk], a)
-                    tile.copy(B[l * bk, j * bn], b)
-                else:
-                    tile.copy(unit[0, (l - steps) % halves * bk], a)
-                    tile.copy(
-                        arrived[
-                            me,
-                            (me + devices - 1 - (l - steps) // halves) % devices,
-                            i * bm + (l - steps) % halves * bk,
-                            j * bn,
-                        ],
-                        b,
-                    )
-                tile.gemm(a, b, c)
-            tile.copy(c, mine[owner, i * bm, j * bn])
-            if s < devices - 1:
-                tile.signal(done[owner, j // wide], add=True)
-
-    return product_send
+def product_send(*sizes, **options):
+    """As `programs_flags` has it, on the mesh."""
+    return programs_flags.product_send(*sizes, mesh=True, **options)
 
 
-def gather_product(devices, m, n, k, block=BLOCK, roles=None):
-    """C = A B, where the rows of A of device d are there once flags[d] is set; the own ones come first."""
-    (bm, bn, bk), rows = block, m // devices
-
-    @T.prim_func
-    def gather_product(
-        A: tile.mesh_tensor((devices, devices, rows, k), BF16),
-        B: T.Buffer((k, n), BF16),
-        me: T.int32,
-        flags: T.Buffer((devices,), "int32"),
-        C: T.Buffer((devices, rows, n), BF16),
-    ):
-        with tile.kernel(devices, rows // bm, n // bn, order="given", roles=roles, device=me) as (s, i, j):
-            a = tile.shared((bm, bk), BF16)
-            b = tile.shared((bk, bn), BF16)
-            c = tile.fragment((bm, bn), "float32")
-            owner: T.let = (me + s) % devices
-            if s > 0:
-                tile.wait(flags[owner])
-            tile.fill(c, 0)
-            for l in tile.pipelined(k // bk):
-                tile.copy(A[me, owner, i * bm, l * bk], a)
-                tile.copy(B[l * bk, j * bn], b)
-                tile.gemm(a, b, c)
-            tile.copy(c, C[owner, i * bm, j * bn])
-
-    return gather_product
+def gather_product(*sizes, **options):
+    """As `programs_flags` has it, on the mesh."""
+    return programs_flags.gather_product(*sizes, mesh=True, **options)
 
 
 def reduce_norm(devices, rows, n, push=False, ordered=True, mistake=None, dtype=BF16, eps=1e-6):
@@ -189,15 +117,8 @@ def reduce_norm(devices, rows, n, push=False, ordered=True, mistake=None, dtype=
                 tile.wait(flags[me, 0:devices, r], reset=True)
             for d in range(devices):
                 tile.copy(inbox[me, d, r, 0] if push else x[d, r, 0], part)
-                with tile.parallel(1, n) as (z, y):
-                    total[z, y] = total[z, y] + T.cast(part[z, y], "float32")
-            with tile.parallel(1, n) as (z, y):
-                square[z, y] = total[z, y] * total[z, y]
-            tile.sum(square, mean)
-            with tile.parallel(1) as z:
-                mean[z] = T.rsqrt(mean[z] / n + eps)
-            with tile.parallel(1, n) as (z, y):
-                total[z, y] = total[z, y] * mean[z] * T.cast(w[z, y], "float32")
+                add_row(total, part)
+            normalize_row(total, square, mean, w, eps)
             tile.copy(total, out[r, 0])
 
     return reduce_norm
@@ -230,15 +151,9 @@ def scatter_norm_gather(devices, rows, n, mistake=None, dtype=BF16, eps=1e-6):
             tile.wait(flags[me, 0:devices, r, 0], reset=True)
             for d in range(devices):
                 tile.copy(x[d, me * share + r, 0], part)
-                with tile.parallel(1, n) as (z, y):
-                    total[z, y] = total[z, y] + T.cast(part[z, y], "float32")
-            with tile.parallel(1, n) as (z, y):
-                square[z, y] = total[z, y] * total[z, y]
-            tile.sum(square, mean)
-            with tile.parallel(1) as z:
-                mean[z] = T.rsqrt(mean[z] / n + eps)
-            with tile.parallel(1, n) as (z, y):
-                part[z, y] = T.cast(total[z, y] * mean[z] * T.cast(w[z, y], "float32"), dtype)
+                add_row(total, part)
+            normalize_row(total, square, mean, w, eps)
+            tile.copy(total, part)
             for d in range(devices):
                 tile.copy(part, out[d, me * share + r, 0])
             tile.signal(flags[0:devices, me, r, second])

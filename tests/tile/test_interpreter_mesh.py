@@ -58,7 +58,7 @@ def test_a_product_whose_parts_are_scattered(devices):
 def test_a_product_whose_parts_a_copy_engine_sends(devices):
     (m, n, k), a, b, want = product(devices, np.random.default_rng(0), k=32)
     rows, groups = m // devices, 2
-    program = tile.read(programs.product_send(devices, m, n, k, groups, programs.SMALL, ahead=1))
+    program = tile.read(programs.product_send(devices, m, n, k, groups, block=programs.SMALL, ahead=1))
     count, columns = rows // 16 * (n // groups // 16), n // groups
 
     def engine(agent):
@@ -100,7 +100,7 @@ def gathering(devices, seed, late=False):
             if not late:
                 agent.signal("flags", (peer, agent.device), 1)
 
-    program = tile.read(programs.gather_product(devices, devices * rows, n, k, programs.SMALL))
+    program = tile.read(programs.gather_product(devices, devices * rows, n, k, block=programs.SMALL))
     flags, out = np.zeros((devices, devices), "int32"), np.full((devices, devices, rows, n), np.nan)
     found = interpret_mesh(program, gathered, b, None, flags, out, rng=rng, agents=[engine] * devices)[-1]
     np.testing.assert_allclose(found, np.einsum("dmk,ekn->edmn", a, b), rtol=1e-12, atol=1e-12)

@@ -21,7 +21,7 @@ from tvm_axe.lower.calls import Call
 from tvm_axe.lower.derive import derive_steps
 from tvm_axe.lower.emit import _Emitter
 from tvm_axe.lower.infer import infer_shardings
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.parsing import parse_program
 from tvm_axe.machines import resolve_target
 from tvm_axe.machines.builder import build_program
 from tvm_axe.schedule import layouts_of

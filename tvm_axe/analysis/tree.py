@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -11,7 +11,7 @@ from tvm import ir, s_tir, tirx
 
 from tvm_axe.analysis.blocks import NestedBlock, nested_blocks
 
-__all__ = ["BlockTree", "is_one_of", "tree_of"]
+__all__ = ["BlockTree", "is_one_of", "tree_of", "with_functions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,3 +153,11 @@ def has_threads(func: tirx.PrimFunc) -> bool:
 def tree_of(mod: ir.IRModule) -> BlockTree:
     """Return the tree of a module; that of one object is made once."""
     return BlockTree(mod)
+
+
+def with_functions(mod: ir.IRModule, changed: Mapping[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
+    """Return a module with other functions in the places of some; itself where none is changed."""
+    if not changed:
+        return mod
+    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **changed}
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

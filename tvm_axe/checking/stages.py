@@ -12,7 +12,7 @@ from tvm_axe import _tvm
 from tvm_axe.checking.comparing import difference, is_float
 from tvm_axe.checking.reference import Alone, Expected, exposed
 from tvm_axe.executable.mesh import MeshExecutable
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.parsing import parse_program
 from tvm_axe.tile.kernels.check import poison
 
 __all__ = ["wrong_on_mesh", "wrong_on_one_device"]

@@ -14,7 +14,7 @@ from tvm_axe.collective.engine import HOST, Rates
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower import Lowered
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.parsing import parse_program
 
 _WAITS = {"local": 0, Collective.ALL_REDUCE: 2}  # of any other kind: 1
 

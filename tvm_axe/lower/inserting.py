@@ -27,15 +27,12 @@ What is copied but for a halo is whole: an all-gather where a shift would do. Wh
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
-from math import prod
+from collections.abc import Collection, Sequence
 
 from tvm import ir, s_tir, tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.annotations import BIND, INSERTED, OVERLAP, RING, layouts_of
+from tvm_axe.analysis.annotations import OVERLAP, RING, layouts_of
 from tvm_axe.analysis.blocks import NestedBlock, covers, element, nested_blocks, statements
 from tvm_axe.analysis.directions import directions, reached
 from tvm_axe.analysis.elements import cover, one_to_one
@@ -45,11 +42,14 @@ from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.sharding import Cuts
-from tvm_axe.lower.derive import APART, GATHER, HOLD, RELAY, WIDEN, Entangled, Unowned, derive_steps
+from tvm_axe.lower.copies import copy_nest, gathered, nest_of_copy, shares_of
+from tvm_axe.lower.derive import derive_steps
 from tvm_axe.lower.halo import Halo, halo_of
 from tvm_axe.lower.infer import Sharding, infer_shardings
+from tvm_axe.lower.parsing import parse_program
 from tvm_axe.lower.pieces import pieces_of, renumbered, shared_pieces, with_block
-from tvm_axe.lower.program import ScheduledProgram, ScheduledStage, parse_program
+from tvm_axe.lower.program import ScheduledProgram, ScheduledStage
+from tvm_axe.lower.reaching import APART, GATHER, HOLD, RELAY, WIDEN, Entangled, Unowned
 from tvm_axe.lower.separating import separated
 
 __all__ = ["redistributed"]
@@ -145,7 +145,7 @@ def _less_than_all(
     if cuts is None:
         return None
     copy = tirx.decl_buffer(sharding.shape, found.buffer.dtype, f"{found.buffer.name}_recut", layout=None)
-    before = _copy(found.buffer, copy, program.mesh, cuts, f"recut {of}")
+    before = copy_nest(found.buffer, copy, program.mesh, cuts, f"recut {of}")
     return _replaced(func, nest, [before, substitute(nest, {found.buffer: copy})], [copy])
 
 
@@ -175,13 +175,13 @@ def _with_halo(
 ) -> tirx.PrimFunc:
     copy, cuts = halo.copy(program.mesh), list(sharding.cuts)
     cuts[halo.dim : halo.dim + 1] = [(halo.axis,), ()]
-    before = _nest(
+    before = nest_of_copy(
         str(copy.name),
         [int(extent) for extent in copy.shape],
         lambda v: (copy, list(v)),
         lambda v: (halo.buffer, halo.source(v)),
         why,
-        _shared(copy, program.mesh, cuts),
+        shares_of(copy, program.mesh, cuts),
         halo.exists,
     )
     return _replaced(func, nest, [before, halo.read_by(nest, program, copy)], [copy])
@@ -192,17 +192,17 @@ def _gather(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -
     nest, blocks = _nest_of(func, found)
     if any(_writes(block, found.buffer) for block in blocks):
         return _separated(func, _refused(found, "its nest writes the buffer, too"), nest)
-    before, whole = _gathered(found.buffer, sharding, why)
+    before, whole = gathered(found.buffer, sharding, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]})], whole)
 
 
 def _hold(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) -> tirx.PrimFunc:
     """Have the nest work on a copy that all devices hold, of which each then takes over its own share."""
     nest, blocks = _nest_of(func, found)
-    before, whole = _gathered(found.buffer, sharding, why)
+    before, whole = gathered(found.buffer, sharding, why)
     if _is_written_whole(blocks, found.buffer):
         before, whole = [], whole[-1:]
-    behind = _copy(whole[-1], found.buffer, sharding.mesh, sharding.cuts, why)
+    behind = copy_nest(whole[-1], found.buffer, sharding.mesh, sharding.cuts, why)
     return _replaced(func, nest, [*before, substitute(nest, {found.buffer: whole[-1]}), behind], whole)
 
 
@@ -242,7 +242,7 @@ def _apart(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     )
     realize = s_tir.SBlockRealize(block.realize.iter_values, block.realize.predicate, changed)
     new_nest = with_block(nest, block.realize, realize)
-    behind = _nest(
+    behind = nest_of_copy(
         f"{buffer.name}_{statement.name_hint}",
         list(extents.values()),
         lambda v: (buffer, [substitute(index, dict(zip(at, v))) for index in store.indices]),
@@ -257,8 +257,8 @@ def _relay(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     buffer = found.buffer
     direction = dict(zip(func.params, directions(func)))[buffer]
     own = tirx.decl_buffer(sharding.shape, buffer.dtype, f"{buffer.name}_own", layout=None)
-    before = [_copy(buffer, own, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_input else []
-    behind = [_copy(own, buffer, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_output else []
+    before = [copy_nest(buffer, own, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_input else []
+    behind = [copy_nest(own, buffer, sharding.mesh, ((),) * len(sharding.shape), why)] if direction.is_output else []
     nests = [substitute(nest, {buffer: own}) for nest in statements(func.body.block.body)]
     return _rebuilt(func, [*before, *nests, *behind], [own])
 
@@ -271,7 +271,7 @@ def _widen(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
     assert load is not None  # what is to be widened is a sum's
     store: tirx.BufferStore = statement.body
     terms = tirx.decl_buffer(sharding.shape, store.buffer.dtype, f"{found.buffer.name}_terms", layout=None)
-    before = _copy(found.buffer, terms, sharding.mesh, sharding.cuts, why)
+    before = copy_nest(found.buffer, terms, sharding.mesh, sharding.cuts, why)
     own = tirx.BufferLoad(store.buffer, store.indices)
     changed = s_tir.SBlock(
         statement.iter_vars,
@@ -287,90 +287,6 @@ def _widen(func: tirx.PrimFunc, found: Unowned, sharding: Sharding, why: str) ->
 
 
 _REMEDIES = {GATHER: _gather, HOLD: _hold, APART: _apart, RELAY: _relay, WIDEN: _widen}
-
-
-# ---- Copies ----------------------------------------------------------------------------------------------------------
-
-
-def _gathered(buffer: tirx.Buffer, sharding: Sharding, why: str) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
-    """Copies of a buffer, each over one axis less than the one before; the last is held by all.
-
-    Where several axes share a dimension, the copies are padded to whole pieces, so that those of the minor axis make up
-    one of the major axis. What lies on one device of an axis goes to the others first, in the pieces of the other axes.
-    """
-    copies, nests, source, cuts = list[tirx.Buffer](), list[tirx.Stmt](), buffer, list(sharding.cuts)
-    shape = [
-        sharding.piece(dim) * prod(map(sharding.mesh.axis_size, cut)) if len(cut) > 1 else extent
-        for dim, (extent, cut) in enumerate(zip(sharding.shape, cuts))
-    ]
-    fewer = [] if shape == list(sharding.shape) and sharding.root is None else [tuple(cuts)]
-    for dim in [dim for dim, cut in enumerate(cuts) for _ in cut]:
-        cuts[dim] = cuts[dim][:-1]
-        fewer.append(tuple(cuts))
-    for cuts_left in fewer or [tuple(cuts)]:  # what one device holds is copied once
-        copies.append(tirx.decl_buffer(shape, buffer.dtype, f"{buffer.name}_whole", layout=None))
-        nests.append(_copy(source, copies[-1], sharding.mesh, cuts_left, why))
-        source = copies[-1]
-    return nests, copies
-
-
-def _copy(source: tirx.Buffer, target: tirx.Buffer, mesh: Mesh, cuts: Cuts, why: str) -> tirx.Stmt:
-    """A nest that copies what two buffers have in common, its dimensions shared over `cuts`."""
-    shape = [min(int(one), int(other)) for one, other in zip(source.shape, target.shape)]
-    shared = _shared(target, mesh, cuts)
-    return _nest(str(target.name), shape, lambda v: (target, list(v)), lambda v: (source, list(v)), why, shared)
-
-
-_Element = tuple[tirx.Buffer, list[tirx.Expr]]
-_Shared = Mapping[int, Sequence[tuple[str, int, int]]]
-
-
-def _shared(buffer: tirx.Buffer, mesh: Mesh, cuts: Sequence[tuple[str, ...]]) -> _Shared:
-    """How the dimensions of a buffer are shared over `cuts`: each axis, its devices, their step."""
-    pieces = [pieces_of(int(extent), cut, mesh) for extent, cut in zip(buffer.shape, cuts)]
-    return {dim: [(axis, mesh.axis_size(axis), step) for axis, step in own] for dim, own in enumerate(pieces)}
-
-
-def _nest(
-    name: str,
-    shape: Sequence[int],
-    target: Callable[[Sequence[tirx.Var]], _Element],
-    source: Callable[[Sequence[tirx.Var]], _Element],
-    why: str,
-    shared: _Shared | None = None,
-    exists: Callable[[Sequence[tirx.Expr]], tirx.Expr] | None = None,
-) -> tirx.Stmt:
-    """``target[..] = source[..]``, cast, over a shape whose dimensions are `shared`, where the element `exists`."""
-    iterators = [tirx.Var(f"v{dim}", "int32") for dim in range(len(shape))]
-    (to, where), (of, which) = target(iterators), source(iterators)
-    value = tirx.BufferLoad(of, which)
-    block = s_tir.SBlock(
-        [tirx.IterVar(ir.Range(0, n), v, tirx.IterVar.DataPar) for n, v in zip(shape, iterators)],
-        [element(of, which)],
-        [element(to, where)],
-        name,
-        tirx.BufferStore(to, value if of.dtype == to.dtype else value.astype(to.dtype), where),
-        annotations={INSERTED: why},
-    )
-    loops: list[tuple[tirx.Var, int, dict[str, str]]] = []
-    values: list[tirx.Expr] = []
-    predicate: tirx.Expr = tirx.IntImm("bool", 1)
-    for dim, extent in enumerate(shape):
-        own = tirx.Var(f"i{dim}", "int32")
-        steps = (shared or {}).get(dim, ())
-        devices = [tirx.Var(f"i{dim}_{level}", "int32") for level in range(len(steps))]
-        loops += [(device, size, {BIND: axis}) for device, (axis, size, _) in zip(devices, steps)]
-        loops.append((own, steps[-1][2] if steps else extent, {}))
-        parts = [device * step for device, (_, _, step) in zip(devices, steps)]
-        values.append(functools.reduce(operator.add, [*parts, own]))
-        if steps and steps[0][1] * steps[0][2] > extent:
-            predicate = tirx.all(predicate, values[-1] < extent)
-    if exists is not None:
-        predicate = tirx.all(predicate, exists(values))
-    stmt: tirx.Stmt = s_tir.SBlockRealize(values, predicate, block)
-    for var, extent, says in reversed(loops):
-        stmt = tirx.For(var, 0, extent, tirx.ForKind.SERIAL, stmt, None, says)
-    return stmt
 
 
 # ---- The function's tree ---------------------------------------------------------------------------------------------

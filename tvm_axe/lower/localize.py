@@ -19,10 +19,11 @@ from tvm_axe.analysis.blocks import element
 from tvm_axe.analysis.expressions import loads_in, substitute, uses
 from tvm_axe.collective import SLAB
 from tvm_axe.errors import LowerError
-from tvm_axe.lower.derive import EXCHANGE, Step, push_axis
+from tvm_axe.lower.derive import EXCHANGE, Step
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.pieces import linear, own_pieces, shared_pieces, within
 from tvm_axe.lower.program import Block, LocalIterator, ScheduledProgram
+from tvm_axe.lower.reaching import push_axis
 from tvm_axe.lower.views import view_buffer
 from tvm_axe.lower.window import Window, calling
 from tvm_axe.schedule import BIND, TILE, set_layout

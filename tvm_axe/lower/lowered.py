@@ -21,7 +21,7 @@ from tvm_axe.lower.emit import emit_module
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.localize import OWN
 from tvm_axe.lower.notation import notation
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.parsing import parse_program
 from tvm_axe.schedule import layouts_of
 
 

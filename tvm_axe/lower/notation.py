@@ -12,10 +12,11 @@ from tvm import ir, tirx
 
 from tvm_axe.analysis.patterns import is_copy, is_product
 from tvm_axe.layout.collectives import Collective
-from tvm_axe.lower.derive import EXCHANGE, Step, push_axis, remote_axis
+from tvm_axe.lower.derive import EXCHANGE, Step
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.order import regions
 from tvm_axe.lower.program import Block
+from tvm_axe.lower.reaching import push_axis, remote_axis
 
 _PRODUCT = "MM"
 

@@ -15,8 +15,9 @@ from tvm import tirx
 
 from tvm_axe.errors import LowerError
 from tvm_axe.layout.collectives import Collective
-from tvm_axe.lower.derive import EXCHANGE, Step, push_axis, remote_axis
+from tvm_axe.lower.derive import EXCHANGE, Step
 from tvm_axe.lower.infer import Sharding
+from tvm_axe.lower.reaching import push_axis, remote_axis
 
 
 @dataclass(frozen=True)

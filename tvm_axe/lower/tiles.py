@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import tvm
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.target import Target
 
 from tvm_axe import _tvm
@@ -21,7 +21,7 @@ from tvm_axe.analysis.annotations import KERNEL, WAITS
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import is_pointwise
-from tvm_axe.analysis.tree import has_threads, why_unschedulable
+from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.errors import LowerError, ScheduleError, TileError
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import called_by
@@ -62,10 +62,7 @@ def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[st
         for chosen in [_with_defaults(func, target)]
         if chosen is not None
     }
-    if not found:
-        return mod
-    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **found}
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, found)
 
 
 def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
@@ -127,8 +124,7 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
         for variable, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and variable not in rewritten and apart.intersection(called_by(func))
     }
-    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **rewritten, **callers}
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, {**rewritten, **callers})
 
 
 def _laid_out(

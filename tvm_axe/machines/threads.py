@@ -20,7 +20,7 @@ from tvm.sym import Analyzer
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import REDUCE, is_sum
-from tvm_axe.analysis.tree import has_threads
+from tvm_axe.analysis.tree import has_threads, with_functions
 from tvm_axe.errors import LowerError
 from tvm_axe.machines.inlining import inlined
 
@@ -48,10 +48,7 @@ def with_threads(mod: tvm.IRModule) -> tvm.IRModule:
         for variable, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and isinstance(func.body, s_tir.SBlockRealize) and not has_threads(func)
     }
-    if not bound:
-        return mod
-    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **bound}
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, bound)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.tree import has_threads, why_unschedulable
+from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.machines import backend_of
 from tvm_axe.nests.contraction import Contraction, is_own_nest
 from tvm_axe.nests.forms import Change, Forms, forms_of, possible
@@ -61,10 +61,7 @@ def with_default_schedules(mod: tvm.IRModule, target: Target, tuned: Collection[
         found = {variable: _scheduled(func, target) for variable, func in unscheduled.items()}
     else:
         found = _by_upstream({v: func for v, func in unscheduled.items() if math.isinf(_operations(func))}, target)
-    if not found:
-        return mod
-    functions: dict[ir.GlobalVar, ir.BaseFunc] = {**dict(mod.functions_items()), **found}
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, found)
 
 
 def _by_upstream(functions: Mapping[ir.GlobalVar, tirx.PrimFunc], target: Target) -> dict[ir.GlobalVar, tirx.PrimFunc]:

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.tree import with_functions
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.machines.target import resolve_target
@@ -72,15 +73,15 @@ def apply_best(
         if isinstance(func, tirx.PrimFunc) and func.attrs and func.attrs.get("s_tir")
     }
     forms = {variable: _forms(func) for variable, func in kernels.items()}
-    functions, seconds = dict(mod.functions_items()), {}
+    scheduled_as, seconds = dict[ir.GlobalVar, tirx.PrimFunc](), {}
     for (variable, own), records in zip(forms.items(), _found(list(forms.values()), resolved, Path(work_dir))):
         for record, workload in records:
             scheduled = _schedule(record, workload, own[workload[0]], kernels[variable])
             if scheduled is not None:
-                functions[variable] = scheduled
+                scheduled_as[variable] = scheduled
                 seconds[str(variable.name_hint)] = record.seconds
                 break
-    return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos), seconds
+    return with_functions(mod, scheduled_as), seconds
 
 
 def records_of(

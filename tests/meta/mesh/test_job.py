@@ -20,7 +20,7 @@ from tvm_axe.collective.engine import HOST
 from tvm_axe.layout import Layout, Link, Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.cost import estimate, features_of_program, operations
-from tvm_axe.lower.program import parse_program
+from tvm_axe.lower.parsing import parse_program
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.measure.protocol import Measurement
 from tvm_axe.meta.mesh import best_schedule, tune_program

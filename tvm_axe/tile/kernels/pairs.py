@@ -116,15 +116,7 @@ def matmul_scatter(
         mine: T.Buffer((devices, rows, n), dtype),
         out: T.Buffer((slots, rows, n), out),
     ) -> None:
-        with tile.kernel(
-            devices,
-            tile.cdiv(rows, block_m),
-            tile.cdiv(n, block_n),
-            swizzle=swizzle,
-            persistent=True,
-            order="given",
-            roles="specialized",
-        ) as (s, i, j):
+        with _turns(devices, tile.cdiv(rows, block_m), tile.cdiv(n, block_n), swizzle) as (s, i, j):
             a = tile.shared((block_m, block_k), dtype)
             b = tile.shared(b_tile, dtype)
             c = tile.fragment((block_m, block_n), "float32")
@@ -222,15 +214,7 @@ def gather_matmul(
         words: T.Buffer((2, devices, 1), "int32"),
         C: T.Buffer((devices, rows, n), out),
     ) -> None:
-        with tile.kernel(
-            devices,
-            tile.cdiv(rows, block_m),
-            tile.cdiv(n, block_n),
-            swizzle=swizzle,
-            persistent=True,
-            order="given",
-            roles="specialized",
-        ) as (s, i, j):
+        with _turns(devices, tile.cdiv(rows, block_m), tile.cdiv(n, block_n), swizzle) as (s, i, j):
             a = tile.shared((block_m, block_k), dtype)
             b = tile.shared(b_tile, dtype)
             c = tile.fragment((block_m, block_n), "float32")
@@ -249,6 +233,11 @@ def gather_matmul(
             tile.copy(c, C[owner, i * block_m, j * block_n])
 
     return Recipe((read(prepare), read(gather_matmul)), ("own", "B", "gathered"), ("C",))
+
+
+def _turns(devices: int, down: int, across: int, swizzle: int) -> Any:
+    """The grid of a persistent kernel that takes the rows of one device after those of another, tile by tile."""
+    return tile.kernel(devices, down, across, swizzle=swizzle, persistent=True, order="given", roles="specialized")
 
 
 def _share(devices: int, m: int) -> int:
