@@ -20,10 +20,20 @@ from tvm_axe.programs.program import DistributedProgram, ProgramFactory, Rows, n
 from tvm_axe.programs.recipes import Recipe
 from tvm_axe.schedule import BIND, Schedule, with_layouts
 
-__all__ = ["MOE_RAGGED", "Ranges", "ranges"]
+__all__ = ["MOE_RAGGED", "Extents", "Ranges", "moe_ragged", "ranges"]
 
-# Tokens a device, model width, expert width, experts of a device, experts a token.
-_EXTENTS = {"test": (6, 8, 10, 3, 2), "uneven": (5, 3, 7, 2, 2), "bench": (256, 512, 1024, 4, 2)}
+
+class Extents(NamedTuple):
+    """Tokens and experts of a device, the widths of the model and of an expert, and experts a token."""
+
+    tokens: int
+    hidden: int
+    inner: int
+    experts: int
+    choices: int
+
+
+_EXTENTS = {"test": Extents(6, 8, 10, 3, 2), "uneven": Extents(5, 3, 7, 2, 2), "bench": Extents(256, 512, 1024, 4, 2)}
 
 
 class Ranges(NamedTuple):
@@ -72,10 +82,10 @@ def ranges(expert: np.ndarray, experts: int, rows: int) -> Ranges:
     return Ranges(device, token, local, owner, row)
 
 
-def moe_ragged(mesh: Mesh, size: str) -> DistributedProgram:
+def moe_ragged(mesh: Mesh, size: str | Extents) -> DistributedProgram:
     """Return the program Y[s, t] = sum of gate * relu(X[s, t] W1[e]) W2[e] over the experts e that t chose."""
     n = mesh["ep"]
-    tokens, hidden, inner, experts, choices = _EXTENTS[size]
+    tokens, hidden, inner, experts, choices = _EXTENTS[size] if isinstance(size, str) else size
     rows = n * tokens * choices  # room for all tokens at one device
 
     @T.prim_func(s_tir=True)
