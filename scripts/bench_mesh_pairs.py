@@ -90,8 +90,8 @@ class Ours:
 
     def __init__(self, kind: str, workers: Workers, size: Sequence[int]) -> None:
         self.kind, self.workers = kind, workers
-        self.exe = axe.compile(scheduled(kind, workers.mesh, size), target="cuda", work_dir=None)
-        print(f"{kind}: {'; '.join(self.exe.lowered.forms)}")
+        self.exe = axe.compile(scheduled(kind, workers.mesh, size), target=workers.target, work_dir=None)
+        print(f"{kind}: {'; '.join(self.exe.lowered.forms) or self.exe.notation}")
         rng = np.random.default_rng(0)
         shapes = [buffer.shape for buffer in self.exe.lowered.inputs]
         scales = (1.0, shapes[1][0] ** -0.5)
@@ -122,11 +122,11 @@ class Ours:
 # ---- Theirs ----------------------------------------------------------------------------------------------------------
 
 
-def theirs(rank: int, devices: int, kind: str, size: Sequence[int], pipe: Connection) -> None:
+def theirs(rank: int, devices: int, maker: type[Peer], kind: str, size: Sequence[int], pipe: Connection) -> None:
     """Be one process of theirs: run what is asked for by name, until nothing is."""
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     try:
-        peer = Peer(rank, devices, kind, size)
+        peer = maker(rank, devices, kind, size)
     except Exception:
         pipe.send(traceback.format_exc())
         return
@@ -137,20 +137,46 @@ def theirs(rank: int, devices: int, kind: str, size: Sequence[int], pipe: Connec
 
 
 class Peer:
-    """What a GPU of theirs can do, by name."""
+    """What a GPU of theirs can do, by name: `ops`, as `made` has them."""
 
     def __init__(self, rank: int, devices: int, kind: str, size: Sequence[int]) -> None:
         import torch
         import torch.distributed as dist
 
-        self.torch, self.dist = torch, dist
-        m, n, k = size
+        self.torch, self.dist, self.rank, self.devices = torch, dist, rank, devices
         torch.cuda.set_device(rank)
         device = torch.device("cuda", rank)
         dist.init_process_group(
             "nccl", init_method=f"tcp://127.0.0.1:{PORT}", rank=rank, world_size=devices, device_id=device
         )
-        self.one = torch.ones(1, device=device)
+        self.device, self.one = device, torch.ones(1, device=device)
+        self.ops: dict[str, Callable[[], Any]] = self.made(kind, size)
+
+    def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
+        """What is timed of a row, by name."""
+        raise NotImplementedError
+
+    def timed(self, name: str) -> float:
+        """The seconds that an operation takes here, where all begin at once."""
+        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        time.sleep(REST)
+        self.dist.all_reduce(self.one)
+        self.torch.cuda._sleep(SLEEP)
+        self.dist.all_reduce(self.one)
+        begin.record()
+        self.ops[name]()
+        end.record()
+        self.torch.cuda.synchronize()
+        self.one.fill_(1)
+        return float(begin.elapsed_time(end)) * 1e-3
+
+
+class Products(Peer):
+    """The products of a row: cuBLAS and NCCL, PyTorch's fused operator, and the product alone."""
+
+    def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
+        torch, dist, device, devices = self.torch, self.dist, self.device, self.devices
+        m, n, k = size
 
         def random(*shape: int, scale: float = 1.0) -> Any:
             return (torch.randn(*shape, device=device) * scale).to(torch.bfloat16)
@@ -176,16 +202,17 @@ class Peer:
             dist.reduce_scatter_tensor(out, c)
             return out
 
-        self.ops: dict[str, Callable[[], Any]] = {"cuBLAS and NCCL": sequential}
+        ops: dict[str, Callable[[], Any]] = {"cuBLAS and NCCL": sequential}
         fused = self._fused(kind, a, b)
         if fused is not None:
-            self.ops["PyTorch's fused"] = fused
-        self.ops["cuBLAS alone"] = lambda: torch.matmul(whole if gathers else a, b, out=c)
+            ops["PyTorch's fused"] = fused
+        ops["cuBLAS alone"] = lambda: torch.matmul(whole if gathers else a, b, out=c)
         expected = sequential().float().clone()
-        for name, op in list(self.ops.items())[1:-1]:
+        for name, op in list(ops.items())[1:-1]:
             error = ((op().float() - expected).norm() / expected.norm()).item()
             if not error < 2 * WORST:
                 raise RuntimeError(f"{kind}: {name} differs from NCCL's by {error:.2e}")
+        return ops
 
     def _fused(self, kind: str, a: Any, b: Any) -> Callable[[], Any] | None:
         """PyTorch's fused operator, where it has one."""
@@ -198,30 +225,17 @@ class Peer:
             return lambda: ops.fused_all_gather_matmul(a, [b], 0, group)[1][0]
         return lambda: ops.fused_matmul_reduce_scatter(a, b, "sum", 0, group)
 
-    def timed(self, name: str) -> float:
-        """The seconds that an operation takes here, where all begin at once."""
-        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        time.sleep(REST)
-        self.dist.all_reduce(self.one)
-        self.torch.cuda._sleep(SLEEP)
-        self.dist.all_reduce(self.one)
-        begin.record()
-        self.ops[name]()
-        end.record()
-        self.torch.cuda.synchronize()
-        self.one.fill_(1)
-        return float(begin.elapsed_time(end)) * 1e-3
-
 
 class Theirs:
     """Their processes, for one row."""
 
-    def __init__(self, devices: int, kind: str, size: Sequence[int]) -> None:
+    def __init__(self, devices: int, maker: type[Peer], kind: str, size: Sequence[int]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes, self.processes = [], []
         for rank in range(devices):
             here, there = context.Pipe()
-            self.processes.append(context.Process(target=theirs, args=(rank, devices, kind, size, there), daemon=True))
+            told = (rank, devices, maker, kind, size, there)
+            self.processes.append(context.Process(target=theirs, args=told, daemon=True))
             self.processes[-1].start()
             self.pipes.append(here)
         found = [pipe.recv() for pipe in self.pipes]
@@ -280,7 +294,7 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 def _row(kind: str, workers: Workers, devices: int, size: Sequence[int], rounds: int, reps: int) -> dict[str, Any]:
     ours = Ours(kind, workers, size)
     print(f"{kind}: error {ours.check():.2e} in {CHECKED} rows")
-    peers = Theirs(devices, kind, size)
+    peers = Theirs(devices, Products, kind, size)
     try:
         taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in peers.names}}
         for turn in range(rounds + 1):  # one to warm up

@@ -12,6 +12,7 @@ workloads", ASPLOS 2022.)
 
 from tvm_axe.programs.bucket import Bucket
 from tvm_axe.programs.moe import route
+from tvm_axe.programs.moe_ragged import Ranges, ranges
 from tvm_axe.programs.program import SIZES, DistributedProgram, ProgramFactory
 from tvm_axe.programs.random import dropout, dropped, philox
 from tvm_axe.programs.registry import PROGRAMS
@@ -22,8 +23,10 @@ __all__ = [
     "Bucket",
     "DistributedProgram",
     "ProgramFactory",
+    "Ranges",
     "dropout",
     "dropped",
     "philox",
+    "ranges",
     "route",
 ]

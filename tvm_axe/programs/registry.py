@@ -11,6 +11,7 @@ from tvm_axe.programs.lamb import LAMB
 from tvm_axe.programs.layers import LAYERS
 from tvm_axe.programs.mlp import MLP
 from tvm_axe.programs.moe import MOE
+from tvm_axe.programs.moe_ragged import MOE_RAGGED
 from tvm_axe.programs.norm import NORM
 from tvm_axe.programs.optimizers import ADAM, ADAM_F16, SGD
 from tvm_axe.programs.pipeline import PIPELINE
@@ -30,6 +31,7 @@ PROGRAMS: Mapping[str, ProgramFactory] = MappingProxyType(
         "ag_mm": AG_MM,
         "pipeline": PIPELINE,
         "moe": MOE,
+        "moe_ragged": MOE_RAGGED,
         "layers": LAYERS,
     }
 )

@@ -15,11 +15,11 @@ from tvm_axe.programs.bucket import Bucket
 __all__ = ["BETA1", "BETA2", "EPSILON", "bucket_of", "mean_block", "mean_of", "moment_blocks", "moments_of"]
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-_BUCKETS = {"test": (3, 25, 8), "uneven": (3, 29, 7), "bench": (1024, 4083, 1024)}
+_BUCKETS = {"test": (3, 25, 8), "uneven": (3, 29, 7), "bench": (1024, 4083, 1024), "large": (4096, 16371, 4096)}
 
 
 def bucket_of(size: str) -> Bucket:
-    """Return the parameters of an embedding and a transformer layer: in 36 rows, in 41, or 2^24 elements in 16384."""
+    """Return the parameters of an embedding and a transformer layer: in 36 rows or 41; of 2^24 elements, or 2^28."""
     hidden, vocabulary, width = _BUCKETS[size]
     matrices = {
         "embedding": (vocabulary, hidden),

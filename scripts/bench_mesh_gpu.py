@@ -1,0 +1,369 @@
+"""What a mesh of GPUs does, row by row, beside NCCL, cuBLAS and PyTorch: collectives, norm, optimizer, pairs, experts.
+
+Ours runs on workers of the engine, a run being a launch of a CUDA graph on each device; theirs in a process a GPU
+(`bench_mesh_pairs`). Both are measured by the device's clock, the slowest device counts, the sides take turns in one
+run with rests between, and medians with their ranges are printed. Ours is checked first, on fresh random data: in
+float64, or exactly. Clocks, power and throttling are printed before and after each row: a run that was capped is no
+figure.
+
+Run `python scripts/bench_mesh_gpu.py [--rows PREFIX ...] [--rounds N] [--reps N] [--json]` where two GPUs are, or more.
+`--engine threads` runs our side alone, at tiny sizes, on CPU workers: it says whether the frame works, not how fast
+anything is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import bench_mesh_pairs as pairs
+
+import tvm_axe as axe
+from tvm_axe.collective import MeshKernel, Workers
+from tvm_axe.collective.cuda import driver
+from tvm_axe.collective.measuring import chain
+from tvm_axe.collective.plan import VIEWS
+from tvm_axe.collective.tensor import SLAB
+from tvm_axe.errors import InputError
+from tvm_axe.layout import Mesh
+from tvm_axe.machines import resolve_target
+from tvm_axe.programs.moe_ragged import Extents, moe_ragged
+from tvm_axe.programs.optimizers import adam_f16
+from tvm_axe.programs.program import DistributedProgram
+from tvm_axe.tile.kernels import REDUCE_NORM
+from tvm_axe.tile.kernels.check import judged
+from tvm_axe.tile.kernels.kernel import TOLERANCE
+
+COLUMNS, DTYPE = 8192, "bfloat16"
+MODELS = {"Llama-3.1-8B": (4096, 14336), "Llama-3.1-70B": (8192, 28672), "Qwen3-32B": (5120, 25600)}  # hidden, inner
+TOKENS = (128, 512, 2048, 8192)
+EXPERTS = Extents(4096, 2048, 768, 128, 8)  # of Qwen3-30B-A3B, of all devices
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+WORST = 5e-2  # of an error of 16-bit types, largest over largest
+
+Run = Callable[[int], list[float]]
+"""What gives the seconds of so many runs, each on the slowest device."""
+
+
+class Row(NamedTuple):
+    """A line of the table: its name, what its peers make of `kind` and `size`, and what prepares and checks ours."""
+
+    name: str
+    kind: str
+    size: tuple[int, ...]
+    ours: Callable[[Workers], Run]
+    peer: type[pairs.Peer]
+    axis: str = "tp"
+
+
+# ---- Ours ------------------------------------------------------------------------------------------------------------
+
+
+def collective(name: str, nbytes: int, workers: Workers) -> Run:
+    """A collective of messages of so many bytes, each device's share of a run of many."""
+    (axis,), times = workers.mesh.names, max(1, min(20, int(4e7 / nbytes)))
+    parts = workers.mesh.size
+    made = chain(name, nbytes, axis, parts, times)
+    source, target = (workers.mesh_tensor(slab, "float32") for slab in (made.source, made.target))
+    rng = np.random.default_rng()
+    given = [rng.integers(-99, 99, made.source).astype("float32") for _ in range(parts)]
+    for device, array in enumerate(given):
+        source.slab(device)[...] = array
+        target.slab(device)[...] = np.nan
+    program = workers.load(made.module, resolve_target(workers.target))
+    arguments = [(tensor, axis if is_view else SLAB) for tensor, is_view in zip((source, target), VIEWS[name])]
+    workers.call(program, arguments)
+    for device in range(parts):
+        found, whole = target.slab(device), np.zeros(made.target, "float32")
+        if name == "all_reduce":
+            whole = np.sum(given, axis=0)
+        elif name == "all_gather":
+            whole = np.concatenate(given)[: made.target[0]]
+        elif name == "reduce_scatter":
+            share = np.sum(given, axis=0)[device * made.target[0] :][: made.target[0]]
+            found, whole = found[: len(share)], share
+        else:  # the columns of a device, a row from each
+            step = made.target[1]
+            share = np.concatenate(given)[:, device * step : (device + 1) * step]
+            found, whole = found[:, : share.shape[1]], share
+        if not np.array_equal(found, whole):
+            raise RuntimeError(f"{name} of {nbytes} bytes: device {device} has other numbers")
+    return lambda reps: [seconds / times for seconds in workers.time(program, arguments, reps, 3)]
+
+
+def norm(rows: int, columns: int, dtype: str, workers: Workers) -> Run:
+    """RMSNorm of an all-reduce and a residual, in one kernel."""
+    problem = {"devices": workers.mesh.size, "rows": rows, "columns": columns, "dtype": dtype}
+    target = resolve_target(workers.target)
+    share = REDUCE_NORM.parameters(target, problem)["share"][0]
+    (program,) = REDUCE_NORM.recipe(target, problem, share=share).programs
+    kernel, arrays = MeshKernel(workers, program), REDUCE_NORM.inputs(np.random.default_rng(), problem)
+    tensors = {
+        param.name: workers.mesh_tensor(param.shape[1:] if param.is_mesh else param.shape, param.dtype)
+        for param in program.params
+    }
+    for name, tensor in tensors.items():
+        for device in range(workers.mesh.size):
+            own = name in ("x", "flags")
+            tensor.slab(device)[...] = np.nan if name == "out" else arrays[name][device] if own else arrays[name]
+    kernel(*tensors.values())
+    expected = REDUCE_NORM.reference(problem, arrays)
+    for device in range(workers.mesh.size):
+        _, fault = judged({"out": tensors["out"].slab(device)}, expected, TOLERANCE[dtype])
+        if fault:
+            raise RuntimeError(f"norm of {rows} rows on device {device}: {fault}")
+    return lambda reps: kernel.time(*tensors.values(), repeat=reps, warmup=3)
+
+
+def program(made: DistributedProgram, schedule: str, workers: Workers) -> Run:
+    """A program as one of its schedules has it."""
+    exe = axe.compile(made.schedule(schedule), target=workers.target, work_dir=None)
+    arrays = made.inputs(np.random.default_rng())
+    found = exe.run(workers, *arrays)
+    error = made.error(found if isinstance(found, tuple) else (found,), made.reference(*arrays))
+    if not error < WORST:
+        raise RuntimeError(f"{made.name}: the error is {error:.2e}, which is beyond {WORST:.0e}")
+    return lambda reps: exe.time(workers, *arrays, repeat=reps, warmup=1)
+
+
+def pair(kind: str, size: Sequence[int], workers: Workers) -> Run:
+    """A product and the collective that it overlaps."""
+    ours = pairs.Ours(kind, workers, size)
+    ours.check()
+    return ours.run
+
+
+# ---- Theirs ----------------------------------------------------------------------------------------------------------
+
+
+class Moved(pairs.Peer):
+    """NCCL's collectives of float32, captured in a CUDA graph."""
+
+    def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
+        torch, dist, n = self.torch, self.dist, self.devices
+        whole = torch.randn(size[0] // 4 // n * n, device=self.device)
+        part = torch.empty(len(whole) // n, device=self.device)
+        other = torch.empty_like(whole)
+        told = {
+            "all_reduce": lambda: dist.all_reduce(whole),
+            "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+            "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        }[kind]
+        return {"NCCL": captured(torch, told)}
+
+
+class Normed(pairs.Peer):
+    """NCCL's all-reduce, PyTorch's sum and RMSNorm, captured in a CUDA graph."""
+
+    def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
+        torch, dist = self.torch, self.dist
+        x, residual = (torch.randn(*size, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        weight = torch.ones(size[1], device=self.device, dtype=torch.bfloat16)
+
+        def told() -> Any:
+            dist.all_reduce(x)
+            return torch.nn.functional.rms_norm(x + residual, (size[1],), weight)
+
+        return {"NCCL and PyTorch": captured(torch, told)}
+
+
+class Stepped(pairs.Peer):
+    """NCCL's all-reduce of f16 gradients, and PyTorch's fused Adam."""
+
+    def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
+        torch, dist = self.torch, self.dist
+        p = torch.randn(size[0], device=self.device).requires_grad_()
+        half = torch.randn(size[0], device=self.device).to(torch.float16)
+        p.grad = torch.empty_like(p)
+        adam = torch.optim.Adam([p], fused=True)
+
+        def told() -> None:
+            dist.all_reduce(half)
+            p.grad.copy_(half)
+            adam.step()
+            half.copy_(p.detach())
+
+        return {"NCCL and PyTorch's Adam": told}
+
+
+class Routed(pairs.Peer):
+    """An all-to-all of tokens each way, as many as the routing says, and PyTorch's grouped products between."""
+
+    def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
+        torch, dist, n = self.torch, self.dist, self.devices
+        tokens, hidden, inner, experts, choices = size
+        w1 = torch.randn(experts, hidden, inner, device=self.device, dtype=torch.bfloat16) * hidden**-0.5
+        w2 = torch.randn(experts, inner, hidden, device=self.device, dtype=torch.bfloat16) * inner**-0.5
+        x = torch.randn(tokens, hidden, device=self.device, dtype=torch.bfloat16)
+        chosen = torch.rand(tokens, n * experts, device=self.device).argsort(1)[:, :choices].reshape(-1)
+        order = chosen.argsort()
+        counts = torch.bincount(chosen, minlength=n * experts)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        sent, got = (each.reshape(n, experts).sum(1).tolist() for each in (counts, theirs))
+        by_expert = theirs.reshape(n, experts)
+        whose = torch.arange(experts, device=self.device).repeat(n).repeat_interleave(by_expert.reshape(-1))
+        sort = whose.argsort(stable=True)
+        back, ends = sort.argsort(), by_expert.sum(0).cumsum(0).to(torch.int32)
+        gate = torch.rand(tokens, choices, device=self.device, dtype=torch.bfloat16)
+
+        def told() -> Any:
+            rows = x[order // choices]
+            there = torch.empty(sum(got), hidden, device=self.device, dtype=torch.bfloat16)
+            dist.all_to_all_single(there, rows, got, sent)
+            up = torch.relu(torch._grouped_mm(there[sort], w1, offs=ends))
+            down = torch._grouped_mm(up, w2, offs=ends)[back]
+            dist.all_to_all_single(rows, down, sent, got)
+            home = torch.empty_like(rows)
+            home[order] = rows
+            return (home.reshape(tokens, choices, hidden) * gate[..., None]).sum(1)
+
+        return {"NCCL and grouped_mm": told}
+
+
+def captured(torch: Any, told: Callable[[], Any]) -> Callable[[], Any]:
+    """What launches a CUDA graph of an operation."""
+    for _ in range(3):
+        told()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        told()
+    return lambda: graph.replay()
+
+
+# ---- The table -------------------------------------------------------------------------------------------------------
+
+
+def table(devices: int, tiny: bool) -> list[Row]:
+    """The rows: of the sizes that are published, or of tiny ones."""
+    found = []
+    columns, dtype = (64, "float32") if tiny else (COLUMNS, DTYPE)
+    small = [rows * columns * 4 for rows in (1, 8, 64)] if tiny else [*(r * columns * 2 for r in (1, 8, 64)), 4 << 20]
+    large = [4096] if tiny else [16 << 20, 64 << 20, 256 << 20]
+    for name in COLLECTIVES:
+        sizes = [*(small if name == "all_reduce" else []), *large]
+        for nbytes in sizes:
+            run = lambda workers, name=name, nbytes=nbytes: collective(name, nbytes, workers)  # noqa: E731
+            found.append(Row(f"{name}, {nbytes:,} bytes", name, (nbytes,), run, Moved))
+    for rows in (1, 8, 64):
+        size = (rows, columns)
+        run = lambda workers, size=size: norm(*size, dtype, workers)  # noqa: E731
+        found.append(Row(f"norm of all-reduce and residual, {rows} x {columns} {dtype}", "norm", size, run, Normed))
+    bucket = "test" if tiny else "large"
+    mesh = Mesh({"dp": devices})
+    step = lambda workers: program(adam_f16(mesh, bucket), "fuse(RS-C-AG)", workers)  # noqa: E731
+    found.append(Row("fuse(RS-C-AG) of adam_f16", "adam", (1 << 28,), step, Stepped, "dp"))
+    shapes = {"tiny": (32, 64)} if tiny else MODELS
+    for model, (hidden, inner) in shapes.items():
+        for tokens in (32,) if tiny else TOKENS:
+            for kind in pairs.KINDS:
+                size = (tokens, inner, hidden) if kind.startswith("all-gather") else (tokens, hidden, inner)
+                run = lambda workers, kind=kind, size=size: pair(kind, size, workers)  # noqa: E731
+                found.append(Row(f"{kind} of {model}, {tokens} tokens", kind, size, run, pairs.Products))
+    if not tiny:
+        for kind in pairs.KINDS:
+            run = lambda workers, kind=kind: pair(kind, pairs.SIZE, workers)  # noqa: E731
+            found.append(Row(f"{kind}, {' x '.join(map(str, pairs.SIZE))}", kind, pairs.SIZE, run, pairs.Products))
+    extents = Extents(4, 8, 6, 2, 2) if tiny else EXPERTS
+    if not tiny:
+        extents = extents._replace(tokens=extents.tokens // devices, experts=extents.experts // devices)
+    experts = Mesh({"ep": devices})
+    run = lambda workers: program(moe_ragged(experts, extents), "A2A-MM-A2A", workers)  # noqa: E731
+    found.append(Row("dispatch, experts, combine", "experts", extents, run, Routed, "ep"))
+    return found
+
+
+def power() -> str:
+    """What GPUs run at now, by nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return "no nvidia-smi: clocks, power and throttling are not known"
+    asked = "index,clocks.sm,power.draw,temperature.gpu,clocks_throttle_reasons.active"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
+    return "; ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines())
+
+
+def measured(row: Row, devices: int, engine: str, rounds: int, reps: int) -> dict[str, Any]:
+    """A row: ours and theirs in turns."""
+    print(f"{row.name}\n  before: {power()}" if engine == "cuda" else row.name)
+    peers = pairs.Theirs(devices, row.peer, row.kind, row.size) if engine == "cuda" else None
+    try:
+        with axe.launch(Mesh({row.axis: devices}), engine=engine) as workers:
+            ours = row.ours(workers)
+            taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in (peers.names if peers else ())}}
+            for turn in range(rounds + 1):  # one to warm up
+                for name, seconds in taken.items():
+                    found = ours(reps) if name == "ours" or peers is None else peers.run(name, reps)
+                    seconds += found if turn else []
+    finally:
+        if peers is not None:
+            peers.close()
+    medians = {name: 1e6 * statistics.median(seconds) for name, seconds in taken.items()}
+    for name, seconds in taken.items():
+        print(f"  {name:<24} {medians[name]:10.2f} us  ({1e6 * min(seconds):.2f} to {1e6 * max(seconds):.2f})")
+    if engine == "cuda":
+        print(f"  after: {power()}")
+    rivals = {name: medians[name] for name in medians if name not in ("ours", "cuBLAS alone")}
+    peer = min(rivals, key=lambda name: rivals[name]) if rivals else None
+    return {
+        "name": row.name,
+        "ours_us": medians["ours"],
+        "peer": peer,
+        "peer_us": None if peer is None else rivals[peer],
+        "ratio": None if peer is None else rivals[peer] / medians["ours"],
+        "all_us": medians,
+    }
+
+
+def refusal() -> str | None:
+    """Why nothing can be measured here, if so."""
+    try:
+        devices = driver.gpus()
+        import torch  # noqa: F401, asks whether it is there
+    except (InputError, ImportError) as error:
+        return str(error)
+    return (
+        None
+        if devices > 1
+        else f"this process sees {devices} GPU{'s' * (devices != 1)}, and the rows are for two or more"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="*", default=[""], metavar="PREFIX", help="of the names of rows (default: all)")
+    parser.add_argument("--engine", default="cuda", choices=["cuda", "threads", "processes"])
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print one object at the end")
+    args = parser.parse_args(arguments)
+    why = refusal() if args.engine == "cuda" else None
+    if why is not None:
+        print(f"bench_mesh_gpu: nothing is measured: {why}; --engine threads tries our side on CPUs", file=sys.stderr)
+        return 1
+    pairs.DTYPE = pairs.DTYPE if args.engine == "cuda" else "float16"  # chunks on CPUs have no kernels of bfloat16
+    rows = [row for row in table(args.devices, args.engine != "cuda") if row.name.startswith(tuple(args.rows))]
+    found = [measured(row, args.devices, args.engine, args.rounds, args.reps) for row in rows]
+    for row in found:
+        beside = "" if row["peer"] is None else f", {row['peer']} {row['peer_us']:.2f} us, {row['ratio']:.3f}"
+        print(f"{row['name']}: {row['ours_us']:.2f} us{beside}")
+    if args.json:
+        print(json.dumps({"engine": args.engine, "devices": args.devices, "rows": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The script that measures a mesh of GPUs: our side of its rows on CPU workers, and what it says without GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tvm_axe.collective.cuda import driver
+from tvm_axe.errors import InputError
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    path = Path(__file__).parents[1] / "scripts" / "bench_mesh_gpu.py"
+    spec = importlib.util.spec_from_file_location("bench_mesh_gpu", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    monkeypatch.syspath_prepend(str(path.parent))
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module.pairs, "DTYPE", module.pairs.DTYPE)  # what the script sets
+    return module
+
+
+def test_our_side_of_every_kind(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = [
+        "all_reduce, 256",
+        *script.COLLECTIVES[1:],
+        "norm of all-reduce and residual, 1 x",
+        "fuse",
+        "GEMM",
+        "all-g",
+    ]
+    arguments = ["--engine", "threads", "--rounds", "1", "--reps", "1", "--json", "--rows", *wanted, "dispatch"]
+    assert script.main(arguments) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["engine"], found["devices"]) == ("threads", 2)
+    rows = {row["name"]: row for row in found["rows"]}
+    table = script.table(2, tiny=True)
+    assert {row.peer for row in table if row.name in rows} == {row.peer for row in table}
+    assert {row.kind for row in table} == {row.kind for row in script.table(2, tiny=False)}
+    assert all(row["ours_us"] > 0 and row["peer"] is None for row in rows.values())
+
+
+def test_a_wrong_result_is_no_figure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*arguments: object) -> None:
+        return None
+
+    monkeypatch.setattr(script.Workers, "call", wrong)
+    with pytest.raises(RuntimeError, match="all_to_all of 4096 bytes: device 0 has other numbers"):
+        script.main(["--engine", "threads", "--rounds", "1", "--reps", "1", "--rows", "all_to_all"])
+
+
+def test_without_gpus_it_says_what_is_missing(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        if driver.gpus() > 1:
+            pytest.skip("there are GPUs")
+    except InputError:
+        pass  # which is what it is to say
+    assert script.main([]) == 1
+    told = capsys.readouterr()
+    assert "nothing is measured: " in told.err and "--engine threads" in told.err and not told.out
