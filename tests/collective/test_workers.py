@@ -234,7 +234,7 @@ def test_a_program_may_have_several_functions(pair: Workers) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (lambda x: [x], InputError, r"args[0]: must be (mesh tensor, view), Coord(axis) or an int"),
+        (lambda x: [x], InputError, r"args[0]: must be (mesh tensor, view), Inside(...), Coord(axis) or an int"),
         (lambda x: [1, (x, "dp")], InputError, "args[1]: unknown view 'dp'; valid: slab, tp"),
         (lambda x: [Coord("dp")], LayoutError, "unknown mesh axis 'dp'"),
         (lambda x: [2.5], InputError, "args[0]: must be"),

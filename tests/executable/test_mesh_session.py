@@ -383,3 +383,32 @@ def test_forms_that_differ_are_converted(workers: axe.Workers) -> None:
             got = model.second(model.first(x))
             np.testing.assert_array_equal(got, 2 * np.maximum(x, 0))
             assert model.copied in (x.nbytes, 2 * x.nbytes)
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+class Constants(nn.Module):
+    """Constants beside weights."""
+
+    def __init__(self) -> None:
+        self.up, self.down = nn.Linear(64, 32), nn.Linear(32, 64, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        own = op.wrap_nested(tvm.relax.const(np.arange(64, dtype="float32")), "own")
+        return op.add(self.down(op.relu(self.up(x))), own)
+
+
+def test_what_is_saved_is_loaded(workers: axe.Workers, tmp_path: Path) -> None:
+    mod, _ = Constants().export_tvm({"forward": {"x": nn.spec.Tensor([4, 64], "float32")}})
+    exe = axe.compile(mod, mesh=MESH, work_dir=None)
+    assert exe.shared.constants
+    exe.save(tmp_path / "model.axe")
+    again = axe.Executable.load(tmp_path / "model.axe")
+    assert again.show().startswith("model on mesh tp=2\nforward: ") and again.bytes == exe.bytes
+    assert again.show() == exe.show() and again.layouts == exe.layouts and again.functions == exe.functions
+    rng = np.random.default_rng(4)
+    up, bias, down = (rng.standard_normal(shape, dtype="float32") for shape in ((32, 64), (32,), (64, 32)))
+    with again.load(workers, {"up.weight": up, "up.bias": bias, "down.weight": down}) as model:
+        want = np.maximum(X.astype("float64") @ up.T + bias, 0) @ down.T + np.arange(64)
+        assert error(model.forward(X).numpy(), want) < 1e-5

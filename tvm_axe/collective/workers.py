@@ -252,8 +252,9 @@ class Workers:
             As returned by `load`.
         args : sequence
             Each one is an int; a `Coord`; an `Inside`; or (mesh tensor, view), where the view is ``"slab"`` for the
-            worker's own slab, of the slab's shape, or a mesh axis for the slabs of the worker's group along it: a tensor whose
-            dimension 0 is as long as the axis, and has a stride of its own (`slab_stride`), before the slab's.
+            worker's own slab, of the slab's shape, or a mesh axis for the slabs of the worker's group along it: a
+            tensor whose dimension 0 is as long as the axis, and has a stride of its own (`slab_stride`), before the
+            slab's.
         function : str
             Its name.
 
