@@ -24,7 +24,7 @@ from tvm import relax
 
 import tvm_axe as axe
 from tvm_axe.collective.engine import HOST, Rates
-from tvm_axe.executable.model import MeshModelExecutable
+from tvm_axe.executable.model import MeshModelExecutable, Told
 from tvm_axe.executable.signatures import signatures
 from tvm_axe.layout import Link
 from tvm_axe.machines.target import resolve_target
@@ -197,8 +197,10 @@ def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
         rates=HOST if rng.integers(4) == 0 else SLOW, page=on.page,
     )  # fmt: skip
     runnable, workspaces = with_workspaces(shared.module)
-    functions = signatures(model.module)
-    exe = MeshModelExecutable(functions, shared, shared.module, runnable, workspaces, resolve_target("llvm"), {})
+    exe = MeshModelExecutable(
+        signatures(model.module), shared, Told.of(shared), shared.module, runnable, workspaces,
+        resolve_target("llvm"), {},
+    )  # fmt: skip
     for _ in range(2):
         found = exe.run(on, *arrays)
         outs = found if isinstance(found, tuple) else (found,)

@@ -23,7 +23,7 @@ from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
 from tvm_axe.executable.mesh import MeshExecutable
-from tvm_axe.executable.model import MeshModelExecutable
+from tvm_axe.executable.model import MeshModelExecutable, Told
 from tvm_axe.executable.signatures import signatures
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
@@ -219,8 +219,9 @@ def _model_on_mesh(
     assert work.scheduled is not None
     runnable, workspaces = with_workspaces(work.module)
     return MeshModelExecutable(
-        signatures(model), shared, work.scheduled, runnable, workspaces, resolved, work.tuned, attached(model)
-    )
+        signatures(model), shared, Told.of(shared), work.scheduled, runnable, workspaces, resolved, work.tuned,
+        attached(model),
+    )  # fmt: skip
 
 
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:

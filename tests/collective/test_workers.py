@@ -11,12 +11,14 @@ import numpy as np
 import psutil
 import pytest
 import tvm
+from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_axe.collective import Coord, WorkerError, Workers, launch, slab_stride
+from tvm_axe.collective import Coord, Inside, WorkerError, Workers, launch, slab_stride
 from tvm_axe.collective.session import CORES
+from tvm_axe.collective.workers import _repeats
 from tvm_axe.errors import AxeError, InputError, LayoutError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines import resolve_target
@@ -234,7 +236,7 @@ def test_a_program_may_have_several_functions(pair: Workers) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (lambda x: [x], InputError, r"args[0]: must be (mesh tensor, view), Coord(axis) or an int"),
+        (lambda x: [x], InputError, r"args[0]: must be (mesh tensor, view), Inside(...), Coord(axis) or an int"),
         (lambda x: [1, (x, "dp")], InputError, "args[1]: unknown view 'dp'; valid: slab, tp"),
         (lambda x: [Coord("dp")], LayoutError, "unknown mesh axis 'dp'"),
         (lambda x: [2.5], InputError, "args[0]: must be"),
@@ -353,3 +355,42 @@ def test_no_worker_is_bound_to_fewer_cores(engine: str) -> None:
 def test_the_examples_run(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"tvm_axe.collective.{name}"))
     assert result.attempted and not result.failed
+
+
+def summing(foreign: str = "") -> tvm.IRModule:
+    """Sums slabs of a source into a target, behind a part of a workspace that is only looked at."""
+    builder = relax.BlockBuilder()
+    source, target = (relax.Var(name, relax.TensorType([2, 3], "float32")) for name in ("source", "target"))
+    part = relax.Var("part", relax.TensorType([2, 2], "int32"))
+    with builder.function("main", [source, part, target], pure=False):
+        arguments = [source, target, tvm.ir.StringImm("tp")]
+        builder.emit(relax.Call(relax.ExternFunc("axe.all_reduce"), arguments, ty_args=[relax.TupleType([])]))
+        if foreign:
+            builder.emit(relax.Call(relax.ExternFunc(foreign), [target], ty_args=[relax.TupleType([])]))
+        builder.emit_func_output(relax.Tuple([]))
+    return builder.finalize()
+
+
+def test_bound_calls(pair: Workers) -> None:
+    """Arguments that are always the same are said once, the others in each call; tensors may lie within others."""
+    program = pair.load(summing(), resolve_target(pair.target))
+    x, space = pair.mesh_tensor((3,), "float32"), pair.mesh_tensor((512,), "uint8")
+    bound = pair.bind(program, [(x, "tp"), Inside(space, 256, (2, 2), "int32"), None])
+    for device in range(2):
+        x.slab(device)[:] = device + 1
+    for _ in range(2):
+        for target in (pair.mesh_tensor((3,), "float32"), pair.mesh_tensor((3,), "float32")):
+            pair.invoke(bound, [(target, "tp")])
+            assert target.slab(0).tolist() == target.slab(1).tolist() == [3, 3, 3]
+            pair.free(target)
+    with pytest.raises(InputError, match=r"invoke: BoundCall\(main, 1 arguments left\); got 2"):
+        pair.invoke(bound, [(x, "tp"), (x, "tp")])
+    with pytest.raises(WorkerError, match="was freed"):
+        pair.invoke(bound, [(target, "tp")])
+    pair.free(bound)
+    with pytest.raises(InputError, match="is not a call of these workers"):
+        pair.invoke(bound, [(x, "tp")])
+
+
+def test_what_tells_devices_the_same_each_time() -> None:
+    assert _repeats(summing()) and not _repeats(summing("vm.builtin.anything"))

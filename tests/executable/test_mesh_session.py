@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import re
+import runpy
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +21,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op
 
 import tvm_axe as axe
+from tvm_axe.collective.start import ranks_command
 from tvm_axe.executable import Session, read_safetensors, write_safetensors
 
 WIDTH, HEADS, SIZE, HIDDEN, WORDS, ROOM, PROMPT = 32, 4, 8, 64, 48, 8, 5
@@ -383,3 +389,73 @@ def test_forms_that_differ_are_converted(workers: axe.Workers) -> None:
             got = model.second(model.first(x))
             np.testing.assert_array_equal(got, 2 * np.maximum(x, 0))
             assert model.copied in (x.nbytes, 2 * x.nbytes)
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+class Constants(nn.Module):
+    """Constants beside weights."""
+
+    def __init__(self) -> None:
+        self.up, self.down = nn.Linear(64, 32), nn.Linear(32, 64, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        own = op.wrap_nested(tvm.relax.const(np.arange(64, dtype="float32")), "own")
+        return op.add(self.down(op.relu(self.up(x))), own)
+
+
+def test_what_is_saved_is_loaded(workers: axe.Workers, tmp_path: Path) -> None:
+    mod, _ = Constants().export_tvm({"forward": {"x": nn.spec.Tensor([4, 64], "float32")}})
+    exe = axe.compile(mod, mesh=MESH, work_dir=None)
+    assert exe.shared.constants
+    exe.save(tmp_path / "model.axe")
+    again = axe.Executable.load(tmp_path / "model.axe")
+    assert again.show().startswith("model on mesh tp=2\nforward: ") and again.bytes == exe.bytes
+    assert again.show() == exe.show() and again.layouts == exe.layouts and again.functions == exe.functions
+    rng = np.random.default_rng(4)
+    up, bias, down = (rng.standard_normal(shape, dtype="float32") for shape in ((32, 64), (32,), (64, 32)))
+    with again.load(workers, {"up.weight": up, "up.bias": bias, "down.weight": down}) as model:
+        want = np.maximum(X.astype("float64") @ up.T + bias, 0) @ down.T + np.arange(64)
+        assert error(model.forward(X).numpy(), want) < 1e-5
+
+
+# ---- Other engines ---------------------------------------------------------------------------------------------------
+
+
+JOB = Path(__file__).with_name("session_in_job.py")
+
+
+def test_ranks_of_an_mpi_job(tmp_path: Path) -> None:
+    """On two machines: a worker sees no memory of the controller, and reads the file for itself."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install tvm-axe[mpi]")
+    try:
+        command = ranks_command(2, [sys.executable, str(JOB), str(tmp_path / "model.safetensors")])
+    except axe.InputError as error:
+        pytest.skip(f"there is no mpiexec: {error}")
+    environment = os.environ | {"TVM_AXE_RANKS_PER_HOST": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"error (\S+), copied 0, held \((\d+), (\d+)\)", done.stdout)
+    assert len(lines) == 2 and all(float(error) < 1e-5 for error, *_ in lines), done.stdout
+    whole = 4 * (2 * 64 * 128 + 128)
+    assert all(int(held) <= whole * 0.55 for _, *each in lines for held in each)
+
+
+@pytest.mark.parametrize("where", ["apart-threads", "apart-staged-threads"])
+def test_devices_with_memory_of_their_own(where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "collective"))
+    launched = importlib.import_module("apart").launched
+    own = runpy.run_path(str(JOB))
+    mod, _ = own["Pair"]().export_tvm({"forward": {"x": nn.spec.Tensor([8, 64], "float32")}})
+    exe = axe.compile(mod, mesh=MESH, work_dir=None, pins=own["PINS"])
+    x, up, bias, down = own["drawn"]()
+    write_safetensors(tmp_path / "model", {"up.weight": up, "up.bias": bias, "down.weight": down})
+    with launched(MESH, where) as workers, exe.load(workers, tmp_path / "model") as model:
+        for _ in range(2):
+            once = model.forward(x)
+            got = model.forward(once).numpy()
+        want = x.astype("float64")
+        for _ in range(2):
+            want = np.maximum(want @ up.T + bias, 0) @ down.T
+        assert error(got, want) < 1e-5

@@ -35,7 +35,6 @@ from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, 
 from tvm_axe.collective.tensor import View, decode_view
 from tvm_axe.machines.builder import builder_named
 
-ALLOCATES = b".alloc_tensor"  # in a module's text
 MOST_VIEWS = 1 << 12  # tensors that a worker keeps, as calls ask for the same ones
 
 
@@ -45,7 +44,7 @@ class _Call(NamedTuple):
     function: Callable[..., Any]
     values: list[Any]
     places: list[int]
-    allocates: bool
+    repeats: bool
 
 
 class Worker:
@@ -83,7 +82,7 @@ class Worker:
         self._programs: dict[int, relax.VirtualMachine] = {}
         self._calls: dict[int, _Call] = {}
         self._views: dict[str, Any] = {}  # tensors by what a call says of them
-        self._allocating: set[int] = set()  # the programs that allocate memory when they run
+        self._repeating: set[int] = set()  # the programs that tell the device the same each time
         self._left_barrier: tuple[int, str] | None = None
         self._staging: Staging | None = None
         self.connection: socket.socket | None = None
@@ -184,15 +183,18 @@ class Worker:
         """Give this worker its share of the cores."""
         self.device.start(max(1, len(self._site.cores) // self._site.sharing), self._site.cores)
 
-    def load(self, program: int, module: Sequence[Any], target: str, builder: str) -> None:
-        """Have a builder, named as ``module:function``, compile JSON text in shared memory; make a virtual machine."""
+    def load(self, program: int, module: Sequence[Any], target: str, builder: str, repeats: bool) -> None:
+        """Have a builder, named as ``module:function``, compile JSON text in shared memory; make a virtual machine.
+
+        Whether a call always tells the device the same, if its arguments are, is said by `repeats`.
+        """
 
         def compile_it() -> Any:
             text = self._array(module).tobytes().decode()
             return builder_named(builder)(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
 
-        if ALLOCATES in self._array(module).tobytes():
-            self._allocating.add(program)
+        if repeats:
+            self._repeating.add(program)
         self._programs[program] = relax.VirtualMachine(self._site.executable(program, compile_it), self.device.runtime)
 
     def _link(self, mod: tvm.IRModule) -> tvm.IRModule:
@@ -209,6 +211,7 @@ class Worker:
     def unload(self, program: int) -> None:
         """Drop a program."""
         self._programs.pop(program, None)
+        self._repeating.discard(program)
         self.device.forget()
         self._site.unload(program)
 
@@ -219,19 +222,16 @@ class Worker:
         self._finish()
 
     def _call(self, program: int, function: str, arguments: Sequence[Any]) -> tuple[Hashable, Callable[[], object]]:
-        """What runs a function of a program once, and what tells that from other calls if it is the same each time.
-
-        What allocates may get other memory the next time.
-        """
+        """What runs a function of a program once, and what tells that from other calls if it is the same each time."""
         values = [self._decode(argument) for argument in arguments]
-        key = None if program in self._allocating else (program, function, json.dumps(arguments))
+        key = (program, function, json.dumps(arguments)) if program in self._repeating else None
         return key, functools.partial(self._programs[program][function], *values)
 
     def bind(self, call: int, program: int, function: str, arguments: Sequence[Any]) -> None:
         """Keep a call of a function, for `invoke`, which says what the arguments are that are None here."""
         values = [None if argument is None else self._decode(argument) for argument in arguments]
         places = [at for at, argument in enumerate(arguments) if argument is None]
-        self._calls[call] = _Call(self._programs[program][function], values, places, program in self._allocating)
+        self._calls[call] = _Call(self._programs[program][function], values, places, program in self._repeating)
 
     def unbind(self, call: int) -> None:
         """Drop such a call."""
@@ -249,7 +249,7 @@ class Worker:
                     self._views.clear()
                 value = self._views[text] = self._decode(json.loads(text))
             values[place] = value
-        key = None if bound.allocates else (call, *arguments)
+        key = (call, *arguments) if bound.repeats else None
         self.device.repeat(key, functools.partial(bound.function, *values))
         self._finish()
 

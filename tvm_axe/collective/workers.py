@@ -231,7 +231,7 @@ class Workers:
         carrier.slab(0)[:] = text
         self._loaded += 1
         try:
-            self._session.run("load", self._loaded, carrier.encode(SLAB), str(target), builder)
+            self._session.run("load", self._loaded, carrier.encode(SLAB), str(target), builder, _repeats(mod))
         finally:
             self._drop(carrier)
         program = LoadedProgram(self._loaded, names)
@@ -510,3 +510,21 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _repeats(mod: IRModule) -> bool:
+    """Whether a program always tells devices the same: what allocates may get other memory the next time, and functions
+    that aren't the program's or the workers' may do anything.
+    """
+    found: list[str] = []
+
+    def visit(node: tvm.relax.Expr) -> None:
+        if isinstance(node, tvm.relax.ExternFunc) and not str(node.global_symbol).startswith("axe."):
+            found.append(str(node.global_symbol))
+        elif isinstance(node, tvm.relax.Call) and "alloc_tensor" in str(getattr(node.op, "name", "")):
+            found.append(str(node.op.name))
+
+    for _, function in mod.functions_items():
+        if isinstance(function, tvm.relax.Function):
+            tvm.relax.analysis.post_order_visit(function, visit)
+    return not found

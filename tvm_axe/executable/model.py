@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 from tvm.target import Target
@@ -24,59 +24,28 @@ from tvm_axe.relax.device import DeviceModule
 from tvm_axe.relax.sharing import described, layout_of
 from tvm_axe.relax.workspace import Workspace
 
-__all__ = ["MeshModelExecutable"]
+__all__ = ["MeshModelExecutable", "Told"]
 
 
-class MeshModelExecutable(OnMesh, Model):
-    """A model that devices share, built by the workers that run it.
+class Told(NamedTuple):
+    """What is said of how a model is shared, once that was chosen.
 
-    Parameters
+    Attributes
     ----------
-    functions : sequence of Signature
-        Of the model as it was given.
-    shared : DeviceModule
-        What each device runs, and how values lie.
-    module : IRModule
-        The same module as records left it.
-    runnable : IRModule
-        The same with tile kernels in the place of the blocks that chose one, which workers build.
-    workspaces : mapping
-        What the functions of that are called with beside (`tvm_axe.relax.workspace`).
-    target, tuned
-        See `Executable`.
-    attached : mapping, optional
-        The weights that the model was imported with, by name.
+    bytes : int
+        That the busiest device of each move receives, over all functions.
+    lines : tuple[str, ...]
+        The forms of values, and what moves them.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[Signature],
-        shared: DeviceModule,
-        module: tvm.IRModule,
-        runnable: tvm.IRModule,
-        workspaces: Mapping[str, Workspace],
-        target: Target,
-        tuned: Mapping[str, float],
-        attached: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(functions, False, module, target, tuned)
-        self.shared, self.runnable, self.workspaces, self.mesh = shared, runnable, workspaces, shared.mesh
-        self.attached = dict(attached or {})
-        self.layouts: Mapping[str, Layout] = {
-            name: layout
-            for name, placed in shared.tensors.items()
-            if (layout := layout_of(placed, shared.mesh)) is not None
-        }
-        self._programs: weakref.WeakKeyDictionary[Workers, Program] = weakref.WeakKeyDictionary()
-        self._memories: weakref.WeakKeyDictionary[Workers, MeshMemory] = weakref.WeakKeyDictionary()
+    bytes: int
+    lines: tuple[str, ...]
 
-    @property
-    def bytes(self) -> int:
-        return sum(function.chosen.bytes for function in self.shared.functions.values())
-
-    def show(self) -> str:
-        lines = [f"model on mesh {self.mesh}", described(self.shared)]
-        for function in self.shared.functions.values():
+    @classmethod
+    def of(cls, shared: DeviceModule) -> Told:
+        """What is said of a model."""
+        lines = [described(shared)]
+        for function in shared.functions.values():
             chosen = function.chosen
             here, there = chosen.weights
             lines += ["", f"{function.name}: weights of {here:,} bytes a device, {there:,} in all", "", "layouts"]
@@ -99,7 +68,61 @@ class MeshModelExecutable(OnMesh, Model):
                     over = f"over {transfer.axis} {transfer.source} -> {transfer.target}"
                     lines.append(f"  {how.kind:<15} {name}: {over}, {ins} -> {outs}  {how.bytes:,}")
             lines.append(f"  in all          {chosen.bytes:,}")
-        return "\n".join([*lines, "", self.module.script()])
+        return cls(sum(function.chosen.bytes for function in shared.functions.values()), tuple(lines))
+
+
+class MeshModelExecutable(OnMesh, Model):
+    """A model that devices share, built by the workers that run it.
+
+    Parameters
+    ----------
+    functions : sequence of Signature
+        Of the model as it was given.
+    shared : DeviceModule
+        What each device runs, and how values lie.
+    told : Told
+        How they were chosen.
+    module : IRModule
+        The same module as records left it.
+    runnable : IRModule
+        The same with tile kernels in the place of the blocks that chose one, which workers build.
+    workspaces : mapping
+        What the functions of that are called with beside (`tvm_axe.relax.workspace`).
+    target, tuned
+        See `Executable`.
+    attached : mapping, optional
+        The weights that the model was imported with, by name.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Signature],
+        shared: DeviceModule,
+        told: Told,
+        module: tvm.IRModule,
+        runnable: tvm.IRModule,
+        workspaces: Mapping[str, Workspace],
+        target: Target,
+        tuned: Mapping[str, float],
+        attached: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(functions, False, module, target, tuned)
+        self.shared, self.runnable, self.workspaces, self.mesh = shared, runnable, workspaces, shared.mesh
+        self.told, self.attached = told, dict(attached or {})
+        self.layouts: Mapping[str, Layout] = {
+            name: layout
+            for name, placed in shared.tensors.items()
+            if (layout := layout_of(placed, shared.mesh)) is not None
+        }
+        self._programs: weakref.WeakKeyDictionary[Workers, Program] = weakref.WeakKeyDictionary()
+        self._memories: weakref.WeakKeyDictionary[Workers, MeshMemory] = weakref.WeakKeyDictionary()
+
+    @property
+    def bytes(self) -> int:
+        return self.told.bytes
+
+    def show(self) -> str:
+        return "\n".join([f"model on mesh {self.mesh}", *self.told.lines, "", self.module.script()])
 
     def trace(self, *arguments: Any, warmup: int = 3, **named: Any) -> Timeline:
         workers, arrays = self._taken(arguments, named)

@@ -29,7 +29,9 @@ from tvm.target import Target
 from tvm_axe.errors import InputError
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
 from tvm_axe.executable.base import Executable
+from tvm_axe.executable.coding import decoded, encoded
 from tvm_axe.executable.mesh import MeshExecutable
+from tvm_axe.executable.model import MeshModelExecutable, Told
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.layout.holding import Holding
@@ -39,10 +41,12 @@ from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.window import Window
 from tvm_axe.pipeline import BUILD, Work
 from tvm_axe.relax.alone import BUILD_MODEL
+from tvm_axe.relax.device import DeviceFunction, DeviceModule
+from tvm_axe.relax.workspace import Part, Workspace
 
 __all__ = ["read", "write"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 4
+FORMAT, LAYOUT = "tvm_axe executable", 5
 _MANIFEST = "manifest.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
@@ -146,6 +150,8 @@ def _parts(exe: Executable) -> tuple[str, dict[str, Any], dict[str, tvm.IRModule
         return "mesh", _from_lowered(exe.lowered), roles
     if isinstance(exe, FunctionExecutable):
         return "function", {"name": exe.name}, {"module": exe.module, "runnable": exe.runnable}
+    if isinstance(exe, MeshModelExecutable):
+        return "mesh model", _from_shared(exe), {"module": exe.module, "runnable": exe.runnable, "arrays": _arrays(exe)}
     assert isinstance(exe, ModelExecutable)  # there are no other kinds
     functions = [each._asdict() for each in exe.functions]
     return "model", {"functions": functions, "packed": exe.packed}, {"module": exe.module, "runnable": exe.runnable}
@@ -180,11 +186,77 @@ def _model(details: Mapping[str, Any], modules: Modules) -> Restore:
     return restored
 
 
+def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
+    functions = [Signature.parse(each) for each in details["functions"]]
+    module, runnable, arrays = modules["module"], modules["runnable"], modules["arrays"].attrs
+    tensors = {str(name): decoded(each) for name, each in details["tensors"].items()}
+    shared = DeviceModule(
+        module=module,
+        mesh=Mesh.parse(details["mesh"]),
+        coordinates=tuple(map(str, details["coordinates"])),
+        functions={
+            str(name): DeviceFunction(
+                name=str(name),
+                inputs=decoded(each["inputs"]),
+                results=decoded(each["results"]),
+                sizes=decoded(each["sizes"]),
+                most={str(size): int(most) for size, most in each["most"].items()},
+                arguments=decoded(each["arguments"]),
+                levels=(),  # what was chosen is told
+            )
+            for name, each in details["device"].items()
+        },
+        tensors=tensors,
+        constants=tuple((tensors[name], array) for name, array in zip(details["constants"], arrays["constants"])),
+    )  # fmt: skip
+    spaces = {
+        str(name): Workspace(
+            int(nbytes), tuple(Part(int(at), tuple(map(int, shape)), str(t)) for at, shape, t in parts)
+        )
+        for name, (nbytes, parts) in details["workspaces"].items()
+    }
+    told = Told(int(details["bytes"]), tuple(map(str, details["lines"])))
+    attached = dict(zip(map(str, details["attached"]), arrays["attached"]))
+    return lambda target, tuned: MeshModelExecutable(
+        functions, shared, told, module, runnable, spaces, target, tuned, attached
+    )
+
+
 _KINDS: Mapping[str, Callable[[Mapping[str, Any], Modules], Restore]] = {
     "mesh": _mesh,
     "function": _function,
     "model": _model,
+    "mesh model": _mesh_model,
 }
+
+
+# ---- What is known of a shared model ---------------------------------------------------------------------------------
+
+
+def _from_shared(exe: MeshModelExecutable) -> dict[str, Any]:
+    shared = exe.shared
+    return {
+        "functions": [each._asdict() for each in exe.functions],
+        "mesh": str(shared.mesh),
+        "coordinates": shared.coordinates,
+        "device": {
+            name: {part: encoded(getattr(each, part)) for part in ("inputs", "results", "sizes", "arguments")}
+            | {"most": dict(each.most)}
+            for name, each in shared.functions.items()
+        },
+        "tensors": {name: encoded(each) for name, each in shared.tensors.items()},
+        "constants": [each.name for each, _ in shared.constants],
+        "attached": list(exe.attached),
+        "workspaces": exe.workspaces,
+        "bytes": exe.told.bytes,
+        "lines": exe.told.lines,
+    }
+
+
+def _arrays(exe: MeshModelExecutable) -> tvm.IRModule:
+    """The constants and weights that a model has brought along, as a module has them."""
+    constants, attached = [array for _, array in exe.shared.constants], list(exe.attached.values())
+    return tvm.IRModule({}, attrs=tvm.ir.make_node("ir.DictAttrs", constants=constants, attached=attached))
 
 
 # ---- What is known of a lowered function -----------------------------------------------------------------------------

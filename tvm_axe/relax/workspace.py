@@ -5,16 +5,16 @@ go, which of a model are twice as many as its kernels, and checks each argument 
 be allocated in a call: upstream's plan of the memory is carried out once, and tensors of the same shape at the same
 place are one argument, however many layers there are.
 
->>> from tvm.script import relax as R
->>> @tvm.script.ir_module
-... class Module:
-...     @R.function(pure=False)
-...     def main(x: R.Tensor((4,), "float32"), out: R.Tensor((4,), "float32")):
-...         y = R.builtin.alloc_tensor(R.shape([4]), "float32", 0)
-...         _ = R.call_packed("double", x, y, ty_args=[R.Tuple])
-...         _1 = R.call_packed("double", y, out, ty_args=[R.Tuple])
-...         return R.tuple()
->>> module, workspaces = with_workspaces(Module)
+>>> builder, kind = relax.BlockBuilder(), relax.TensorType([4], "float32")
+>>> x, out = relax.Var("x", kind), relax.Var("out", kind)
+>>> def twice(read, written):
+...     builder.emit(relax.Call(relax.ExternFunc("twice"), [read, written], ty_args=[relax.TupleType([])]))
+>>> with builder.function("main", [x, out], pure=False):
+...     y = builder.emit(relax.op.builtin.alloc_tensor(relax.ShapeExpr([4]), "float32", 0))
+...     twice(x, y)
+...     twice(y, out)
+...     _ = builder.emit_func_output(relax.Tuple([]))
+>>> module, workspaces = with_workspaces(builder.finalize())
 >>> print(workspaces["main"])
 Workspace(nbytes=256, parts=(Part(offset=0, shape=(4,), dtype='float32'),))
 >>> [param.name for param in module["main"].params]
