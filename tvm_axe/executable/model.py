@@ -17,7 +17,7 @@ from tvm_axe.collective import Argument as CallArgument
 from tvm_axe.errors import LowerError, WorkerError
 from tvm_axe.executable.arguments import Arrays, Input, matched
 from tvm_axe.executable.base import Executable
-from tvm_axe.executable.sizes import fitted, sizes_of
+from tvm_axe.executable.sizes import counted, fitted, input_of, sizes_of
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
@@ -88,6 +88,7 @@ class MeshModelExecutable(Executable):
             If a worker doesn't start, fails, dies or doesn't answer.
         """
         of, loaded = self._function(function), self._on(workers)
+        arrays, named = tuple(map(counted, arrays)), {name: counted(value) for name, value in named.items()}
         wanted = [each for each in self._inputs_of(of) if not arrays or each.name not in loaded.placed]
         if not arrays:
             wanted = [each for each in wanted if each.name in named or each.name not in loaded.placed]
@@ -164,10 +165,7 @@ class MeshModelExecutable(Executable):
         return self._inputs_of(self._function())
 
     def _inputs_of(self, function: DeviceFunction) -> list[Input]:
-        return [
-            Input(each.name, tuple(n if isinstance(n, int) else str(n) for n in each.shape), each.dtype)
-            for each in function.inputs
-        ]
+        return [input_of(each) for each in function.inputs]
 
     def _run(self, workers: Workers | None, arrays: Arrays) -> Arrays:
         assert workers is not None  # a mesh has them
@@ -185,7 +183,7 @@ class MeshModelExecutable(Executable):
     def _taken(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Workers | None, Arrays]:
         if arguments and isinstance(arguments[0], Workers):
             self._check(arguments[0])
-        return super()._taken(arguments, named)
+        return super()._taken(tuple(map(counted, arguments)), {name: counted(each) for name, each in named.items()})
 
     def _check(self, workers: Workers) -> None:
         if workers.mesh != self.mesh:
@@ -237,6 +235,9 @@ class _Loaded:
         self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
         self.tensors: dict[str, MeshTensor] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}  # of the whole arrays that tensors have been given
+        self.counts: dict[
+            tuple[str, str], tuple[int, ...]
+        ] = {}  # the shapes and numbers that functions have been given
         self._items: list[MeshTensor | LoadedProgram] = [self.program]
         weakref.finalize(self, _discard, weakref.ref(workers), self._items)
         for placed in shared.tensors.values():
@@ -256,7 +257,11 @@ class _Loaded:
 
     def arguments(self, function: DeviceFunction) -> list[CallArgument]:
         """What the device's function is called with, where its inputs are in place."""
-        sizes = sizes_of(function, {each.name: self.shapes[each.tensors[0].name] for each in function.inputs})
+        shapes = {
+            each.name: self.shapes[each.tensors[0].name] if each.tensors else self.counts[function.name, each.name]
+            for each in function.inputs
+        }
+        sizes = sizes_of(function, shapes)
         if sizes:
             given = {placed.name for each in function.inputs for placed in each.tensors}
             for name in dict.fromkeys(name for name, _ in function.arguments if name not in given):
@@ -277,6 +282,8 @@ class _Loaded:
         """Put a whole array into the tensors of a function's parameter."""
         for each in function.inputs:
             if each.name == name:
+                if not each.tensors:
+                    self.counts[function.name, name] = tuple(map(int, array.ravel()))
                 for placed in each.tensors:
                     self._fit(placed, array.shape, function.most)
                     self._scatter(placed, array)

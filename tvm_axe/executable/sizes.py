@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tvm_axe.collective import MeshTensor, Workers
 from tvm_axe.errors import LowerError
-from tvm_axe.relax.device import DeviceFunction, Placed
+from tvm_axe.executable.arguments import Input
+from tvm_axe.relax.device import Argument, DeviceFunction, Placed
 from tvm_axe.relax.sizes import Extent, names_in, shape_at
 
-__all__ = ["fitted", "sizes_of"]
+__all__ = ["counted", "fitted", "input_of", "sizes_of"]
 
 _SPARE = 1.5
 """How much more memory than is needed is taken where a tensor has outgrown its own: it will again."""
 
 
 def sizes_of(function: DeviceFunction, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the sizes of a call of a function on arrays of some shapes, by parameter.
+    """Return the sizes of a call of a function on arrays of some shapes, by parameter; of shapes, what they are.
 
     Raises
     ------
@@ -40,12 +42,32 @@ def sizes_of(function: DeviceFunction, shapes: Mapping[str, tuple[int, ...]]) ->
             ):  # fmt: skip
                 said = ", ".join(f"{name} is {found[name]} as in {by[name]}" for name in extent.names)
                 wrong.append(f"{each.name} has {got} in dimension {dim}, which is {extent} = {wanted} ({said})")
+    for true, claimed, whose in function.checks:
+        here, there = (shape_at(shape, found) for shape in (true, claimed))
+        if here != there:
+            wrong.append(f"{whose} has the shape {here}, and the model says that it is {there}")
     for name, most in function.most.items():
         if found.get(name, 0) > most:
             wrong.append(f"{name} is {found[name]}, and the model says that it is {most} at most (tir_var_upper_bound)")
     if wrong:
         raise LowerError(f"{function.name}: {'; '.join(wrong)}")
     return found
+
+
+def input_of(argument: Argument) -> Input:
+    """Return what a caller gives for an argument: an array; of a shape or a number, one of whole numbers."""
+    if argument.kind == "shape":
+        return Input(argument.name, (len(argument.shape),), argument.dtype)
+    if argument.kind == "number":
+        return Input(argument.name, (), argument.dtype)
+    return Input(argument.name, tuple(n if isinstance(n, int) else str(n) for n in argument.shape), argument.dtype)
+
+
+def counted(value: Any) -> Any:
+    """Return whole numbers, alone or in a tuple, as an array; anything else as it is."""
+    numbers = value if isinstance(value, tuple | list) else (value,)
+    whole = all(isinstance(each, int | np.integer) and not isinstance(each, bool) for each in numbers)
+    return np.asarray(value, "int64") if whole else value
 
 
 def fitted(

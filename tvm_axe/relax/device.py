@@ -49,7 +49,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class Argument:
-    """What a function of the model takes or has as a constant: a whole array, and the tensors that it is put into."""
+    """What a function of the model takes or has as a constant: a whole array, and the tensors that it is put into.
+
+    What is a ``"shape"`` or a ``"number"`` instead, by its `kind`, is in no tensor.
+    """
 
     name: str
     shape: Shape
@@ -79,6 +82,8 @@ class DeviceFunction:
         them.
     chosen : Chosen
         How values are shared.
+    checks : tuple of (Shape, Shape, str)
+        Shapes that are to be others, with the variable that this is said of.
     """
 
     name: str
@@ -88,6 +93,7 @@ class DeviceFunction:
     most: Mapping[str, int]
     arguments: tuple[tuple[str, str], ...]
     chosen: Chosen
+    checks: tuple[tuple[Shape, Shape, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -254,8 +260,9 @@ class _Function:
             params = [*graph.sizes.values(), *self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
         return DeviceFunction(
-            graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.chosen
-        )
+            graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.chosen,
+            tuple(graph.checks),
+        )  # fmt: skip
 
     def _declared(self) -> list[Argument]:
         """Place what the function takes, and its constants."""
@@ -273,7 +280,10 @@ class _Function:
                     self.module.constants.append((placed, value.constant))
             if number in taken:
                 inputs[number] = Argument(value.name, value.shape, value.dtype, value.kind, tuple(tensors))
-        return [inputs[number] for number in self.graph.params]
+        found = [inputs[number] for number in self.graph.params]
+        for count in self.graph.counts:
+            found.insert(count.position, Argument(count.name, count.extents, "int64", count.kind, ()))
+        return found
 
     def _result(self, number: int, form: Form) -> Placed:
         """The tensor in which a result is left."""
