@@ -88,9 +88,28 @@ class Residual(nn.Module):
         return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 
+class Vision(nn.Module):
+    """Patches by a convolution, a token in front of them, and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, WIDTH, 8, 8), nn.Linear(WIDTH, 10)
+        self.first, self.places = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.Parameter(torch.randn(1, 17, WIDTH))
+        square = (WIDTH, WIDTH)
+        self.own = linears(q=square, k=square, v=square, o=square, up=(WIDTH, 64), down=(64, WIDTH))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, image: Any) -> Any:
+        x = self.patches(image).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(x.shape[0], 1, WIDTH), x], 1) + self.places
+        x = x + attention(self.own, self.norm(x), 0.0)
+        x = x + self.own["down"](F.gelu(self.own["up"](self.norm(x))))
+        return self.head(self.norm(x)[:, 0])
+
+
 def drawn(kind: str, batch: int = 2, tokens: int = 12) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(batch)
-    if kind == "residual":
+    if kind in ("residual", "vision"):
         return (torch.randn(batch, 3, 32, 32, generator=generator),)
     ids = torch.randint(0, VOCABULARY, (batch, tokens), generator=generator)
     mask = (torch.arange(tokens)[None] < torch.arange(tokens, tokens - batch, -1)[:, None]).to(torch.int64)
@@ -103,7 +122,13 @@ KINDS: dict[str, Callable[[], Any]] = {"encoder": Encoder, "experts": Experts, "
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
     torch.manual_seed(0)
-    return {name: kind().eval() for name, kind in KINDS.items()}
+    return {name: kind().eval() for name, kind in {**KINDS, "vision": Vision}.items()}
+
+
+def exported(model: Any, kind: str, arrays: tuple[Any, ...], symbolic: bool) -> Any:
+    batch, tokens = torch.export.Dim("batch", min=2, max=8), torch.export.Dim("tokens", min=2, max=16)
+    sizes = {0: batch, 1: tokens} if kind in ("encoder", "experts") else {0: batch}
+    return torch.export.export(model, arrays, dynamic_shapes=tuple(sizes for _ in arrays) if symbolic else None)
 
 
 def error(got: Any, want: Any) -> float:
@@ -121,17 +146,29 @@ def test_torch(models: dict[str, Any], kind: str, symbolic: bool) -> None:
     The statistics of batch norms are constants of what is imported either way.
     """
     model, arrays = models[kind], drawn(kind)
-    batch, tokens = torch.export.Dim("batch", min=2, max=8), torch.export.Dim("tokens", min=2, max=16)
-    sizes = {0: batch} if kind == "residual" else {0: batch, 1: tokens}
-    exported = torch.export.export(model, arrays, dynamic_shapes=tuple(sizes for _ in arrays) if symbolic else None)
+    program = exported(model, kind, arrays, symbolic)
     cases = [arrays, drawn(kind, 5, 9)] if symbolic else [arrays]
-    bound = axe.compile(from_exported_program(exported), work_dir=None)
-    kept = axe.compile(from_exported_program(exported, keep_params_as_input=True), work_dir=None)
+    bound = axe.compile(from_exported_program(program), work_dir=None)
+    kept = axe.compile(from_exported_program(program, keep_params_as_input=True), work_dir=None)
     with kept.load() as attached, kept.load(dict(model.named_parameters())) as loaded:
         for case in cases:
             want = model(*case)
             for got in (bound(*case), attached.main(*case), loaded.main(*case)):
                 assert error(got, want) < 2e-6
+
+
+@pytest.mark.parametrize(("devices", "symbolic"), [(3, False), (2, True)], ids=["constant", "symbolic"])
+@pytest.mark.parametrize("kind", ["encoder", "vision", "residual"])
+@torch.no_grad()
+def test_torch_on_a_mesh(models: dict[str, Any], workers: Any, kind: str, devices: int, symbolic: bool) -> None:
+    model, arrays = models[kind], drawn(kind)
+    program = from_exported_program(exported(model, kind, arrays, symbolic))
+    exe = axe.compile(program, mesh={"tp": devices}, work_dir=None)
+    for case in [arrays, drawn(kind, 5, 9), drawn(kind, 3, 16)] if symbolic else [arrays]:
+        assert error(exe.run(workers(devices), *case), model(*case)) < 2e-6
+    if symbolic:
+        with pytest.raises(axe.LowerError, match=r"and the model says that it is 8 at most \(tir_var_upper_bound\)"):
+            exe.run(workers(devices), *drawn(kind, 9))
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 4e-3), ("bfloat16", 3e-2)])
@@ -159,7 +196,7 @@ def test_types_of_half_the_width(dtype: str, bound: float) -> None:
 
 @pytest.mark.parametrize("kind", ["encoder", "residual"])
 @torch.no_grad()
-def test_onnx(models: dict[str, Any], kind: str) -> None:
+def test_onnx(models: dict[str, Any], workers: Any, kind: str) -> None:
     onnx = pytest.importorskip("onnx", reason="models are imported from ONNX")
     runtime = pytest.importorskip("onnxruntime", reason="it is the judge")
     arrays, file = drawn(kind), io.BytesIO()
@@ -171,3 +208,5 @@ def test_onnx(models: dict[str, Any], kind: str) -> None:
         model = from_onnx(onnx.load_model_from_string(file.getvalue()), keep_params_in_input=keep)
         with axe.compile(model, work_dir=None).load() as session:
             assert error(session[session.functions[0]](**given), want) < 2e-6
+    on_mesh = axe.compile(from_onnx(onnx.load_model_from_string(file.getvalue())), mesh={"tp": 2}, work_dir=None)
+    assert error(on_mesh.run(workers(2), *given.values()), want) < 2e-6

@@ -219,6 +219,69 @@ def test_extents_that_are_computed(workers):
         exe.run(workers(2), *arrays)
 
 
+def test_shapes_as_values(workers):
+    """Shapes of tensors, tensors of shapes, shapes of these, casts, and parameters that are a shape and a number."""
+    n, m, q, r = (tvm.tirx.Var(name, "int64") for name in "nmqr")
+    x, w = relax.Var("x", relax.TensorType([n, 8], "float32")), relax.Var("w", relax.TensorType([8, 6], "float32"))
+    shape, count = relax.Var("shape", relax.ShapeType([m])), relax.Var("count", tvm.ir.PrimType("int64"))
+    builder, ops = relax.BlockBuilder(), relax.op
+    with builder.function("forward", [x, shape, count, w], attrs={"num_input": 3}):
+        with builder.dataflow():
+            numbers = builder.emit(ops.shape_to_tensor(builder.emit(ops.shape_of(x))))
+            again = builder.match_cast(
+                builder.emit(ops.tensor_to_shape(numbers)), relax.ShapeType([q, tvm.tirx.IntImm("int64", 8)])
+            )
+            y = builder.match_cast(builder.emit(ops.reshape(x, again)), relax.TensorType([r, 8], "float32"))
+            y = builder.emit(ops.reshape(builder.emit(ops.matmul(y, w)), relax.ShapeExpr([r * 6])))
+            y = builder.emit(ops.broadcast_to(y, relax.ShapeExpr([m, r * 6])))
+            ones = builder.emit(ops.full(relax.ShapeExpr([count, r * 6]), relax.const(1.0, "float32")))
+            out = builder.emit_output(builder.emit(ops.concat([y, ones], axis=0)))
+        builder.emit_func_output(out)
+    exe = axe.compile(builder.get(), mesh=axe.Mesh({"tp": 2}), work_dir=None)
+    rng = np.random.default_rng(0)
+    b = rng.standard_normal((8, 6)).astype("float32")
+    model = exe.load(workers(2), {"w": b})
+    for rows, copies, more in ((3, 4, 2), (1, 1, 1), (5, 2, 7)):
+        a = rng.standard_normal((rows, 8)).astype("float32")
+        wanted = np.concatenate([np.tile((a @ b).ravel(), (copies, 1)), np.ones((more, rows * 6), "float32")])
+        assert error([np.asarray(model.forward(a, (copies,), more))], [wanted]) < 1e-5
+    with pytest.raises(axe.LowerError, match=r"shape is a tuple of integers; got int"):
+        model.forward(a, copies, more)
+
+
+def test_a_cast_that_does_not_follow_is_checked(workers):
+    n, m = (tvm.tirx.Var(name, "int64") for name in "nm")
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType([size, 8], "float32")) for name, size in (("x", n), ("y", m)))
+    with builder.function("forward", [x, y]):
+        with builder.dataflow():
+            same = builder.match_cast(x, relax.TensorType([m, 8], "float32"))
+            out = builder.emit_output(builder.emit(relax.op.add(same, y)))
+        builder.emit_func_output(out)
+    exe = axe.compile(builder.get(), mesh=axe.Mesh({"tp": 2}), work_dir=None)
+    a, b = (np.full((3, 8), value, "float32") for value in (1, 2))
+    np.testing.assert_array_equal(exe.run(workers(2), a, b), a + b)
+    with pytest.raises(axe.LowerError, match=r"has the shape \(3, 8\), and the model says that it is \(2, 8\)"):
+        exe.run(workers(2), a, b[:2])
+
+
+def test_what_only_the_model_knows_is_refused_by_name():
+    n, k = (tvm.tirx.Var(name, "int64") for name in "nk")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([n], "int64"))
+    with builder.function("forward", [x]):
+        with builder.dataflow():
+            found = builder.emit(relax.op.nonzero(x))
+            known = builder.match_cast(found, relax.TensorType([1, k], "int64"))
+            out = builder.emit_output(builder.emit(relax.op.add(known, known)))
+        builder.emit_func_output(out)
+    with pytest.raises(
+        axe.LowerError,
+        match=r"forward: the result of relax.run.nonzero, 'lv' is a TensorType without a shape; .*one device",
+    ):
+        axe.compile(builder.get(), mesh=axe.Mesh({"tp": 2}))
+
+
 def test_upper_bounds(workers):
     """Memory is taken once where the model bounds its sizes, and more than the bound is refused."""
     n = tvm.tirx.Var("n", "int64")

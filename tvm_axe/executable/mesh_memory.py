@@ -218,15 +218,19 @@ class MeshMemory:
     def _values(self, bound: _Bound, arguments: Sequence[Any]) -> tuple[dict[str, Spread], list[Any]]:
         """What a call brings and leaves, by the names of the tensors; and what its open arguments are."""
         values: dict[str, Spread] = {}
-        function = bound.of
-        for placed, given in zip(bound.inputs.values(), arguments, strict=True):
+        shapes: dict[str, tuple[int, ...]] = {}
+        function, kinds = bound.of, {each.name: each.kind for each in bound.of.inputs}
+        for (name, placed), given in zip(bound.inputs.items(), arguments, strict=True):
+            if kinds[name] in ("shape", "number"):
+                shapes[name] = tuple(map(int, given)) if kinds[name] == "shape" else (int(given),)
             for at, (each, _) in enumerate(placed):
                 value = given[at] if isinstance(given, tuple) else given  # the former is what `put` has made
                 values[each.name] = value if value.forms == each.forms else self._converted(value, each, function)
         sizes: dict[str, int] = {}
         if function.sizes:
             given = {each.name: values.get(each.tensors[0].name) for each in function.inputs if each.tensors}
-            sizes = sizes_of(function, {name: value.shape for name, value in given.items() if value is not None})
+            shapes |= {name: value.shape for name, value in given.items() if value is not None}
+            sizes = sizes_of(function, shapes)
         tensors = self._program.shared.tensors
         made = dict.fromkeys((*(each.name for each in function.results), *(name for name, _ in bound.open)))
         for name in made:

@@ -203,6 +203,7 @@ def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
                 most={str(size): int(most) for size, most in each["most"].items()},
                 arguments=decoded(each["arguments"]),
                 levels=(),  # what was chosen is told
+                checks=decoded(each["checks"]),
             )
             for name, each in details["device"].items()
         },
@@ -240,7 +241,7 @@ def _from_shared(exe: MeshModelExecutable) -> dict[str, Any]:
         "mesh": str(shared.mesh),
         "coordinates": shared.coordinates,
         "device": {
-            name: {part: encoded(getattr(each, part)) for part in ("inputs", "results", "sizes", "arguments")}
+            name: {part: encoded(getattr(each, part)) for part in ("inputs", "results", "sizes", "arguments", "checks")}
             | {"most": dict(each.most)}
             for name, each in shared.functions.items()
         },

@@ -13,7 +13,9 @@ __all__ = ["room_of", "sizes_of"]
 
 
 def sizes_of(function: DeviceFunction, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the sizes of a call of a function on arrays of some shapes, by parameter; weights may be left out.
+    """Return the sizes of a call of a function on arrays of some shapes, by parameter; of shapes, what they are.
+
+    Weights may be left out.
 
     Raises
     ------
@@ -34,6 +36,10 @@ def sizes_of(function: DeviceFunction, shapes: Mapping[str, tuple[int, ...]]) ->
             ):  # fmt: skip
                 said = ", ".join(f"{name} is {found[name]} as in {by[name]}" for name in extent.names)
                 wrong.append(f"{each.name} has {got} in dimension {dim}, which is {extent} = {wanted} ({said})")
+    for true, claimed, whose in function.checks:
+        here, there = (shape_at(shape, found) for shape in (true, claimed))
+        if here != there:
+            wrong.append(f"{whose} has the shape {here}, and the model says that it is {there}")
     for name, most in function.most.items():
         if found.get(name, 0) > most:
             wrong.append(f"{name} is {found[name]}, and the model says that it is {most} at most (tir_var_upper_bound)")

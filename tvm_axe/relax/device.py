@@ -63,7 +63,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class Argument:
-    """What a function of the model takes or has as a constant: a whole array, and the tensors that it is put into."""
+    """What a function of the model takes or has as a constant: a whole array, and the tensors that it is put into.
+
+    What is a ``"shape"`` or a ``"number"`` instead, by its `kind`, is in no tensor.
+    """
 
     name: str
     shape: Shape
@@ -93,6 +96,8 @@ class DeviceFunction:
         them.
     levels : tuple[Chosen, ...]
         How values are shared along each axis, of what the outer ones leave.
+    checks : tuple of (Shape, Shape, str)
+        Shapes that are to be others, with the variable that this is said of.
     """
 
     name: str
@@ -102,6 +107,7 @@ class DeviceFunction:
     most: Mapping[str, int]
     arguments: tuple[tuple[str, str], ...]
     levels: tuple[Chosen, ...]
+    checks: tuple[tuple[Shape, Shape, str], ...] = ()
 
     @property
     def chosen(self) -> Chosen:
@@ -272,8 +278,9 @@ class _Function:
             params = [*graph.sizes.values(), *self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
         return DeviceFunction(
-            graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.levels
-        )
+            graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.levels,
+            tuple(graph.checks),
+        )  # fmt: skip
 
     def _declared(self) -> list[Argument]:
         """Place what the function takes, and its constants."""
@@ -291,6 +298,8 @@ class _Function:
             if value.param is not None:
                 before = inputs[value.param].tensors if value.param in inputs else ()
                 inputs[value.param] = Argument(value.name, value.whole, value.dtype, value.kind, (*before, *tensors))
+        for count in self.graph.counts:
+            inputs[count.position] = Argument(count.name, count.extents, "int64", count.kind, ())
         return [inputs[param] for param in sorted(inputs)]
 
     def _result(self, number: int, form: Form) -> Placed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import tvm
 from tvm import ir, relax, tirx
@@ -17,6 +18,7 @@ from tvm_axe.analysis.sizes import size_variables
 from tvm_axe.errors import LowerError
 from tvm_axe.relax.forms import Forms
 from tvm_axe.relax.pins import dims_of
+from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.sizes import Extent, Shape, typical_of
 from tvm_axe.relax.transfers import Transfer
 
@@ -98,6 +100,15 @@ class Node:
     sizes: tuple[int, ...] = ()
 
 
+class Count(NamedTuple):
+    """A parameter that is a ``"shape"`` or a ``"number"``: where it is among all, its name, and its extents."""
+
+    position: int
+    name: str
+    kind: str
+    extents: Shape
+
+
 @dataclass
 class Graph:
     """A function of the model: values by number, calls in order, and which values it takes and returns.
@@ -110,6 +121,10 @@ class Graph:
         What each is taken to be where costs are compared.
     most : dict[str, int]
         The upper bounds that the function says of them (``tir_var_upper_bound``).
+    counts : list[Count]
+        The parameters that are no tensors.
+    checks : list of (Shape, Shape, str)
+        Shapes that the function says to be others, with the variable that it says it of.
     """
 
     name: str
@@ -120,6 +135,8 @@ class Graph:
     sizes: dict[str, tirx.Var] = field(default_factory=dict)
     typical: dict[str, int] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
+    counts: list[Count] = field(default_factory=list)
+    checks: list[tuple[Shape, Shape, str]] = field(default_factory=list)
 
 
 def legalized(model: tvm.IRModule) -> tvm.IRModule:
@@ -128,9 +145,12 @@ def legalized(model: tvm.IRModule) -> tvm.IRModule:
     Products read transposed weights as they lie, and stay apart from what follows: with a bias or a residual behind it
     a sum of the devices' terms could no longer be scattered.
     """
+    model = with_known_shapes(model)
+    # Upstream takes what is said of a tensor's shape for the tensor, and what follows loses its shape.
+    canonical = [] if says_shapes(model) else [relax.transform.CanonicalizeBindings()]
     passes = [
         relax.transform.DecomposeOpsForInference(),
-        relax.transform.CanonicalizeBindings(),
+        *canonical,
         relax.transform.FuseTransposeMatmul(),
         _tvm.legalize_ops(),
         relax.transform.FoldConstant(),
@@ -173,8 +193,9 @@ def graph_of(
         If it isn't straight-line code over tensors; names the variable, what it is, and a remedy.
     """
     graph = _Reader(model, name, typical or {}).graph
+    numbers = {graph.values[number].param: number for number in graph.params}
     for at, dims in (pins or {}).items():
-        number = graph.params[at]
+        number = numbers[at]
         graph.values[number] = replace(graph.values[number], pins=dims)
     return graph
 
@@ -188,9 +209,18 @@ class _Reader:
         attrs = source.attrs or {}
         self.graph.most = {str(n): int(most) for n, most in dict(attrs.get("tir_var_upper_bound") or {}).items()}
         inputs = int(attrs["num_input"]) if "num_input" in attrs else len(source.params)
+        self.defined = {each for param in source.params for each in _defines(param)}
         for at, param in enumerate(source.params):
+            if isinstance(param.ty, relax.ShapeType | ir.PrimType):
+                self.count(at, param)
+                continue
             self.env[param] = self.new(param.name, param.ty, "input" if at < inputs else "weight", "parameter", at)
             self.graph.params.append(self.number(param))
+        for true, said, whose in attrs.get(SAID) or ():
+            for each in (*true.values, *said.values):
+                self.require_known(each, f"variable {str(whose)!r}")
+            shape, other = (tuple(map(self.extent, each.values)) for each in (true, said))
+            self.graph.checks.append((shape, other, str(whose)))
         for block in source.body.blocks:
             for binding in block.bindings:
                 self.bind(binding)
@@ -205,12 +235,38 @@ class _Reader:
         if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
             raise LowerError(
                 f"{self.graph.name}: {what} {name!r} is a {type(ty).__name__} without a shape; on a mesh values are "
-                "tensors of known shapes"
+                "tensors whose shapes follow from those of the parameters: split the function where it becomes known, "
+                "or compile for one device"
             )
+        for extent in ty.shape:
+            self.require_known(extent, f"{what} {name!r}")
         shape = tuple(map(self.extent, ty.shape))
         known = tuple(self.typically(extent) for extent in ty.shape)
         self.graph.values.append(Value(name, shape, str(ty.dtype), kind, known, None, shape, (), param))
         return len(self.graph.values) - 1
+
+    def count(self, at: int, param: relax.Var) -> None:
+        """Take note of a parameter that is a shape or a number."""
+        values = [param] if isinstance(param.ty, ir.PrimType) else param.ty.values
+        if values is None or "int" not in str(values[0].ty if values else "int"):
+            raise LowerError(
+                f"{self.graph.name}: parameter {param.name!r} is a {param.ty}; on a mesh parameters are tensors, "
+                "shapes of so many extents, and whole numbers"
+            )
+        for extent in values:
+            self.require_known(extent, f"parameter {param.name!r}")
+        kind = "number" if isinstance(param.ty, ir.PrimType) else "shape"
+        self.graph.counts.append(Count(at, str(param.name), kind, tuple(map(self.extent, values))))
+
+    def require_known(self, extent: tirx.Expr, what: str) -> None:
+        """Refuse an extent that calls don't bring."""
+        unknown = [str(variable.name) for variable in variables_of(extent) if variable not in self.defined]
+        if unknown:
+            raise LowerError(
+                f"{self.graph.name}: {what} has the extent {extent}, and {', '.join(unknown)} isn't the extent of any "
+                "parameter; on a mesh sizes are known when a function is called: make it a parameter (R.Shape), split "
+                "the function where it becomes known, or compile for one device"
+            )
 
     def extent(self, expr: tirx.Expr) -> int | Extent:
         """An extent of a tensor; the variables that it is made of become known."""
@@ -229,7 +285,12 @@ class _Reader:
         return extent if isinstance(extent, int) else extent.at(self.graph.typical)
 
     def bind(self, binding: relax.Binding) -> None:
-        var, value = binding.var, binding.value if isinstance(binding, relax.VarBinding) else binding
+        if isinstance(binding, relax.MatchCast):
+            self.cast(binding)
+            return
+        var, value = binding.var, binding.value
+        if isinstance(value, relax.ShapeExpr) or isinstance(var.ty, relax.ShapeType | ir.PrimType):
+            return  # what uses it says what it is
         if isinstance(value, relax.Var):
             self.env[var] = self.env[value]
         elif isinstance(value, relax.Tuple):
@@ -248,6 +309,16 @@ class _Reader:
                 "straight-line code of calls: compile what branches for one device, or lift it out of the function"
             )
 
+    def cast(self, binding: relax.MatchCast) -> None:
+        """A tensor is the same under another name: what is said of its shape is known (`SAID`)."""
+        value, ty = binding.value, binding.ty
+        if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr) or value not in self.env:
+            raise LowerError(
+                f"{self.graph.name}: variable {binding.var.name!r} is said to be a {ty}; on a mesh this is said of "
+                "tensors of known shapes: leave out what follows from the parameters' shapes, or compile for one device"
+            )
+        self.env[binding.var] = self.env[value]
+
     def call(self, var: relax.Var, value: relax.Call) -> None:
         is_tir = isinstance(value.op, ir.Op) and value.op.name == _CALL_TIR
         given = [a for a in value.args if not isinstance(a, ir.GlobalVar | relax.ExternFunc)]
@@ -256,10 +327,13 @@ class _Reader:
             fields = list(value.args[1].fields) if isinstance(value.args[1], relax.Tuple) else [value.args[1]]
             numbers = tuple(each for each in fields if _is_number(each))
             given = [each for each in fields if not _is_number(each)]
+        shapes = [extent for each in given if isinstance(each, relax.ShapeExpr) for extent in each.values]
+        for each in (*numbers, *shapes):
+            self.require_known(each, f"variable {var.name!r}")
         ins = tuple(number for argument in given for number in self.flat(argument, f"variable {var.name!r}"))
         is_tuple = isinstance(var.ty, relax.TupleType)
         types = list(var.ty.fields) if is_tuple else [var.ty]
-        outs = tuple(self.new(var.name, ty, "value", "variable") for ty in types)
+        outs = tuple(self.new(var.name, ty, "value", f"the result of {_called(value)},") for ty in types)
         self.env[var] = outs if is_tuple else outs[0]
         func = self.model[value.args[0]] if is_tir else None
         values = [self.graph.values[n] for n in (*ins, *outs)]
@@ -298,12 +372,28 @@ class _Reader:
         elif isinstance(value, relax.Var) and value in self.env:
             found = self.env[value]
             yield from [found] if isinstance(found, int) else found
-        elif isinstance(value, relax.ShapeExpr | ir.Constant | ir.StringImm):
+        elif isinstance(value, relax.ShapeExpr | ir.Constant | ir.StringImm) or _is_number(value):
             return
         else:
             raise LowerError(
                 f"{self.graph.name}: {what} takes a {type(value).__name__}; on a mesh calls take tensors and constants"
             )
+
+
+def _called(value: relax.Call) -> str:
+    """What a call calls, by name."""
+    first = value.args[0] if len(value.args) else None
+    op = first if isinstance(first, ir.GlobalVar | relax.ExternFunc) else value.op
+    return str(getattr(op, "name_hint", None) or getattr(op, "global_symbol", None) or getattr(op, "name", op))
+
+
+def _defines(param: relax.Var) -> list[tirx.Var]:
+    """The variables that become known by a parameter."""
+    ty = param.ty
+    if isinstance(ty, ir.PrimType):
+        return [param]
+    values = ty.shape if isinstance(ty, relax.TensorType) else ty.values if isinstance(ty, relax.ShapeType) else None
+    return [] if values is None else [extent for extent in values if isinstance(extent, tirx.Var)]
 
 
 def _is_number(value: relax.Expr) -> bool:

@@ -35,7 +35,9 @@ class _Local:
     def __init__(self, chosen: Chosen, operators: Operators) -> None:
         self.of, self.operators = chosen.graph, operators
         of = chosen.graph
-        self.graph = Graph(of.name, sizes=of.sizes, typical=of.typical, most=of.most)
+        self.graph = Graph(
+            of.name, sizes=of.sizes, typical=of.typical, most=of.most, counts=of.counts, checks=of.checks
+        )
         self.numbers: dict[tuple[int, Form], int] = {}
         params = set(self.of.params)
         for number, forms in chosen.held.items():
