@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
@@ -17,18 +17,15 @@ from tvm import relax, tirx
 
 from tvm_axe.collective import ALL, SLAB
 from tvm_axe.layout import Mesh
-from tvm_axe.layout.collectives import Collective
-from tvm_axe.lower.shares import shared
 from tvm_axe.lower.taking import taking
 from tvm_axe.lower.views import view_shape
-from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
-from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form
+from tvm_axe.relax.choosing import Chosen, Operators
+from tvm_axe.relax.forms import WHOLE, Form
+from tvm_axe.relax.fusing import fused
 from tvm_axe.relax.graph import Node, Value
+from tvm_axe.relax.steps import Mover, Spot, Step, numbers_of, steps_of
 
 __all__ = ["Argument", "DeviceFunction", "DeviceModule", "Placed", "device_module"]
-
-_PUSHES = {Collective.ALL_GATHER.operation, Collective.ALL_REDUCE.operation}
-"""The collectives by which devices write to their peers' slabs of the target."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,8 @@ class DeviceFunction:
         coordinates come behind them.
     chosen : Chosen
         How values are shared.
+    steps : tuple[Step, ...]
+        What a device does, in order.
     """
 
     name: str
@@ -81,6 +80,7 @@ class DeviceFunction:
     results: tuple[Placed, ...]
     arguments: tuple[tuple[str, str], ...]
     chosen: Chosen
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,9 @@ class DeviceModule:
 
 
 def device_module(
-    chosen: Sequence[Chosen], model: tvm.IRModule, operators: Operators, mesh: Mesh, axis: str, page: int
-) -> DeviceModule:
+    chosen: Sequence[Chosen], model: tvm.IRModule, operators: Operators, mesh: Mesh, axis: str, page: int,
+    meets: bool = True,
+) -> DeviceModule:  # fmt: skip
     """The module of a device of a model whose functions were chosen.
 
     Parameters
@@ -129,16 +130,19 @@ def device_module(
         The devices, and the axis along which they share.
     page : int
         Bytes of a page of the devices' memory.
+    meets : bool
+        Whether kernels may do what collectives would, by indexing the slabs of peers (`tvm_axe.relax.fusing`).
     """
-    return _Module(chosen, model, operators, mesh, axis, page).made()
+    return _Module(chosen, model, operators, mesh, axis, page, meets).made()
 
 
 class _Module:
     def __init__(
-        self, chosen: Sequence[Chosen], model: tvm.IRModule, operators: Operators, mesh: Mesh, axis: str, page: int
-    ) -> None:
+        self, chosen: Sequence[Chosen], model: tvm.IRModule, operators: Operators, mesh: Mesh, axis: str, page: int,
+        meets: bool,
+    ) -> None:  # fmt: skip
         self.chosen, self.model, self.operators = chosen, model, operators
-        self.mesh, self.axis, self.page = mesh, axis, page
+        self.mesh, self.axis, self.page, self.meets = mesh, axis, page, meets
         self.coordinates = mesh.names if axis == ALL else (axis,)
         self.builder = relax.BlockBuilder()
         self.tensors: dict[str, Placed] = {}
@@ -183,21 +187,17 @@ class _Module:
 class _Buffer:
     """Where a value is in one form: a tensor of the mesh, a device's own, or a Relax variable."""
 
-    value: int
-    form: Form
     shape: tuple[int, ...]
     dtype: str
     placed: Placed | None = None
     var: relax.Var | None = None
-    marks: set[str] = field(default_factory=set)
-    """What has been done to it since the last barrier: "read" or "written", by the device or by its "peers"."""
 
 
 class _Function:
     def __init__(self, module: _Module, chosen: Chosen) -> None:
         self.module, self.chosen, self.graph = module, chosen, chosen.graph
         self.builder = module.builder
-        self.buffers: dict[tuple[int, Form], _Buffer] = {}
+        self.buffers: dict[Spot, _Buffer] = {}
         self.views: dict[tuple[str, str], relax.Var] = {}
         self.slots: dict[tuple[tuple[int, ...], str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
@@ -206,47 +206,27 @@ class _Function:
         for name, var in self.coordinates.items():
             self.rank = var if len(self.coordinates) == 1 else self.rank * module.mesh[name] + var
         self.prefix = "" if len(module.chosen) == 1 else f"{chosen.graph.name}."
-        self.last = self._last_uses()
-        self.crossing = self._crossing()
-
-    # ---- What is needed
-
-    def _crossing(self) -> set[tuple[int, Form]]:
-        """What peers read or write."""
-        found = set()
-        for choice in self.chosen.choices:
-            for each in choice.moves:
-                if each.how.kind != SLICE:
-                    found.add((each.value, each.source))
-                    if each.how.kind in _PUSHES:
-                        found.add((each.value, each.target))
-        return found
-
-    def _last_uses(self) -> dict[tuple[int, Form], int]:
-        found: dict[tuple[int, Form], int] = {}
-        for at, choice in enumerate(self.chosen.choices):
-            for each in choice.moves:
-                found[each.value, each.source] = found[each.value, each.target] = at
-            for value, form in zip(choice.node.ins, choice.strategy.ins):
-                found[value, form] = at
-        return found
+        mover = Mover(chosen.graph, module.mesh, module.axis, module.page)
+        self.results = [*zip(chosen.graph.results, chosen.results)]
+        self.steps = fused(steps_of(chosen, module.operators, mover), self.results, mover, module.meets)
+        touches = [(step, each) for step in self.steps for each in step.touches()]
+        self.crossing = {each.spot for step, each in touches if step.kind or each.view != SLAB}
+        self.last = {each.spot: at for at, step in enumerate(self.steps) for each in step.touches()}
 
     # ---- The function
 
     def emitted(self) -> DeviceFunction:
         graph = self.graph
-        inputs, results = self._declared(), []
+        inputs = self._declared()
         with self.builder.function(graph.name, pure=False):
-            for at, choice in enumerate(self.chosen.choices):
-                for each in choice.moves:
-                    self._move(each)
-                self._call(choice)
+            for at, step in enumerate(self.steps):
+                self._done(step)
                 self._released(at)
-            for number, form in zip(graph.results, self.chosen.results):
-                results.append(self._result(number, form))
+            results = [self._result(spot) for spot in self.results]
             params = [*self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
-        return DeviceFunction(graph.name, tuple(inputs), tuple(results), tuple(self.views), self.chosen)
+        arguments, steps = tuple(self.views), tuple(self.steps)
+        return DeviceFunction(graph.name, tuple(inputs), tuple(results), arguments, self.chosen, steps)
 
     def _declared(self) -> list[Argument]:
         """Place what the function takes, and its constants."""
@@ -258,7 +238,7 @@ class _Function:
             tensors = []
             for form in forms:
                 placed = self.module.tensor(name, value, form, reuse=value.kind == "weight" and value.constant is None)
-                self.buffers[number, form] = _Buffer(number, form, placed.slab, value.dtype, placed)
+                self.buffers[number, form] = _Buffer(placed.slab, value.dtype, placed)
                 tensors.append(placed)
                 if value.constant is not None:
                     self.module.constants.append((placed, value.constant))
@@ -266,82 +246,78 @@ class _Function:
                 inputs[number] = Argument(value.name, value.shape, value.dtype, value.kind, tuple(tensors))
         return [inputs[number] for number in self.graph.params]
 
-    def _result(self, number: int, form: Form) -> Placed:
+    def _result(self, spot: Spot) -> Placed:
         """The tensor in which a result is left."""
-        buffer = self.buffers[number, form]
+        buffer = self.buffers[spot]
         if buffer.placed is None:
-            target = self._own_tensor(number, form)
-            self._copied(buffer, target)
-            self.buffers[number, form] = target
-            buffer = target
+            target = self._own_tensor(spot)
+            func = taking(
+                buffer.shape, buffer.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB, self.module.page
+            )
+            self._touched([(target, SLAB, True)])
+            self._start(func, "copied", [self._expr(buffer, SLAB)], [self._expr(target, SLAB)])
+            self.buffers[spot] = buffer = target
         assert buffer.placed is not None
         self._view(buffer.placed, SLAB)
         return buffer.placed
 
-    def _own_tensor(self, number: int, form: Form) -> _Buffer:
-        value = self.graph.values[number]
-        placed = self.module.tensor(f"{self.prefix}{value.name}", value, form)
-        return _Buffer(number, form, placed.slab, value.dtype, placed)
+    def _own_tensor(self, spot: Spot) -> _Buffer:
+        value = self.graph.values[spot[0]]
+        placed = self.module.tensor(f"{self.prefix}{value.name}", value, spot[1])
+        return _Buffer(placed.slab, value.dtype, placed)
 
-    def _new(self, number: int, form: Form) -> _Buffer:
+    def _new(self, spot: Spot) -> _Buffer:
         """Memory for a value in a form: a tensor of the mesh if peers touch it or it is a result, else the device's."""
-        value, key = self.graph.values[number], (number, form)
+        value, form = self.graph.values[spot[0]], spot[1]
         shape = form.local(value.shape)
-        if any(key == each for each in zip(self.graph.results, self.chosen.results)):
-            found = self._own_tensor(number, form)
-        elif key in self.crossing:
+        if spot in self.results:
+            found = self._own_tensor(spot)
+        elif spot in self.crossing:
             free = self.slots.setdefault((shape, value.dtype), [])
             placed = free.pop() if free else self.module.tensor(f"{self.prefix}{value.name}", value, form)
-            found = _Buffer(number, form, shape, value.dtype, placed)
+            found = _Buffer(shape, value.dtype, placed)
         else:
             allocated = relax.op.builtin.alloc_tensor(relax.ShapeExpr(list(shape)), value.dtype, 0)
-            found = _Buffer(number, form, shape, value.dtype, var=self.builder.emit(allocated))
-        self.buffers[key] = found
+            found = _Buffer(shape, value.dtype, var=self.builder.emit(allocated))
+        self.buffers[spot] = found
         return found
 
     def _released(self, at: int) -> None:
         """Give back the tensors of the mesh of which this was the last use."""
-        kept = {*zip(self.graph.results, self.chosen.results)}
-        for key, last in self.last.items():
-            buffer = self.buffers.get(key)
-            if last != at or buffer is None or buffer.placed is None or key in kept or key not in self.crossing:
+        for spot, last in self.last.items():
+            buffer = self.buffers.get(spot)
+            if last != at or buffer is None or buffer.placed is None or spot in self.results:
                 continue
-            if self.graph.values[key[0]].kind == "value":
+            if spot in self.crossing and self.graph.values[spot[0]].kind == "value":
                 self.slots[buffer.shape, buffer.dtype].append(buffer.placed)
-                del self.buffers[key]
+                del self.buffers[spot]
 
-    # ---- Calls
+    # ---- Steps
 
-    def _call(self, choice: Choice) -> None:
-        node, strategy = choice.node, choice.strategy
-        ins = [self.buffers[value, form] for value, form in zip(node.ins, strategy.ins)]
-        if node.func is None:
-            self._other(node, ins)
+    def _done(self, step: Step) -> None:
+        if step.func is None and not step.kind:
+            assert step.node is not None  # it is the model's
+            self._other(step.node, [self.buffers[spot] for spot in step.ins])
             return
-        operator = self.module.operators.of(node.func, len(node.ins))
-        func = node.func if not strategy.assigned else shared(
-            node.func, operator.rule, dict(strategy.assigned), self.module.operators.devices
-        )  # fmt: skip
-        assert func is not None  # the strategy was made of shares
-        outs = [self._new(value, form) for value, form in zip(node.outs, strategy.outs)]
-        self._kernel(func, _name_of(node), ins, outs)
+        for spot in step.outs:
+            self._new(spot)
+        touches = [(self.buffers[each.spot], each.view, each.writes) for each in step.touches()]
+        self._touched(touches)
+        given = [self._expr(buffer, view) for buffer, view, _ in touches]
+        if step.func is not None:
+            self._start(step.func, step.name, given[: len(step.ins)], given[len(step.ins) :])
+            return
+        arguments = [*given, *(relax.prim_value(number) for number in numbers_of(step))]
+        arguments.append(tvm.ir.StringImm(self.module.axis))
+        self.builder.emit(relax.Call(relax.ExternFunc(f"axe.{step.kind}"), arguments, ty_args=[relax.TupleType([])]))
 
-    def _kernel(
-        self, func: tirx.PrimFunc, name: str, ins: Sequence[_Buffer], outs: Sequence[_Buffer], view: str = SLAB
-    ) -> None:
-        for buffer in ins:
-            self._touched(buffer, "read", view != SLAB)
-        for buffer in outs:
-            self._touched(buffer, "written", False)
+    def _start(self, func: tirx.PrimFunc, name: str, ins: Sequence[relax.Expr], outs: Sequence[relax.Expr]) -> None:
         kernel, asks = self.module.kernel(func, name)
-        arguments = [self._expr(buffer, view) for buffer in ins]
-        arguments += [self.rank] if asks else []
-        self.builder.emit(relax.Call(kernel, [*arguments, *(self._expr(buffer, SLAB) for buffer in outs)]))
+        self.builder.emit(relax.Call(kernel, [*ins, *([self.rank] if asks else []), *outs]))
 
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
         """A call of something else than TensorIR, on whole values."""
-        for buffer in ins:
-            self._touched(buffer, "read", False)
+        self._touched([(buffer, SLAB, False) for buffer in ins])
         given = iter([self._expr(buffer, SLAB) for buffer in ins])
 
         def replaced(value: relax.Expr) -> relax.Expr:
@@ -357,68 +333,26 @@ class _Function:
         for at, number in enumerate(node.outs):
             of = self.graph.values[number]
             var = self.builder.emit(relax.TupleGetItem(made, at)) if node.fields else made
-            self.buffers[number, WHOLE] = _Buffer(number, WHOLE, of.shape, of.dtype, var=var)
-
-    # ---- Moves
-
-    def _move(self, each: Moved) -> None:
-        source = self.buffers[each.value, each.source]
-        target = self._new(each.value, each.target)
-        kind = each.how.kind
-        if kind in (SLICE, EXCHANGE):
-            view = SLAB if kind == SLICE else self.module.axis
-            self._taken(source, target, view)
-            return
-        source_view = SLAB if kind == Collective.ALL_GATHER.operation else self.module.axis
-        target_view = self.module.axis if kind in _PUSHES else SLAB
-        self._touched(source, "read", source_view != SLAB)
-        self._touched(target, "written", target_view != SLAB)
-        numbers: list[int] = []
-        if kind in (Collective.ALL_GATHER.operation, Collective.ALL_TO_ALL.operation):
-            numbers.append(_dim(each.source))
-        if kind in (Collective.REDUCE_SCATTER.operation, Collective.ALL_TO_ALL.operation):
-            numbers.append(_dim(each.target))
-        arguments = [self._expr(source, source_view), self._expr(target, target_view)]
-        arguments += [relax.prim_value(number) for number in numbers]
-        arguments.append(tvm.ir.StringImm(self.module.axis))
-        self.builder.emit(relax.Call(relax.ExternFunc(f"axe.{kind}"), arguments, ty_args=[relax.TupleType([])]))
-
-    def _taken(self, source: _Buffer, target: _Buffer, view: str) -> None:
-        value = self.graph.values[source.value]
-        cuts = [None if f.share is None or f.dim is None else (f.dim, f.share) for f in (source.form, target.form)]
-        func = taking(
-            value.shape, value.dtype, cuts[0], cuts[1], source.form.partial, self.module.mesh, self.module.axis, view,
-            self.module.page,
-        )  # fmt: skip
-        self._kernel(func, f"{value.name}_taken", [source], [target], view)
-
-    def _copied(self, source: _Buffer, target: _Buffer) -> None:
-        func = taking(
-            source.shape, source.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB, self.module.page
-        )
-        self._kernel(func, "copied", [source], [target])
+            self.buffers[number, WHOLE] = _Buffer(of.shape, of.dtype, var=var)
 
     # ---- Memory
 
-    def _touched(self, buffer: _Buffer, what: str, peers: bool) -> None:
-        """Have a barrier first if what was done since the last one must be done before this, by other devices."""
-        if buffer.placed is None:
-            return
-        marks = self.marks.setdefault(buffer.placed.name, set())
-        if peers and what == "read":
-            waits = {"written", "peers written"}
-        elif peers:
-            waits = {"read", "written", "peers read", "peers written"}
-        elif what == "read":
-            waits = {"peers written"}
-        else:
-            waits = {"peers read", "peers written"}
-        if marks & waits:
-            barrier = relax.Call(relax.ExternFunc("axe.barrier"), [], ty_args=[relax.TupleType([])])
-            self.builder.emit(barrier)
+    def _touched(self, touches: Sequence[tuple[_Buffer, str, bool]]) -> None:
+        """Have a barrier first if what was done since the last one must be done before this, by other devices.
+
+        What a call does itself is done behind the barrier that it needs, whichever of its tensors it needs it for.
+        """
+        done = [
+            (self.marks.setdefault(buffer.placed.name, set()), "written" if writes else "read", view != SLAB)
+            for buffer, view, writes in touches
+            if buffer.placed is not None
+        ]
+        if any(marks & _waits(what, peers) for marks, what, peers in done):
+            self.builder.emit(relax.Call(relax.ExternFunc("axe.barrier"), [], ty_args=[relax.TupleType([])]))
             for each in self.marks.values():
                 each.clear()
-        marks.add(f"peers {what}" if peers else what)
+        for marks, what, peers in done:
+            marks.add(f"peers {what}" if peers else what)
 
     def _expr(self, buffer: _Buffer, view: str) -> relax.Expr:
         if buffer.placed is None:
@@ -435,13 +369,11 @@ class _Function:
         return self.views[key]
 
 
-def _name_of(node: Node) -> str:
-    return str(node.value.args[0].name_hint)
-
-
-def _dim(form: Form) -> int:
-    assert form.dim is not None  # collectives deal out what is shared
-    return form.dim
+def _waits(what: str, peers: bool) -> set[str]:
+    """What must have been done on all devices before one reads or writes its own slab, or its peers'."""
+    if peers:
+        return {"written", "peers written"} if what == "read" else {"read", "written", "peers read", "peers written"}
+    return {"peers written"} if what == "read" else {"peers read", "peers written"}
 
 
 def _is_scalar(value: relax.Var) -> bool:

@@ -1,0 +1,259 @@
+"""Steps of a device as fewer kernels: what stays on the device between two of them needn't go through memory.
+
+It is done when it is known what is moved between devices (`tvm_axe.relax.steps`), by three rules, each of which joins
+the functions of two kernels (`tvm_axe.lower.joining`):
+
+1. What goes on with each element of a product, such as a bias, a residual, an activation, is its epilogue.
+2. Elements go into the one that reads them: into a norm or a softmax row by row, into other elements.
+3. A kernel does what a collective would, where it computes what is gathered, or of what is scattered: it adds up its
+   peers' terms as it reads them, and stores to all what it has of a result.
+
+With the third, what stands behind a row-parallel product is one kernel between two barriers: the sum of the terms of
+its rows, bias and residual, the norm, and the store to all. The bytes are those of the two collectives, and the barriers
+are, too. Values of which a device has nothing but terms are put together before anything else, so that a bias counts
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from tvm import s_tir, tirx
+
+from tvm_axe.analysis.blocks import nested_blocks, statements
+from tvm_axe.analysis.expressions import alike
+from tvm_axe.analysis.patterns import Pattern, is_move, is_pointwise, loads_of, pattern_of
+from tvm_axe.collective import ALL, SLAB
+from tvm_axe.layout.collectives import Collective
+from tvm_axe.lower.joining import joined
+from tvm_axe.lower.shares import is_sharable
+from tvm_axe.lower.taking import giving
+from tvm_axe.relax.steps import Mover, Spot, Step
+
+__all__ = ["fused"]
+
+
+def fused(steps: Sequence[Step], results: Sequence[Spot], mover: Mover, meets: bool) -> list[Step]:
+    """The steps, some of them put together.
+
+    Parameters
+    ----------
+    steps : Sequence[Step]
+        In order.
+    results : Sequence[Spot]
+        What is left.
+    mover : Mover
+        Of the function.
+    meets : bool
+        Whether kernels may do what collectives would.
+    """
+    fuser = _Fuser(results, mover, meets and mover.axis != ALL)
+    fuser.steps = list(steps)
+    fuser.run()
+    return fuser.steps
+
+
+class _Nests(NamedTuple):
+    """What a function's nests are, as far as the rules ask."""
+
+    blocks: tuple[s_tir.SBlock, ...]
+    pointwise: bool
+    product: bool
+
+
+@lru_cache(maxsize=4096)
+def _nests(func: tirx.PrimFunc) -> _Nests | None:
+    """A function's nests, if each is loops around one block."""
+    if not is_sharable(func):
+        return None
+    blocks = tuple(nested_blocks(nest)[0].block for nest in statements(func.body.block.body))
+    patterns = [pattern_of(block) for block in blocks]
+    return _Nests(blocks, all(map(is_pointwise, blocks)), Pattern.CONTRACTION in patterns)
+
+
+def _iterators(block: s_tir.SBlock) -> list[tirx.Var]:
+    return [iv.var for iv in block.iter_vars]
+
+
+def _same(indices: Sequence[tirx.Expr], others: Sequence[tirx.Expr], buffer: tirx.Buffer) -> bool:
+    """Whether two places of a buffer are one, as far as it has more than one."""
+    pairs = zip(indices, others, buffer.shape)
+    return len(indices) == len(others) and all(_is_one(extent) or alike([a], [b]) for a, b, extent in pairs)
+
+
+def _is_one(extent: tirx.Expr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def _is_elementwise(nests: _Nests, func: tirx.PrimFunc) -> bool:
+    """Whether each element of what a function writes is made by itself, element by element on the way, too."""
+    inside = [*func.body.block.alloc_buffers]
+    for block in nests.blocks:
+        store = block.body
+        if not is_pointwise(block) or not _same(store.indices, _iterators(block), store.buffer):
+            return False
+        loads = [load for buffer in inside for load in loads_of(block, buffer)]
+        if not all(_same(load.indices, store.indices, store.buffer) for load in loads):
+            return False
+    return True
+
+
+def _goes_on(nests: _Nests, buffer: tirx.Buffer) -> bool:
+    """Whether a function goes on with each element of a buffer; what it has of that it may move at last."""
+    made, computes = [buffer], False
+    for block in nests.blocks:
+        if not is_pointwise(block):
+            return False
+        store, loads = block.body, [load for own in made for load in loads_of(block, own)]
+        if not loads:
+            continue
+        made.append(store.buffer)
+        same = _same(store.indices, _iterators(block), store.buffer) and all(
+            _same(load.indices, store.indices, store.buffer) for load in loads
+        )
+        if not same and not is_move(block):
+            return False
+        computes = computes or (same and not is_move(block))
+    return computes
+
+
+def _reads_rows(nests: _Nests, buffer: tirx.Buffer) -> bool:
+    """Whether a function reads a buffer at its iterators alone, in their order, as a norm does."""
+    for block in nests.blocks:
+        iterators = _iterators(block)
+        for load in loads_of(block, buffer):
+            at = [next((n for n, var in enumerate(iterators) if var.same_as(index)), -1) for index in load.indices]
+            known = [n for n, extent in zip(at, buffer.shape) if not _is_one(extent)]
+            if -1 in known or known != sorted(set(known)):
+                return False
+    return True
+
+
+class _Fuser:
+    def __init__(self, results: Sequence[Spot], mover: Mover, meets: bool) -> None:
+        self.results, self.mover, self.meets = set(results), mover, meets
+        self.steps: list[Step] = []
+
+    def run(self) -> None:
+        """Join until nothing is left to join."""
+        at = 0
+        while at < len(self.steps):
+            if self._joined_with_producer(at):
+                at = 0 if at < 2 else at - 2
+                continue
+            at += 1
+        if self.meets:
+            for step in [step for step in self.steps if step.kind == Collective.ALL_GATHER.operation]:
+                self._given(step)
+
+    # ---- What is joined
+
+    def _joined_with_producer(self, at: int) -> bool:
+        """Whether the kernel at a place was joined with what makes one of its values."""
+        reader = self.steps[at]
+        if reader.func is None or (nests := _nests(reader.func)) is None or nests.product:
+            return False
+        for spot, view in reversed([*zip(reader.ins, reader.views)]):
+            if view != SLAB or (producer := self._producer(spot, at)) is None:
+                continue
+            maker = self._as_kernel(producer)
+            if maker is not None and self._fits(maker, reader, nests, spot) and self._may_wait(producer, spot, at):
+                self._join(producer, maker, at, spot)
+                return True
+        return False
+
+    def _producer(self, spot: Spot, before: int) -> Step | None:
+        return next((step for step in self.steps[:before] if spot in step.outs), None)
+
+    def _as_kernel(self, step: Step) -> Step | None:
+        """A step as a kernel; a reduce-scatter as that which adds up what the device is to have."""
+        if step.func is not None:
+            return step
+        if self.meets and step.kind == Collective.REDUCE_SCATTER.operation:
+            (source,), (target,) = step.ins, step.outs
+            taken = self.mover.taken(source, target, self.mover.axis)
+            return replace(taken, moves=(f"reduce-scatter of {self._name(source)}",))
+        return None
+
+    def _fits(self, maker: Step, reader: Step, nests: _Nests, spot: Spot) -> bool:
+        """Whether by the rules a reader takes in what makes one of its values."""
+        assert maker.func is not None and reader.func is not None  # they are kernels
+        made = _nests(maker.func)
+        if made is None or len(maker.outs) != 1 or self._aliases(maker, reader):
+            return False
+        buffer = [param for param in reader.func.params if tirx.is_buffer_var(param)][reader.ins.index(spot)]
+        if reader.ins.count(spot) != 1:
+            return False
+        if made.product:
+            last = made.blocks[-1].body
+            keeps = all(map(is_pointwise, _behind_product(made))) and isinstance(last, tirx.BufferStore)
+            return keeps and _goes_on(nests, buffer) and not self._is_read_elsewhere(spot, reader)
+        if not _is_elementwise(made, maker.func):
+            return False
+        return _reads_rows(nests, buffer) or (nests.pointwise and not self._is_read_elsewhere(spot, reader))
+
+    def _aliases(self, maker: Step, reader: Step) -> bool:
+        """Whether one kernel would see a value through two views, or write what it reads."""
+        views: dict[Spot, set[str]] = {}
+        for step in (maker, reader):
+            for each in step.touches():
+                views.setdefault(each.spot, set()).add(each.view)
+        return any(len(found) > 1 for found in views.values())
+
+    def _is_read_elsewhere(self, spot: Spot, reader: Step) -> bool:
+        return spot in self.results or any(spot in step.ins for step in self.steps if step is not reader)
+
+    def _may_wait(self, producer: Step, spot: Spot, at: int) -> bool:
+        """Whether what is made may be made as late as at a place: nobody reads it before."""
+        begin = self.steps.index(producer)
+        return not any(spot in step.ins for step in self.steps[begin + 1 : at])
+
+    def _join(self, producer: Step, maker: Step, at: int, spot: Spot) -> None:
+        reader = self.steps[at]
+        outs = [*(maker.outs if self._is_read_elsewhere(spot, reader) else ()), *reader.outs]
+        self.steps[at] = self._both(maker, reader, outs, reader.name if maker.kind else None)
+        self.steps.remove(producer)
+
+    def _both(self, first: Step, second: Step, outs: Sequence[Spot], name: str | None = None) -> Step:
+        """Two kernels as one, of which some values come out."""
+        assert first.func is not None and second.func is not None
+        views = {each.spot: each.view for step in (first, second) for each in step.touches()}
+        made = {*first.outs}
+        ins = [*dict.fromkeys(spot for spot in (*first.ins, *second.ins) if spot not in made)]
+        parts = [(step.func, (*step.ins, *step.outs)) for step in (first, second) if step.func is not None]
+        return Step(
+            name or f"{first.name}_{second.name}", tuple(ins), tuple(outs),
+            tuple(views[spot] for spot in (*ins, *outs)), joined(parts, ins, outs), node=second.node or first.node,
+            moves=(*first.moves, *second.moves),
+        )  # fmt: skip
+
+    # ---- What a kernel stores to all
+
+    def _given(self, gather: Step) -> None:
+        """Have what makes a share store it to all devices, if it may do so in the place of an all-gather."""
+        (source,), (target,) = gather.ins, gather.outs
+        maker = self._producer(source, self.steps.index(gather))
+        if maker is None or maker.func is None or (nests := _nests(maker.func)) is None or nests.product:
+            return
+        value, form = self.mover.graph.values[source[0]], source[1]
+        assert form.dim is not None and form.share is not None  # it is gathered
+        func = giving(
+            value.shape, value.dtype, (form.dim, form.share), self.mover.mesh, self.mover.axis, self.mover.page
+        )
+        store = Step("given", (source,), (target,), (SLAB, self.mover.axis), func,
+                     moves=(f"all-gather of {self._name(source)}",))  # fmt: skip
+        kept = [out for out in maker.outs if out != source or self._is_read_elsewhere(source, gather)]
+        self.steps[self.steps.index(maker)] = self._both(maker, store, [*kept, target], maker.name)
+        self.steps.remove(gather)
+
+    def _name(self, spot: Spot) -> str:
+        return self.mover.graph.values[spot[0]].name
+
+
+def _behind_product(nests: _Nests) -> list[s_tir.SBlock]:
+    """The blocks behind the last product of a function."""
+    last = max(at for at, block in enumerate(nests.blocks) if pattern_of(block) is Pattern.CONTRACTION)
+    return [*nests.blocks[last + 1 :]]
