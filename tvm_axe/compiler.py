@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,6 @@ from tvm.target import Target
 
 from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.analysis.tree import why_unschedulable
-from tvm_axe.collective import registry
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
@@ -29,11 +29,11 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
-from tvm_axe.pipeline import APPLY_RECORDS, PASSES, SCHEDULES, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import DEVICE_PASSES, PASSES, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
-from tvm_axe.relax.sharing import Pin, described, share_model
+from tvm_axe.relax.sharing import Pin, described, share_for
 from tvm_axe.schedule import Schedule
 
 _LOG = logging.getLogger("tvm_axe")
@@ -199,13 +199,17 @@ def _model_on_mesh(
     pins: Mapping[str, Pin] | None,
 ) -> Executable:
     resolved = resolve_target(target, threads=cores_per_device(mesh))
-    rates, page = registry.for_target(resolved).rates, backend_of(resolved).page
-    shared = share_model(model, mesh, axis, memory, pins, rates, page)
-    _LOG.warning("%s", described(shared))
-    kernels = Work(shared.module, resolved, None, work_dir)
-    work = run(kernels, (APPLY_RECORDS, SCHEDULES, TILE_KERNELS))  # workers do the last pass
-    assert work.scheduled is not None
-    return MeshModelExecutable(shared, work.scheduled, work.module, resolved, work.tuned)
+
+    def made(meets: bool | None) -> MeshModelExecutable:
+        shared = share_for(model, mesh, resolved, axis, memory, pins, meets)
+        work = run(Work(shared.module, resolved, None, work_dir), DEVICE_PASSES)
+        assert work.scheduled is not None
+        return MeshModelExecutable(shared, work.scheduled, work.module, resolved, work.tuned)
+
+    exe = made(None)
+    exe.apart = functools.partial(made, False)
+    _LOG.warning("%s", described(exe.shared))
+    return exe
 
 
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:

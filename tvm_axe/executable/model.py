@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,12 @@ from tvm_axe.layout import Layout, Mesh
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed
+from tvm_axe.relax.fusing import explained
 from tvm_axe.relax.sharing import described, layout_of
 
 __all__ = ["MeshModelExecutable"]
+
+_LOG = logging.getLogger("tvm_axe")
 
 
 class MeshModelExecutable(Executable):
@@ -59,6 +63,9 @@ class MeshModelExecutable(Executable):
             for name, placed in shared.tensors.items()
             if (layout := layout_of(placed.form, placed.shape, shared.mesh, shared.axis)) is not None
         }
+        self.apart: Callable[[], MeshModelExecutable] | None = None
+        """What makes the same of collectives, for devices that don't see each other's memory."""
+        self._unfused: MeshModelExecutable | None = None
         self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
         self._own: tuple[int, Workers] | None = None  # the process that launched them, and its own workers
 
@@ -135,6 +142,9 @@ class MeshModelExecutable(Executable):
                 ins, outs = (", ".join(map(str, forms)) for forms in (choice.strategy.ins, choice.strategy.outs))
                 lines.append(f"  {choice.node.name:<15} {ins} -> {outs}")
             lines.append(f"  in all          {chosen.bytes:,}")
+            met = explained(function.steps, self.shared.meets)
+            kernels = sum(step.func is not None for step in function.steps)
+            lines += ["", f"where devices meet, in {kernels} kernels", *(f"  {line}" for line in met)]
         return "\n".join([*lines, "", self.module.script()])
 
     def close(self) -> None:
@@ -179,7 +189,7 @@ class MeshModelExecutable(Executable):
 
     def _taken(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Workers | None, Arrays]:
         if arguments and isinstance(arguments[0], Workers):
-            self._check(arguments[0])
+            self._fitting(arguments[0])._check(arguments[0])
         return super()._taken(arguments, named)
 
     def _check(self, workers: Workers) -> None:
@@ -188,14 +198,28 @@ class MeshModelExecutable(Executable):
                 f"{self.name} was compiled for the mesh {self.mesh}; the workers are {workers.mesh}: launch the mesh "
                 "that it was compiled for"
             )
-        unseen = any(map(workers.is_apart, self.shared.coordinates))
-        if unseen and any("_taken" in str(variable.name_hint) for variable, _ in self.module.functions_items()):
-            axes = ", ".join(self.shared.coordinates)
+        if self._is_unseen(workers) and self.shared.indexes_peers:
+            axes, kernels = ", ".join(self.shared.coordinates), ", ".join(self.shared.indexes_peers)
             raise LowerError(
-                f"{self.name}: what no collective deals out is taken by kernels that index the slabs of peers over "
-                f"{axes}, and here these don't see each other's memory; share the model over an axis along which "
-                "devices do"
+                f"{self.name}: what no collective deals out is taken by kernels ({kernels}) that index the slabs of "
+                f"peers over {axes}, and here these don't see each other's memory; share the model over an axis along "
+                "which devices do"
             )
+
+    def _is_unseen(self, workers: Workers) -> bool:
+        return any(map(workers.is_apart, self.shared.coordinates))
+
+    def _fitting(self, workers: Workers) -> MeshModelExecutable:
+        """The model in the form in which workers can run it: with collectives alone where kernels see no peers."""
+        if self.apart is None or not (self._is_unseen(workers) and self.shared.indexes_peers):
+            return self
+        if self._unfused is None:
+            self._unfused = self.apart()
+            _LOG.warning(
+                "%s: devices along %s don't see each other's memory; what they move between them collectives move",
+                self.name, ", ".join(self.shared.coordinates),
+            )  # fmt: skip
+        return self._unfused
 
     def _workers(self) -> Workers:
         process = os.getpid()
@@ -211,8 +235,9 @@ class MeshModelExecutable(Executable):
         if workers.closed:
             raise WorkerError(f"{self.name}: the workers are closed; launch new ones")
         if workers not in self._loaded:
-            self._check(workers)
-            self._loaded[workers] = _Loaded(self.shared, self.runnable, self.target, workers)
+            fitting = self._fitting(workers)
+            fitting._check(workers)
+            self._loaded[workers] = _Loaded(fitting.shared, fitting.runnable, self.target, workers)
         return self._loaded[workers]
 
 
@@ -238,7 +263,8 @@ class _Loaded:
             self._scatter(placed, _tvm.as_array(constant))
 
     def arguments(self, function: DeviceFunction) -> list[CallArgument]:
-        """What the device's function is called with."""
+        """What the device's function is called with, in the form that is loaded."""
+        function = self.shared.functions[function.name]
         views = [(self.tensors[name], view) for name, view in function.arguments]
         return [*views, *map(Coord, self.shared.coordinates)]
 
@@ -247,11 +273,11 @@ class _Loaded:
         workers = self.workers()
         assert workers is not None  # who calls has them
         workers.call(self.program, self.arguments(function), function.name)
-        return tuple(self._gather(placed) for placed in function.results)
+        return tuple(self._gather(placed) for placed in self.shared.functions[function.name].results)
 
     def fill(self, function: DeviceFunction, name: str, array: np.ndarray) -> None:
         """Put a whole array into the tensors of a function's parameter."""
-        for each in function.inputs:
+        for each in self.shared.functions[function.name].inputs:
             if each.name == name:
                 for placed in each.tensors:
                     self._scatter(placed, array)

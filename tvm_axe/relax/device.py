@@ -101,6 +101,8 @@ class DeviceModule:
         All tensors of the mesh.
     constants : tuple of (Placed, Tensor)
         Those that are filled once, with what they hold.
+    meets : bool
+        Whether kernels may do what collectives would, by indexing the slabs of peers.
     """
 
     module: tvm.IRModule
@@ -110,6 +112,14 @@ class DeviceModule:
     functions: Mapping[str, DeviceFunction]
     tensors: Mapping[str, Placed]
     constants: tuple[tuple[Placed, tvm.runtime.Tensor], ...]
+    meets: bool = True
+
+    @property
+    def indexes_peers(self) -> tuple[str, ...]:
+        """The kernels that index the slabs of peers, by the names of their steps."""
+        steps = [step for function in self.functions.values() for step in function.steps]
+        found = [step.name for step in steps if step.func is not None and any(view != SLAB for view in step.views)]
+        return tuple(dict.fromkeys(found))
 
 
 def device_module(
@@ -155,7 +165,7 @@ class _Module:
             function = _Function(self, each)
             functions[each.graph.name] = function.emitted()
         module, constants = self.builder.finalize(), tuple(self.constants)
-        return DeviceModule(module, self.mesh, self.axis, self.coordinates, functions, self.tensors, constants)
+        return DeviceModule(module, self.mesh, self.axis, self.coordinates, functions, self.tensors, constants, self.meets)
 
     def tensor(self, name: str, value: Value, form: Form, reuse: bool = False) -> Placed:
         """A new tensor of the mesh; the one that is there of the same name and kind, if it may be."""

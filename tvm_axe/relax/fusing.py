@@ -9,8 +9,7 @@ the functions of two kernels (`tvm_axe.lower.joining`):
    peers' terms as it reads them, and stores to all what it has of a result.
 
 With the third, what stands behind a row-parallel product is one kernel between two barriers: the sum of the terms of
-its rows, bias and residual, the norm, and the store to all. The bytes are those of the two collectives, and the barriers
-are, too. Values of which a device has nothing but terms are put together before anything else, so that a bias counts
+its rows, bias and residual, the norm, and the store to all. The bytes are those of the two collectives. Values of which a device has nothing but terms are put together before anything else, so that a bias counts
 once.
 """
 
@@ -33,7 +32,7 @@ from tvm_axe.lower.shares import is_sharable
 from tvm_axe.lower.taking import giving
 from tvm_axe.relax.steps import Mover, Spot, Step
 
-__all__ = ["fused"]
+__all__ = ["explained", "fused"]
 
 
 def fused(steps: Sequence[Step], results: Sequence[Spot], mover: Mover, meets: bool) -> list[Step]:
@@ -54,6 +53,39 @@ def fused(steps: Sequence[Step], results: Sequence[Spot], mover: Mover, meets: b
     fuser.steps = list(steps)
     fuser.run()
     return fuser.steps
+
+
+def explained(steps: Sequence[Step], meets: bool) -> list[str]:
+    """In which form devices meet, and why, a line for each time that they do.
+
+    Parameters
+    ----------
+    steps : Sequence[Step]
+        What `fused` made.
+    meets : bool
+        As it was told.
+    """
+    lines = []
+    for at, step in enumerate(steps):
+        if step.moves:
+            lines.append(f"{' and '.join(step.moves)}: in the kernel {step.name}, which spares a pass over memory each")
+        elif step.kind:
+            lines.append(f"{step.kind}: the engine's collective, {_why_alone(steps, at, meets)}")
+        elif step.func is not None and any(view != SLAB for view in step.views):
+            lines.append(f"{step.name}: a kernel that takes from the peers' slabs, as no collective deals that out")
+    return lines
+
+
+def _why_alone(steps: Sequence[Step], at: int, meets: bool) -> str:
+    """Why a collective is in no kernel."""
+    step = steps[at]
+    if not meets:
+        return "which of the two is faster there isn't known, or kernels see no peers"
+    if step.kind == Collective.REDUCE_SCATTER.operation:
+        return "as what reads it neither goes on with its elements nor has rows of them"
+    if step.kind == Collective.ALL_GATHER.operation:
+        return "as a product makes what is gathered, or another device"
+    return "as no kernel has a part of it"
 
 
 class _Nests(NamedTuple):

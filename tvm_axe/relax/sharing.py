@@ -27,8 +27,9 @@ from fnmatch import fnmatchcase
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.target import Target
 
-from tvm_axe.collective import ALL
+from tvm_axe.collective import ALL, registry
 from tvm_axe.collective.arena import PAGE
 from tvm_axe.collective.engine import HOST, Rates
 from tvm_axe.collective.tensor import peers_of
@@ -38,13 +39,13 @@ from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.shares import Share
+from tvm_axe.machines import backend_of
 from tvm_axe.relax.choosing import Chosen, Operators, choose
 from tvm_axe.relax.device import DeviceModule, device_module
 from tvm_axe.relax.forms import WHOLE, Form
 from tvm_axe.relax.graph import Graph, Value, graph_of, legalized
-from tvm_axe.relax.model import mesh_axis
 
-__all__ = ["described", "layout_of", "share_model"]
+__all__ = ["described", "layout_of", "share_for", "share_model"]
 
 Pin = int | Layout | str | None
 """A dimension, a layout in blocks, or None for whole on every device."""
@@ -60,6 +61,7 @@ def share_model(
     pins: Mapping[str, Pin] | None = None,
     rates: Rates = HOST,
     page: int = PAGE,
+    meets: bool = True,
 ) -> DeviceModule:
     """What each device of `mesh` runs of a Relax model.
 
@@ -87,6 +89,8 @@ def share_model(
         How fast the devices are.
     page : int
         Bytes of a page of their memory.
+    meets : bool
+        Whether kernels may do what collectives would, by indexing the slabs of peers (`tvm_axe.relax.fusing`).
 
     Raises
     ------
@@ -97,7 +101,7 @@ def share_model(
     InputError
         If a pin names no parameter, two pins differ about one, or one asks for a dimension that can't be shared.
     """
-    name = ALL if axis is None and len(mesh.names) > 1 else mesh_axis(mesh, axis)
+    name = axis or (ALL if len(mesh.names) > 1 else mesh.names[0])
     devices = peers_of(mesh, name)[0]
     module = legalized(model)
     functions = [str(var.name_hint) for var, func in module.functions_items() if _is_public(func)]
@@ -128,7 +132,33 @@ def share_model(
                 held.setdefault((value.name, value.shape, value.dtype), forms[0])
         chosen.append(found)
     chosen.sort(key=lambda each: functions.index(each.graph.name))
-    return device_module(chosen, module, operators, mesh, name, page)
+    return device_module(chosen, module, operators, mesh, name, page, meets)
+
+
+def share_for(
+    model: tvm.IRModule,
+    mesh: Mesh,
+    target: Target,
+    axis: str | None = None,
+    memory: float | None = None,
+    pins: Mapping[str, Pin] | None = None,
+    meets: bool | None = None,
+) -> DeviceModule:
+    """What each device of a mesh of a target runs of a Relax model: `share_model` with what is known of the target.
+
+    Parameters
+    ----------
+    model, mesh, axis, memory, pins
+        As of `share_model`.
+    target : Target
+        Resolved.
+    meets : bool, optional
+        As of `share_model`. If left out, kernels do what collectives would on CPUs alone: where devices have engines
+        for collectives, which is faster isn't known.
+    """
+    backend = backend_of(target)
+    known = backend.on_host if meets is None else meets
+    return share_model(model, mesh, axis, memory, pins, registry.for_target(target).rates, backend.page, known)
 
 
 def _is_public(func: tvm.ir.BaseFunc) -> bool:
