@@ -51,7 +51,7 @@ def test_unknown_axis():
 def test_errors_keep_their_type_through_the_pass(export):
     symbolic = export({"up": nn.Linear(8, 12)}, lambda m, x: m.up(x), x=("n", 8))
     step = tvm.relax.get_pipeline("axe", mesh=axe.Mesh({"tp": 2}))
-    with pytest.raises(axe.LowerError, match=r"forward: parameter 'x' has the symbolic shape .*n, 8.*BindSymbolicVars"):
+    with pytest.raises(axe.LowerError, match=r"forward: parameter 'x' has the symbolic shape \[n, .*BindSymbolicVars"):
         step(symbolic)
 
 

@@ -79,9 +79,6 @@ def _renamed(nest: tirx.Stmt, given: dict[tirx.Var, tirx.Var], names: set[str]) 
             number += 1
             name = f"{block.name_hint}_{number}"
         names.add(name)
-        return s_tir.SBlock(
-            block.iter_vars, block.reads, block.writes, name, block.body, block.init, block.alloc_buffers,
-            block.match_buffers, block.annotations,
-        )  # fmt: skip
+        return _tvm.with_name(block, name)
 
     return _tvm.structural_map(nest, [(s_tir.SBlock, on_block), (tirx.Var, lambda var: given.get(var, var))])

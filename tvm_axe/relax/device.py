@@ -165,7 +165,9 @@ class _Module:
             function = _Function(self, each)
             functions[each.graph.name] = function.emitted()
         module, constants = self.builder.finalize(), tuple(self.constants)
-        return DeviceModule(module, self.mesh, self.axis, self.coordinates, functions, self.tensors, constants, self.meets)
+        return DeviceModule(
+            module, self.mesh, self.axis, self.coordinates, functions, self.tensors, constants, self.meets
+        )
 
     def tensor(self, name: str, value: Value, form: Form, reuse: bool = False) -> Placed:
         """A new tensor of the mesh; the one that is there of the same name and kind, if it may be."""

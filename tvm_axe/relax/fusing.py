@@ -9,8 +9,8 @@ the functions of two kernels (`tvm_axe.lower.joining`):
    peers' terms as it reads them, and stores to all what it has of a result.
 
 With the third, what stands behind a row-parallel product is one kernel between two barriers: the sum of the terms of
-its rows, bias and residual, the norm, and the store to all. The bytes are those of the two collectives. Values of which a device has nothing but terms are put together before anything else, so that a bias counts
-once.
+its rows, bias and residual, the norm, and the store to all. The bytes are those of the two collectives. Values of which
+a device has nothing but terms are put together before anything else, so that a bias counts once.
 """
 
 from __future__ import annotations

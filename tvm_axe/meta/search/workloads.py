@@ -15,6 +15,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.task import Workload
 from tvm_axe.records.database import normalize
+from tvm_axe.records.devices import on_first_device
 from tvm_axe.relax.fuse import fuse, is_model
 from tvm_axe.schedule.tiles import has_choice
 
@@ -51,6 +52,7 @@ def workloads_of(
     found: dict[str, Workload] = {}
     left_out = {}
     for name, (func, weight) in functions.items():
+        func = on_first_device(func) if isinstance(func, tirx.PrimFunc) else func
         reason = _why_not(func)
         if reason is not None:
             left_out[name] = reason
