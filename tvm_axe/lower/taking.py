@@ -34,8 +34,9 @@ _COMBINE: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
 _Cut = tuple[int, Share] | None
 
 
+@functools.lru_cache(maxsize=1024)
 def taking(
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     dtype: str,
     source: _Cut,
     target: _Cut,
@@ -105,8 +106,9 @@ def taking(
     return _function(block, after, read, rank, written)
 
 
+@functools.lru_cache(maxsize=1024)
 def giving(
-    shape: Sequence[int], dtype: str, source: tuple[int, Share], mesh: Mesh, axis: str, page: int
+    shape: tuple[int, ...], dtype: str, source: tuple[int, Share], mesh: Mesh, axis: str, page: int
 ) -> tirx.PrimFunc:
     """The function by which a device stores what it holds of a value to every device, which then has all of it.
 

@@ -15,13 +15,17 @@ a device has nothing but terms are put together before anything else, so that a 
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from tvm import s_tir, tirx
+import tvm
+from tvm import ir, s_tir, tirx
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.patterns import Pattern, is_move, is_pointwise, loads_of, pattern_of
@@ -106,14 +110,27 @@ def _nests(func: tirx.PrimFunc) -> _Nests | None:
     return _Nests(blocks, all(map(is_pointwise, blocks)), Pattern.CONTRACTION in patterns)
 
 
-def _iterators(block: s_tir.SBlock) -> list[tirx.Var]:
-    return [iv.var for iv in block.iter_vars]
+_Keys = tuple[int, ...]
+_Place = tuple[list[tirx.Expr], list[tirx.Expr]]
+"""Indices, and the extents of what they index."""
 
 
-def _same(indices: Sequence[tirx.Expr], others: Sequence[tirx.Expr], buffer: tirx.Buffer) -> bool:
-    """Whether two places of a buffer are one, as far as it has more than one."""
-    pairs = zip(indices, others, buffer.shape)
-    return len(indices) == len(others) and all(_is_one(extent) or alike([a], [b]) for a, b, extent in pairs)
+def _same(some: _Place, other: _Place) -> bool:
+    """Whether two places are one, as far as there are more than one: extents of 1 may be here or there."""
+    found, wanted = (
+        [index for index, extent in zip(indices, extents) if not _is_one(extent)] for indices, extents in (some, other)
+    )
+    return len(found) == len(wanted) and alike(found, wanted)
+
+
+def _of(access: tirx.BufferStore | ir.TensorLoad) -> _Place:
+    buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+    return list(access.indices), list(buffer.shape)
+
+
+def _iteration(block: s_tir.SBlock) -> _Place:
+    """The place that a block's iterators count."""
+    return [iv.var for iv in block.iter_vars], [iv.dom.extent for iv in block.iter_vars]
 
 
 def _is_one(extent: tirx.Expr) -> bool:
@@ -124,18 +141,20 @@ def _is_elementwise(nests: _Nests, func: tirx.PrimFunc) -> bool:
     """Whether each element of what a function writes is made by itself, element by element on the way, too."""
     inside = [*func.body.block.alloc_buffers]
     for block in nests.blocks:
-        store = block.body
-        if not is_pointwise(block) or not _same(store.indices, _iterators(block), store.buffer):
+        if not is_pointwise(block) or not _same(_of(block.body), _iteration(block)):
             return False
         loads = [load for buffer in inside for load in loads_of(block, buffer)]
-        if not all(_same(load.indices, store.indices, store.buffer) for load in loads):
+        if not all(_same(_of(load), _of(block.body)) for load in loads):
             return False
     return True
 
 
-def _goes_on(nests: _Nests, buffer: tirx.Buffer) -> bool:
-    """Whether a function goes on with each element of a buffer; what it has of that it may move at last."""
-    made, computes = [buffer], False
+def _goes_on(nests: _Nests, buffer: tirx.Buffer, moves: bool) -> bool:
+    """Whether a function goes on with each element of a buffer; if it `moves`, it may move what it has of that at last.
+
+    That it does nothing but move elements counts if it may not.
+    """
+    made, computes = [buffer], not moves
     for block in nests.blocks:
         if not is_pointwise(block):
             return False
@@ -143,10 +162,8 @@ def _goes_on(nests: _Nests, buffer: tirx.Buffer) -> bool:
         if not loads:
             continue
         made.append(store.buffer)
-        same = _same(store.indices, _iterators(block), store.buffer) and all(
-            _same(load.indices, store.indices, store.buffer) for load in loads
-        )
-        if not same and not is_move(block):
+        same = _same(_of(store), _iteration(block)) and all(_same(_of(load), _of(store)) for load in loads)
+        if not same and not (moves and is_move(block)):
             return False
         computes = computes or (same and not is_move(block))
     return computes
@@ -155,7 +172,7 @@ def _goes_on(nests: _Nests, buffer: tirx.Buffer) -> bool:
 def _reads_rows(nests: _Nests, buffer: tirx.Buffer) -> bool:
     """Whether a function reads a buffer at its iterators alone, in their order, as a norm does."""
     for block in nests.blocks:
-        iterators = _iterators(block)
+        iterators = [iv.var for iv in block.iter_vars]
         for load in loads_of(block, buffer):
             at = [next((n for n, var in enumerate(iterators) if var.same_as(index)), -1) for index in load.indices]
             known = [n for n, extent in zip(at, buffer.shape) if not _is_one(extent)]
@@ -222,9 +239,9 @@ class _Fuser:
         if made.product:
             last = made.blocks[-1].body
             keeps = all(map(is_pointwise, _behind_product(made))) and isinstance(last, tirx.BufferStore)
-            return keeps and _goes_on(nests, buffer) and not self._is_read_elsewhere(spot, reader)
+            return keeps and _goes_on(nests, buffer, True) and not self._is_read_elsewhere(spot, reader)
         if not _is_elementwise(made, maker.func):
-            return False
+            return _goes_on(nests, buffer, False) and not self._is_read_elsewhere(spot, reader) and _is_norm(made)
         return _reads_rows(nests, buffer) or (nests.pointwise and not self._is_read_elsewhere(spot, reader))
 
     def _aliases(self, maker: Step, reader: Step) -> bool:
@@ -239,9 +256,12 @@ class _Fuser:
         return spot in self.results or any(spot in step.ins for step in self.steps if step is not reader)
 
     def _may_wait(self, producer: Step, spot: Spot, at: int) -> bool:
-        """Whether what is made may be made as late as at a place: nobody reads it before."""
-        begin = self.steps.index(producer)
-        return not any(spot in step.ins for step in self.steps[begin + 1 : at])
+        """Whether what is made may be made as late as at a place: nobody reads it before, nor changes what it is of.
+
+        What the model calls beside kernels may store to what it takes.
+        """
+        between = self.steps[self.steps.index(producer) + 1 : at]
+        return not any(spot in step.ins or (step.func is None and not step.kind) for step in between)
 
     def _join(self, producer: Step, maker: Step, at: int, spot: Spot) -> None:
         reader = self.steps[at]
@@ -255,11 +275,15 @@ class _Fuser:
         views = {each.spot: each.view for step in (first, second) for each in step.touches()}
         made = {*first.outs}
         ins = [*dict.fromkeys(spot for spot in (*first.ins, *second.ins) if spot not in made)]
-        parts = [(step.func, (*step.ins, *step.outs)) for step in (first, second) if step.func is not None]
+        numbers: dict[Spot, int] = {}  # by their first appearance: what is joined in equal layers is joined once
+        keys = [
+            tuple(numbers.setdefault(spot, len(numbers)) for spot in spots)
+            for spots in ((*first.ins, *first.outs), (*second.ins, *second.outs), ins, outs)
+        ]
         return Step(
             name or f"{first.name}_{second.name}", tuple(ins), tuple(outs),
-            tuple(views[spot] for spot in (*ins, *outs)), joined(parts, ins, outs), node=second.node or first.node,
-            moves=(*first.moves, *second.moves),
+            tuple(views[spot] for spot in (*ins, *outs)), _joined(first.func, second.func, *keys),
+            node=second.node or first.node, moves=(*first.moves, *second.moves),
         )  # fmt: skip
 
     # ---- What a kernel stores to all
@@ -283,6 +307,34 @@ class _Fuser:
 
     def _name(self, spot: Spot) -> str:
         return self.mover.graph.values[spot[0]].name
+
+
+def _is_norm(nests: _Nests) -> bool:
+    """Whether a function reduces rows, and leaves what it makes of them."""
+    return not nests.pointwise and is_pointwise(nests.blocks[-1])
+
+
+@lru_cache(maxsize=4096)
+def _joined(
+    first: tirx.PrimFunc, second: tirx.PrimFunc, of_first: _Keys, of_second: _Keys, ins: _Keys, outs: _Keys
+) -> tirx.PrimFunc:
+    return _tidied(joined([(first, of_first), (second, of_second)], ins, outs))
+
+
+def _tidied(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without nests that only move what it has made: that is stored or read where it is to be."""
+    sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+    inside = {buffer: math.prod(map(int, buffer.shape)) for buffer in func.body.block.alloc_buffers}
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        stmt = sch.get(block)
+        points = math.prod(int(iv.dom.extent) for iv in stmt.iter_vars)
+        if not is_move(stmt) or inside.get(stmt.body.value.source) != points:
+            continue  # of what isn't made here; or to several places, as to all devices
+        makers = [sch.get(maker) for maker in sch.get_producers(block)]
+        turned = sch.compute_inline if any(maker.init is not None for maker in makers) else sch.reverse_compute_inline
+        with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):  # as of what is read elsewhere, too, or can't be turned around
+            turned(block)
+    return sch.mod["main"]
 
 
 def _behind_product(nests: _Nests) -> list[s_tir.SBlock]:

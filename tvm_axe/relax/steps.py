@@ -131,24 +131,26 @@ def steps_of(chosen: Chosen, operators: Operators, mover: Mover) -> list[Step]:
 
 
 def _all(chosen: Chosen, operators: Operators, mover: Mover) -> Iterator[Step]:
+    known: dict[object, tirx.PrimFunc] = {}
     for choice in chosen.choices:
         for each in choice.moves:
             yield _moved(each, mover)
-        yield _called(choice, operators)
+        yield _called(choice, operators, known)
 
 
-def _called(choice: Choice, operators: Operators) -> Step:
+def _called(choice: Choice, operators: Operators, known: dict[object, tirx.PrimFunc]) -> Step:
     node, strategy = choice.node, choice.strategy
     ins = tuple(zip(node.ins, strategy.ins))
     views = (SLAB,) * (len(node.ins) + len(node.outs))
     if node.func is None:
         return Step(node.name, ins, tuple((out, WHOLE) for out in node.outs), views, node=node)
     operator = operators.of(node.func, len(node.ins))
-    func = node.func
-    if strategy.assigned:
-        local = shared(node.func, operator.rule, dict(strategy.assigned), operators.devices)
+    key = operator, strategy.assigned
+    if key not in known:  # of equal layers, one function
+        local = shared(operator.func, operator.rule, dict(strategy.assigned), operators.devices)
         assert local is not None  # the strategy was made of shares
-        func = local
+        known[key] = local
+    func = known[key]
     name = str(node.value.args[0].name_hint)
     return Step(name, ins, tuple(zip(node.outs, strategy.outs)), views, func, node=node)
 
