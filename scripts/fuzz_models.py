@@ -1,6 +1,6 @@
 """Random Relax models, shared over meshes at random, against upstream's build of the same on one device.
 
-    python scripts/fuzz_models.py --count 100 --seed 0
+    python scripts/fuzz_models.py --count 100 --seed 0 [--delays]
 
 Each model is a chain of operators on values of two, three or four dimensions, with reuse of earlier values, constants,
 tuples and several results. Each is compiled for a mesh of 2, 3, 4 or 2 x 2 threads, under a random limit on its
@@ -235,5 +235,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--delays", action="store_true", help="have workers stop at random round everything they call")
     options = parser.parse_args()
+    if options.delays:
+        import fuzz_delays
+
+        fuzz_delays.install()
     sys.exit(bool(main(options.count, options.seed)))

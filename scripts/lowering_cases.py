@@ -31,7 +31,6 @@ from lowering_names import (
     resolve_target,
     runnable,
     samples,
-    schedule_model,
     split_packing,
     tile,
     with_tile_kernels,
@@ -308,10 +307,9 @@ def _alone(name: str, target: str, form: str) -> Texts:
 
 def _sharded(name: str, axes: Mapping[str, int], axis: str) -> Texts:
     mesh, model = axe.Mesh(dict(axes)), _model(name)
-    func = schedule_model(model, mesh, axis)
-    pipeline = tvm.relax.get_pipeline("axe", mesh=mesh, axis=axis)
-    texts = {"schedule": script(func), "pipeline": script(pipeline(model))}
-    return texts | compiled(axe.compile(func, mesh, MESH_TARGET, None))
+    pipeline = tvm.relax.get_pipeline("axe", mesh=mesh, axis=axis, target=MESH_TARGET)
+    exe = axe.compile(model, mesh, MESH_TARGET, None, axis=axis)
+    return {"pipeline": script(pipeline(model)), "module": script(exe.module), "runnable": script(runnable(exe))}
 
 
 def models() -> Iterator[tuple[str, Job]]:

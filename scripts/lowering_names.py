@@ -23,7 +23,7 @@ from tvm_axe.records import apply_best, split_packing
 from tvm_axe.records.database import normalize
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.records.shipped import SHIPPED
-from tvm_axe.relax import compile_model, schedule_model
+from tvm_axe.relax import compile_model
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.schedule import with_layouts
 from tvm_axe.stream import metrics
@@ -51,7 +51,6 @@ __all__ = [
     "resolve_target",
     "runnable",
     "samples",
-    "schedule_model",
     "schedules",
     "seed_schedule",
     "sharings",

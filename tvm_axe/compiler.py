@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,6 @@ from tvm.target import Target
 
 from tvm_axe.analysis.sharing import bound_axis
 from tvm_axe.analysis.tree import why_unschedulable
-from tvm_axe.collective import registry
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
@@ -30,12 +30,12 @@ from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.nests import Values
-from tvm_axe.pipeline import APPLY_RECORDS, PASSES, RANGES, SCHEDULES, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import DEVICE_PASSES, PASSES, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.alone import model_passes
 from tvm_axe.relax.fuse import is_model
 from tvm_axe.relax.packing import attached
-from tvm_axe.relax.sharing import Pin, described, share_model
+from tvm_axe.relax.sharing import Pin, described, share_for
 from tvm_axe.relax.workspace import with_workspaces
 from tvm_axe.schedule import Schedule
 
@@ -211,17 +211,21 @@ def _model_on_mesh(
     values: Values | None,
 ) -> Executable:
     resolved = resolve_target(target, threads=cores_per_device(mesh))
-    rates, page = registry.for_target(resolved).rates, backend_of(resolved).page
-    shared = share_model(model, mesh, axis, memory, pins, rates, page, values)
-    _LOG.warning("%s", described(shared))
-    kernels = Work(shared.module, resolved, None, work_dir, values=values)
-    work = run(kernels, (APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS))  # workers do the last pass
-    assert work.scheduled is not None
-    runnable, workspaces = with_workspaces(work.module)
-    return MeshModelExecutable(
-        signatures(model), shared, Told.of(shared), work.scheduled, runnable, workspaces, resolved, work.tuned,
-        attached(model),
-    )  # fmt: skip
+
+    def made(meets: bool | None) -> MeshModelExecutable:
+        shared = share_for(model, mesh, resolved, axis, memory, pins, values, meets)
+        work = run(Work(shared.module, resolved, None, work_dir, values=values), DEVICE_PASSES)
+        assert work.scheduled is not None
+        runnable, workspaces = with_workspaces(work.module)
+        return MeshModelExecutable(
+            signatures(model), shared, Told.of(shared), work.scheduled, runnable, workspaces, resolved, work.tuned,
+            attached(model),
+        )  # fmt: skip
+
+    exe = made(None)
+    exe.apart = functools.partial(made, False)
+    _LOG.warning("%s", described(exe.shared))
+    return exe
 
 
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:

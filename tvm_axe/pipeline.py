@@ -50,6 +50,7 @@ from tvm_axe.records import apply_best
 __all__ = [
     "APPLY_RECORDS",
     "BUILD",
+    "DEVICE_PASSES",
     "LOWER",
     "PASSES",
     "RANGES",
@@ -210,6 +211,9 @@ BUILD = Pass("build", "functions become machine code", _build)
 
 PASSES = (REDISTRIBUTE, LOWER, APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS, BUILD)
 """The way of a function. On a mesh each worker does the last step for itself, told the builder by name."""
+
+DEVICE_PASSES = (APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS)
+"""The way of the module that each device of a mesh runs of a model."""
 
 
 def lowered_for(

@@ -35,7 +35,16 @@ from tvm_axe._tvm.relax import (
 )
 from tvm_axe._tvm.structural import structural_map
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
-from tvm_axe._tvm.tensorir import block_realize, plain, put_back, rename_block, statement, tensor_argument, widened
+from tvm_axe._tvm.tensorir import (
+    block_realize,
+    plain,
+    put_back,
+    rename_block,
+    statement,
+    tensor_argument,
+    widened,
+    with_name,
+)
 from tvm_axe._tvm.tile import (
     builder,
     device_call,
@@ -110,5 +119,6 @@ __all__ = [
     "why_refused",
     "widened",
     "with_kernels_built",
+    "with_name",
     "workload_hash",
 ]

@@ -24,12 +24,17 @@ def statement(sch: s_tir.Schedule, rv: SBlockRV | LoopRV) -> Any:
     return _schedule_ffi.ScheduleGet(sch, rv)
 
 
-def rename_block(sch: s_tir.Schedule, block: s_tir.SBlock, name: str) -> None:
-    """Give a block of a schedule another name, which no trace has an instruction for; handles stay valid."""
-    renamed = s_tir.SBlock(
+def with_name(block: s_tir.SBlock, name: str) -> s_tir.SBlock:
+    """The block under another name."""
+    return s_tir.SBlock(
         block.iter_vars, block.reads, block.writes, name, block.body, block.init, block.alloc_buffers,
         block.match_buffers, block.annotations, block.span,
     )  # fmt: skip
+
+
+def rename_block(sch: s_tir.Schedule, block: s_tir.SBlock, name: str) -> None:
+    """Give a block of a schedule another name, which no trace has an instruction for; handles stay valid."""
+    renamed = with_name(block, name)
     sch.state.replace(sch.get_sref(block), renamed, {block: renamed})
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tvm
@@ -21,10 +22,13 @@ from tvm_axe.executable.spread import Program
 from tvm_axe.executable.weights import matched_weights
 from tvm_axe.layout import Layout
 from tvm_axe.relax.device import DeviceModule
+from tvm_axe.relax.fusing import explained
 from tvm_axe.relax.sharing import described, layout_of
 from tvm_axe.relax.workspace import Workspace
 
 __all__ = ["MeshModelExecutable", "Told"]
+
+_LOG = logging.getLogger("tvm_axe")
 
 
 class Told(NamedTuple):
@@ -36,10 +40,13 @@ class Told(NamedTuple):
         That the busiest device of each move receives, over all functions.
     lines : tuple[str, ...]
         The forms of values, and what moves them.
+    peers : tuple[str, ...]
+        The kernels that index the slabs of peers.
     """
 
     bytes: int
     lines: tuple[str, ...]
+    peers: tuple[str, ...]
 
     @classmethod
     def of(cls, shared: DeviceModule) -> Told:
@@ -68,7 +75,11 @@ class Told(NamedTuple):
                     over = f"over {transfer.axis} {transfer.source} -> {transfer.target}"
                     lines.append(f"  {how.kind:<15} {name}: {over}, {ins} -> {outs}  {how.bytes:,}")
             lines.append(f"  in all          {chosen.bytes:,}")
-        return cls(sum(function.chosen.bytes for function in shared.functions.values()), tuple(lines))
+            met = explained(function.steps, shared.meets)
+            kernels = sum(step.func is not None for step in function.steps)
+            lines += ["", f"where devices meet, in {kernels} kernels", *(f"  {line}" for line in met)]
+        total = sum(function.chosen.bytes for function in shared.functions.values())
+        return cls(total, tuple(lines), shared.indexes_peers)
 
 
 class MeshModelExecutable(OnMesh, Model):
@@ -114,6 +125,9 @@ class MeshModelExecutable(OnMesh, Model):
             for name, placed in shared.tensors.items()
             if (layout := layout_of(placed, shared.mesh)) is not None
         }
+        self.apart: Callable[[], MeshModelExecutable] | None = None
+        """What makes the same of collectives, for devices that don't see each other's memory."""
+        self._unfused: MeshModelExecutable | None = None
         self._programs: weakref.WeakKeyDictionary[Workers, Program] = weakref.WeakKeyDictionary()
         self._memories: weakref.WeakKeyDictionary[Workers, MeshMemory] = weakref.WeakKeyDictionary()
 
@@ -167,19 +181,35 @@ class MeshModelExecutable(OnMesh, Model):
     def _program(self, workers: Workers) -> Program:
         """The model on workers, who build it at the first use."""
         if workers not in self._programs:
-            self._programs[workers] = Program(self.shared, self.runnable, self.workspaces, self.target, workers)
+            own = self._fitting(workers)
+            self._programs[workers] = Program(own.shared, own.runnable, own.workspaces, self.target, workers)
         return self._programs[workers]
 
     def _check(self, workers: Workers) -> None:
         super()._check(workers)
-        unseen = any(map(workers.is_apart, self.shared.coordinates))
-        if unseen and any("_taken" in str(variable.name_hint) for variable, _ in self.module.functions_items()):
-            axes = ", ".join(self.shared.coordinates)
+        own = self._fitting(workers)
+        if own._is_unseen(workers) and own.told.peers:
+            axes, kernels = ", ".join(self.shared.coordinates), ", ".join(own.told.peers)
             raise LowerError(
-                f"{self.name}: what no collective deals out is taken by kernels that index the slabs of peers over "
-                f"{axes}, and here these don't see each other's memory; share the model over an axis along which "
-                "devices do"
+                f"{self.name}: what no collective deals out is taken by kernels ({kernels}) that index the slabs of "
+                f"peers over {axes}, and here these don't see each other's memory; share the model over an axis along "
+                "which devices do"
             )
+
+    def _is_unseen(self, workers: Workers) -> bool:
+        return any(map(workers.is_apart, self.shared.coordinates))
+
+    def _fitting(self, workers: Workers) -> MeshModelExecutable:
+        """The model in the form in which workers can run it: with collectives alone where kernels see no peers."""
+        if self.apart is None or not (self._is_unseen(workers) and self.told.peers):
+            return self
+        if self._unfused is None:
+            self._unfused = self.apart()
+            _LOG.warning(
+                "%s: devices along %s don't see each other's memory; what they move between them collectives move",
+                self.name, ", ".join(self.shared.coordinates),
+            )  # fmt: skip
+        return self._unfused
 
     def _loading(self) -> str:
         return "model = exe.load(workers, weights)"

@@ -216,7 +216,7 @@ def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
         )
         for name, (nbytes, parts) in details["workspaces"].items()
     }
-    told = Told(int(details["bytes"]), tuple(map(str, details["lines"])))
+    told = Told(int(details["bytes"]), *(tuple(map(str, details[part])) for part in ("lines", "peers")))
     attached = dict(zip(map(str, details["attached"]), arrays["attached"]))
     return lambda target, tuned: MeshModelExecutable(
         functions, shared, told, module, runnable, spaces, target, tuned, attached
@@ -251,6 +251,7 @@ def _from_shared(exe: MeshModelExecutable) -> dict[str, Any]:
         "workspaces": exe.workspaces,
         "bytes": exe.told.bytes,
         "lines": exe.told.lines,
+        "peers": exe.told.peers,
     }
 
 

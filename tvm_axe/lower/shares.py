@@ -430,9 +430,13 @@ class _Body:
         """An index of a dimension as one of what the device has of it."""
         for piece in self.pieces:
             if index.same_as(piece.old) and piece.share == share:
+                # An iterator of one value stays what it is: schedules look for it in what is written.
                 begin = tirx.const(piece.begin, str(piece.var.ty))
-                return self.analyzer.simplify(piece.var + begin)
-        whole = self.analyzer.simplify(substitute(index, self.numbers))
+                return self.analyzer.simplify(piece.var + begin) if piece.begin else piece.var
+        number = substitute(index, self.numbers)
+        if isinstance(number, tirx.Var) and share.is_whole:
+            return number
+        whole = self.analyzer.simplify(number)
         return whole if share.is_whole else self.analyzer.simplify(self._local(whole, share))
 
     def _local(self, whole: tirx.Expr, share: Share) -> tirx.Expr:
@@ -481,7 +485,7 @@ def _occurrences(parts: Sequence[object], var: tirx.Var) -> int:
 
 
 def _once(regions: Sequence[ir.TensorRegion], of: Sequence[tirx.Buffer]) -> list[ir.TensorRegion]:
-    """The regions of some buffers, each once."""
+    """The regions of some buffers, each once; two buffers of one type are equal to upstream's comparison."""
     found: list[ir.TensorRegion] = []
     for region in regions:
         known = any(region.source.same_as(buffer) for buffer in of)

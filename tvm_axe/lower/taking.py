@@ -2,7 +2,8 @@
 
 One kernel does it for any two shares of two dimensions, also where blocks don't divide, differ from part to part or are
 held by several devices; of terms, it adds up the peers'. What `tvm_axe.lower.exchange` is for layouts this is for
-shares, which needn't be any.
+shares, which needn't be any. Giving is the other way round: a device puts what it holds into its peers' slabs, which
+is how an all-gather goes on behind what computes the share.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.shares import RANK, table, with_coordinates
 from tvm_axe.lower.views import view_buffer
 
-__all__ = ["taking"]
+__all__ = ["giving", "taking"]
 
 _COMBINE: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "sum": lambda a, b: a + b,
@@ -106,13 +107,70 @@ def taking(
         ],
         [element(read, load.indices) for load in loads], [element(written, iterators)], "taken", store,
     )  # fmt: skip
-    loops = [tirx.Var(f"i{dim}", "int64") for dim in range(len(shape))]
+    func = _function(block, after, read, written)
+    return with_coordinates(func, 1, [rank])[0] if own else func
+
+
+def giving(
+    shape: Sequence[int | tirx.Expr],
+    dtype: str,
+    source: tuple[int, Share],
+    mesh: Mesh,
+    axis: str,
+    page: int,
+    rank: tirx.Var,
+) -> tirx.PrimFunc:
+    """The function by which a device stores what it holds of a value to every device, which then has all of it.
+
+    Parameters
+    ----------
+    shape, dtype
+        Of the whole value.
+    source : (int, Share)
+        Which dimension is shared, and how.
+    mesh, axis, page, rank
+        As of `taking`.
+
+    Returns
+    -------
+    func : PrimFunc
+        Of the source's slab and the target in the view of `axis`; the device's coordinate is free.
+    """
+    shape = _with_own_sizes(shape)
+    local, devices = _local(shape, source), peers_of(mesh, axis)[0]
+    read = view_buffer(mesh, SLAB, local, dtype, "source", page)
+    written = view_buffer(mesh, axis, shape, dtype, "target", page)
+    iterators = [tirx.Var(f"v{dim}", "int64") for dim in range(len(shape))]
+    peer, analyzer = tirx.Var("vpeer", "int64"), Analyzer()
+    for var, extent in zip([*iterators, rank], [*local, devices]):
+        analyzer.bind(var, Range.from_min_extent(_int(0), _int(extent)))
+    dim, share = source
+    at: list[tirx.Expr] = list(iterators)
+    at[dim] = analyzer.simplify(_in_runs(share, iterators[dim], False, functools.partial(_number, rank=rank)))
+    place = [peer, *at]
+    store = tirx.BufferStore(written, tirx.BufferLoad(read, iterators), place)
+    # A row is stored to all devices while it is in the cache.
+    order, extents = [*iterators[:-1], peer, iterators[-1]], [*local[:-1], devices, local[-1]]
+    block = s_tir.SBlock(
+        [
+            tirx.IterVar(Range.from_min_extent(_int(0), _int(n)), var, tirx.IterVar.DataPar)
+            for var, n in zip(order, extents)
+        ],
+        [element(read, iterators)], [element(written, place)], "given", store,
+    )  # fmt: skip
+    return _function(block, extents, read, written)
+
+
+def _function(
+    block: s_tir.SBlock, extents: Sequence[int | tirx.Expr], read: tirx.Buffer, written: tirx.Buffer
+) -> tirx.PrimFunc:
+    """The function of one block, with a loop for each of its iterators."""
+    loops = [tirx.Var(f"i{at}", "int64") for at in range(len(extents))]
     body: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
-    for loop, extent in reversed(list(zip(loops, after))):
+    for loop, extent in reversed(list(zip(loops, extents))):
         body = tirx.For(loop, _int(0), _int(extent), tirx.ForKind.SERIAL, body)
     root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
-    func = tirx.PrimFunc([read, written], root).with_attrs({"s_tir": True, "tirx.noalias": True})
-    return with_coordinates(func, 1, [rank])[0] if own else func
+    return tirx.PrimFunc([read, written], root).with_attrs({"s_tir": True, "tirx.noalias": True})
 
 
 def _int(number: int | tirx.Expr) -> tirx.Expr:
@@ -124,8 +182,8 @@ def _with_own_sizes(shape: Sequence[int | tirx.Expr]) -> list[int | tirx.Expr]:
     known: list[tuple[tirx.Expr, tirx.Var]] = []
     found: list[int | tirx.Expr] = []
     for extent in shape:
-        if isinstance(extent, int):
-            found.append(extent)
+        if isinstance(extent, int | tirx.IntImm):
+            found.append(int(extent))
             continue
         same = [size for other, size in known if tvm_ffi.structural_equal(other, extent, map_free_vars=False)]
         known += [] if same else [(extent, tirx.Var(f"n{len(known)}", "int64"))]

@@ -26,6 +26,7 @@ from tvm_axe.records.database import (
     read_workloads,
     with_only_attrs,
 )
+from tvm_axe.records.devices import named_as, on_first_device
 from tvm_axe.records.packing import LAYOUT_FREE, split_packing
 from tvm_axe.records.shipped import shipped_folders, stand_ins
 
@@ -118,7 +119,11 @@ def _found(
 
 
 def _forms(func: tirx.PrimFunc) -> dict[str, IRModule]:
-    """The workloads whose records serve a function, by hash: itself, and itself with all its weights as they are."""
+    """The workloads whose records serve a function, by hash: itself, and itself with all its weights as they are.
+
+    Of a kernel that asks which device it runs on, it is the first one's.
+    """
+    func = on_first_device(func)
     mods = [normalize(func), normalize(func.without_attr(LAYOUT_FREE))]
     return {_tvm.workload_hash(mod): mod for mod in mods}
 
@@ -147,8 +152,12 @@ def _schedule(record: Record, workload: tuple[str, str], wanted: IRModule, func:
     if not _tvm.structural_equal(mod, wanted):
         warnings.warn(f"{record.place}: the recorded workload has the same hash but is another one", stacklevel=3)
         return None
+    first = on_first_device(func)
+    scheduled = mod if first is func else _of_any_device(func, mod)
+    if scheduled is None:
+        return None
     try:
-        sch = record.schedule(mod)
+        sch = record.schedule(scheduled)
     except TuneError as error:
         warnings.warn(f"skipped {error}", stacklevel=3)
         return None
@@ -161,3 +170,9 @@ def _schedule(record: Record, workload: tuple[str, str], wanted: IRModule, func:
     # a product can take three times as long.
     attrs = {**dict(func.attrs.items()), **({"tirx.noalias": True} if record.trace[0] else {})}
     return with_only_attrs(sch.mod["main"], attrs)
+
+
+def _of_any_device(func: tirx.PrimFunc, recorded: IRModule) -> IRModule | None:
+    """A kernel that asks which device it runs on, with the names that the trace of what was recorded of it knows."""
+    named = named_as(func, recorded["main"])
+    return None if named is None else normalize(named)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
@@ -17,21 +17,17 @@ from tvm import relax, tirx
 
 from tvm_axe.collective import SLAB
 from tvm_axe.layout import Mesh
-from tvm_axe.layout.collectives import Collective
-from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.lower.taking import taking
 from tvm_axe.lower.views import view_shape
-from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
-from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form, Forms, local_shape
+from tvm_axe.relax.choosing import Chosen, Operators
+from tvm_axe.relax.forms import WHOLE, Form, Forms, local_shape
+from tvm_axe.relax.fusing import fused
 from tvm_axe.relax.graph import Node, Value
 from tvm_axe.relax.sizes import Shape, exprs
-from tvm_axe.relax.transfers import Transfer
+from tvm_axe.relax.steps import Mover, Spot, Step, numbers_of, steps_of
 
 __all__ = ["Argument", "DeviceFunction", "DeviceModule", "Placed", "device_module"]
-
-_PUSHES = {Collective.ALL_GATHER.operation, Collective.ALL_REDUCE.operation}
-"""The collectives by which devices write to their peers' slabs of the target."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +94,8 @@ class DeviceFunction:
         How values are shared along each axis, of what the outer ones leave.
     checks : tuple of (Shape, Shape, str)
         Shapes that are to be others, with the variable that this is said of.
+    steps : tuple[Step, ...]
+        What a device does, in order.
     """
 
     name: str
@@ -108,6 +106,7 @@ class DeviceFunction:
     arguments: tuple[tuple[str, str], ...]
     levels: tuple[Chosen, ...]
     checks: tuple[tuple[Shape, Shape, str], ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def chosen(self) -> Chosen:
@@ -133,6 +132,8 @@ class DeviceModule:
         All tensors of the mesh.
     constants : tuple of (Placed, Tensor)
         Those that are filled once, with what they hold.
+    meets : bool
+        Whether kernels may do what collectives would, by indexing the slabs of peers.
     """
 
     module: tvm.IRModule
@@ -141,10 +142,18 @@ class DeviceModule:
     functions: Mapping[str, DeviceFunction]
     tensors: Mapping[str, Placed]
     constants: tuple[tuple[Placed, tvm.runtime.Tensor], ...]
+    meets: bool = True
+
+    @property
+    def indexes_peers(self) -> tuple[str, ...]:
+        """The kernels that index the slabs of peers, by the names of their steps."""
+        steps = [step for function in self.functions.values() for step in function.steps]
+        found = [step.name for step in steps if step.func is not None and any(view != SLAB for view in step.views)]
+        return tuple(dict.fromkeys(found))
 
 
 def device_module(
-    chosen: Sequence[Sequence[Chosen]], operators: Sequence[Operators], mesh: Mesh, page: int
+    chosen: Sequence[Sequence[Chosen]], operators: Sequence[Operators], mesh: Mesh, page: int, meets: bool = True
 ) -> DeviceModule:
     """The module of a device of a model whose functions were chosen.
 
@@ -158,16 +167,23 @@ def device_module(
         The devices.
     page : int
         Bytes of a page of the devices' memory.
+    meets : bool
+        Whether kernels may do what collectives would, by indexing the slabs of peers (`tvm_axe.relax.fusing`).
     """
-    return _Module(chosen, operators, mesh, page).made()
+    return _Module(chosen, operators, mesh, page, meets).made()
 
 
 class _Module:
     def __init__(
-        self, chosen: Sequence[Sequence[Chosen]], operators: Sequence[Operators], mesh: Mesh, page: int
+        self,
+        chosen: Sequence[Sequence[Chosen]],
+        operators: Sequence[Operators],
+        mesh: Mesh,
+        page: int,
+        meets: bool,
     ) -> None:
         self.chosen, self.operators, self.axis = chosen, operators[-1], operators[-1].axis
-        self.mesh, self.page = mesh, page
+        self.mesh, self.page, self.meets = mesh, page, meets
         self.ranks = {each.axis: each.rank for each in operators}
         self.builder = relax.BlockBuilder()
         self.tensors: dict[str, Placed] = {}
@@ -180,7 +196,7 @@ class _Module:
             function = _Function(self, each)
             functions[each[-1].graph.name] = function.emitted()
         module, constants = self.builder.finalize(), tuple(self.constants)
-        return DeviceModule(module, self.mesh, tuple(self.ranks), functions, self.tensors, constants)
+        return DeviceModule(module, self.mesh, tuple(self.ranks), functions, self.tensors, constants, self.meets)
 
     def tensor(self, name: str, value: Value, form: Form, reuse: bool = False) -> Placed:
         """A new tensor of the mesh; the one that is there of the same name and kind, if it may be."""
@@ -211,75 +227,46 @@ class _Module:
 class _Buffer:
     """Where a value is in one form: a tensor of the mesh, a device's own, or a Relax variable."""
 
-    value: int
-    form: Form
     shape: Shape
     dtype: str
     placed: Placed | None = None
     var: relax.Var | None = None
-    marks: set[str] = field(default_factory=set)
-    """What has been done to it since the last barrier: "read" or "written", by the device or by its "peers"."""
 
 
 class _Function:
     def __init__(self, module: _Module, levels: Sequence[Chosen]) -> None:
-        self.module, self.levels, self.chosen, self.graph = module, tuple(levels), levels[-1], levels[-1].graph
+        chosen = levels[-1]
+        self.module, self.levels, self.chosen, self.graph = module, tuple(levels), chosen, chosen.graph
         self.builder = module.builder
-        self.buffers: dict[tuple[int, Form], _Buffer] = {}
+        self.buffers: dict[Spot, _Buffer] = {}
         self.views: dict[tuple[str, str], relax.Var] = {}
         self.slots: dict[tuple[Shape, str], list[Placed]] = {}
         self.marks: dict[str, set[str]] = {}
         self.coordinates = {name: relax.Var(name, tvm.ir.PrimType("int64")) for name in module.ranks}
         self.prefix = "" if len(module.chosen) == 1 else f"{self.graph.name}."
-        self.last = self._last_uses()
-        self.crossing = self._crossing()
-
-    # ---- What is needed
-
-    def _crossing(self) -> set[tuple[int, Form]]:
-        """What peers read or write."""
-        found = set()
-        for choice in self.chosen.choices:
-            moves = [((each.value, each.source), (each.value, each.target), each.how.kind) for each in choice.moves]
-            node, strategy = choice.node, choice.strategy
-            if choice.transfer is not None:
-                kind = choice.transfer.how(self.chosen.link).kind
-                moves.append(((node.ins[0], strategy.ins[0]), (node.outs[0], strategy.outs[0]), kind))
-            for source, target, kind in moves:
-                if kind != SLICE:
-                    found.add(source)
-                    if kind in _PUSHES:
-                        found.add(target)
-        return found
-
-    def _last_uses(self) -> dict[tuple[int, Form], int]:
-        found: dict[tuple[int, Form], int] = {}
-        for at, choice in enumerate(self.chosen.choices):
-            for each in choice.moves:
-                found[each.value, each.source] = found[each.value, each.target] = at
-            for value, form in zip(choice.node.ins, choice.strategy.ins):
-                found[value, form] = at
-        return found
+        mover = Mover(chosen.graph, module.mesh, module.page, module.ranks)
+        self.results = [*zip(chosen.graph.results, chosen.results)]
+        self.steps = fused(steps_of(chosen, module.operators, mover), self.results, mover, module.meets)
+        touches = [(step, each) for step in self.steps for each in step.touches()]
+        self.crossing = {each.spot for step, each in touches if step.kind or each.view != SLAB}
+        self.last = {each.spot: at for at, step in enumerate(self.steps) for each in step.touches()}
 
     # ---- The function
 
     def emitted(self) -> DeviceFunction:
         graph = self.graph
-        inputs, results = self._declared(), []
+        inputs = self._declared()
         attrs = {"tir_var_upper_bound": graph.most} if graph.most else None
         with self.builder.function(graph.name, attrs=attrs, pure=False):
-            for at, choice in enumerate(self.chosen.choices):
-                for each in choice.moves:
-                    self._move(each)
-                self._call(choice)
+            for at, step in enumerate(self.steps):
+                self._done(step)
                 self._released(at)
-            for number, form in zip(graph.results, self.chosen.results):
-                results.append(self._result(number, form))
+            results = [self._result(spot) for spot in self.results]
             params = [*graph.sizes.values(), *self.views.values(), *self.coordinates.values()]
             self.builder.emit_func_output(relax.Tuple([]), params)
         return DeviceFunction(
             graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.levels,
-            tuple(graph.checks),
+            tuple(graph.checks), tuple(self.steps),
         )  # fmt: skip
 
     def _declared(self) -> list[Argument]:
@@ -291,7 +278,7 @@ class _Function:
             tensors = []
             for form in forms:
                 placed = self.module.tensor(name, value, form, reuse=value.kind == "weight" and value.constant is None)
-                self.buffers[number, form] = _Buffer(number, form, placed.slab, value.dtype, placed)
+                self.buffers[number, form] = _Buffer(placed.slab, value.dtype, placed)
                 tensors.append(placed)
                 if value.constant is not None:
                     self.module.constants.append((placed, value.constant))
@@ -302,92 +289,83 @@ class _Function:
             inputs[count.position] = Argument(count.name, count.extents, "int64", count.kind, ())
         return [inputs[param] for param in sorted(inputs)]
 
-    def _result(self, number: int, form: Form) -> Placed:
+    def _result(self, spot: Spot) -> Placed:
         """The tensor in which a result is left."""
-        buffer = self.buffers[number, form]
+        buffer = self.buffers[spot]
         if buffer.placed is None:
-            target = self._own_tensor(number, form)
-            self._copied(buffer, target)
-            self.buffers[number, form] = target
-            buffer = target
+            target = self._own_tensor(spot)
+            func = taking(
+                exprs(buffer.shape), buffer.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB,
+                self.module.page,
+            )  # fmt: skip
+            self._touched([(target, SLAB, True)])
+            self._start(func, "copied", [self._expr(buffer, SLAB)], [self._expr(target, SLAB)])
+            self.buffers[spot] = buffer = target
         assert buffer.placed is not None
         self._view(buffer.placed, SLAB)
         return buffer.placed
 
-    def _own_tensor(self, number: int, form: Form) -> _Buffer:
-        value = self.graph.values[number]
-        placed = self.module.tensor(f"{self.prefix}{value.name}", value, form)
-        return _Buffer(number, form, placed.slab, value.dtype, placed)
+    def _own_tensor(self, spot: Spot) -> _Buffer:
+        value = self.graph.values[spot[0]]
+        placed = self.module.tensor(f"{self.prefix}{value.name}", value, spot[1])
+        return _Buffer(placed.slab, value.dtype, placed)
 
-    def _new(self, number: int, form: Form) -> _Buffer:
+    def _new(self, spot: Spot) -> _Buffer:
         """Memory for a value in a form: a tensor of the mesh if peers touch it or it is a result, else the device's."""
-        value, key = self.graph.values[number], (number, form)
+        value, form = self.graph.values[spot[0]], spot[1]
         shape = form.local(value.shape)
-        if any(key == each for each in zip(self.graph.results, self.chosen.results)):
-            found = self._own_tensor(number, form)
-        elif key in self.crossing:
+        if spot in self.results:
+            found = self._own_tensor(spot)
+        elif spot in self.crossing:
             free = self.slots.setdefault((shape, value.dtype), [])
             placed = free.pop() if free else self.module.tensor(f"{self.prefix}{value.name}", value, form)
-            found = _Buffer(number, form, shape, value.dtype, placed)
+            found = _Buffer(shape, value.dtype, placed)
         else:
             allocated = relax.op.builtin.alloc_tensor(relax.ShapeExpr(exprs(shape)), value.dtype, 0)
-            found = _Buffer(number, form, shape, value.dtype, var=self.builder.emit(allocated))
-        self.buffers[key] = found
+            found = _Buffer(shape, value.dtype, var=self.builder.emit(allocated))
+        self.buffers[spot] = found
         return found
 
     def _released(self, at: int) -> None:
         """Give back the tensors of the mesh of which this was the last use."""
-        kept = {*zip(self.graph.results, self.chosen.results)}
-        for key, last in self.last.items():
-            buffer = self.buffers.get(key)
-            if last != at or buffer is None or buffer.placed is None or key in kept or key not in self.crossing:
+        for spot, last in self.last.items():
+            buffer = self.buffers.get(spot)
+            if last != at or buffer is None or buffer.placed is None or spot in self.results:
                 continue
-            if self.graph.values[key[0]].kind == "value":
+            if spot in self.crossing and self.graph.values[spot[0]].kind == "value":
                 self.slots[buffer.shape, buffer.dtype].append(buffer.placed)
-                del self.buffers[key]
+                del self.buffers[spot]
 
-    # ---- Calls
+    # ---- Steps
 
-    def _call(self, choice: Choice) -> None:
-        node, strategy = choice.node, choice.strategy
-        ins = [self.buffers[value, form] for value, form in zip(node.ins, strategy.ins)]
-        if node.pins is not None:
-            return  # what pins a value has moved it
-        if choice.transfer is None and node.func is None:
-            self._other(node, ins)
+    def _done(self, step: Step) -> None:
+        if step.func is None and not step.kind:
+            assert step.node is not None  # it is the model's
+            self._other(step.node, [self.buffers[spot] for spot in step.ins])
             return
-        outs = [self._new(value, form) for value, form in zip(node.outs, strategy.outs)]
-        if choice.transfer is not None:
-            self._transferred(choice.transfer, ins[0], outs[0])
-        else:
-            func = self.module.operators.local(node, strategy)
-            self._kernel(func, _name_of(node), ins, outs, numbers=node.numbers)
+        for spot in step.outs:
+            self._new(spot)
+        touches = [(self.buffers[each.spot], each.view, each.writes) for each in step.touches()]
+        self._touched(touches)
+        given = [self._expr(buffer, view) for buffer, view, _ in touches]
+        if step.func is not None:
+            self._start(step.func, step.name, given[: len(step.ins)], [*given[len(step.ins) :], *step.numbers])
+            return
+        arguments = [*given, *(relax.prim_value(number) for number in numbers_of(step))]
+        assert step.transfer is not None  # it is a collective
+        arguments.append(tvm.ir.StringImm(step.transfer.axis))
+        self.builder.emit(relax.Call(relax.ExternFunc(f"axe.{step.kind}"), arguments, ty_args=[relax.TupleType([])]))
 
-    def _kernel(
-        self,
-        func: tirx.PrimFunc,
-        name: str,
-        ins: Sequence[_Buffer],
-        outs: Sequence[_Buffer],
-        view: str = SLAB,
-        numbers: Sequence[tirx.Expr] = (),
-    ) -> None:
-        """Call a function of tensors, of the device's coordinates that it uses, and of `numbers`, which come last."""
-        for buffer in ins:
-            self._touched(buffer, "read", view != SLAB)
-        for buffer in outs:
-            self._touched(buffer, "written", False)
+    def _start(self, func: tirx.PrimFunc, name: str, ins: Sequence[relax.Expr], rest: Sequence[relax.Expr]) -> None:
+        """Call a function of tensors, of the device's coordinates that it uses, and of what comes behind these."""
         ranks = self.module.ranks
         func, asked = with_coordinates(func, len(ins), list(ranks.values()))
-        arguments = [self._expr(buffer, view) for buffer in ins]
-        arguments += [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
-        arguments += [self._expr(buffer, SLAB) for buffer in outs]
-        self.builder.emit(relax.Call(self.module.kernel(func, name), [*arguments, *numbers]))
+        own = [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
+        self.builder.emit(relax.Call(self.module.kernel(func, name), [*ins, *own, *rest]))
 
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
         """A call of something else than TensorIR, on whole values."""
-        for buffer in ins:
-            self._touched(buffer, "read", False)
+        self._touched([(buffer, SLAB, False) for buffer in ins])
         given = iter([self._expr(buffer, SLAB) for buffer in ins])
 
         def replaced(value: relax.Expr) -> relax.Expr:
@@ -404,75 +382,26 @@ class _Function:
         for at, number in enumerate(node.outs):
             of = self.graph.values[number]
             var = self.builder.emit(relax.TupleGetItem(made, at)) if node.fields else made
-            self.buffers[number, WHOLE] = _Buffer(number, WHOLE, of.shape, of.dtype, var=var)
-
-    # ---- Moves
-
-    def _move(self, each: Moved) -> None:
-        value, operators = self.graph.values[each.value], self.module.operators
-        itemsize = max(1, dtype_bytes(value.dtype, 1))
-        transfer = Transfer(
-            self.module.axis, each.source, each.target, value.shape, value.typical, itemsize, operators.devices
-        )
-        self._transferred(transfer, self.buffers[each.value, each.source], self._new(each.value, each.target))
-
-    def _transferred(self, transfer: Transfer, source: _Buffer, target: _Buffer) -> None:
-        """Move a value along an axis."""
-        kind, axis = transfer.how(self.chosen.link).kind, transfer.axis
-        if kind in (SLICE, EXCHANGE):
-            self._taken(transfer, source, target, SLAB if kind == SLICE else axis)
-            return
-        source_view = SLAB if kind == Collective.ALL_GATHER.operation else axis
-        target_view = axis if kind in _PUSHES else SLAB
-        self._touched(source, "read", source_view != SLAB)
-        self._touched(target, "written", target_view != SLAB)
-        numbers: list[int] = []
-        if kind in (Collective.ALL_GATHER.operation, Collective.ALL_TO_ALL.operation):
-            numbers.append(_dim(transfer.source))
-        if kind in (Collective.REDUCE_SCATTER.operation, Collective.ALL_TO_ALL.operation):
-            numbers.append(_dim(transfer.target))
-        arguments = [self._expr(source, source_view), self._expr(target, target_view)]
-        arguments += [relax.prim_value(number) for number in numbers]
-        arguments.append(tvm.ir.StringImm(axis))
-        self.builder.emit(relax.Call(relax.ExternFunc(f"axe.{kind}"), arguments, ty_args=[relax.TupleType([])]))
-
-    def _taken(self, transfer: Transfer, source: _Buffer, target: _Buffer, view: str) -> None:
-        forms = transfer.source, transfer.target
-        cuts = [None if form.share is None or form.dim is None else (form.dim, form.share) for form in forms]
-        func = taking(
-            exprs(transfer.shape), source.dtype, cuts[0], cuts[1], transfer.source.partial, self.module.mesh,
-            transfer.axis, view, self.module.page, self.module.ranks[transfer.axis],
-        )  # fmt: skip
-        self._kernel(func, f"{self.graph.values[source.value].name}_taken", [source], [target], view)
-
-    def _copied(self, source: _Buffer, target: _Buffer) -> None:
-        func = taking(
-            exprs(source.shape), source.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB,
-            self.module.page,
-        )  # fmt: skip
-        self._kernel(func, "copied", [source], [target])
+            self.buffers[number, WHOLE] = _Buffer(of.shape, of.dtype, var=var)
 
     # ---- Memory
 
-    def _touched(self, buffer: _Buffer, what: str, peers: bool) -> None:
-        """Have a barrier first if what was done since the last one must be done before this, by other devices."""
-        if buffer.placed is None:
-            return
-        marks = self.marks.setdefault(buffer.placed.name, set())
-        if peers and what == "read":
-            waits = {"written", "peers written"}
-        elif peers:
-            waits = {"read", "written", "peers read", "peers written"}
-        elif what == "read":
-            waits = {"peers written"}
-        else:
-            waits = {"peers read", "peers written"}
-        if marks & waits:
-            barrier = relax.Call(relax.ExternFunc("axe.barrier"), [], ty_args=[relax.TupleType([])])
-            self.builder.emit(barrier)
+    def _touched(self, touches: Sequence[tuple[_Buffer, str, bool]]) -> None:
+        """Have a barrier first if what was done since the last one must be done before this, by other devices.
+
+        What a call does itself is done behind the barrier that it needs, whichever of its tensors it needs it for.
+        """
+        done = [
+            (self.marks.setdefault(buffer.placed.name, set()), "written" if writes else "read", view != SLAB)
+            for buffer, view, writes in touches
+            if buffer.placed is not None
+        ]
+        if any(marks & _waits(what, peers) for marks, what, peers in done):
+            self.builder.emit(relax.Call(relax.ExternFunc("axe.barrier"), [], ty_args=[relax.TupleType([])]))
             for each in self.marks.values():
                 each.clear()
-        marks.add(f"peers {what}" if peers else what)
+        for marks, what, peers in done:
+            marks.add(f"peers {what}" if peers else what)
 
     def _expr(self, buffer: _Buffer, view: str) -> relax.Expr:
         if buffer.placed is None:
@@ -489,14 +418,11 @@ class _Function:
         return self.views[key]
 
 
-def _name_of(node: Node) -> str:
-    assert isinstance(node.value, relax.Call)  # a transfer has a kernel of another name
-    return str(node.value.args[0].name_hint)
-
-
-def _dim(form: Form) -> int:
-    assert form.dim is not None  # collectives deal out what is shared
-    return form.dim
+def _waits(what: str, peers: bool) -> set[str]:
+    """What must have been done on all devices before one reads or writes its own slab, or its peers'."""
+    if peers:
+        return {"written", "peers written"} if what == "read" else {"read", "written", "peers read", "peers written"}
+    return {"peers written"} if what == "read" else {"peers read", "peers written"}
 
 
 def _is_scalar(value: relax.Var) -> bool:

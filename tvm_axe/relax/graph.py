@@ -151,6 +151,9 @@ def legalized(model: tvm.IRModule) -> tvm.IRModule:
     passes = [
         relax.transform.DecomposeOpsForInference(),
         *canonical,
+        # Importers flatten tokens in front of each product that reads them: they are gathered once, not thrice.
+        relax.transform.EliminateCommonSubexpr(),
+        *canonical,
         relax.transform.FuseTransposeMatmul(),
         _tvm.legalize_ops(),
         relax.transform.FoldConstant(),

@@ -21,9 +21,9 @@ from tvm_axe.errors import LayoutError, LowerError, TileError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.nests import Values
-from tvm_axe.pipeline import APPLY_RECORDS, LOWER, RANGES, SCHEDULES, TILE_KERNELS, Work, run
+from tvm_axe.pipeline import DEVICE_PASSES, Work, run
 from tvm_axe.relax.alone import lowered_model
-from tvm_axe.relax.model import mesh_axis, schedule_model
+from tvm_axe.relax.sharing import share_for
 
 # A pass is called through C++, which would make a RuntimeError of an error that it doesn't know.
 for _error in (LayoutError, LowerError, TileError, TuneError):
@@ -43,18 +43,18 @@ def axe_pipeline(
     """The pass that compiles a model for one device, or turns it into what each device of a mesh runs. ::
 
         tvm.compile(mod, "llvm", relax_pipeline="axe")
-        tvm.relax.get_pipeline("axe", mesh=axe.Mesh({"tp": 2}))(mod)["main"]
+        tvm.relax.get_pipeline("axe", mesh=axe.Mesh({"tp": 2}))(mod)["forward"]
 
     For one device its kernels are as records, tile kernels and defaults make them, as `tvm_axe.compile` has them; they
     are compiled by the pass, so what pipeline ``tvm.compile`` has for functions of TensorIR makes no difference.
 
-    What ``main`` takes on a mesh is told by `tvm_axe.lower.lower`, whose module this is; `tvm_axe.compile` builds and
-    runs it.
+    What its functions take on a mesh is told by `tvm_axe.relax.share_model`, whose module this is; `tvm_axe.compile`
+    builds and runs it.
 
     Parameters
     ----------
     mesh, axis
-        As `tvm_axe.relax.schedule_model` takes them; without a mesh, the model is for one device.
+        As `tvm_axe.relax.share_model` takes them; without a mesh, the model is for one device.
     target, work_dir
         As `tvm_axe.compile` takes them. Left out, the target is the one that ``tvm.compile`` is given, or else
         ``"llvm"``; and the directory is the default one for one device, and none on a mesh. Without one no kernel is as
@@ -65,9 +65,9 @@ def axe_pipeline(
     Raises
     ------
     LayoutError
-        If the mesh has no such axis, or has several and none is named.
+        If the mesh has no such axis.
     TuneError
-        If `target` is none. The pass raises what `compile_model`, `schedule_model` and `tvm_axe.lower.lower` do.
+        If `target` is none. The pass raises what `compile_model` and `share_model` do.
     LowerError
         If ``tvm.compile`` is given the pass for a mesh, whose module needs workers; or if weights are packed for one.
     """
@@ -76,9 +76,10 @@ def axe_pipeline(
         return _for_one_device(target, folder, pack_weights, values)
     if pack_weights:
         raise LowerError("pipeline axe: pack_weights is for one device; leave it out, or the mesh")
-    name, resolved = mesh_axis(mesh, axis), resolve_target(target or "llvm", threads=cores_per_device(mesh))
+    if axis is not None:
+        mesh.axis_size(axis)  # an error where the mesh lacks it
+    resolved = resolve_target(target or "llvm", threads=cores_per_device(mesh))
     folder = None if isinstance(work_dir, EllipsisType) else work_dir
-    passes = [LOWER] if folder is None else [LOWER, APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS]
 
     @tvm.transform.module_pass(opt_level=0, name="axe")
     def to_device(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -88,7 +89,8 @@ def axe_pipeline(
                 "virtual machine; use exe = axe.compile(model, mesh=mesh) and exe.run(workers, ...), or leave the mesh "
                 "out for one device"
             )
-        return run(Work.of(schedule_model(mod, mesh, name), resolved, mesh, folder), passes).module
+        shared = share_for(mod, mesh, resolved, axis).module
+        return shared if folder is None else run(Work(shared, resolved, None, folder), DEVICE_PASSES).module
 
     return to_device
 

@@ -27,7 +27,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.target import Target
 
+from tvm_axe.collective import registry
 from tvm_axe.collective.arena import PAGE
 from tvm_axe.collective.engine import HOST, Rates
 from tvm_axe.errors import InputError, LayoutError
@@ -35,6 +37,7 @@ from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.shares import Share
+from tvm_axe.machines import backend_of
 from tvm_axe.nests import Values
 from tvm_axe.relax.choosing import Chosen, Operators
 from tvm_axe.relax.device import DeviceModule, Placed, device_module
@@ -44,7 +47,7 @@ from tvm_axe.relax.pins import pinned
 from tvm_axe.relax.placements import Over, Pin
 from tvm_axe.relax.sizes import names_in, shape_at
 
-__all__ = ["Pin", "described", "layout_of", "share_model"]
+__all__ = ["Pin", "described", "layout_of", "share_for", "share_model"]
 
 
 def share_model(
@@ -56,6 +59,7 @@ def share_model(
     rates: Rates = HOST,
     page: int = PAGE,
     values: Values | None = None,
+    meets: bool = True,
 ) -> DeviceModule:
     """What each device of `mesh` runs of a Relax model.
 
@@ -90,6 +94,8 @@ def share_model(
         Where shapes are symbolic, representatives of the variables, by name: the largest is what each is taken for when
         ways to share are compared; 128 of those that are left out, or their upper bound if that is less. What is chosen
         is right for all sizes.
+    meets : bool
+        Whether kernels may do what collectives would, by indexing the slabs of peers (`tvm_axe.relax.fusing`).
 
     Raises
     ------
@@ -118,7 +124,35 @@ def share_model(
         part = 1 / math.prod(mesh[name] for name in over) + SLACK if memory is None else memory
         part = part if part <= 1 else part / max(1, weights_of(graph))
         chosen[graph.name] = along_axes(graph, operators, part, held)
-    return device_module([chosen[name] for name in functions], operators, mesh, page)
+    return device_module([chosen[name] for name in functions], operators, mesh, page, meets)
+
+
+def share_for(
+    model: tvm.IRModule,
+    mesh: Mesh,
+    target: Target,
+    axis: str | None = None,
+    memory: float | None = None,
+    pins: Mapping[str, Pin] | None = None,
+    values: Values | None = None,
+    meets: bool | None = None,
+) -> DeviceModule:
+    """What each device of a mesh of a target runs of a Relax model: `share_model` with what is known of the target.
+
+    Parameters
+    ----------
+    model, mesh, axis, memory, pins, values
+        As of `share_model`.
+    target : Target
+        Resolved.
+    meets : bool, optional
+        As of `share_model`. If left out, kernels do what collectives would on CPUs alone: where devices have engines
+        for collectives, which is faster isn't known.
+    """
+    backend = backend_of(target)
+    known = backend.on_host if meets is None else meets
+    rates = registry.for_target(target).rates
+    return share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known)
 
 
 def _typical(values: Values) -> dict[str, int]:

@@ -58,7 +58,7 @@ class Epilogue:
         indices = list(store.indices)
         # Where an iterator of extent 1 was, lowering may have put 0 and left the iterator.
         ones = [
-            int(extent) == 1 and alike([index], [tirx.IntImm("int32", 0)])
+            int(extent) == 1 and isinstance(index, tirx.IntImm) and int(index) == 0
             for index, extent in zip(indices, store.buffer.shape)
         ]
         variables = [it.var for it in block.iter_vars if int(it.dom.extent) != 1 or uses(store, it.var)]

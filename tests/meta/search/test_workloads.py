@@ -9,9 +9,8 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_axe import _tvm
 from tvm_axe.layout import Mesh
-from tvm_axe.lower import lower
 from tvm_axe.meta.search.workloads import workloads_of
-from tvm_axe.relax import schedule_model
+from tvm_axe.relax import share_model
 from tvm_axe.relax.fuse import fuse, is_model
 
 
@@ -65,10 +64,10 @@ def test_equal_functions_are_one_workload(matmul, target):
 
 def test_a_lowered_program_is_no_model(target):
     """Its Relax function only starts kernels, which are tuned as they are."""
-    lowered = lower(schedule_model(_model(), Mesh({"tp": 2})), Mesh({"tp": 2})).module
+    lowered = share_model(_model(), Mesh({"tp": 2})).module
     assert not is_model(lowered)
     found, left_out = workloads_of(lowered, target)
-    assert "main" in left_out
+    assert "forward" in left_out
     assert {work.name for work in found} <= {str(variable.name_hint) for variable in lowered.get_global_vars()}
     assert found
 

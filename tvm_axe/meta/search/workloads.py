@@ -19,6 +19,7 @@ from tvm_axe.nests import Values, check_values
 from tvm_axe.nests.default import is_unscheduled
 from tvm_axe.nests.ranges import specialized, unknown_extents, values_of
 from tvm_axe.records.database import normalize
+from tvm_axe.records.devices import on_first_device
 from tvm_axe.relax.fuse import fuse, is_model
 from tvm_axe.schedule.tiles import has_choice
 
@@ -58,6 +59,7 @@ def workloads_of(
     found: dict[str, Workload] = {}
     left_out = {}
     for name, (func, weight) in _at_values(functions, target, values).items():
+        func = on_first_device(func) if isinstance(func, tirx.PrimFunc) else func
         reason = _why_not(func)
         if reason is not None:
             left_out[name] = reason

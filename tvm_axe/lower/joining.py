@@ -1,0 +1,72 @@
+"""Functions one behind the other as one, so that what only passes between them stays inside of it.
+
+>>> from tvm.script import tirx as T
+>>> @T.prim_func(s_tir=True)
+... def twice(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
+...     for i in T.serial(4):
+...         with T.sblock("B"):
+...             vi = T.axis.spatial(4, i)
+...             B[vi] = A[vi] * T.float32(2)
+>>> func = joined([(twice, ("x", "y")), (twice, ("y", "z"))], ["x"], ["z"])
+>>> [str(param.name) for param in func.params], len(func.body.block.alloc_buffers)
+(['A', 'B'], 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from tvm import s_tir, tirx
+
+from tvm_axe import _tvm
+from tvm_axe.analysis.blocks import statements
+
+__all__ = ["joined"]
+
+
+def joined(
+    parts: Sequence[tuple[tirx.PrimFunc, Sequence[Hashable]]], ins: Sequence[Hashable], outs: Sequence[Hashable]
+) -> tirx.PrimFunc:
+    """The function that runs some functions in turn.
+
+    Parameters
+    ----------
+    parts : sequence of (PrimFunc, sequence)
+        Functions of buffers, of nests below their roots, in order, and what each of their buffers stands for; equal
+        names are one buffer. Variables may be free in them, as the device's coordinates are, the same in all.
+    ins, outs : sequence
+        What the function takes and gives; all else lives inside of it.
+
+    Returns
+    -------
+    func : PrimFunc
+        Of `ins` and `outs`.
+    """
+    buffers: dict[Hashable, tirx.Buffer] = {}
+    inside: list[tirx.Buffer] = []
+    nests: list[tirx.Stmt] = []
+    names: set[str] = set()
+    for func, keys in parts:
+        own = s_tir.renew_defs(func)
+        given = {param: buffers.setdefault(key, param) for param, key in zip(own.params, keys, strict=True)}
+        root = own.body.block
+        inside += root.alloc_buffers
+        nests += [_renamed(nest, given, names) for nest in statements(root.body)]
+    inside += [buffer for key, buffer in buffers.items() if key not in ins and key not in outs]
+    whole = s_tir.SBlock([], [], [], "root", tirx.stmt_seq(*nests), alloc_buffers=inside)
+    func = tirx.PrimFunc([buffers[key] for key in (*ins, *outs)], s_tir.SBlockRealize([], True, whole))
+    return func.with_attrs({"s_tir": True, "tirx.noalias": True})
+
+
+def _renamed(nest: tirx.Stmt, given: dict[tirx.Var, tirx.Var], names: set[str]) -> tirx.Stmt:
+    """The nest on other buffers, its blocks with names of their own."""
+
+    def on_block(block: s_tir.SBlock) -> s_tir.SBlock:
+        name, number = str(block.name_hint), 0
+        while name in names:
+            number += 1
+            name = f"{block.name_hint}_{number}"
+        names.add(name)
+        return _tvm.with_name(block, name)
+
+    return _tvm.structural_map(nest, [(s_tir.SBlock, on_block), (tirx.Var, lambda var: given.get(var, var))])

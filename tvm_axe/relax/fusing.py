@@ -1,0 +1,347 @@
+"""Steps of a device as fewer kernels: what stays on the device between two of them needn't go through memory.
+
+It is done when it is known what is moved between devices (`tvm_axe.relax.steps`), by three rules, each of which joins
+the functions of two kernels (`tvm_axe.lower.joining`):
+
+1. What goes on with each element of a product, such as a bias, a residual, an activation, is its epilogue.
+2. Elements go into the one that reads them: into a norm or a softmax row by row, into other elements.
+3. A kernel does what a collective would, where it computes what is gathered, or of what is scattered: it adds up its
+   peers' terms as it reads them, and stores to all what it has of a result.
+
+With the third, what stands behind a row-parallel product is one kernel between two barriers: the sum of the terms of
+its rows, bias and residual, the norm, and the store to all. The bytes are those of the two collectives. Values of which
+a device has nothing but terms are put together before anything else, so that a bias counts once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from tvm_axe import _tvm
+from tvm_axe.analysis.blocks import nested_blocks, statements
+from tvm_axe.analysis.expressions import alike
+from tvm_axe.analysis.patterns import Pattern, is_move, is_pointwise, loads_of, pattern_of
+from tvm_axe.collective import SLAB
+from tvm_axe.layout.collectives import Collective
+from tvm_axe.lower.joining import joined
+from tvm_axe.lower.shares import is_sharable
+from tvm_axe.relax.steps import Mover, Spot, Step
+
+__all__ = ["explained", "fused"]
+
+
+def fused(steps: Sequence[Step], results: Sequence[Spot], mover: Mover, meets: bool) -> list[Step]:
+    """The steps, some of them put together.
+
+    Parameters
+    ----------
+    steps : Sequence[Step]
+        In order.
+    results : Sequence[Spot]
+        What is left.
+    mover : Mover
+        Of the function.
+    meets : bool
+        Whether kernels may do what collectives would.
+    """
+    fuser = _Fuser(results, mover, meets)
+    fuser.steps = list(steps)
+    fuser.run()
+    return fuser.steps
+
+
+def explained(steps: Sequence[Step], meets: bool) -> list[str]:
+    """In which form devices meet, and why, a line for each time that they do.
+
+    Parameters
+    ----------
+    steps : Sequence[Step]
+        What `fused` made.
+    meets : bool
+        As it was told.
+    """
+    lines = []
+    for at, step in enumerate(steps):
+        if step.moves:
+            lines.append(f"{' and '.join(step.moves)}: in the kernel {step.name}, which spares a pass over memory each")
+        elif step.kind:
+            lines.append(f"{step.kind}: the engine's collective, {_why_alone(steps, at, meets)}")
+        elif step.func is not None and any(view != SLAB for view in step.views):
+            lines.append(f"{step.name}: a kernel that takes from the peers' slabs, as no collective deals that out")
+    return lines
+
+
+def _why_alone(steps: Sequence[Step], at: int, meets: bool) -> str:
+    """Why a collective is in no kernel."""
+    step = steps[at]
+    if not meets:
+        return "which of the two is faster there isn't known, or kernels see no peers"
+    if step.kind == Collective.REDUCE_SCATTER.operation:
+        return "as what reads it neither goes on with its elements nor has rows of them"
+    if step.kind == Collective.ALL_GATHER.operation:
+        return "as a product makes what is gathered, or another device"
+    return "as no kernel has a part of it"
+
+
+class _Nests(NamedTuple):
+    """What a function's nests are, as far as the rules ask."""
+
+    blocks: tuple[s_tir.SBlock, ...]
+    pointwise: bool
+    product: bool
+
+
+@lru_cache(maxsize=4096)
+def _nests(func: tirx.PrimFunc) -> _Nests | None:
+    """A function's nests, if each is loops around one block; of constant extents."""
+    if not is_sharable(func) or not _is_constant(func):
+        return None
+    blocks = tuple(nested_blocks(nest)[0].block for nest in statements(func.body.block.body))
+    patterns = [pattern_of(block) for block in blocks]
+    return _Nests(blocks, all(map(is_pointwise, blocks)), Pattern.CONTRACTION in patterns)
+
+
+def _is_constant(func: tirx.PrimFunc) -> bool:
+    """Whether a function takes nothing but buffers of constant shapes."""
+    return all(
+        tirx.is_buffer_var(param) and all(isinstance(extent, tirx.IntImm) for extent in param.shape)
+        for param in func.params
+    )
+
+
+_Keys = tuple[int, ...]
+_Place = tuple[list[tirx.Expr], list[tirx.Expr]]
+"""Indices, and the extents of what they index."""
+
+
+def _same(some: _Place, other: _Place) -> bool:
+    """Whether two places are one, as far as there are more than one: extents of 1 may be here or there."""
+    found, wanted = (
+        [index for index, extent in zip(indices, extents) if not _is_one(extent)] for indices, extents in (some, other)
+    )
+    return len(found) == len(wanted) and alike(found, wanted)
+
+
+def _of(access: tirx.BufferStore | ir.TensorLoad) -> _Place:
+    buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+    return list(access.indices), list(buffer.shape)
+
+
+def _iteration(block: s_tir.SBlock) -> _Place:
+    """The place that a block's iterators count."""
+    return [iv.var for iv in block.iter_vars], [iv.dom.extent for iv in block.iter_vars]
+
+
+def _is_one(extent: tirx.Expr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def _is_elementwise(nests: _Nests, func: tirx.PrimFunc) -> bool:
+    """Whether each element of what a function writes is made by itself, element by element on the way, too."""
+    inside = [*func.body.block.alloc_buffers]
+    for block in nests.blocks:
+        if not is_pointwise(block) or not _same(_of(block.body), _iteration(block)):
+            return False
+        loads = [load for buffer in inside for load in loads_of(block, buffer)]
+        if not all(_same(_of(load), _of(block.body)) for load in loads):
+            return False
+    return True
+
+
+def _goes_on(nests: _Nests, buffer: tirx.Buffer, moves: bool) -> bool:
+    """Whether a function goes on with each element of a buffer; if it `moves`, it may move what it has of that at last.
+
+    That it does nothing but move elements counts if it may not.
+    """
+    made, computes = [buffer], not moves
+    for block in nests.blocks:
+        if not is_pointwise(block):
+            return False
+        store, loads = block.body, [load for own in made for load in loads_of(block, own)]
+        if not loads:
+            continue
+        made.append(store.buffer)
+        same = _same(_of(store), _iteration(block)) and all(_same(_of(load), _of(store)) for load in loads)
+        if not same and not (moves and is_move(block)):
+            return False
+        computes = computes or (same and not is_move(block))
+    return computes
+
+
+def _reads_rows(nests: _Nests, buffer: tirx.Buffer) -> bool:
+    """Whether a function reads a buffer at its iterators alone, in their order, as a norm does."""
+    for block in nests.blocks:
+        iterators = [iv.var for iv in block.iter_vars]
+        for load in loads_of(block, buffer):
+            at = [next((n for n, var in enumerate(iterators) if var.same_as(index)), -1) for index in load.indices]
+            known = [n for n, extent in zip(at, buffer.shape) if not _is_one(extent)]
+            if -1 in known or known != sorted(set(known)):
+                return False
+    return True
+
+
+class _Fuser:
+    def __init__(self, results: Sequence[Spot], mover: Mover, meets: bool) -> None:
+        self.results, self.mover, self.meets = set(results), mover, meets
+        self.steps: list[Step] = []
+
+    def run(self) -> None:
+        """Join until nothing is left to join."""
+        at = 0
+        while at < len(self.steps):
+            if self._joined_with_producer(at):
+                at = 0 if at < 2 else at - 2
+                continue
+            at += 1
+        if self.meets:
+            for step in [step for step in self.steps if step.kind == Collective.ALL_GATHER.operation]:
+                self._given(step)
+
+    # ---- What is joined
+
+    def _joined_with_producer(self, at: int) -> bool:
+        """Whether the kernel at a place was joined with what makes one of its values."""
+        reader = self.steps[at]
+        if reader.func is None or (nests := _nests(reader.func)) is None or nests.product:
+            return False
+        for spot, view in reversed([*zip(reader.ins, reader.views)]):
+            if view != SLAB or (producer := self._producer(spot, at)) is None:
+                continue
+            maker = self._as_kernel(producer)
+            if maker is not None and self._fits(maker, reader, nests, spot) and self._may_wait(producer, spot, at):
+                self._join(producer, maker, at, spot)
+                return True
+        return False
+
+    def _producer(self, spot: Spot, before: int) -> Step | None:
+        return next((step for step in self.steps[:before] if spot in step.outs), None)
+
+    def _as_kernel(self, step: Step) -> Step | None:
+        """A step as a kernel; a reduce-scatter as that which adds up what the device is to have."""
+        if step.func is not None:
+            return step
+        if self.meets and step.kind == Collective.REDUCE_SCATTER.operation:
+            (source,), (target,) = step.ins, step.outs
+            assert step.transfer is not None  # it is a collective
+            taken = self.mover.taken(source, target, step.transfer, step.transfer.axis)
+            return replace(taken, moves=(f"reduce-scatter of {self._name(source)}",))
+        return None
+
+    def _fits(self, maker: Step, reader: Step, nests: _Nests, spot: Spot) -> bool:
+        """Whether by the rules a reader takes in what makes one of its values."""
+        assert maker.func is not None and reader.func is not None  # they are kernels
+        made = _nests(maker.func)
+        if made is None or len(maker.outs) != 1 or self._aliases(maker, reader):
+            return False
+        buffer = reader.func.params[reader.ins.index(spot)]
+        if reader.ins.count(spot) != 1:
+            return False
+        if made.product:
+            last = made.blocks[-1].body
+            keeps = all(map(is_pointwise, _behind_product(made))) and isinstance(last, tirx.BufferStore)
+            return keeps and _goes_on(nests, buffer, True) and not self._is_read_elsewhere(spot, reader)
+        if not _is_elementwise(made, maker.func):
+            return _goes_on(nests, buffer, False) and not self._is_read_elsewhere(spot, reader) and _is_norm(made)
+        return _reads_rows(nests, buffer) or (nests.pointwise and not self._is_read_elsewhere(spot, reader))
+
+    def _aliases(self, maker: Step, reader: Step) -> bool:
+        """Whether one kernel would see a value through two views, or write what it reads."""
+        views: dict[Spot, set[str]] = {}
+        for step in (maker, reader):
+            for each in step.touches():
+                views.setdefault(each.spot, set()).add(each.view)
+        return any(len(found) > 1 for found in views.values())
+
+    def _is_read_elsewhere(self, spot: Spot, reader: Step) -> bool:
+        return spot in self.results or any(spot in step.ins for step in self.steps if step is not reader)
+
+    def _may_wait(self, producer: Step, spot: Spot, at: int) -> bool:
+        """Whether what is made may be made as late as at a place: nobody reads it before, nor changes what it is of.
+
+        What the model calls beside kernels may store to what it takes.
+        """
+        between = self.steps[self.steps.index(producer) + 1 : at]
+        return not any(spot in step.ins or (step.func is None and not step.kind) for step in between)
+
+    def _join(self, producer: Step, maker: Step, at: int, spot: Spot) -> None:
+        reader = self.steps[at]
+        outs = [*(maker.outs if self._is_read_elsewhere(spot, reader) else ()), *reader.outs]
+        self.steps[at] = self._both(maker, reader, outs, reader.name if maker.kind else None)
+        self.steps.remove(producer)
+
+    def _both(self, first: Step, second: Step, outs: Sequence[Spot], name: str | None = None) -> Step:
+        """Two kernels as one, of which some values come out."""
+        assert first.func is not None and second.func is not None
+        views = {each.spot: each.view for step in (first, second) for each in step.touches()}
+        made = {*first.outs}
+        ins = [*dict.fromkeys(spot for spot in (*first.ins, *second.ins) if spot not in made)]
+        numbers: dict[Spot, int] = {}  # by their first appearance: what is joined in equal layers is joined once
+        keys = [
+            tuple(numbers.setdefault(spot, len(numbers)) for spot in spots)
+            for spots in ((*first.ins, *first.outs), (*second.ins, *second.outs), ins, outs)
+        ]
+        return Step(
+            name or f"{first.name}_{second.name}", tuple(ins), tuple(outs),
+            tuple(views[spot] for spot in (*ins, *outs)), _joined(first.func, second.func, *keys),
+            node=second.node or first.node, moves=(*first.moves, *second.moves),
+        )  # fmt: skip
+
+    # ---- What a kernel stores to all
+
+    def _given(self, gather: Step) -> None:
+        """Have what makes a share store it to all devices, if it may do so in the place of an all-gather."""
+        (source,), (target,) = gather.ins, gather.outs
+        maker = self._producer(source, self.steps.index(gather))
+        if maker is None or maker.func is None or (nests := _nests(maker.func)) is None or nests.product:
+            return
+        assert gather.transfer is not None  # it is a collective
+        store = self.mover.given(source, target, gather.transfer)
+        store = replace(store, moves=(f"all-gather of {self._name(source)}",))
+        kept = [out for out in maker.outs if out != source or self._is_read_elsewhere(source, gather)]
+        self.steps[self.steps.index(maker)] = self._both(maker, store, [*kept, target], maker.name)
+        self.steps.remove(gather)
+
+    def _name(self, spot: Spot) -> str:
+        return self.mover.graph.values[spot[0]].name
+
+
+def _is_norm(nests: _Nests) -> bool:
+    """Whether a function reduces rows, and leaves what it makes of them."""
+    return not nests.pointwise and is_pointwise(nests.blocks[-1])
+
+
+@lru_cache(maxsize=4096)
+def _joined(
+    first: tirx.PrimFunc, second: tirx.PrimFunc, of_first: _Keys, of_second: _Keys, ins: _Keys, outs: _Keys
+) -> tirx.PrimFunc:
+    return _tidied(joined([(first, of_first), (second, of_second)], ins, outs))
+
+
+def _tidied(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without nests that only move what it has made: that is stored or read where it is to be."""
+    sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+    inside = {buffer: math.prod(map(int, buffer.shape)) for buffer in func.body.block.alloc_buffers}
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        stmt = sch.get(block)
+        points = math.prod(int(iv.dom.extent) for iv in stmt.iter_vars)
+        if not is_move(stmt) or inside.get(stmt.body.value.source) != points:
+            continue  # of what isn't made here; or to several places, as to all devices
+        makers = [sch.get(maker) for maker in sch.get_producers(block)]
+        turned = sch.compute_inline if any(maker.init is not None for maker in makers) else sch.reverse_compute_inline
+        with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):  # as of what is read elsewhere, too, or can't be turned around
+            turned(block)
+    return sch.mod["main"]
+
+
+def _behind_product(nests: _Nests) -> list[s_tir.SBlock]:
+    """The blocks behind the last product of a function."""
+    last = max(at for at, block in enumerate(nests.blocks) if pattern_of(block) is Pattern.CONTRACTION)
+    return [*nests.blocks[last + 1 :]]
