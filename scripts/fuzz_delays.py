@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,8 @@ class _Stumbler:
 _load = worker.COMMANDS["load"]
 
 
-def _stumbling_load(self: worker.Worker, program: int, module: Sequence[Any], target: str, builder: str) -> None:
-    _load(self, program, module, target, builder)
+def _stumbling_load(self: worker.Worker, program: int, *arguments: Any) -> None:
+    _load(self, program, *arguments)
     self._programs[program].set_instrument(_Stumbler(self.rank))
 
 

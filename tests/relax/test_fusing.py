@@ -14,8 +14,9 @@ from tvm.relax.frontend import nn
 import tvm_axe as axe
 from tvm_axe.analysis import patterns
 from tvm_axe.analysis.blocks import all_blocks
-from tvm_axe.analysis.expressions import loads_in, substitute
+from tvm_axe.analysis.expressions import loads_in, substitute, variables_of
 from tvm_axe.collective import local, worker
+from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta import tune
 from tvm_axe.nests.forms import forms_of
@@ -64,10 +65,16 @@ def test_what_follows_a_row_parallel_product_is_one_kernel():
     (step,) = [s for s in steps if len(s.moves) == 2]
     assert step.moves == ("reduce-scatter of lv4", "all-gather of layer_norm")
     assert list(step.views).count("tp") == 2
-    params = [str(param.name) for param in step.func.params]
-    assert "rank" in params and params[-1] == "target"
+    params = [str(param.name) for param in closed(step).params]
+    assert "tp" in params and params[-1] == "target"
     names = {str(block.name_hint) for block in all_blocks(step.func.body.block.body)}
     assert {"taken", "T_add", "T_layer_norm", "given"} <= names
+
+
+def closed(step):
+    """The function of a step with the device's coordinate, which is free in it, as a parameter."""
+    free = [var for var in variables_of(step.func.body) if str(var.name) == "tp"]
+    return with_coordinates(step.func, len(step.ins), free[:1])[0]
 
 
 class Residual(nn.Module):
@@ -168,7 +175,7 @@ def test_kernels_of_a_device_have_the_schedules_of_products_and_rows(name, kerne
     )
     found = 0
     for step in shared.functions["forward"].steps:
-        forms = forms_of(tvm.s_tir.Schedule(tvm.IRModule({"main": step.func})), target)
+        forms = forms_of(tvm.s_tir.Schedule(tvm.IRModule({"main": closed(step)})), target)
         is_product = any(map(patterns.is_product, all_blocks(step.func.body.block.body)))
         is_row = any(block.init is not None for block in all_blocks(step.func.body.block.body))
         assert bool(forms.contractions) == is_product and bool(forms.rows) == (is_row and not is_product), step.name
@@ -231,14 +238,14 @@ def test_workers_that_stumble(monkeypatch):
 def test_kernels_that_ask_for_their_device_take_records(devices, tmp_path):
     """What is measured is the first device's; the schedule that was found is right on the others."""
     shared = share_model(models.encoder(1, 64, 4, 128, 12), axe.Mesh({"tp": devices}), memory=0.0)
-    steps = [s for s in shared.functions["forward"].steps if "tp" in s.views]
-    step = next(s for s in steps if any(not tvm.tirx.is_buffer_var(param) for param in s.func.params))
-    module = tvm.IRModule({"kernel": step.func.with_attr("global_symbol", "kernel")})
+    steps = [s for s in shared.functions["forward"].steps if "tp" in s.views and s.func is not None]
+    step = next(s for s in steps if len(closed(s).params) > len(s.func.params))
+    module = tvm.IRModule({"kernel": closed(step).with_attr("global_symbol", "kernel")})
     target = resolve_target({"kind": "llvm", "num-cores": 1})
     tune(module, target=target, trials=4, work_dir=tmp_path, seed=1, progress=False)
     applied, seconds = apply_best(module, target, tmp_path)
     assert "kernel" in seconds
-    assert len(applied["kernel"].params) == len(step.func.params)
+    assert len(applied["kernel"].params) == len(closed(step).params)
     rng = np.random.default_rng(devices)
     given = [p for p in step.func.params if tvm.tirx.is_buffer_var(p)]
     arrays = [rng.standard_normal([int(n) for n in p.shape], dtype="float32") for p in given]

@@ -290,7 +290,7 @@ class _Fuser:
         ]
         return Step(
             name or f"{first.name}_{second.name}", tuple(ins), tuple(outs),
-            tuple(views[spot] for spot in (*ins, *outs)), _joined(first.func, second.func, *keys),
+            tuple(views[spot] for spot in (*ins, *outs)), _joined(first.func, second.func, *keys, tuple(self.mover.ranks.values())),
             node=second.node or first.node, moves=(*first.moves, *second.moves),
         )  # fmt: skip
 
@@ -320,14 +320,22 @@ def _is_norm(nests: _Nests) -> bool:
 
 @lru_cache(maxsize=4096)
 def _joined(
-    first: tirx.PrimFunc, second: tirx.PrimFunc, of_first: _Keys, of_second: _Keys, ins: _Keys, outs: _Keys
+    first: tirx.PrimFunc,
+    second: tirx.PrimFunc,
+    of_first: _Keys,
+    of_second: _Keys,
+    ins: _Keys,
+    outs: _Keys,
+    ranks: tuple[tirx.Var, ...],
 ) -> tirx.PrimFunc:
-    return _tidied(joined([(first, of_first), (second, of_second)], ins, outs))
+    return _tidied(joined([(first, of_first), (second, of_second)], ins, outs), ranks)
 
 
-def _tidied(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def _tidied(func: tirx.PrimFunc, ranks: Sequence[tirx.Var]) -> tirx.PrimFunc:
     """The function without nests that only move what it has made: that is stored or read where it is to be."""
-    sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+    # A schedule takes no free variables.
+    closed = tirx.PrimFunc([*func.params, *ranks], func.body, func.ret_type, func.attrs)
+    sch = s_tir.Schedule(tvm.IRModule({"main": closed}))
     inside = {buffer: math.prod(map(int, buffer.shape)) for buffer in func.body.block.alloc_buffers}
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt = sch.get(block)
@@ -338,7 +346,8 @@ def _tidied(func: tirx.PrimFunc) -> tirx.PrimFunc:
         turned = sch.compute_inline if any(maker.init is not None for maker in makers) else sch.reverse_compute_inline
         with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):  # as of what is read elsewhere, too, or can't be turned around
             turned(block)
-    return sch.mod["main"]
+    tidied = sch.mod["main"]
+    return tirx.PrimFunc(tidied.params[: len(func.params)], tidied.body, tidied.ret_type, func.attrs)
 
 
 def _behind_product(nests: _Nests) -> list[s_tir.SBlock]:
