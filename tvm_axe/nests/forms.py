@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import prod
 
 from tvm import s_tir
 from tvm.target import Target
@@ -105,7 +106,11 @@ def forms_of(sch: s_tir.Schedule, target: Target) -> Forms:
     contractions = [match for match in find_contractions(sch) if tiles(match, target)]
     if not contractions or {*blocks} != {match.block for match in contractions} | pointwise:
         contractions = []
-    rows = None if contractions else find_rows(sch, target)
+    # One row that would have W packed in every call: its dot products read W once, and as it lies.
+    once = all(prod(match.extents[n] for n in match.rows) == 1 for match in contractions)
+    packed = once and any(tiles(match, target)[0].packed for match in contractions)
+    rows = find_rows(sch, target) if packed or not contractions else None
+    contractions = [] if rows else contractions
     wide = any(lanes_of(match, target) * match.bits == vector_bits(target) for match in contractions)
     plane = None if wide or rows else find_plane(sch)
     columns = None if contractions or rows or plane else find_columns(sch)
