@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.script import tirx as T
 
@@ -202,3 +203,48 @@ def test_constants_of_types_that_are_stored_as_integers(name, dtype):
     }[name]
     got = np.asarray(axe.compile(builder.get(), work_dir=None)(given.astype(dtype)))
     np.testing.assert_array_equal(got.astype("float32"), wanted)
+
+
+@T.prim_func(s_tir=True)
+def _matvec(x: T.Buffer((1, 512), "float32"), w: T.Buffer((40, 512), "float32"), r: T.Buffer((1, 40), "float32"),
+            y: T.Buffer((1, 40), "float32")):  # fmt: skip
+    c = T.sblock_alloc_buffer((1, 40), "float32")
+    for i, j, k in T.grid(1, 40, 512):
+        with T.sblock("product"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                c[vi, vj] = T.float32(0)
+            c[vi, vj] += x[vi, vk] * w[vj, vk]
+    for i, j in T.grid(1, 40):
+        with T.sblock("gate"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            y[vi, vj] = r[vi, vj] / (T.float32(1) + T.exp(c[vi, vj]))
+
+
+def test_one_row_reads_weights_as_they_lie():
+    """Packing W in every call would read it once more than the product does."""
+    mod = with_default_schedules(tvm.IRModule({"main": _matvec}), TARGET)
+    buffers: list[tirx.Buffer] = []
+    tvm_ffi.structural_walk(mod["main"].body, (s_tir.SBlock, lambda block: buffers.extend(block.alloc_buffers)))
+    assert all(np.prod([int(n) for n in buffer.shape]) < 40 * 512 for buffer in buffers)
+    want = results(_matvec, scheduled=False, sizes={})
+    assert np.abs(results(_matvec, scheduled=True, sizes={}) - want).max() / np.abs(want).max() < 1e-5
+
+
+@pytest.mark.parametrize(("width", "panels"), [(512, 32), (128, 8)])
+def test_weights_are_packed_alike_for_one_row_and_for_many(width, panels):
+    """So that what reads a prompt and what reads a token have them once; and no panel is mostly padding."""
+    found = set()
+    for rows in (1, 64):
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((rows, 96), "float32"))
+        weights = relax.const(np.random.default_rng(0).standard_normal((96, width), "float32"))
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                out = builder.emit_output(op.matmul(x, weights))
+            builder.emit_func_output(out)
+        target = {"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 1}
+        functions = axe.compile(builder.get(), target=target, work_dir=None).runnable.functions_items()
+        (func,) = [f for v, f in functions if isinstance(f, tirx.PrimFunc) and "prepacked" in v.name_hint]
+        found.add(tuple(int(n) for n in func.params[1].ty.shape))
+    assert found == {(panels, 96, 16)}

@@ -56,10 +56,7 @@ def vector_exp(x: tirx.Expr) -> tirx.Expr:
     """exp of a float32 or a vector of them, by additions, multiplications and shifts alone."""
     dtype = str(x.ty)
     integers = dtype.replace("float", "int")
-    inside = tirx.max(tirx.min(x, _splat(_HIGHEST, dtype)), _splat(_LOWEST, dtype))
-    n = tirx.floor(inside * _splat(_LOG2_E, dtype) + _splat(0.5, dtype))
-    r = inside - n * _splat(_LN2_HIGH, dtype) - n * _splat(_LN2_LOW, dtype)
-    exp_r = _splat(1.0, dtype) + r + r * r * _horner(_POLYNOMIAL, r, dtype)
+    n, exp_r = _reduced(tirx.max(tirx.min(x, _splat(_HIGHEST, dtype)), _splat(_LOWEST, dtype)))
     # 2**n is no float32 where exp overflows or is denormal; its two halves are.
     whole = tirx.Cast(integers, n)
     half = tirx.shift_right(whole, _splat(1, integers))
@@ -67,12 +64,26 @@ def vector_exp(x: tirx.Expr) -> tirx.Expr:
     return tirx.Select(tirx.isnan(x), x, result)
 
 
+def _small_exp(x: tirx.Expr) -> tirx.Expr:
+    """exp of a number between -80 and 80, whose result is a normal one."""
+    n, exp_r = _reduced(x)
+    return exp_r * _power_of_two(tirx.Cast(str(x.ty).replace("float", "int"), n), str(x.ty))
+
+
+def _reduced(x: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+    """The n and the exp(r) of an exp."""
+    dtype = str(x.ty)
+    n = tirx.floor(x * _splat(_LOG2_E, dtype) + _splat(0.5, dtype))
+    r = x - n * _splat(_LN2_HIGH, dtype) - n * _splat(_LN2_LOW, dtype)
+    return n, _splat(1.0, dtype) + r + r * r * _horner(_POLYNOMIAL, r, dtype)
+
+
 def float_erf(x: tirx.Expr) -> tirx.Expr:
     """erf of a float32 by arithmetic and exp, which vectors may go through."""
     dtype = str(x.ty)
     size = tirx.min(tirx.abs(x), _splat(_ERF_ONE, dtype))
     near = x + x * _horner(_ERF_NEAR, x * x, dtype)
-    far = _splat(1.0, dtype) - tirx.exp(size * _horner(_ERF_FAR, size, dtype) - size)
+    far = _splat(1.0, dtype) - _small_exp(size * _horner(_ERF_FAR, size, dtype) - size)
     return _joined(x, near, far, _ERF_SMALL, dtype)
 
 
@@ -81,7 +92,7 @@ def float_tanh(x: tirx.Expr) -> tirx.Expr:
     dtype = str(x.ty)
     size = tirx.min(tirx.abs(x), _splat(_TANH_ONE, dtype))
     near = x + x * (x * x) * _horner(_TANH_NEAR, x * x, dtype)
-    far = _splat(1.0, dtype) - _splat(2.0, dtype) / (tirx.exp(size + size) + _splat(1.0, dtype))
+    far = _splat(1.0, dtype) - _splat(2.0, dtype) / (_small_exp(size + size) + _splat(1.0, dtype))
     return _joined(x, near, far, _TANH_SMALL, dtype)
 
 

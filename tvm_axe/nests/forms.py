@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import prod
 from types import MappingProxyType
 
 from tvm import s_tir
@@ -129,7 +130,11 @@ def forms_of(sch: s_tir.Schedule, target: Target, open: Mapping[str, frozenset[i
     contractions = [match for match in found if tiles(match, target)]
     if not contractions or {*blocks} != {match.block for match in contractions} | pointwise:
         contractions = []
-    rows = None if contractions else _open_rows(find_rows(sch, target), open)
+    # One row that would have W packed in every call: its dot products read W once, and as it lies.
+    once = all(prod(match.extents[n] for n in match.rows) == 1 for match in contractions)
+    packed = once and any(tiles(match, target)[0].packed for match in contractions)
+    rows = _open_rows(find_rows(sch, target), open) if packed or not contractions else None
+    contractions = [] if rows else contractions
     wide = any(lanes_of(match, target) * match.bits == vector_bits(target) for match in contractions)
     known = not any(open.values())
     plane = None if wide or rows or not known else find_plane(sch)

@@ -41,7 +41,7 @@ _PIECES = 4  # of work for each core
 _MAX_UNROLL = 4  # terms of a sum in a loop's body: more only cost instruction cache
 _MAX_TILES = 1 << 20  # `sample_perfect_tile` wants a bound on its innermost factor; here any will do
 _ROWS = (1, 2, 4, 6, 7, 8, 12, 14, 16)
-_VECTORS = (1, 2, 3, 4, 6)
+_VECTORS = (1, 2, 3, 4, 6, 8)
 _IN_FLIGHT = 14  # multiply-adds that hide their own latency and that of loads
 _CACHED = 1 << 19  # bytes: what stays in a core's own cache while other things go through it
 _NARROW = 128  # bits: what is left of a vector for columns that don't divide a wider one
@@ -146,7 +146,10 @@ def _promise(match: Contraction, tile: Tile, lanes: int) -> tuple[float, float, 
     rows = tile.accumulators // tile.vectors
     reuse = tile.accumulators / (rows + tile.vectors) if match.run else 1 / tile.vectors
     far = match.width * match.bits // 8 >= _FAR
-    return useful * min(tile.accumulators, _IN_FLIGHT), reuse, tile.packed == far, not tile.apart
+    # Of one row every element of W is read once, and that is what takes the time.
+    many = prod(match.extents[n] for n in match.rows) > 1
+    busy = min(tile.accumulators, _IN_FLIGHT) if many else 1
+    return useful * busy, reuse, tile.packed == (far and many), not tile.apart
 
 
 def _row_tiles(match: Contraction) -> list[tuple[tuple[int, int], ...]]:
@@ -294,7 +297,7 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
     if row_tail and copied is None:
         sch.compute_inline(sch.get_sblock(f"{a}_pad"))
     if panel is not None:
-        pack_ahead(sch, match, panel, step[match.vector], column_tail)
+        pack_ahead(sch, match, panel, lanes, column_tail)
     elif tile.packed:
         panel = copy_in_nest(sch, match, block, column_tail)
     if row_tail or column_tail:
