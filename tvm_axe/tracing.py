@@ -40,7 +40,7 @@ def timeline_of(lowered: Lowered, recordings: Sequence[Recording]) -> Timeline:
     for device, recording in enumerate(recordings):
         done.append([Event(device, "inputs", EDGE, 0, begun)])
         for number, (call, called) in enumerate(zip(calls, recording.calls, strict=True)):
-            name, kind, details = _described(lowered, call)
+            name, kind, details = described(lowered, call)
             if number in moved[device]:
                 details["bytes"] = moved[device][number]
             done[device].append(Event(device, name, kind, called.start, called.stop, details))
@@ -60,7 +60,7 @@ def timeline_of(lowered: Lowered, recordings: Sequence[Recording]) -> Timeline:
     return Timeline(title, tuple(workers), tuple(events), tuple(arrows))
 
 
-def _described(lowered: Lowered, call: Call) -> tuple[str, str, dict[str, Any]]:
+def described(lowered: Lowered, call: Call) -> tuple[str, str, dict[str, Any]]:
     """The name and the kind of a call's event, and what there is to say about it."""
     if call.stage is None:
         return call.function.removeprefix("axe."), _KINDS[call.function], {}
