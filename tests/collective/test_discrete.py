@@ -291,7 +291,7 @@ def test_an_illegal_address_is_named(nothing_left: None, place: str) -> None:
         check_usable(workers)
 
 
-@pytest.mark.parametrize("name", ["adam_f16", "mlp", "moe"])
+@pytest.mark.parametrize("name", ["adam_f16", "mlp", "moe", "moe_ragged", "layers"])
 @pytest.mark.parametrize("place", ["apart", "apart-staged", "apart-staged-threads"], indirect=True)
 def test_programs(nothing_left: None, place: str, name: str) -> None:
     """What is compiled for the host's cores runs where slabs lie the host's pages apart."""
