@@ -354,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if why is not None:
         print(f"bench_mesh_gpu: nothing is measured: {why}; --engine threads tries our side on CPUs", file=sys.stderr)
         return 1
-    pairs.DTYPE = pairs.DTYPE if args.engine == "cuda" else "float16"  # chunks on CPUs have no kernels of bfloat16
+    pairs.DTYPE = pairs.DTYPE if args.engine == "cuda" else "float16"  # CPUs' chunks add in it
     rows = [row for row in table(args.devices, args.engine != "cuda") if row.name.startswith(tuple(args.rows))]
     found = [measured(row, args.devices, args.engine, args.rounds, args.reps) for row in rows]
     for row in found:

@@ -28,3 +28,14 @@ def test_tuning(capsys, monkeypatch, tmp_path):
     runpy.run_path(str(DOCS / "tuning.py"))
     printed = capsys.readouterr().out
     assert printed.count("relative error") == 5 and printed.count("ms tuned") == 3
+
+
+def test_several_gpus(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["several_gpus.py", str(tmp_path)])
+    runpy.run_path(str(DOCS / "several_gpus.py"))
+    printed = capsys.readouterr().out
+    assert "one kernel, matmul_scatter" in printed and "sum2: an all-reduce beside back, part1" in printed
+    kinds = ("sequential", "fused")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{of}{kind}.json" for kind in kinds for of in ("", "expected_")
+    }

@@ -43,7 +43,7 @@ def timeline_of(lowered: Lowered, recordings: Sequence[Recording]) -> Timeline:
     for device, recording in enumerate(recordings):
         done.append([Event(device, "inputs", EDGE, 0, begun)])
         for number, (call, called) in enumerate(zip(calls, recording.calls, strict=True)):
-            name, kind, details = _described(lowered, call)
+            name, kind, details = described(lowered, call)
             if number in moved[device]:
                 details["bytes"] = moved[device][number]
             done[device].append(Event(device, name, kind, called.start, called.stop, details))
@@ -85,7 +85,7 @@ def _workers(mesh: Mesh) -> tuple[str, ...]:
     return tuple(f"worker {device} ({at})" for device, at in enumerate(coords))
 
 
-def _described(lowered: Lowered, call: Call) -> tuple[str, str, dict[str, Any]]:
+def described(lowered: Lowered, call: Call) -> tuple[str, str, dict[str, Any]]:
     """The name and the kind of a call's event, and what there is to say about it."""
     if call.stage is None:
         return call.function.removeprefix("axe."), _KINDS[call.function], {}

@@ -295,7 +295,7 @@ def test_an_illegal_address_is_named(nothing_left: None, place: str) -> None:
     ("place", "name"),
     [
         ("apart", "adam_f16"), ("apart", "mlp"), ("apart", "moe"), ("apart-staged", "mlp"), ("apart-staged", "moe"),
-        ("apart-staged-threads", "adam_f16"),
+        ("apart-staged", "layers"), ("apart-staged-threads", "adam_f16"), ("apart-staged-threads", "moe_ragged"),
     ],
     indirect=["place"],
 )  # fmt: skip

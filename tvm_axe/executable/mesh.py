@@ -18,6 +18,7 @@ from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input
 from tvm_axe.executable.measured import Measured, measured_stages, measured_whole
 from tvm_axe.executable.on_mesh import OnMesh, discard
+from tvm_axe.expecting import expected_timeline
 from tvm_axe.layout.arrays import gather, scatter
 from tvm_axe.lower.algorithms import described
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
@@ -109,6 +110,13 @@ class MeshExecutable(OnMesh):
         timeline = timeline_of(exe.lowered, recordings)
         exe._measured = measured_stages(exe._measured, exe.lowered, workers.engine, timeline)
         return timeline
+
+    def expected(self) -> Timeline:
+        """What a run is expected to look like, by the model that searches rank by; nothing is run for it.
+
+        On the engine of the target's devices, each of which has a track, and one for what it does beside.
+        """
+        return expected_timeline(self.lowered, registry.for_target(self.target).rates)
 
     def held(self, workers: Workers) -> dict[str, np.ndarray]:
         """What the tensors of the mesh held after the last run on these workers, each put together, by name.

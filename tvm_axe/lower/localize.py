@@ -67,7 +67,7 @@ def localize(
         outside = {key: window for key, window in windows.items() if key[0] not in private}
         row_major = all(shardings[buffer].memory is None for buffer, _ in outside)  # a window is of rows
         if row_major and all(
-            w is not None and w.is_aligned(shardings[b].slab, b.dtype) for (b, _), w in outside.items()
+            w is not None and w.can_be_passed(shardings[b].slab, b.dtype) for (b, _), w in outside.items()
         ):
             windowed = localizer.kernel(inside | outside)
             if not windowed.coordinates and not windowed.chunk:

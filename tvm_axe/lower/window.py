@@ -32,8 +32,14 @@ class Window:
         """The first row, where `at` says which slice and which chunk."""
         return at["slice"] * self.slice_rows + at["chunk"] * self.chunk_rows
 
-    def is_aligned(self, shape: Sequence[int], dtype: str) -> bool:
-        """Whether every window of a buffer of this shape starts where compiled code may expect a tensor to start."""
+    def can_be_passed(self, shape: Sequence[int], dtype: str) -> bool:
+        """Whether every window of a buffer of this shape can be an argument: a tensor that compiled code takes.
+
+        It starts where that may expect a tensor to start, and isn't of a type that code for a host has as integers:
+        upstream then says of an argument that it is of these, too.
+        """
+        if dtype == "bfloat16" or dtype.startswith("float8"):
+            return False
         row = prod(shape[1:]) * DataType(dtype).itemsize
         return (self.slice_rows * row) % _ALIGNMENT == 0 and (self.chunk_rows * row) % _ALIGNMENT == 0
 

@@ -288,9 +288,10 @@ class _Fuser:
             tuple(numbers.setdefault(spot, len(numbers)) for spot in spots)
             for spots in ((*first.ins, *first.outs), (*second.ins, *second.outs), ins, outs)
         ]
+        ranks = tuple(self.mover.ranks.values())
         return Step(
             name or f"{first.name}_{second.name}", tuple(ins), tuple(outs),
-            tuple(views[spot] for spot in (*ins, *outs)), _joined(first.func, second.func, *keys, tuple(self.mover.ranks.values())),
+            tuple(views[spot] for spot in (*ins, *outs)), _joined(first.func, second.func, *keys, ranks),
             node=second.node or first.node, moves=(*first.moves, *second.moves),
         )  # fmt: skip
 
