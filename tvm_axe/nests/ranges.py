@@ -345,7 +345,6 @@ def _merged(variants: Sequence[tuple[int, tirx.PrimFunc]], driving: tirx.Var) ->
         fresh |= {block.writes[0].source: ours.writes[0].source for (_, block), (_, ours) in zip(own, packed)}
         branches.append(substitute(body, fresh))
         buffers += [buffer for buffer in more if buffer not in fresh and buffer not in buffers]
-    branches = [_tvm.structural_map(branch, (tirx.For, _guarded)) for branch in branches]
     chosen = branches[-1]
     for bound, branch in reversed([*zip(bounds, branches[:-1])]):
         chosen = tirx.IfThenElse(driving <= bound, branch, chosen)
@@ -353,16 +352,6 @@ def _merged(variants: Sequence[tuple[int, tirx.PrimFunc]], driving: tirx.Var) ->
     whole = tirx.SeqStmt([*(nest for nest, _ in packed), chosen]) if packed else chosen
     block = s_tir.SBlock([], root.reads, root.writes, root.name_hint, whole, None, buffers, [], root.annotations)
     return s_tir.renew_defs(first.with_body(s_tir.SBlockRealize([], True, block)))
-
-
-def _guarded(loop: tirx.For) -> tirx.Stmt:
-    """A loop in parallel that is left out where it has no iterations.
-
-    Upstream starts threads for it, whose code may divide by another extent that is 0, too, before it looks for one.
-    """
-    if loop.kind != tirx.ForKind.PARALLEL or isinstance(loop.extent, tirx.IntImm):
-        return loop
-    return tirx.IfThenElse(loop.extent > 0, loop, None)
 
 
 def _defined(body: tirx.Stmt) -> list[tirx.Var]:
