@@ -8,6 +8,9 @@ Models are those of `scripts/models_torch.py`, random weights in published shape
 the ONNX file that onnxruntime runs. Every result is checked against torch's; then all contestants run in turn in this
 process, and a figure is the median of the rounds, with the least beside it. ratio = peer_ms / ours_ms.
 
+``llama symbolic`` is the decoder of `scripts/models_symbolic.py`, compiled once for any number of tokens, at 1, 7 and
+64 of them, beside what we compile for that number alone, and beside the others.
+
 Without --tuned no record is looked for, and no candidate measured: what is timed are the schedules that kernels have
 by default. --breakdown prints which of our kernels take the time. --cpu-time counts the process's own time, for
 machines that others use as well; with --threads 1, since threads that spin count. It needs the extra `models`.
@@ -41,6 +44,7 @@ from tvm_axe.defaults import WORK_DIR
 
 NAP, WARM, BLOCK = 0.25, 0.1, 0.3  # seconds; in a nap the other libraries' idle threads stop spinning
 TOLERANCE = 2e-3  # of the largest element: float32 through a dozen layers
+SYMBOLIC, TOKENS = "llama symbolic", (1, 7, 64)
 PEERS = ("torch", "torch.compile", "onnxruntime")
 
 
@@ -83,9 +87,15 @@ def ours(model: Any, target: Any, arrays: list[Any], args: argparse.Namespace) -
     vm = tvm.relax.VirtualMachine(
         axe.compile(model, target=target, work_dir=args.work_dir if args.tuned else None).vm, tvm.cpu()
     )
-    tensors = [tvm.runtime.tensor(array) for array in arrays]
-    main = vm["main"]
-    return vm, lambda: main(*tensors)
+    return vm, called(vm, arrays)
+
+
+def called(vm: Any, arrays: list[Any]) -> Callable[[], Any]:
+    """A call of a virtual machine's ``main`` with these arrays."""
+    import tvm
+
+    tensors, main = [tvm.runtime.tensor(array) for array in arrays], vm["main"]
+    return lambda: main(*tensors)
 
 
 def peers(module: Any, inputs: Any, path: Path, wanted: list[str], threads: int) -> dict[str, Callable[[], Any]]:
@@ -198,13 +208,25 @@ def bench(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         check(f"{name}, via {via}", call(), want)
         calls[f"ours via {via}"] = call
         if args.breakdown:
-            for kernel, count, ms in breakdown(vm, call)[: args.breakdown]:
-                print(f"    {ms:9.3f} ms  {count:4} x {kernel}")
-            vm.set_instrument(lambda *_: 0)
+            print_breakdown(vm, call, args.breakdown)
+    return rows_of(name, calls, others, args)
+
+
+def print_breakdown(vm: Any, call: Callable[[], Any], count: int) -> None:
+    """Print the kernels that take the most of a call's time."""
+    for kernel, times, ms in breakdown(vm, call)[:count]:
+        print(f"    {ms:9.3f} ms  {times:4} x {kernel}")
+    vm.set_instrument(lambda *_: 0)
+
+
+def rows_of(
+    name: str, calls: dict[str, Callable[[], Any]], others: dict[str, Callable[[], Any]], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """A row for each of our calls and each of the others', timed in turn."""
     seconds = timed(calls | others, args.rounds, time.process_time if args.cpu_time else time.perf_counter)
     return [
         {
-            "name": f"{name}, {way}",
+            "name": f"{name}, {way}" if way else name,
             "ours_ms": 1e3 * seconds[way][0],
             "ours_least_ms": 1e3 * seconds[way][1],
             "peer": peer,
@@ -269,6 +291,34 @@ def bench_mesh(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def bench_symbolic(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each number of tokens and each peer, of one model for all of them."""
+    import torch
+    from models_symbolic import decoder
+    from models_torch import made
+    from tvm import tirx
+
+    from tvm_axe.machines.target import resolve_target
+
+    (module, _), target = made("llama prefill"), resolve_target("llvm", threads=args.threads)
+    start, found = time.perf_counter(), []
+    vm, _ = ours(decoder(module, tirx.Var("n", "int64")), target, [], args)
+    print(f"{SYMBOLIC}: compiled in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+    for tokens in TOKENS:
+        inputs = (torch.randint(0, 8192, (1, tokens), generator=torch.Generator().manual_seed(0)),)
+        others = peers(module, inputs, onnx_file(module, inputs), args.peers, args.threads)
+        arrays = [inputs[0].numpy()[0]]
+        call = called(vm, arrays)
+        others = {"ours for that alone": ours(decoder(module, tokens), target, arrays, args)[1]} | others
+        want = _without_gradients(module, inputs)()
+        for name, each in (("any number", call), ("that number alone", others["ours for that alone"])):
+            check(f"{SYMBOLIC}, compiled for {name}, {tokens} tokens", each(), want)
+        if args.breakdown:
+            print_breakdown(vm, call, args.breakdown)
+        found += rows_of(f"{SYMBOLIC}, {tokens} tokens", {"": call}, others, args)
+    return found
+
+
 def main() -> None:
     """Parse; compile and time; print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -304,18 +354,19 @@ def main() -> None:
     os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(args.threads)
     from models_torch import MODELS
 
-    if missing := {*args.models} - {*MODELS}:
-        parser.error(f"no model {', '.join(sorted(missing))}; there are {', '.join(MODELS)}")
+    known = [*MODELS, SYMBOLIC]
+    if missing := {*args.models} - {*known}:
+        parser.error(f"no model {', '.join(sorted(missing))}; there are {', '.join(known)}")
     rows: list[dict[str, Any]] = []
-    for name in args.models or MODELS:
-        if args.mesh:
+    for name in args.models or known:
+        if args.mesh and name != SYMBOLIC:
             rows += (found := bench_mesh(name, args))
             for row in [] if args.json else found:
                 print(
                     "  ".join(f"{key} {value:.3f}" if "_ms" in key else f"{key} {value}" for key, value in row.items())
                 )
             continue
-        found = bench(name, args)
+        found = bench_symbolic(args) if name == SYMBOLIC else bench(name, args)
         rows += found
         for row in [] if args.json else found:
             print(

@@ -532,6 +532,23 @@ def test_tune_lets_a_relax_model_have_its_weights_packed(tmp_path, monkeypatch, 
     assert layout_free(func) == (1, 2)  # the weights and the bias
 
 
+def test_tune_takes_values_of_unknown_extents(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL.replace("[4, 12]", '["n", 12]'))
+    assert cli.main(["tune", "model.py:model", "--trials", "1", "--values", "n=1,5", "--seed", "1"]) == 0
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("fused_NT_matmul_add_relu_n1: ") and second.startswith("fused_NT_matmul_add_relu_n5: ")
+    assert "no kernel's shapes have the variable 'm'" in refused(capsys, "tune", "model.py:model", "--values", "m=2")
+
+
+def test_values_are_numbers_of_a_variable(in_folder, capsys):
+    for text in ("5", "n=", "n=0", "=3"):
+        with pytest.raises(SystemExit):
+            cli.main(["tune", "kernel.py:block", "--values", text])
+        assert "--values" in capsys.readouterr().err
+    assert "unknown extents" in refused(capsys, "tune", "kernel.py:block", "--mesh", "tp=2", "--values", "n=1")
+
+
 def test_tune_packs_weights_of_a_relax_model_alone(in_folder, capsys):
     assert "Relax model" in refused(capsys, "tune", "kernel.py:block", "--mesh", "tp=1", "--pack-weights")
     assert "Relax model" in refused(capsys, "tune", "kernel.py:block", "--mesh", "tp=2", "--pack-weights")

@@ -8,13 +8,17 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.sym import Analyzer
 
+from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import substitute, variables_of
 from tvm_axe.machines import resolve_target
 from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.nests import ranges_of, with_default_schedules, with_ranges
 from tvm_axe.nests.default import RANGES
+from tvm_axe.nests.forms import forms_of
 from tvm_axe.nests.ranges import specialized, unknown_extents, values_of
+from tvm_axe.nests.recorded import as_recorded, tiles_of
 from tvm_axe.records.packing import split_packing
+from tvm_axe.records.record import Record
 
 op = relax.op
 VALUES = (1, 6, 20)
@@ -173,3 +177,27 @@ def test_what_somebody_scheduled_or_a_record_has_stays():
     assert with_ranges(mod, resolve_target("cuda:sm_90a"))[0] is mod
     done, _ = with_ranges(mod, target)
     assert with_default_schedules(done, target) is done and RANGES in done["f"].attrs
+
+
+def test_a_record_of_a_value_gives_its_form_and_its_decisions():
+    func, target = unknown("transposed product, bias, gelu"), resolve_target("llvm", threads=2)
+    base = s_tir.Schedule(tvm.IRModule({"main": s_tir.renew_defs(func)}))
+    (var,) = unknown_extents(base.mod["main"])
+    workload = tvm.IRModule({"main": specialized(base.mod["main"], {var: 12})})
+    measured = s_tir.Schedule(workload)
+    open_loops = {"matmul": frozenset({0})}
+    forms = forms_of(measured, target, open_loops)
+    change = next(each for each in forms_of(measured, target).registers() if tiles_of(each)[0].vectors == 2)
+    change(measured)
+    terms = [each for each in measured.trace.insts if each.kind.name == "SamplePerfectTile"][-1]
+    trace = measured.trace.with_decision(terms, [130, 1], remove_postproc=True).simplified(remove_postproc=True)
+    record = Record(0, 1e-3, [_tvm.plain(trace.as_json()), [1e-3], {}, []], "here")
+    found = as_recorded(base, forms, record, workload, target, None)
+    assert found is not None
+    sch, same = found
+    assert [(tile.rows, tile.vectors) for tile in tiles_of(same)] == [(t.rows, t.vectors) for t in tiles_of(change)]
+    drawn = [sch.trace.get_decision(each) for each in sch.trace.insts if each.kind.name == "SamplePerfectTile"]
+    assert [int(n) for n in drawn[-1]] == [130, 1] and len(drawn) == 2  # that of rows isn't drawn
+    assert as_recorded(base, forms, record, workload, target, [3]) is None  # weights are packed for other tiles
+    other = Record(0, 1e-3, [[[], []], [1e-3], {}, []], "here")
+    assert as_recorded(base, forms, other, workload, target, None) is None

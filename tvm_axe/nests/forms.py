@@ -72,9 +72,8 @@ class Forms:
         vectors
             How many vectors the tile of each contraction is to have; any number if left out.
         """
-        choices = [tiles(match, self.target) for match in self.contractions]
-        if vectors is not None:
-            choices = [[tile for tile in own if tile.vectors == n] for own, n in zip(choices, vectors)]
+        wanted = [None] * len(self.contractions) if vectors is None else vectors
+        choices = [tiles(match, self.target, n) for match, n in zip(self.contractions, wanted)]
         if not all(choices):
             return []
 

@@ -45,6 +45,7 @@ from tvm_axe.records.record import Record
 __all__ = ["Values", "check_values", "ranges_of", "specialized", "unknown_extents", "values_of", "with_ranges"]
 
 _TRIED = 32  # records of a function, the fastest first, of which one has to be of a form that it can take
+_FEW = 16  # values up to which tiles of contractions beside other blocks would mostly be empty
 _BY_BLOCKS = "block by block"
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 
@@ -262,6 +263,16 @@ def _vectors(larger: _Variant | None) -> list[int] | None:
     return [tile.vectors for tile in larger.tiles] if larger is not None and ahead else None
 
 
+def _agree(sch: s_tir.Schedule, larger: _Variant | None) -> bool:
+    """Whether weights are packed as the larger variant has them."""
+    if larger is None:
+        return True
+    some, other = (_parts(each.mod["main"])[0] for each in (sch, larger.sch))
+    return len(some) == len(other) and all(
+        tvm_ffi.structural_equal(ours, theirs, map_free_vars=True) for (ours, _), (theirs, _) in zip(some, other)
+    )
+
+
 def _recorded(
     func: _Unknown,
     value: int,
@@ -275,7 +286,7 @@ def _recorded(
     forms = forms_of(_schedule(func.known[value]), target, _open(func.base))
     for record, workload in records[:_TRIED]:
         found = as_recorded(func.base, forms, record, workload, target, _vectors(larger))
-        if found is not None:
+        if found is not None and _agree(found[0], larger):
             sch, change = found
             told = f"{_told(change)}, tuned at {value}: {1e3 * record.seconds:.3f} ms"
             return _Variant(value, sch, tiles_of(change), told, record.seconds)
@@ -288,10 +299,12 @@ def _guessed(func: _Unknown, value: int, target: Target, larger: _Variant | None
     forms = forms_of(_schedule(known), with_cores_for(known, target), _open(func.base))
     for change in in_order(forms, _vectors(larger)):
         for sch in possible(func.base, [change]):
-            return _Variant(value, sch, tiles_of(change), _told(change))
-    if value == 1 or larger is None or larger.form != _BY_BLOCKS:
-        return _Variant(value, _blocks(func, target, few=value == 1))
-    return _Variant(value, larger.sch)  # all others have one
+            if _agree(sch, larger):
+                return _Variant(value, sch, tiles_of(change), _told(change))
+    few = value <= _FEW
+    if larger is not None and (larger.tiles or few == (larger.value <= _FEW)):
+        return replace(larger, value=value, seconds=None)
+    return _Variant(value, _blocks(func, target, few))
 
 
 def _blocks(func: _Unknown, target: Target, few: bool) -> s_tir.Schedule:

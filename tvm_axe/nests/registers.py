@@ -84,8 +84,8 @@ class Tile:
         return f"tiles of {rows} row{'s' if rows > 1 else ''} x {self.vectors} vectors, weights {weights}"
 
 
-def tiles(match: Contraction, target: Target) -> list[Tile]:
-    """The tiles worth trying.
+def tiles(match: Contraction, target: Target, vectors: int | None = None) -> list[Tile]:
+    """The tiles worth trying, of so many vectors if that is given.
 
     With W's vectors and one of A they fit the register file; they keep at least half as many multiply-adds in flight
     as the best of them; and they don't exceed the result. The most promising come first; none where the columns of a
@@ -96,7 +96,7 @@ def tiles(match: Contraction, target: Target) -> list[Tile]:
     if not match.plain and lanes * match.bits < _NARROW:
         return []
     found = []
-    for rows, nv in ((rows, nv) for nv in _VECTORS for rows in _row_tiles(match)):
+    for rows, nv in ((rows, nv) for nv in ((vectors,) if vectors else _VECTORS) for rows in _row_tiles(match)):
         mr, nr = prod(factor for _, factor in rows), nv * lanes
         divides = width % nr == 0 and match.vector not in match.open
         if mr * nv + nv + 1 > vector_registers(target) or not (divides or (match.plain and nv <= -(-width // lanes))):
