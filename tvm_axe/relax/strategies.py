@@ -17,12 +17,12 @@ from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shares import Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 from tvm_axe.lower.shares import is_sharable
-from tvm_axe.relax.forms import WHOLE, Form, form_of
-from tvm_axe.relax.ways import Strategy
+from tvm_axe.relax.forms import WHOLE, Form, form_of, move
+from tvm_axe.relax.ways import Stage, Strategy
 
 __all__ = ["Operator"]
 
-_SHARED = ("spatial", "reduction")
+_SHARED = ("spatial", "reduction", "gather")
 
 
 class Operator:
@@ -130,8 +130,9 @@ class Operator:
             enough = True
 
     def _is_one_kind(self, names: Sequence[str]) -> bool:
-        kinds = {(self.rule[name].kind, self.rule[name].combiner, self.rule[name].partial) for name in names}
-        return len(kinds) == 1 and next(iter(kinds))[0] in _SHARED
+        factors = [self.rule[name] for name in names]
+        kinds = {(factor.kind, factor.combiner, factor.partial, factor.combined) for factor in factors}
+        return len(kinds) == 1 and (factors[0].kind in _SHARED or bool(factors[0].combined))
 
     def _completed(self, parts: Dimension, given: Assigned) -> list[Assigned]:
         """`given` with those parts of a dimension that it leaves open in blocks of their own; empty if one can't be."""
@@ -197,7 +198,8 @@ class Operator:
         if not self._is_one_kind([name for names in assigned for name in names]):
             return None
         shares = [shares_of(operand, rule, assigned, devices) for operand in self._params]
-        if any(shares_of(operand, rule, assigned, devices) is None for operand in rule.inner):
+        inner = [shares_of(operand, rule, assigned, devices) for operand in rule.inner]
+        if any(found is None for found in inner):
             return None
         forms = [None if found is None else form_of(found) for found in shares]
         runs = [shares_of(operand, rule, assigned, devices) for operand in rule.blocks]
@@ -206,7 +208,9 @@ class Operator:
         known = [form for form in forms if form is not None]
         ins, outs = known[: self.inputs], known[self.inputs :]
         factor = rule[next(iter(assigned))[0]]
-        if factor.kind == "reduction":
+        if factor.kind == "gather" and any(len(s.runs) > 1 or s.runs[0].outer > 1 for s in assigned.values()):
+            return None
+        if factor.kind in ("reduction", "gather"):
             if not factor.partial:
                 return None
             outs = [
@@ -215,15 +219,31 @@ class Operator:
             if any(form.partial in ("prod",) for form in outs):
                 return None
         local = [math.prod(share.local for share in found) for found in runs if found is not None]
+        stages = self._combining(factor.combined, [*shares, *inner])
         whole = sum(self.operations)
         done = sum(
             count * points // max(1, math.prod(leaf.extents))
             for count, points, leaf in zip(self.operations, local, self.blocks)
         )
         return Strategy(
-            tuple(ins), tuple(outs), self._seconds((local, known)), done / whole if whole else 1.0,
-            tuple(assigned.items()),
+            tuple(ins), tuple(outs), self._seconds((local, known)) + sum(stage.how.seconds for stage in stages),
+            done / whole if whole else 1.0, tuple(assigned.items()), stages,
         )  # fmt: skip
+
+    def _combining(
+        self, combined: Sequence[tuple[int, str]], shares: Sequence[Sequence[Share] | None]
+    ) -> tuple[Stage, ...]:
+        """What is combined inside the function before it goes on."""
+        buffers, found = [*self.func.params, *self.func.body.block.alloc_buffers], []
+        for at, combiner in combined:
+            of = shares[at]
+            assert of is not None  # it is a share, or the way isn't one
+            shape, dtype = tuple(share.local for share in of), str(buffers[at].dtype)
+            itemsize = max(1, dtype_bytes(dtype, 1))
+            how = move(Form(partial=combiner), WHOLE, shape, itemsize, self.devices, self.rates.link)
+            assert how is not None  # whatever is partial can be combined
+            found.append(Stage(at, combiner, how))
+        return tuple(found)
 
     def _seconds(self, shared: tuple[Sequence[int], Sequence[Form]] | None) -> float:
         """The time of a device: of its operations, or of what it reads and writes, whichever takes longer."""
