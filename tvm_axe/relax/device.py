@@ -22,9 +22,10 @@ from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.lower.taking import taking
 from tvm_axe.lower.views import view_shape
-from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
+from tvm_axe.relax.chosen import Choice, Chosen, Moved
 from tvm_axe.relax.forms import EXCHANGE, SLICE, WHOLE, Form, Forms
 from tvm_axe.relax.graph import Node, Value
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.transfers import Transfer
 
 __all__ = ["Argument", "DeviceFunction", "DeviceModule", "Placed", "device_module"]

@@ -14,10 +14,12 @@ from dataclasses import replace
 
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.relax.choosing import Chosen, Operators, choose
+from tvm_axe.relax.choosing import choose
+from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.forms import Form, Forms, blocks
 from tvm_axe.relax.graph import Graph, Value
 from tvm_axe.relax.local import local_graph
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.staged import in_pieces
 
 __all__ = ["SLACK", "Held", "along_axes", "operators_of", "weights_of"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tvm_axe.lower.stages import pieces
-from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
+from tvm_axe.relax.chosen import Choice, Chosen, Moved
 from tvm_axe.relax.forms import WHOLE, Form
 from tvm_axe.relax.graph import Value
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.ways import Strategy
 
 __all__ = ["in_pieces"]

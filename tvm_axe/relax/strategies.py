@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
-from tvm_axe.analysis.blocks import nested_blocks, statements
+from tvm_axe.analysis.blocks import all_blocks, nested_blocks, statements
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sharding_rule
 from tvm_axe.collective.engine import Rates
@@ -69,12 +69,18 @@ class Operator:
     def operations(self) -> tuple[int, ...]:
         """Of each block, the multiplications and additions of a product that it is; 0 of any other."""
         if not self.is_sharable:
-            return (0,) * len(self.blocks)
-        nests = [nested_blocks(nest)[0].block for nest in statements(self.func.body.block.body)]
-        return tuple(
-            2 * math.prod(leaf.extents) if pattern_of(block) is Pattern.CONTRACTION else 0
-            for leaf, block in zip(self.blocks, nests)
-        )
+            return tuple(map(_of_product, all_blocks(self.func.body)))
+        return tuple(_of_product(nested_blocks(nest)[0].block) for nest in statements(self.func.body.block.body))
+
+    def whole_because(self) -> str:
+        """Why every device computes all of it, in words."""
+        if not self.is_sharable:
+            return self.rule.reason or "it isn't nests of loops around one block of stores each"
+        ways = [way for way in self.strategies(frozenset()) if way.share < 1]
+        if not ways:
+            return f"no dimension of it can be shared by {self.devices} devices: {self.rule}"
+        least = min(way.seconds for way in ways)
+        return f"whole it takes {self._seconds(None) * 1e6:.3g} us, and shared {least * 1e6:.3g} us and moves"
 
     def strategies(self, seeds: frozenset[tuple[int, Form]]) -> list[Strategy]:
         """The ways to run it.
@@ -266,3 +272,10 @@ class Operator:
                 moved += dtype_bytes(str(access.buffer.dtype), min(size, points))
             total += max(count * points / max(1, whole) / self.rates.operations, moved / self.rates.memory)
         return total
+
+
+def _of_product(block: s_tir.SBlock) -> int:
+    """The multiplications and additions of a block that is a product; 0 of any other."""
+    if pattern_of(block) is not Pattern.CONTRACTION:
+        return 0
+    return 2 * math.prod(int(iv.dom.extent) for iv in block.iter_vars)
