@@ -3,9 +3,9 @@
     python scripts/fuzz_models.py --count 100 --seed 0 [--delays]
 
 Each model is a chain of operators on values of two, three or four dimensions, with reuse of earlier values, constants,
-tuples and several results. Each is compiled for a mesh of 2, 3, 4 or 2 x 2 threads, under a random limit on its
-weights and with rates at random, so that few bytes are worth sharing. Prints each model that is wrong or that fails,
-with its seed.
+tuples and several results. Each is compiled for a mesh of 2, 3, 4, 2 x 2 or 3 x 2 threads, under a random limit on its
+weights and with rates at random, so that few bytes are worth sharing; half of them with parameters and variables pinned
+at random. Prints each model that is wrong or that fails, with its seed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Model:
         steps: list[Callable[[relax.Var, list[int]], relax.Expr | None]] = [
             self.matmul, self.matmul, self.linear, self.linear, self.pointwise, self.pointwise, self.reshape,
             self.transpose, self.softmax, self.norm, self.reduce, self.split, self.concatenate, self.add, self.repeat,
-            self.pad, self.conv, self.bias,
+            self.pad, self.conv, self.bias, self.lookup,
         ]  # fmt: skip
         shape = [int(extent) for extent in x.ty.shape]
         made = steps[int(self.rng.integers(len(steps)))](x, shape)
@@ -148,6 +148,10 @@ class Model:
         other = self.parameter([*shape[:at], self.pick(1, 2, 4), *shape[at + 1 :]])
         return op.concat([x, other] if self.rng.integers(2) else [other, x], axis=at)
 
+    def lookup(self, x: relax.Var, shape: list[int]) -> relax.Expr:
+        rows, *rest = self.pick(3, 4, 7, 12), *shape[:-1]
+        return op.take(self.parameter([rows, shape[-1]]), relax.const(self.rng.integers(0, rows, rest)), axis=0)
+
     def add(self, x: relax.Var, shape: list[int]) -> relax.Expr | None:
         same = [v for v in self.values if [int(n) for n in v.ty.shape] == shape and not v.same_as(x)]
         return op.add(x, same[0]) if same else None
@@ -162,6 +166,18 @@ class Model:
         if len(shape) != 4 or min(shape[2:]) < 2:
             return None
         return op.nn.conv2d(x, self.parameter([self.pick(2, 4, 6), shape[1], 3, 3]), padding=1)
+
+
+def pins(model: Model, mesh: axe.Mesh, rng: np.random.Generator) -> dict[str, dict[str, int | None]]:
+    """Some parameters and variables of a model with a dimension along some axes, or none."""
+    (block,) = model.module["forward"].body.blocks
+    values = [*model.module["forward"].params, *(binding.var for binding in block.bindings)]
+    found: dict[str, dict[str, int | None]] = {}
+    for var in values:
+        if rng.random() < 0.2 and isinstance(var.ty, relax.TensorType):
+            dims = [None, *(dim for dim, extent in enumerate(var.ty.shape) if int(extent) > 1)]
+            found[var.name] = {axis: dims[int(rng.integers(len(dims)))] for axis in mesh.names if rng.random() < 0.7}
+    return found
 
 
 def alone(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -195,6 +211,7 @@ def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
     shared = share_model(
         model.module, on.mesh, memory=float(rng.choice([0.0, 1 / devices + 0.05, 1.0])),
         rates=HOST if rng.integers(4) == 0 else SLOW, page=on.page,
+        pins=pins(model, on.mesh, rng) if rng.integers(2) else None,
     )  # fmt: skip
     runnable, workspaces = with_workspaces(shared.module)
     exe = MeshModelExecutable(

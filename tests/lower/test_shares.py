@@ -12,7 +12,8 @@ from tvm_axe.analysis.sharding_rule import sharding_rule
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Share
 from tvm_axe.lower.dealing import shares_of
-from tvm_axe.lower.shares import is_sharable, shared
+from tvm_axe.lower.shares import is_sharable, shared, with_coordinates
+from tvm_axe.lower.stages import pieces
 from tvm_axe.lower.taking import taking
 
 op = relax.op
@@ -124,6 +125,66 @@ def test_every_factor_of_operators(name):
                     check(func, {(factor.name,): Share.blocks(factor.extent, devices)}, devices)
                     checked += 1
     assert checked
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("mode", ["fast", "clip", "nan"])
+def test_rows_that_are_looked_up(mode, devices):
+    """Each device has some rows of a table, and leaves zeros for the others; out of range is as on one device."""
+    builder = relax.BlockBuilder()
+    kinds = {"table": ((7, 4), "float32"), "ids": ((9,), "int64")}
+    table, ids = (relax.Var(name, relax.TensorType(*kind)) for name, kind in kinds.items())
+    with builder.function("main", [table, ids]):
+        with builder.dataflow():
+            out = builder.emit_output(op.take(table, ids, axis=0, mode=mode))
+        builder.emit_func_output(out)
+    module = relax.transform.LegalizeOps()(builder.get())
+    (func,) = [each for _, each in module.functions_items() if isinstance(each, tirx.PrimFunc)]
+    rule, share = sharding_rule(func), Share.blocks(7, devices)
+    assert (rule["a"].kind, rule["a"].partial) == ("gather", (0,))
+    local = shared(func, rule, {("a",): share}, devices)
+    array = np.random.default_rng(0).standard_normal((7, 4), dtype="float32")
+    wanted = np.array([6, 0, 3, 3, 2, 5, 1, *((4, 6) if mode == "fast" else (-2, 9))])
+    (true,) = run(func, [array, wanted], [((9, 4), "float32")])
+    parts = [
+        run(local, [array[share.indices(device)], wanted], [((9, 4), "float32")], device)[0]
+        for device in range(devices)
+    ]
+    np.testing.assert_array_equal(np.sum(parts, axis=0), true)
+    assert devices == sum(bool(np.any(part)) for part in parts)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "rms norm"])
+@pytest.mark.parametrize("devices", [2, 3])
+def test_pieces_with_what_is_combined_between(name, devices):
+    """Where the dimension is shared that a function reduces inside, its reductions are combined before it goes on."""
+    operators = OPERATORS | {"rms norm": (((4, 8, 16), (16,)), lambda x, w: op.nn.rms_norm(x, w, axes=[-1]))}
+    (func,) = functions(*operators[name])
+    rule, count = sharding_rule(func), len(operators[name][0])
+    assigned = {("c",): Share.blocks(16, devices)}
+    assert rule["c"].kind == "opaque" and rule["c"].combined
+    rank = tirx.Var("rank", "int64")
+    local, combined = shared(func, rule, assigned, devices, rank), dict(rule["c"].combined)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal([int(n) for n in param.shape], dtype="float32") for param in func.params[:count]]
+    (true,) = run(func, inputs, [([4, 8, 16], "float32")])
+    shares = [shares_of(operand, rule, assigned, devices) for operand in (*rule.inputs, *rule.outputs)]
+    buffers = [*local.params, *local.body.block.alloc_buffers]
+    held_by = [dict(enumerate(held(x, of, d) for x, of in zip(inputs, shares, strict=False))) for d in range(devices)]
+    parts = pieces(local, combined)
+    assert len(parts) == len(combined) + 1
+    for part in parts:
+        bound, used = with_coordinates(part.func, len(part.ins), [rank])
+        for device, own in enumerate(held_by):
+            outs = [([int(n) for n in buffers[at].shape], str(buffers[at].dtype)) for at in part.outs]
+            left = run(bound, [own[at] for at in part.ins], outs, device if used else None)
+            own.update(zip(part.outs, left, strict=True))
+        for at in set(part.outs) & set(combined):
+            total = COMBINE[combined[at]]([own[at] for own in held_by], axis=0)
+            for own in held_by:
+                own[at] = total
+    for device, own in enumerate(held_by):
+        np.testing.assert_allclose(own[count], held(true, shares[count], device), rtol=1e-5, atol=1e-6)
 
 
 @T.prim_func(s_tir=True)

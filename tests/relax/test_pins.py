@@ -12,6 +12,8 @@ from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
 import tvm_axe as axe
+from tvm_axe.collective.engine import Rates
+from tvm_axe.layout import Link
 from tvm_axe.relax import share_model
 
 _spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
@@ -20,6 +22,8 @@ sys.modules["shared_models"] = models
 _spec.loader.exec_module(models)
 
 SQUARE = axe.Mesh({"dp": 2, "tp": 2})
+SLOW = Rates(Link(latency=0.0, bandwidth=1e10), memory=1e12, operations=2e10)
+"""Devices on which models of a few numbers are worth sharing."""
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +79,29 @@ def test_along_axes_each():
     assert laid["w"] == "dp:S0[4@0 4@1] tp:S1[4@0 4@1]"
 
 
+def norms():
+    """What reduces inside: collectives stand there where the dimension is shared before and behind."""
+    builder = relax.BlockBuilder()
+    x, w, b = (
+        relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in zip("xwb", ((4, 24), (24,), (24,)))
+    )
+    with builder.function("forward", [x, w, b], attrs={"num_input": 1}):
+        with builder.dataflow():
+            normed = builder.emit(relax.op.nn.layer_norm(x, w, b, axes=[-1]), name_hint="normed")
+            soft = builder.emit(relax.op.nn.softmax(normed, -1), name_hint="soft")
+            out = builder.emit_output(relax.op.nn.rms_norm(soft, w, axes=[-1]))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
 PINNED = {
     "parameters": (chain, {"x": {"dp": 1}, "w": {"tp": 0}, "v": 1}),
     "variables": (chain, {"hidden": {"dp": 1, "tp": 0}, "active": 0}),
     "a layout": (chain, {"hidden": "S[(2, 4, 2, 4) : (1@dp, 4, 1@tp, 1)]"}),
     "annotations": (lambda: chain("S[1], S[0]"), {}),
     "an axis": (chain, {"hid*": {"tp": 1}}),
+    "norms": (norms, {"x": 1, "soft": 1, "w": 0, "b": 0}),
+    "vocabulary": (lambda: models.decoder(vocab=9), {"embed.weight": 0, "head.weight": {"tp": 0, "dp": None}}),
 }
 
 
@@ -89,9 +110,31 @@ def test_pinned_models_equal_one_device(name, square):
     make, pins = PINNED[name]
     model = make()
     arrays = models.drawn(model)
+    plain = chain() if name == "annotations" else model  # upstream's own build of what is annotated there is none
     exe = axe.compile(model, mesh=SQUARE, work_dir=None, pins=pins)
     for _ in range(2):
-        assert error(exe.run(square, *arrays), models.alone(chain(), arrays)) < 1e-5
+        assert error(exe.run(square, *arrays), models.alone(plain, arrays)) < 1e-5
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_collectives_inside_norms(devices):
+    """Sums and a maximum are all that is moved: two of a layer norm, two of a softmax, one of an RMS norm."""
+    shared = share_model(norms(), axe.Mesh({"tp": devices}), rates=SLOW, pins={"x": 1, "soft": 1, "w": 0, "b": 0})
+    found = shared.functions["forward"].chosen
+    assert found.collectives == {"all_reduce": 4, "exchange": 1}
+    assert found.bytes == 4 * 2 * -(-4 * 4 * (devices - 1) // devices) + 4 * 4 * (devices - 1)
+
+
+def test_rows_of_a_vocabulary():
+    """A device has its rows of the table and of the head: words that are another's are zeros, and summed up."""
+    pins = {"embed.weight": 0, "head.weight": 0}
+    function = share_model(models.decoder(vocab=512), axe.Mesh({"tp": 2}), rates=SLOW, pins=pins).functions["forward"]
+    values = function.chosen.graph.values
+    (table,) = [
+        choice for choice in function.chosen.choices if "embed.weight" in {values[v].name for v in choice.node.ins}
+    ]
+    assert table.strategy.outs[0].partial == "sum"
+    assert function.results[0].shown == "S2[256@0 256@1]"
 
 
 def test_variables_are_in_the_form_that_is_pinned():

@@ -1,6 +1,7 @@
 """Models shared over a mesh: equal to one device, products divided, bytes of Megatron's closed form, weights cut."""
 
 import importlib.util
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 from tvm import relax
 from tvm.relax.frontend import nn
+from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.collective.engine import HOST, Rates
 from tvm_axe.layout import Link
 from tvm_axe.relax import share_model
-from tvm_axe.relax.choosing import Operators, choose
+from tvm_axe.relax.choosing import choose
 from tvm_axe.relax.forms import WHOLE
 from tvm_axe.relax.graph import graph_of, legalized
+from tvm_axe.relax.operators import Operators
+from tvm_axe.relax.sharing import described
 
 _spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
 models = importlib.util.module_from_spec(_spec)
@@ -190,6 +194,37 @@ def test_tuples_parameters_and_a_result_twice(workers):
     arrays = models.drawn(model)
     exe = axe.compile(model, mesh=axe.Mesh({"tp": 2}), work_dir=None)
     assert error(exe.run(workers(2), *arrays), models.alone(model, arrays)) < 1e-6
+
+
+# ---- What is said
+
+
+def test_which_axis_shares_what_is_said(square):
+    shared = share_model(models.encoder(batch=4), square.mesh, memory=0.55, rates=SLOW)
+    assert described(shared) == (
+        "forward: 100% of the products' operations are shared over dp (100% of them, 0% of the weights) and "
+        "tp (100% of them, 98% of the weights)"
+    )
+
+
+def test_why_products_are_whole_is_said():
+    lines = described(share_model(models.resnet(), axe.Mesh({"tp": 3}), memory=0.55)).splitlines()
+    assert lines[0] == "forward: 80% of the products' operations are shared over tp"
+    assert re.fullmatch(
+        r"  not lv\d*, \d+% of them: whole it takes [\d.]+ us, and shared [\d.]+ us and moves", lines[1]
+    )
+
+    @T.prim_func(s_tir=True)
+    def twice(A: T.Buffer((4, 4), layout=None), B: T.Buffer((4, 4), layout=None)):
+        for i, j, k in T.grid(4, 4, 4):
+            with T.sblock("B"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    B[vi, vj] = T.float32(0)
+                B[vi, vj] = B[vi, vj] + A[vi, vk] * A[vk, vj]
+
+    why = Operators(2, HOST).of(twice, 1).whole_because()
+    assert why == "no dimension of it can be shared by 2 devices: [a, a] -> [a, a]; a: opaque"
 
 
 # ---- Refused

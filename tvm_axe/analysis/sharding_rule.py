@@ -24,6 +24,7 @@ concatenate          ``[a, b], [a, c] -> [a, b|c]``
 repeat               ``[a, b] -> [a, bc]``
 sum of rows          ``[a, b] -> [a]; b: sum``
 softmax              ``[a, b] -> [a, b]; b: opaque (max T_softmax_maxelem, sum T_softmax_expsum)``
+embedding            ``[a, b], [c] -> [c, b]; a: gather``
 convolution          ``[a, b, c(-1:1)], [d, b, e] -> [a, d, c]; c: halo; b, e: sum``
 ==================== ===============================================================================================
 """
@@ -41,6 +42,7 @@ from tvm import tirx
 from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
 from tvm_axe.analysis.axes import Axes, Segment
 from tvm_axe.analysis.directions import Direction, directions
+from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.analysis.parameters import parameters
 from tvm_axe.analysis.partials import partial_buffers
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
@@ -49,7 +51,7 @@ from tvm_axe.analysis.sizes import Sizes, at_sizes
 
 __all__ = ["Factor", "Operand", "Part", "ShardingRule", "sharding_rule"]
 
-_ORDER = ("spatial", "halo", "reduction", "opaque")
+_ORDER = ("spatial", "halo", "reduction", "gather", "opaque")
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,12 @@ class Factor:
         One letter, with a number behind it from the 27th on.
     extent : int
         How many indices there are to share.
-    kind : "spatial", "reduction", "halo" or "opaque"
+    kind : "spatial", "reduction", "halo", "gather" or "opaque"
         What a device can do that has a share of these indices of the inputs, and the rest of the inputs whole.
         *Spatial*: the same share of the outputs. *Halo*: the same, if it also has the neighbouring indices that each
-        `Part.reach` says. *Reduction*: outputs that the devices' outputs are combined to. *Opaque*: nothing.
+        `Part.reach` says. *Reduction*: outputs that the devices' outputs are combined to. *Gather*: the same, where
+        the index in the one dimension that has the factor is looked up: a device counts nothing where what is looked
+        up is another's. *Opaque*: nothing, but for `combined`.
     combiner : str or None
         What the devices' outputs of a reduction are combined with: "sum", "prod", "max" or "min".
     partial : tuple[int, ...]
@@ -73,20 +77,24 @@ class Factor:
         shared.
     stages : tuple[str, ...]
         The reductions inside the function that would have to be combined before it goes on, of an opaque factor.
+    combined : tuple of (int, str)
+        The buffers that these reduce to and with what, by position among parameters and what is allocated, if that is
+        all there is to it: with them combined a factor is as if spatial.
     """
 
     name: str
     extent: int
-    kind: Literal["spatial", "reduction", "halo", "opaque"]
+    kind: Literal["spatial", "reduction", "halo", "gather", "opaque"]
     combiner: str | None = None
     partial: tuple[int, ...] = ()
     stages: tuple[str, ...] = ()
+    combined: tuple[tuple[int, str], ...] = ()
 
     @property
     def means(self) -> str:
         """What sharing it means, in a word: the kind, or what the results are combined with."""
         stages = f" ({', '.join(self.stages)})" if self.stages else ""
-        return f"{self.combiner or self.kind}{stages}"
+        return f"{self.kind if self.kind == 'gather' else self.combiner or self.kind}{stages}"
 
 
 @dataclass(frozen=True)
@@ -212,19 +220,25 @@ def sharding_rule(func: tirx.PrimFunc, sizes: Sizes | None = None) -> ShardingRu
     allocated = list(func.body.block.alloc_buffers)
     room = [[int(extent) for extent in buffer.shape] for buffer in known.body.block.alloc_buffers]
     held = [dims("buffer", axes.number(buffer), shape) for buffer, shape in zip(allocated, room)]
+    own = [*params, *allocated]
     extents, opaque, halos = axes.classes()
     for operand in [*inner, *iterators]:
         opaque |= _repeated(operand)
     given = [param for param, side in zip(params, sides) if side.is_input]
+    elsewhere = {n for dims in [*held, *iterators] for segments in dims for part in segments for n in part.classes}
     names = [_name(number) for number in range(len(extents))]
     factors = []
     for number, (name, extent) in enumerate(zip(names, extents)):
         if number in opaque:
-            factors.append(Factor(name, extent, "opaque"))
+            opaque_factor = Factor(name, extent, "opaque")
+            found = None if number in elsewhere else _looked_up(number, blocks, params, seen, given, outputs)
+            factors.append(
+                opaque_factor if found is None else replace(opaque_factor, kind="gather", combiner="sum", partial=found)
+            )
         elif number in halos:
             factors.append(Factor(name, extent, "halo"))
         else:
-            factors.append(_factor(number, Factor(name, extent, "spatial"), blocks, iterators, given, outputs))
+            factors.append(_factor(number, Factor(name, extent, "spatial"), blocks, iterators, given, outputs, own))
 
     def parts(segments: tuple[Segment, ...], exact: bool) -> Dimension:
         found: list[Part] = []
@@ -239,8 +253,8 @@ def sharding_rule(func: tirx.PrimFunc, sizes: Sizes | None = None) -> ShardingRu
         for exact in (False, True)
     )
     runs = [Operand(b.name, tuple(parts(d, False) for d in found)) for b, found in zip(blocks, iterators)]
-    own = [Operand(b.name, tuple(parts(d, False) for d in found)) for b, found in zip(allocated, held)]
-    return _rule(tuple(factors), ins, outs, tuple(runs), tuple(own), sides, "")
+    rest = [Operand(b.name, tuple(parts(d, False) for d in found)) for b, found in zip(allocated, held)]
+    return _rule(tuple(factors), ins, outs, tuple(runs), tuple(rest), sides, "")
 
 
 def _rule(
@@ -283,8 +297,9 @@ def _factor(
     iterators: Sequence[Sequence[Sequence[Segment]]],
     given: Sequence[tirx.Buffer],
     outputs: Sequence[tirx.Buffer],
+    buffers: Sequence[tirx.Buffer],
 ) -> Factor:
-    """Return `factor` as one that blocks reduce over, if they do."""
+    """Return `factor` as one that blocks reduce over, if they do; `buffers` are all, parameters first."""
 
     def having(kind: int) -> set[int]:
         return {
@@ -305,4 +320,65 @@ def _factor(
             left = (n for n, out in enumerate(outputs) if any(out.same_as(buffer) for buffer in partial))
             return replace(factor, kind="reduction", combiner=combiner, partial=tuple(left))
     stages = (f"{blocks[k].combiner or 'other'} {blocks[k].written[0].name}" for k in sorted(reducing))
-    return replace(factor, kind="opaque", stages=tuple(stages))
+    inside = _in_all_parts(number, iterators)
+    combined = _combined(blocks, sorted(reducing), [*given, *outputs], buffers) if inside else ()
+    return replace(factor, kind="opaque", stages=tuple(stages), combined=combined)
+
+
+def _combined(
+    blocks: Sequence[LeafBlock], reducing: Sequence[int], known: Sequence[tirx.Buffer], buffers: Sequence[tirx.Buffer]
+) -> tuple[tuple[int, str], ...]:
+    """Return what reductions are combined to, and with what, before blocks go on; empty where that isn't all.
+
+    `known` are the buffers that are seen outside of the function, before or after.
+    """
+    writers = [buffer for block in blocks for buffer in _distinct(block.written)]
+    if len(_distinct(writers)) < len(writers):
+        return ()
+    found = []
+    for k in reducing:
+        combiner, (buffer, *more) = blocks[k].combiner, _distinct(blocks[k].written)
+        if more or combiner not in ("sum", "max", "min") or _is_one(buffer, known):
+            return ()
+        found.append((next(at for at, other in enumerate(buffers) if other.same_as(buffer)), combiner))
+    return tuple(found)
+
+
+def _looked_up(
+    number: int,
+    blocks: Sequence[LeafBlock],
+    params: Sequence[tirx.Buffer],
+    seen: Sequence[Sequence[Sequence[Segment]]],
+    given: Sequence[tirx.Buffer],
+    outputs: Sequence[tirx.Buffer],
+) -> tuple[int, ...] | None:
+    """Return which outputs are sums of the devices' where a factor is an input's dimension in which one block looks up.
+
+    None where it is anything else.
+    """
+    having = [
+        (param, dim)
+        for param, dims in zip(params, seen)
+        for dim, segments in enumerate(dims)
+        if any(number in part.classes for part in segments)
+    ]
+    if len(having) != 1 or not _is_one(having[0][0], given):
+        return None
+    ((buffer, dim),) = having
+    reading = [k for k, block in enumerate(blocks) for access in block.accesses if access.buffer.same_as(buffer)]
+    block = blocks[reading[0]] if len(reading) == 1 else None
+    if block is None or block.value is None or (block.combiner != "sum" and REDUCE in block.kinds):
+        return None
+    indices = [load.indices[dim] for load in loads_in(block.value) if load.source.same_as(buffer)]
+    if len(indices) != 1 or not loads_in(indices[0]):
+        return None
+    partial = partial_buffers(blocks, {reading[0]}, set(), "sum", given)
+    return None if partial is None else tuple(n for n, out in enumerate(outputs) if _is_one(out, partial))
+
+
+def _is_one(buffer: tirx.Buffer, buffers: Sequence[tirx.Buffer]) -> bool:
+    return any(other.same_as(buffer) for other in buffers)
+
+
+def _distinct(buffers: Sequence[tirx.Buffer]) -> list[tirx.Buffer]:
+    return [buffer for at, buffer in enumerate(buffers) if not _is_one(buffer, buffers[:at])]

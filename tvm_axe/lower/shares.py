@@ -132,6 +132,9 @@ def shared(
     """
     if not assigned:
         return func
+    for together, share in assigned.items():
+        if rule[together[0]].kind == "gather" and (len(share.runs) > 1 or share.runs[0].outer > 1):
+            return None  # which device holds an index is one comparison
     localizer = _Localizer(
         func, rule, assigned, devices, tirx.Var(RANK, "int64") if rank is None else rank, sizes or {}
     )
@@ -208,6 +211,13 @@ class _Localizer:
             self.shares = {buffer: shares for buffer, shares in zip(own, buffers) if shares is not None}
             self.blocks = [shares for shares in blocks if shares is not None]
             self.buffers = {buffer: self._slab(buffer, shares) for buffer, shares in self.shares.items()}
+            gathered = {name for together in assigned for name in together if rule[name].kind == "gather"}
+            self.looked_up = {
+                (param, dim)
+                for param, operand in zip(func.params, rule.inputs)
+                for dim, parts in enumerate(operand.dims)
+                if any(gathered & set(part.factors) for part in parts)
+            }
 
     def _slab(self, buffer: tirx.Buffer, shares: Sequence[Share]) -> tirx.Buffer:
         kind = str(buffer.shape[0].ty) if len(buffer.shape) else "int64"
@@ -276,8 +286,8 @@ class _Localizer:
         for var, bound in {**self.bounds, **bounds}.items():
             analyzer.bind(var, bound)
         inside = _Body(self, pieces, numbers, analyzer)
-        body = block.body
-        if combiner in _IDENTITIES and term is not None:
+        body = self._found(block.body, combiner, term)
+        if combiner in _IDENTITIES and term is not None and body.same_as(block.body):
             body = self._counted(body, term, _IDENTITIES[combiner], block, pieces)
         body, init = inside.rewritten(body), None if block.init is None else inside.rewritten(block.init)
         # Of a reduction, what it goes on with isn't said to be read.
@@ -296,6 +306,32 @@ class _Localizer:
         for loop, piece in reversed(list(zip(loops, pieces))):
             nest = tirx.For(loop, tirx.IntImm(str(loop.ty), 0), piece.extent, tirx.ForKind.SERIAL, nest)
         return nest
+
+    def _found(self, body: tirx.Stmt, combiner: str | None, term: tirx.Expr | None) -> tirx.Stmt:
+        """The body of a block that counts nothing where what it looks up is another device's."""
+        conditions = [
+            self._holds(load.indices[dim], share)
+            for load in ([] if term is None else loads_in(term))
+            for dim, share in enumerate(self.shares[load.source])
+            if (load.source, dim) in self.looked_up and not share.is_whole
+        ]
+        if not conditions or term is None:
+            return body
+        masked = tirx.if_then_else(conditions[0], term, tirx.const(0, str(term.ty)))
+        if combiner is None:
+            return tirx.BufferStore(body.buffer, masked, body.indices)
+        sides = [masked if side.same_as(term) else side for side in (body.value.a, body.value.b)]
+        return tirx.BufferStore(body.buffer, type(body.value)(*sides), body.indices)
+
+    def _holds(self, index: tirx.Expr, share: Share) -> tirx.Expr:
+        """Whether an index is the device's own; one out of range is the first's or the last's."""
+        (run,), dtype, last = share.runs, str(index.ty), share.devices - 1
+        starts = [(start + owned) * run.inner for start, owned in zip(run.starts, run.owned())]
+        stops = [(start + run.size) * run.inner for start in run.starts]
+        rank = self.rank if str(self.rank.ty) == dtype else tirx.Cast(dtype, self.rank)
+        above = tirx.Or(rank <= tirx.const(0, dtype), index >= table(self.rank, starts, dtype))
+        stop = table(self.rank, [number - stops[0] for number in stops], dtype) + tirx.const(stops[0], dtype)
+        return tirx.And(above, tirx.Or(rank >= tirx.const(last, dtype), index < stop))
 
     def _counted(
         self, body: tirx.Stmt, term: tirx.Expr, identity: int, block: s_tir.SBlock, pieces: Sequence[_Piece]

@@ -12,27 +12,22 @@ price on them, found by bisection.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import tvm_ffi
-from tvm import tirx
-
-from tvm_axe.collective.engine import Rates
-from tvm_axe.layout import Link
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.lower.shares import RANK, shared
-from tvm_axe.relax.forms import SLICE, WHOLE, Form, Move, blocks, move
+from tvm_axe.relax.chosen import Choice, Chosen, Moved
+from tvm_axe.relax.forms import WHOLE, Form, Move, move
 from tvm_axe.relax.graph import Graph, Node
 from tvm_axe.relax.holding import Holding
-from tvm_axe.relax.sizes import shape_at
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.strategies import Operator
-from tvm_axe.relax.transfers import Carrying, Transfer
+from tvm_axe.relax.transfers import Carrying
 from tvm_axe.relax.ways import Strategy
 
-__all__ = ["Choice", "Chosen", "Moved", "Operators", "choose"]
+__all__ = ["choose"]
 
 BEAM = 128
 """States that are kept at most."""
@@ -40,88 +35,6 @@ MOST_FORMS = 24
 """Forms of a value that are tried at most."""
 
 State = tuple[frozenset[Form], ...]
-
-
-class Operators:
-    """The operators of a model on the devices of a mesh axis; equal functions are one.
-
-    Parameters
-    ----------
-    devices : int
-        How many the axis has.
-    rates : Rates
-        How fast they are.
-    axis : str
-        The axis, after which the device's coordinate is called in what devices do.
-    """
-
-    def __init__(self, devices: int, rates: Rates, axis: str = "") -> None:
-        self.devices, self.rates, self.axis = devices, rates, axis
-        self.rank = tirx.Var(axis or RANK, "int64")
-        self._known: dict[tuple[int, int, tuple[int, ...]], list[Operator]] = {}
-        self._carrying: dict[Transfer, Carrying] = {}
-        self._holding: dict[object, Holding] = {}
-        self._local: dict[object, tirx.PrimFunc] = {}
-
-    def of_node(self, graph: Graph, node: Node) -> Operator | Carrying | Holding | None:
-        """The operator that a call of a function is; None of what takes and gives whole values."""
-        if node.pins is not None:
-            key = graph.values[node.ins[0]].typical, node.pins.get(self.axis, -1)
-            if key not in self._holding:
-                dims = [node.pins[self.axis]] if self.axis in node.pins else []
-                self._holding[key] = Holding(*(blocks(key[0], dim, self.devices) for dim in dims))
-            return self._holding[key]
-        if node.transfer is None:
-            return None if node.func is None else self.of(node.func, len(node.ins), node.sizes)
-        if node.transfer not in self._carrying:
-            self._carrying[node.transfer] = Carrying(node.transfer, self.rates.link)
-        return self._carrying[node.transfer]
-
-    def local(self, node: Node, strategy: Strategy) -> tirx.PrimFunc:
-        """The function that a device runs of a call, in which its coordinate is free; numbers come behind buffers."""
-        assert node.func is not None  # a call of a function has strategies that are more than whole
-        operator = self.of(node.func, len(node.ins), node.sizes)
-        key = operator, strategy.assigned
-        if key not in self._local:
-            func = shared(
-                operator.func, operator.rule, dict(strategy.assigned), self.devices, self.rank, operator.sizes
-            )
-            assert func is not None  # the strategy was made of shares
-            params = [*func.params, *operator.numbers]
-            self._local[key] = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs) if operator.numbers else func
-        return self._local[key]
-
-    def of(self, func: tirx.PrimFunc, inputs: int, sizes: tuple[int, ...] = ()) -> Operator:
-        """The operator that a function is where its variables typically are `sizes`."""
-        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes), [])
-        for operator in same:
-            if tvm_ffi.structural_equal(operator.called, func):
-                return operator
-        same.append(Operator(func, inputs, self.devices, self.rates, sizes))
-        return same[-1]
-
-
-class Moved(NamedTuple):
-    """A value that is brought to another form before a call."""
-
-    value: int
-    source: Form
-    target: Form
-    how: Move
-
-
-class Choice(NamedTuple):
-    """A call, how it is run, and what is moved before."""
-
-    node: Node
-    strategy: Strategy
-    moves: tuple[Moved, ...]
-
-    @property
-    def transfer(self) -> Transfer | None:
-        """The move along an outer axis that the call is, of what a device has."""
-        of = self.node.transfer
-        return None if of is None else of.within(self.strategy.ins[0], self.strategy.outs[0])
 
 
 @dataclass
@@ -134,89 +47,6 @@ class _Step:
     outs: tuple[int, ...]
     strategies: list[Strategy]
     group: tuple[object, ...] = ()
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What was chosen for a function.
-
-    Attributes
-    ----------
-    graph : Graph
-        The function.
-    choices : tuple[Choice, ...]
-        In the order of the calls.
-    held : Mapping[int, tuple[Form, ...]]
-        In which forms inputs and weights are placed.
-    results : tuple[Form, ...]
-        The form of each result.
-    """
-
-    graph: Graph
-    choices: tuple[Choice, ...]
-    held: Mapping[int, tuple[Form, ...]]
-    results: tuple[Form, ...]
-    link: Link
-    operations: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """Of each product how many operations it has, and the part that a device does."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that the busiest device of each move receives."""
-        return sum(how.bytes for how in self._moves())
-
-    @property
-    def collectives(self) -> Counter[str]:
-        """How often there is which kind of move."""
-        return Counter(how.kind for how in self._moves() if how.kind != SLICE)
-
-    @property
-    def seconds(self) -> float:
-        """What a call takes a device."""
-        moves = sum(each.how.seconds for choice in self.choices for each in choice.moves)
-        return moves + sum(choice.strategy.seconds for choice in self.choices)
-
-    def _moves(self) -> Iterator[Move]:
-        """What is moved, along outer axes too."""
-        for choice in self.choices:
-            yield from (each.how for each in choice.moves)
-            transfer = choice.transfer
-            if transfer is not None:
-                yield transfer.how(self.link)
-
-    @property
-    def weights(self) -> tuple[int, int]:
-        """Bytes of weights that a device holds, and that there are."""
-        here, there = 0, dict[object, int]()
-        for number, forms in self.held.items():
-            value = self.graph.values[number]
-            if value.kind == "weight":
-                here += round(dtype_bytes(value.dtype, value.size) * sum(form.fraction() for form in forms))
-                there[value.name, value.param] = dtype_bytes(
-                    value.dtype, math.prod(shape_at(value.whole, self.graph.typical))
-                )
-        return here, sum(there.values())
-
-    def without_pins(self) -> Chosen:
-        """The same where what calls pin is the value that they take; moves to it stay."""
-        same: dict[int, int] = {}
-        choices = []
-        for node, strategy, moves in self.choices:
-            moves = tuple(each._replace(value=same.get(each.value, each.value)) for each in moves)
-            ins = tuple(same.get(value, value) for value in node.ins)
-            if node.pins is not None:
-                same[node.outs[0]] = ins[0]
-                node, strategy = replace(node, outs=()), strategy._replace(outs=())
-            choices.append(Choice(replace(node, ins=ins), strategy, moves))
-        results = [same.get(value, value) for value in self.graph.results]
-        return replace(self, graph=replace(self.graph, results=results), choices=tuple(choices))
-
-    @property
-    def divided(self) -> float:
-        """The part of the operations of products that devices share."""
-        total = sum(count for count, _ in self.operations.values())
-        done = sum(count for count, share in self.operations.values() if share < 1)
-        return done / total if total else 1.0
 
 
 def choose(
@@ -503,6 +333,7 @@ class _Search:
     def _chosen(self, choices: Sequence[Choice]) -> Chosen:
         held: dict[int, dict[Form, None]] = {number: {} for number in self.graph.params}
         operations: dict[str, tuple[int, float]] = {}
+        whole: dict[str, str] = {}
         forms: dict[int, Form] = {}
         for value, form in self.pinned.items():
             held.setdefault(value, {})[form] = None
@@ -515,10 +346,19 @@ class _Search:
             count = 0 if operator is None else sum(operator.operations)
             if count:
                 operations[choice.node.name] = round(count / left), left * choice.strategy.share
+                if choice.strategy.share >= 1 and isinstance(operator, Operator):
+                    whole[choice.node.name] = operator.whole_because()
         for number in (*self.graph.params, *self.graph.results):
             if self.graph.values[number].kind != "value" and not held.get(number):
                 held.setdefault(number, {})[WHOLE] = None
         results = tuple(forms[number] if number in forms else next(iter(held[number])) for number in self.graph.results)
         return Chosen(
-            self.graph, tuple(choices), {v: tuple(f) for v, f in held.items()}, results, self.link, operations
+            self.graph,
+            tuple(choices),
+            {v: tuple(f) for v, f in held.items()},
+            results,
+            self.link,
+            self.operators.axis,
+            operations,
+            whole,
         )

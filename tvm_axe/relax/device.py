@@ -20,10 +20,11 @@ from tvm_axe.layout import Mesh
 from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.lower.taking import taking
 from tvm_axe.lower.views import view_shape
-from tvm_axe.relax.choosing import Chosen, Operators
+from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.forms import WHOLE, Form, Forms, local_shape
 from tvm_axe.relax.fusing import fused
 from tvm_axe.relax.graph import Node, Value
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sizes import Shape, exprs
 from tvm_axe.relax.steps import Mover, Spot, Step, numbers_of, steps_of
 

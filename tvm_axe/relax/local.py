@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from tvm_axe.analysis.sizes import size_variables
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.relax.choosing import Choice, Chosen, Moved, Operators
+from tvm_axe.relax.chosen import Choice, Chosen, Moved
 from tvm_axe.relax.forms import Form
 from tvm_axe.relax.graph import Graph, Node
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.transfers import Transfer
 
 __all__ = ["local_graph"]

@@ -14,11 +14,14 @@ from dataclasses import replace
 
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.relax.choosing import Chosen, Operators, choose
+from tvm_axe.relax.choosing import choose
+from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.forms import Form, Forms, blocks
 from tvm_axe.relax.graph import Graph, Value
 from tvm_axe.relax.local import local_graph
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sizes import Shape
+from tvm_axe.relax.staged import in_pieces
 
 __all__ = ["SLACK", "Held", "along_axes", "operators_of", "weights_of"]
 
@@ -109,7 +112,7 @@ def _along(graph: Graph, operators: Sequence[Operators], cut: Sequence[bool], li
                 fixed[number] = blocks(value.typical, value.pins[along.axis], along.devices)
             elif key is not None and key in held:
                 fixed[number] = held[key]
-        levels.append(choose(graph, along, most, fixed))
+        levels.append(in_pieces(choose(graph, along, most, fixed), along))
         if outer is not None:
             graph = local_graph(levels[-1], along)
     return levels

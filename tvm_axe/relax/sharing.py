@@ -35,14 +35,16 @@ from tvm_axe.collective.engine import HOST, Rates
 from tvm_axe.errors import InputError, LayoutError
 from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.layout.axes import LINEAR_MEMORY
+from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.shares import Share
 from tvm_axe.machines import backend_of
 from tvm_axe.nests import Values
-from tvm_axe.relax.choosing import Chosen, Operators
-from tvm_axe.relax.device import DeviceModule, Placed, device_module
+from tvm_axe.relax.chosen import Chosen
+from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed, device_module
 from tvm_axe.relax.graph import Graph, graph_of, legalized
 from tvm_axe.relax.meshes import SLACK, Held, along_axes, operators_of, weights_of
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.pins import pinned
 from tvm_axe.relax.placements import Over, Pin
 from tvm_axe.relax.sizes import names_in, shape_at
@@ -185,20 +187,41 @@ def _operations(graph: Graph, operators: Operators) -> int:
 
 
 def described(shared: DeviceModule) -> str:
-    """What part of the products is shared, in a line for each function, and what isn't."""
+    """What part of the products is shared and by which axis, in a line for each function, and why what isn't is not."""
     lines = []
     for function in shared.functions.values():
         chosen = function.chosen
-        whole = [name for name, (_, share) in chosen.operations.items() if share >= 1]
-        lacking = f"; not: {', '.join(whole)}, because that is cheaper or nothing of them can be" if whole else ""
+        parts = [f"{axis}{_along(function, at)}" for at, axis in enumerate(shared.coordinates)]
         part = np.floor(chosen.divided * 100)
-        over = " and ".join(shared.coordinates)
         at = ", ".join(f"{name} = {size}" for name, size in chosen.graph.typical.items())
         chosen_at = f" (chosen at {at})" if at else ""
-        lines.append(
-            f"{function.name}: {part:.0f}% of the products' operations are shared over {over}{chosen_at}{lacking}"
-        )
+        over = " and ".join(parts)
+        lines.append(f"{function.name}: {part:.0f}% of the products' operations are shared over {over}{chosen_at}")
+        total = sum(count for count, _ in chosen.operations.values())
+        for name, (count, share) in chosen.operations.items():
+            if share >= 1:
+                reason = function.levels[0].whole.get(name) or chosen.whole.get(name, "")
+                lines.append(f"  not {name}, {count / total:.0%} of them: {reason}")
     return "\n".join(lines)
+
+
+def _along(function: DeviceFunction, at: int) -> str:
+    """What one of several axes shares of a function."""
+    if len(function.levels) == 1:
+        return ""
+    before = function.levels[at - 1].operations if at else {}
+    now = function.levels[at].operations
+    total = sum(count for count, _ in now.values()) or 1
+    done = sum(count for name, (count, share) in now.items() if share < before.get(name, (0, 1.0))[1])
+    weights = shared = 0
+    for number in function.chosen.held:
+        value = function.chosen.graph.values[number]
+        if value.kind == "weight":
+            forms = [*value.forms, *((function.levels[-1].axis, form) for form in function.chosen.held[number])]
+            size = dtype_bytes(value.dtype, math.prod(shape_at(value.whole, function.chosen.graph.typical)))
+            weights += size
+            shared += size if any(form.share for axis, form in forms if axis == function.levels[at].axis) else 0
+    return f" ({done / total:.0%} of them, {shared / max(1, weights):.0%} of the weights)"
 
 
 def layout_of(placed: Placed, mesh: Mesh) -> Layout | None:

@@ -19,9 +19,10 @@ from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shares import Share
 from tvm_axe.lower.taking import giving, taking
-from tvm_axe.relax.choosing import Chosen, Operators
+from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.forms import EXCHANGE, SLICE, Form
 from tvm_axe.relax.graph import Graph, Node
+from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sizes import exprs
 from tvm_axe.relax.transfers import Transfer
 

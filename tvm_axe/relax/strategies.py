@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
-from tvm_axe.analysis.blocks import nested_blocks, statements
+from tvm_axe.analysis.blocks import all_blocks, nested_blocks, statements
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sharding_rule
 from tvm_axe.analysis.sizes import size_variables
@@ -18,12 +18,12 @@ from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shares import Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 from tvm_axe.lower.shares import is_sharable
-from tvm_axe.relax.forms import WHOLE, Form, form_of
-from tvm_axe.relax.ways import Strategy
+from tvm_axe.relax.forms import WHOLE, Form, form_of, move
+from tvm_axe.relax.ways import Stage, Strategy
 
 __all__ = ["Operator"]
 
-_SHARED = ("spatial", "reduction")
+_SHARED = ("spatial", "reduction", "gather")
 
 
 class Operator:
@@ -85,12 +85,18 @@ class Operator:
     def operations(self) -> tuple[int, ...]:
         """Of each block, the multiplications and additions of a product that it is; 0 of any other."""
         if not self.is_sharable:
-            return (0,) * len(self.blocks)
-        nests = [nested_blocks(nest)[0].block for nest in statements(self.func.body.block.body)]
-        return tuple(
-            2 * math.prod(leaf.extents) if pattern_of(block) is Pattern.CONTRACTION else 0
-            for leaf, block in zip(self.blocks, nests)
-        )
+            return tuple(map(_of_product, all_blocks(self.func.body)))
+        return tuple(_of_product(nested_blocks(nest)[0].block) for nest in statements(self.func.body.block.body))
+
+    def whole_because(self) -> str:
+        """Why every device computes all of it, in words."""
+        if not self.is_sharable:
+            return self.rule.reason or "it isn't nests of loops around one block of stores each"
+        ways = [way for way in self.strategies(frozenset()) if way.share < 1]
+        if not ways:
+            return f"no dimension of it can be shared by {self.devices} devices: {self.rule}"
+        least = min(way.seconds for way in ways)
+        return f"whole it takes {self._seconds(None) * 1e6:.3g} us, and shared {least * 1e6:.3g} us and moves"
 
     def strategies(self, seeds: frozenset[tuple[int, Form]]) -> list[Strategy]:
         """The ways to run it.
@@ -146,8 +152,9 @@ class Operator:
             enough = True
 
     def _is_one_kind(self, names: Sequence[str]) -> bool:
-        kinds = {(self.rule[name].kind, self.rule[name].combiner, self.rule[name].partial) for name in names}
-        return len(kinds) == 1 and next(iter(kinds))[0] in _SHARED
+        factors = [self.rule[name] for name in names]
+        kinds = {(factor.kind, factor.combiner, factor.partial, factor.combined) for factor in factors}
+        return len(kinds) == 1 and (factors[0].kind in _SHARED or bool(factors[0].combined))
 
     def _completed(self, parts: Dimension, given: Assigned) -> list[Assigned]:
         """`given` with those parts of a dimension that it leaves open in blocks of their own; empty if one can't be."""
@@ -213,7 +220,8 @@ class Operator:
         if not self._is_one_kind([name for names in assigned for name in names]):
             return None
         shares = [shares_of(operand, rule, assigned, devices) for operand in self._params]
-        if any(shares_of(operand, rule, assigned, devices) is None for operand in rule.inner):
+        inner = [shares_of(operand, rule, assigned, devices) for operand in rule.inner]
+        if any(found is None for found in inner):
             return None
         forms = [None if found is None else form_of(found) for found in shares]
         runs = [shares_of(operand, rule, assigned, devices) for operand in rule.blocks]
@@ -222,7 +230,11 @@ class Operator:
         known = [form for form in forms if form is not None]
         ins, outs = known[: self.inputs], known[self.inputs :]
         factor = rule[next(iter(assigned))[0]]
-        if factor.kind == "reduction":
+        if factor.combined and self.sizes:  # its pieces would be of shapes that nobody has named
+            return None
+        if factor.kind == "gather" and any(len(s.runs) > 1 or s.runs[0].outer > 1 for s in assigned.values()):
+            return None
+        if factor.kind in ("reduction", "gather"):
             if not factor.partial:
                 return None
             outs = [
@@ -231,15 +243,31 @@ class Operator:
             if any(form.partial in ("prod",) for form in outs):
                 return None
         local = [math.prod(share.local for share in found) for found in runs if found is not None]
+        stages = self._combining(factor.combined, [*shares, *inner])
         whole = sum(self.operations)
         done = sum(
             count * points // max(1, math.prod(leaf.extents))
             for count, points, leaf in zip(self.operations, local, self.blocks)
         )
         return Strategy(
-            tuple(ins), tuple(outs), self._seconds((local, known)), done / whole if whole else 1.0,
-            tuple(assigned.items()),
+            tuple(ins), tuple(outs), self._seconds((local, known)) + sum(stage.how.seconds for stage in stages),
+            done / whole if whole else 1.0, tuple(assigned.items()), stages,
         )  # fmt: skip
+
+    def _combining(
+        self, combined: Sequence[tuple[int, str]], shares: Sequence[Sequence[Share] | None]
+    ) -> tuple[Stage, ...]:
+        """What is combined inside the function before it goes on."""
+        buffers, found = [*self.func.params, *self.func.body.block.alloc_buffers], []
+        for at, combiner in combined:
+            of = shares[at]
+            assert of is not None  # it is a share, or the way isn't one
+            shape, dtype = tuple(share.local for share in of), str(buffers[at].dtype)
+            itemsize = max(1, dtype_bytes(dtype, 1))
+            how = move(Form(partial=combiner), WHOLE, shape, itemsize, self.devices, self.rates.link)
+            assert how is not None  # whatever is partial can be combined
+            found.append(Stage(at, combiner, how))
+        return tuple(found)
 
     def _seconds(self, shared: tuple[Sequence[int], Sequence[Form]] | None) -> float:
         """The time of a device: of its operations, or of what it reads and writes, whichever takes longer."""
@@ -262,3 +290,10 @@ class Operator:
                 moved += dtype_bytes(str(access.buffer.dtype), min(size, points))
             total += max(count * points / max(1, whole) / self.rates.operations, moved / self.rates.memory)
         return total
+
+
+def _of_product(block: s_tir.SBlock) -> int:
+    """The multiplications and additions of a block that is a product; 0 of any other."""
+    if pattern_of(block) is not Pattern.CONTRACTION:
+        return 0
+    return 2 * math.prod(int(iv.dom.extent) for iv in block.iter_vars)

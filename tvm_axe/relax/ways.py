@@ -5,9 +5,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tvm_axe.layout.shares import Share
-from tvm_axe.relax.forms import Form
+from tvm_axe.relax.forms import Form, Move
 
-__all__ = ["Strategy"]
+__all__ = ["Stage", "Strategy"]
+
+
+class Stage(NamedTuple):
+    """A reduction inside a function whose terms devices combine before it goes on.
+
+    Attributes
+    ----------
+    buffer : int
+        What it reduces to, by position among the parameters and what is allocated.
+    combiner : str
+        What with.
+    how : Move
+        What it takes.
+    """
+
+    buffer: int
+    combiner: str
+    how: Move
 
 
 class Strategy(NamedTuple):
@@ -23,6 +41,8 @@ class Strategy(NamedTuple):
         Of the operations of products, what a device does.
     assigned : tuple
         Which factors are shared, and how, as (factors, share) pairs.
+    stages : tuple[Stage, ...]
+        What is combined inside.
     """
 
     ins: tuple[Form, ...]
@@ -30,3 +50,4 @@ class Strategy(NamedTuple):
     seconds: float = 0.0
     share: float = 1.0
     assigned: tuple[tuple[tuple[str, ...], Share], ...] = ()
+    stages: tuple[Stage, ...] = ()

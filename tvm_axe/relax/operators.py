@@ -1,0 +1,79 @@
+"""The operators of a model on the devices of an axis: equal calls are one, and what devices do of it is made once."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import tirx
+
+from tvm_axe.collective.engine import Rates
+from tvm_axe.lower.shares import RANK, shared
+from tvm_axe.relax.forms import blocks
+from tvm_axe.relax.graph import Graph, Node
+from tvm_axe.relax.holding import Holding
+from tvm_axe.relax.strategies import Operator
+from tvm_axe.relax.transfers import Carrying, Transfer
+from tvm_axe.relax.ways import Strategy
+
+__all__ = ["Operators"]
+
+
+class Operators:
+    """The operators of a model on the devices of a mesh axis; equal functions are one.
+
+    Parameters
+    ----------
+    devices : int
+        How many the axis has.
+    rates : Rates
+        How fast they are.
+    axis : str
+        The axis, after which the device's coordinate is called in what devices do.
+    """
+
+    def __init__(self, devices: int, rates: Rates, axis: str = "") -> None:
+        self.devices, self.rates, self.axis = devices, rates, axis
+        self.rank = tirx.Var(axis or RANK, "int64")
+        self._known: dict[tuple[int, int, tuple[int, ...]], list[Operator]] = {}
+        self._carrying: dict[Transfer, Carrying] = {}
+        self._holding: dict[object, Holding] = {}
+        self._local: dict[object, tirx.PrimFunc] = {}
+
+    def of_node(self, graph: Graph, node: Node) -> Operator | Carrying | Holding | None:
+        """The operator that a call of a function is; None of what takes and gives whole values."""
+        if node.pins is not None:
+            key = graph.values[node.ins[0]].typical, node.pins.get(self.axis, -1)
+            if key not in self._holding:
+                dims = [node.pins[self.axis]] if self.axis in node.pins else []
+                self._holding[key] = Holding(*(blocks(key[0], dim, self.devices) for dim in dims))
+            return self._holding[key]
+        if node.transfer is None:
+            return None if node.func is None else self.of(node.func, len(node.ins), node.sizes)
+        if node.transfer not in self._carrying:
+            self._carrying[node.transfer] = Carrying(node.transfer, self.rates.link)
+        return self._carrying[node.transfer]
+
+    def local(self, node: Node, strategy: Strategy) -> tirx.PrimFunc:
+        """The function that a device runs of a call, in which its coordinate is free; numbers come behind buffers."""
+        assert node.func is not None  # a call of a function has strategies that are more than whole
+        if not strategy.assigned and not node.numbers:
+            return node.func
+        operator = self.of(node.func, len(node.ins), node.sizes)
+        key = operator, strategy.assigned
+        if key not in self._local:
+            func: tirx.PrimFunc | None = operator.func
+            if strategy.assigned:
+                assigned, sizes = dict(strategy.assigned), operator.sizes
+                func = shared(operator.func, operator.rule, assigned, self.devices, self.rank, sizes)
+            assert func is not None  # the strategy was made of shares
+            params = [*func.params, *operator.numbers]
+            self._local[key] = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs) if operator.numbers else func
+        return self._local[key]
+
+    def of(self, func: tirx.PrimFunc, inputs: int, sizes: tuple[int, ...] = ()) -> Operator:
+        """The operator that a function is where its variables typically are `sizes`."""
+        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes), [])
+        for operator in same:
+            if tvm_ffi.structural_equal(operator.called, func):
+                return operator
+        same.append(Operator(func, inputs, self.devices, self.rates, sizes))
+        return same[-1]
