@@ -391,6 +391,15 @@ def test_forms_that_differ_are_converted(workers: axe.Workers) -> None:
             assert model.copied in (x.nbytes, 2 * x.nbytes)
 
 
+def test_results_that_are_no_tensors_are_refused() -> None:
+    builder, x = tvm.relax.BlockBuilder(), tvm.relax.Var("x", tvm.relax.TensorType([4, 8], "float32"))
+    with builder.function("main", [x]):
+        y = builder.emit(tvm.relax.op.nn.relu(x))
+        builder.emit_func_output(tvm.relax.Tuple([y, tvm.relax.ShapeExpr([4, 8])]))
+    with pytest.raises(axe.LowerError, match=r"main: 1 of its 2 results \(.*\) are no tensors"):
+        axe.compile(builder.get(), mesh=MESH, work_dir=None)
+
+
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 

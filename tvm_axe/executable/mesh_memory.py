@@ -77,6 +77,7 @@ class MeshMemory:
         self._pool = Pool(workers)
         self._fixed: dict[str, Spread] = {}  # weights and constants, by the names of the tensors
         self._functions: dict[str, _Bound] = {}
+        self._slabs: dict[str, tuple[int, ...]] = {}  # of the tensors of values, by name
         self._calls: list[Item] = []
         weakref.finalize(self, discard, program.workers, self._calls)
 
@@ -182,9 +183,11 @@ class MeshMemory:
     # ---- Values
 
     def _new(self, placed: Placed, shared: bool = False) -> Spread:
-        return Spread(
-            placed.shape, placed.dtype, placed.form, self._pool.take(placed.slab, placed.dtype, shared), self._pool
-        )
+        slab = self._slabs.get(placed.name)
+        if slab is None:
+            slab = self._slabs[placed.name] = placed.slab
+        tensor = self._pool.take(slab, placed.dtype, shared)
+        return Spread(placed.shape, placed.dtype, placed.form, tensor, self._pool)
 
     def put(self, array: np.ndarray, function: str, param: str) -> tuple[Spread, ...]:
         self._program.on()

@@ -128,9 +128,9 @@ class Pool:
         self.closed = False
         weakref.finalize(self, discard, self._workers, self._all)
 
-    def take(self, shape: Sequence[int], dtype: str, shared: bool = False) -> MeshTensor:
+    def take(self, shape: tuple[int, ...], dtype: str, shared: bool = False) -> MeshTensor:
         """A tensor with slabs of a shape, with anything in it."""
-        free = self._free[tuple(shape), dtype, shared]
+        free = self._free[shape, dtype, shared]
         if free:
             return free.pop()
         workers = self._workers()
