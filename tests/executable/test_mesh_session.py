@@ -244,6 +244,17 @@ def test_two_sessions_of_one_executable(exe: axe.Executable, workers: axe.Worker
         assert error(generated(one), in_numpy(weights(), IDS)) < 1e-5
 
 
+def test_a_session_that_is_forgotten(small: axe.Executable, workers: axe.Workers) -> None:
+    before = used(workers)
+    model = small.load(workers, {"weight": W})
+    product, same = model.forward(X)
+    calls = len(workers._calls)
+    del model
+    np.testing.assert_allclose(product, X @ W, rtol=1e-4)  # a handle keeps its session
+    del product, same
+    assert used(workers) == before and len(workers._calls) == calls - 1
+
+
 def test_own_workers() -> None:
     """A session has workers without being given any, and keeps the executable that launched them."""
     mod, _ = Scale().export_tvm({"forward": {"x": nn.spec.Tensor([4, 64], "float32")}})
