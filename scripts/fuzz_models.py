@@ -4,19 +4,24 @@
 
 Each model is a chain of operators on values of two, three or four dimensions, with reuse of earlier values, constants,
 tuples and several results. Each is compiled for a mesh of 2, 3, 4, 2 x 2 or 3 x 2 threads, under a random limit on its
-weights and with rates at random, so that few bytes are worth sharing; half of them with parameters and variables pinned
-at random. Prints each model that is wrong or that fails, with its seed.
+weights and with rates at random, so that few bytes are worth sharing, half of them with parameters and variables pinned
+at random. It is called on whole arrays and in a session, with weights at random, whose results go into a second call.
+Prints each model that is wrong or that fails, with its seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tvm
@@ -24,8 +29,10 @@ from tvm import relax
 
 import tvm_axe as axe
 from tvm_axe.collective.engine import HOST, Rates
+from tvm_axe.executable import Session, write_safetensors
 from tvm_axe.executable.model import MeshModelExecutable, Told
 from tvm_axe.executable.signatures import signatures
+from tvm_axe.executable.spread import Spread
 from tvm_axe.layout import Link
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.relax import share_model
@@ -198,6 +205,62 @@ def launched() -> Iterator[dict[int, axe.Workers]]:
             workers.close()
 
 
+def differs(found: Sequence[Any], true: Sequence[np.ndarray]) -> str:
+    """Which result is wrong; empty if none is."""
+    for number, (out, want) in enumerate(zip(map(np.asarray, found), true, strict=True)):
+        scale = max(float(np.abs(want).max(initial=0)), 1e-3)
+        if not np.allclose(out, want, rtol=1e-4, atol=1e-4 * scale, equal_nan=True):
+            return f"result {number} differs by {float(np.abs(out - want).max()):.2e}"
+    return ""
+
+
+def in_session(
+    model: Model,
+    exe: MeshModelExecutable,
+    on: axe.Workers,
+    arrays: list[np.ndarray],
+    true: list[np.ndarray],
+    rng: np.random.Generator,
+) -> str:
+    """What is wrong in a session with some of the parameters as weights, out of a file or not; empty if nothing is.
+
+    What calls find in memory that nothing was written to is no number. Results go into a second call where they fit.
+    """
+    names = [str(param.name) for param in model.params]
+    chosen = [name for name in names if rng.integers(2)]
+    weights: Any = {name: array for name, array in zip(names, arrays) if name in chosen}
+    with tempfile.TemporaryDirectory() as folder:
+        if weights and rng.integers(2):
+            write_safetensors(Path(folder) / "weights", weights)
+            weights = Path(folder) / "weights"
+        with exe.load(on, weights) as session:
+            poisoned(session)
+            inputs: list[Any] = [array for name, array in zip(names, arrays) if name not in chosen]
+            first = session.forward(*inputs)
+            wrong = differs(first, true)
+            if wrong:
+                return wrong
+            left = [name for name in names if name not in chosen]
+            again = list(arrays)
+            for at, name in enumerate(left):
+                fits = [each for each in first if each.shape == inputs[at].shape]
+                if fits and rng.integers(2):
+                    inputs[at] = fits[int(rng.integers(len(fits)))]
+                    again[names.index(name)] = inputs[at].numpy()
+            poisoned(session)
+            return differs(session.forward(*inputs), alone(model.module, again))
+
+
+def poisoned(session: Session) -> None:
+    """Fill what a call of a session may use, and is to write first."""
+    pool = session._memory._pool
+    used = {id(value.tensor) for value in gc.get_objects() if type(value) is Spread}
+    for tensor in pool._all:
+        if id(tensor) not in used:
+            for device in range(1 if tensor.shared else session._memory._program.shared.mesh.size):
+                tensor.slab(device).reshape(-1).view("uint8")[:] = 0xFF
+
+
 def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
     """What is wrong with one model, empty if nothing is, and the part of its products that was shared."""
     model, rng = Model(seed), np.random.default_rng(seed + 1_000_000)
@@ -214,18 +277,17 @@ def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
         pins=pins(model, on.mesh, rng) if rng.integers(2) else None,
     )  # fmt: skip
     runnable, workspaces = with_workspaces(shared.module)
+    functions = [each._replace(num_input=None) for each in signatures(model.module)]
     exe = MeshModelExecutable(
-        signatures(model.module), shared, Told.of(shared), shared.module, runnable, workspaces,
-        resolve_target("llvm"), {},
-    )  # fmt: skip
-    for _ in range(2):
-        found = exe.run(on, *arrays)
-        outs = found if isinstance(found, tuple) else (found,)
-        for number, (out, want) in enumerate(zip(outs, true, strict=True)):
-            scale = max(float(np.abs(want).max(initial=0)), 1e-3)
-            if not np.allclose(out, want, rtol=1e-4, atol=1e-4 * scale, equal_nan=True):
-                worst = float(np.abs(out - want).max())
-                return f"result {number} on {on.mesh} differs by {worst:.2e}\n{described(shared)}", 0.0
+        functions, shared, Told.of(shared), shared.module, runnable, workspaces, resolve_target("llvm"), {}
+    )
+    for found in (exe.run(on, *arrays), exe.run(on, *arrays)):
+        wrong = differs(found if isinstance(found, tuple) else (found,), true)
+        if wrong:
+            return f"{wrong} on {on.mesh}\n{described(shared)}", 0.0
+    wrong = in_session(model, exe, on, arrays, true, rng)
+    if wrong:
+        return f"{wrong} in a session on {on.mesh}\n{described(shared)}", 0.0
     return "", shared.functions["forward"].chosen.divided
 
 

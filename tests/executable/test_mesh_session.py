@@ -244,6 +244,17 @@ def test_two_sessions_of_one_executable(exe: axe.Executable, workers: axe.Worker
         assert error(generated(one), in_numpy(weights(), IDS)) < 1e-5
 
 
+def test_a_session_that_is_forgotten(small: axe.Executable, workers: axe.Workers) -> None:
+    before = used(workers)
+    model = small.load(workers, {"weight": W})
+    product, same = model.forward(X)
+    calls = len(workers._calls)
+    del model
+    np.testing.assert_allclose(product, X @ W, rtol=1e-4)  # a handle keeps its session
+    del product, same
+    assert used(workers) == before and len(workers._calls) == calls - 1
+
+
 def test_own_workers() -> None:
     """A session has workers without being given any, and keeps the executable that launched them."""
     mod, _ = Scale().export_tvm({"forward": {"x": nn.spec.Tensor([4, 64], "float32")}})
@@ -389,6 +400,15 @@ def test_forms_that_differ_are_converted(workers: axe.Workers) -> None:
             got = model.second(model.first(x))
             np.testing.assert_array_equal(got, 2 * np.maximum(x, 0))
             assert model.copied in (x.nbytes, 2 * x.nbytes)
+
+
+def test_results_that_are_no_tensors_are_refused() -> None:
+    builder, x = tvm.relax.BlockBuilder(), tvm.relax.Var("x", tvm.relax.TensorType([4, 8], "float32"))
+    with builder.function("main", [x]):
+        y = builder.emit(tvm.relax.op.nn.relu(x))
+        builder.emit_func_output(tvm.relax.Tuple([y, tvm.relax.ShapeExpr([4, 8])]))
+    with pytest.raises(axe.LowerError, match=r"main: 1 of its 2 results \(.*\) are no tensors"):
+        axe.compile(builder.get(), mesh=MESH, work_dir=None)
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------

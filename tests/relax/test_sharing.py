@@ -101,7 +101,7 @@ def test_rows_on_one_axis_and_heads_on_the_other(square):
 def test_random_models():
     script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "fuzz_models.py"))
     with script["launched"]() as workers:
-        for seed in range(1000, 1008):
+        for seed in range(1000, 1006):
             assert script["check"](seed, workers)[0] == ""
 
 

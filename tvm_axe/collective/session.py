@@ -113,6 +113,8 @@ class Session(ABC):
                 with uninterrupted():
                     self._close(force=True)
                 raise
+            if self._control.all_done():
+                return
             failures = self._failures()
             if any(self._control.answer(rank)[0] == LOST for rank in range(self._mesh.size)):
                 with uninterrupted():

@@ -233,6 +233,11 @@ class Control:
         if seen != sequence:
             _futex_wait(self._address + 4 * word, seen, SLICE)
 
+    def all_done(self) -> bool:
+        """Whether the last answer of every worker is that all went well."""
+        _fence(self._address)
+        return all(self._words[self._word(2, rank)] == DONE for rank in range(self.size))
+
     def answer(self, rank: int) -> tuple[int, str]:
         """Return the outcome (DONE, FAILED, LATE, ABORTED or LOST) and the text of worker `rank`'s last answer."""
         _fence(self._address)

@@ -80,6 +80,7 @@ class MeshMemory:
         self._pool = Pool(workers)
         self._fixed: dict[str, Spread] = {}  # weights and constants, by the names of the tensors
         self._functions: dict[str, _Bound] = {}
+        self._slabs: dict[str, tuple[int, ...]] = {}  # of the tensors of values, by name
         self._calls: list[Item] = []
         weakref.finalize(self, discard, program.workers, self._calls)
 
@@ -194,8 +195,13 @@ class MeshMemory:
         self, placed: Placed, shape: tuple[int, ...], most: Mapping[str, int] | None = None, shared: bool = False
     ) -> Spread:
         """A value of a whole shape; with room for sizes up to `most`, where its shape depends on such."""
-        slab = local_shape(placed.forms, shape)
-        tensor = self._pool.take(slab, placed.dtype, shared, room_of(placed, slab, most or {}))
+        slab, room = self._slabs.get(placed.name), None
+        if slab is None:
+            slab = local_shape(placed.forms, shape)
+            room = room_of(placed, slab, most or {})
+            if room is None:  # it is always of that shape
+                self._slabs[placed.name] = slab
+        tensor = self._pool.take(slab, placed.dtype, shared, room)
         return Spread(shape, placed.dtype, placed.forms, tensor, self._pool)
 
     def put(self, array: np.ndarray, function: str, param: str) -> tuple[Spread, ...]:

@@ -117,6 +117,14 @@ class MeshModelExecutable(OnMesh, Model):
         tuned: Mapping[str, float],
         attached: Mapping[str, Any] | None = None,
     ) -> None:
+        functions = [each for each in functions if each.name in shared.functions]
+        for each in functions:
+            found, wanted = len(shared.functions[each.name].results), len(_flat(each.nesting))
+            if found != wanted:
+                raise LowerError(
+                    f"{each.name}: {wanted - found} of its {wanted} results ({', '.join(each.outputs)}) are no "
+                    "tensors, which is what functions return on a mesh: leave shapes and numbers to the caller"
+                )
         super().__init__(functions, False, module, target, tuned)
         self.shared, self.runnable, self.workspaces, self.mesh = shared, runnable, workspaces, shared.mesh
         self.told, self.attached = told, dict(attached or {})
