@@ -1,6 +1,7 @@
 """Kernels of a shared model put together: as many as said, right on any devices, whenever each of them runs."""
 
 import dataclasses
+import doctest
 import importlib.util
 import runpy
 import sys
@@ -16,6 +17,7 @@ from tvm_axe.analysis import patterns
 from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import loads_in, substitute
 from tvm_axe.collective import local, worker
+from tvm_axe.lower import joining
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta import tune
 from tvm_axe.nests.forms import forms_of
@@ -36,6 +38,10 @@ _spec.loader.exec_module(models)
 def error(found, wanted):
     found = [found] if isinstance(found, np.ndarray) else found
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(found, wanted, strict=True))
+
+
+def test_documentation():
+    assert doctest.testmod(joining).failed == 0
 
 
 def counts(model, devices, meets=True):

@@ -53,7 +53,7 @@ def fused(steps: Sequence[Step], results: Sequence[Spot], mover: Mover, meets: b
     meets : bool
         Whether kernels may do what collectives would.
     """
-    fuser = _Fuser(results, mover, meets and mover.axis != ALL)
+    fuser = _Fuser(results, mover, meets)
     fuser.steps = list(steps)
     fuser.run()
     return fuser.steps
@@ -152,7 +152,7 @@ def _is_elementwise(nests: _Nests, func: tirx.PrimFunc) -> bool:
 def _goes_on(nests: _Nests, buffer: tirx.Buffer, moves: bool) -> bool:
     """Whether a function goes on with each element of a buffer; if it `moves`, it may move what it has of that at last.
 
-    That it does nothing but move elements counts if it may not.
+    Then it does more than that.
     """
     made, computes = [buffer], not moves
     for block in nests.blocks:
@@ -183,7 +183,8 @@ def _reads_rows(nests: _Nests, buffer: tirx.Buffer) -> bool:
 
 class _Fuser:
     def __init__(self, results: Sequence[Spot], mover: Mover, meets: bool) -> None:
-        self.results, self.mover, self.meets = set(results), mover, meets
+        self.results, self.mover, self.meets = set(results), mover, meets and mover.axis != ALL
+        self.moves = meets  # a GPU's kernel stores a product where it is made
         self.steps: list[Step] = []
 
     def run(self) -> None:
@@ -239,7 +240,7 @@ class _Fuser:
         if made.product:
             last = made.blocks[-1].body
             keeps = all(map(is_pointwise, _behind_product(made))) and isinstance(last, tirx.BufferStore)
-            return keeps and _goes_on(nests, buffer, True) and not self._is_read_elsewhere(spot, reader)
+            return keeps and _goes_on(nests, buffer, self.moves) and not self._is_read_elsewhere(spot, reader)
         if not _is_elementwise(made, maker.func):
             return _goes_on(nests, buffer, False) and not self._is_read_elsewhere(spot, reader) and _is_norm(made)
         return _reads_rows(nests, buffer) or (nests.pointwise and not self._is_read_elsewhere(spot, reader))
