@@ -1,6 +1,7 @@
 """Kernels of a shared model put together: as many as said, right on any devices, whenever each of them runs."""
 
 import dataclasses
+import doctest
 import importlib.util
 import runpy
 import sys
@@ -10,17 +11,20 @@ import numpy as np
 import pytest
 import tvm
 from tvm.relax.frontend import nn
+from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.analysis import patterns
 from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import loads_in, substitute, variables_of
 from tvm_axe.collective import local, worker
+from tvm_axe.lower import joining
 from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta import tune
 from tvm_axe.nests.forms import forms_of
 from tvm_axe.records import apply_best
+from tvm_axe.records.devices import on_first_device
 from tvm_axe.relax import share_model
 
 sys.path += [str(Path(__file__).parents[1] / "collective"), str(Path(__file__).parent)]
@@ -37,6 +41,10 @@ _spec.loader.exec_module(models)
 def error(found, wanted):
     found = [found] if isinstance(found, np.ndarray) else found
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(found, wanted, strict=True))
+
+
+def test_documentation():
+    assert doctest.testmod(joining).failed == 0
 
 
 def counts(model, devices, meets=True):
@@ -253,6 +261,17 @@ def test_kernels_that_ask_for_their_device_take_records(devices, tmp_path):
         left = [_ran(mod["kernel"], step, arrays, rank) for mod in (module, applied)]
         for one, other in zip(*left, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_other_numbers_than_the_devices_stay():
+    @T.prim_func(s_tir=True)
+    def several(A: T.Buffer((8,), "float32"), n: T.int32, B: T.Buffer((8,), "float32")):
+        for i in range(n):
+            with T.sblock("B"):
+                vi = T.axis.spatial(8, i)
+                B[vi] = A[vi] * T.float32(2)
+
+    assert on_first_device(several) is several
 
 
 def _ran(func, step, arrays, rank):

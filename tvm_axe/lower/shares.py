@@ -41,10 +41,12 @@ from tvm_axe.analysis.sizes import Sizes
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.dealing import Assigned, shares_of
 
-__all__ = ["RANK", "is_sharable", "shared", "table", "with_coordinates"]
+__all__ = ["COORDINATES", "RANK", "is_sharable", "shared", "table", "with_coordinates"]
 
 RANK = "rank"
 """What the parameter is called that says which device it is."""
+COORDINATES = "axe.coordinates"
+"""The attribute of a function that names those of its parameters that say which device it is."""
 
 _IDENTITIES = {"sum": 0, "prod": 1}
 """What a term becomes that another device counts. That a maximum is taken of one twice changes nothing."""
@@ -150,7 +152,10 @@ def with_coordinates(
     """Return a function with those coordinates that it uses as parameters behind its `inputs`, and which they are."""
     used = [var for var in coordinates if uses(func.body, var)]
     params = [*func.params[:inputs], *used, *func.params[inputs:]]
-    return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs) if used else func, used
+    if not used:
+        return func, used
+    taking = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
+    return taking.with_attr(COORDINATES, [str(var.name) for var in used]), used
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import substitute
+from tvm_axe.lower.shares import COORDINATES
 
 __all__ = ["named_as", "on_first_device"]
 
@@ -18,13 +19,14 @@ __all__ = ["named_as", "on_first_device"]
 def on_first_device(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function for the device of number 0, of dense arrays; the function itself, if it is that.
 
-    What takes numbers of which shapes are made stays as it is.
+    What takes any other number, of which shapes or loops may be made, stays as it is.
     """
     numbers = [param for param in func.params if not tirx.is_buffer_var(param)]
     buffers = [param for param in func.params if tirx.is_buffer_var(param)]
     if not all(isinstance(extent, tirx.IntImm) for buffer in buffers for extent in buffer.shape):
         return func
-    if not all(str(number.ty) in ("int32", "int64") for number in numbers):
+    coordinates = [str(name) for name in (func.attrs or {}).get(COORDINATES, ())]
+    if any(str(number.name) not in coordinates for number in numbers):
         return func
     changed: dict[tirx.Var, tirx.Expr] = {number: tirx.IntImm(str(number.ty), 0) for number in numbers}
     for buffer in buffers:

@@ -159,7 +159,7 @@ def _is_elementwise(nests: _Nests, func: tirx.PrimFunc) -> bool:
 def _goes_on(nests: _Nests, buffer: tirx.Buffer, moves: bool) -> bool:
     """Whether a function goes on with each element of a buffer; if it `moves`, it may move what it has of that at last.
 
-    That it does nothing but move elements counts if it may not.
+    Then it does more than that.
     """
     made, computes = [buffer], not moves
     for block in nests.blocks:
@@ -247,7 +247,8 @@ class _Fuser:
         if made.product:
             last = made.blocks[-1].body
             keeps = all(map(is_pointwise, _behind_product(made))) and isinstance(last, tirx.BufferStore)
-            return keeps and _goes_on(nests, buffer, True) and not self._is_read_elsewhere(spot, reader)
+            # Where kernels don't meet, a GPU's stores a product where it is made.
+            return keeps and _goes_on(nests, buffer, self.meets) and not self._is_read_elsewhere(spot, reader)
         if not _is_elementwise(made, maker.func):
             return _goes_on(nests, buffer, False) and not self._is_read_elsewhere(spot, reader) and _is_norm(made)
         return _reads_rows(nests, buffer) or (nests.pointwise and not self._is_read_elsewhere(spot, reader))
