@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -102,6 +103,26 @@ def test_the_host_keeps_copies_only_while_they_are_used(nothing_left: None, plac
         assert copies(workers) == before
         assert x.slab(0)[:9].tolist() == x.slab(1)[:9].tolist() == [6] * 7 + [12, 6]
         assert workers.mesh_tensor((5,), "int8").slab(1).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_slabs_of_other_shapes_in_the_same_memory(nothing_left: None, place: str) -> None:
+    with launched(TWO, place) as workers:
+        before = copies(workers)
+        x, y = (workers.mesh_tensor((1 << 20,), "float32") for _ in range(2))
+        for shape in ((3, 7), (1 << 18, 4), (0, 5), (2, 5), (1 << 20,), (3, 7)):
+            x.resize(shape)
+            y.resize(shape)
+            values = np.arange(math.prod(shape), dtype="float32").reshape(shape)
+            for device in range(2):
+                x.slab(device)[...] = values + device
+            workers.all_reduce(x, y, "tp")
+            for device in range(2):
+                np.testing.assert_array_equal(y.slab(device), 2 * values + 1)
+        workers.free(x)
+        workers.free(y)
+        assert copies(workers) == before
+        assert not workers.mesh_tensor((1 << 20,), "float32").slab(1).any()
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)

@@ -106,3 +106,21 @@ def test_freed_and_foreign_slabs_are_refused(arena: Arena) -> None:
     with pytest.raises(WorkerError, match=r"of shape \(3,\) was freed"):
         tensor.slab(0)
     assert tvm_ffi.dtype(tensor.dtype).bits == 32
+
+
+def test_slabs_of_another_shape(arena: Arena) -> None:
+    tensor = MeshTensor(arena, Mesh({"tp": 2}), (8, 4), "float32", False)
+    apart = tensor.slab(1).ctypes.data - tensor.slab(0).ctypes.data
+    tensor.resize((3, 5))
+    assert tensor.slab(0).shape == (3, 5)
+    assert tensor.slab(1).ctypes.data - tensor.slab(0).ctypes.data == apart
+    tensor.resize((0, 7))
+    assert tensor.slab(1).size == 0
+    tensor.resize((tensor.room // 4,))
+    with pytest.raises(InputError, match=r"don't fit where those of \(8, 4\) were; make another"):
+        tensor.resize((tensor.room // 4 + 1,))
+    with pytest.raises(InputError, match=r"can't have slabs of shape \(-1,\)"):
+        tensor.resize((-1,))
+    tensor.release()
+    with pytest.raises(WorkerError, match="was freed"):
+        tensor.resize((1,))

@@ -70,7 +70,9 @@ def held(array, shares, device):
 
 
 def says_what_it_reads(func):
-    """Schedules go by what blocks say: each buffer that is loaded is said, but a reduction's own."""
+    """Schedules go by what blocks say, each buffer that is loaded but a reduction's own, and by their names."""
+    names = [str(block.name_hint) for block in all_blocks(func.body)]
+    assert len(set(names)) == len(names)
     for block in all_blocks(func.body):
         if block.name_hint != "root":
             loaded = [

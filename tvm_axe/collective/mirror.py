@@ -105,7 +105,9 @@ class Mirror:
             self._current.update(stale)
 
     def _places(self, tensor: MeshTensor) -> list[Place]:
-        """Where the slabs on other machines lie; one a machine of what its devices share."""
+        """Where the slabs on other machines lie; one a machine of what its devices share; none of what is empty."""
+        if not tensor.nbytes:
+            return []
         _, offset, stride, _, _ = tensor.encode("slab")
         if tensor.shared:
             return [Place(host[0], offset, tensor.nbytes) for host in self._elsewhere]

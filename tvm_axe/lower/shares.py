@@ -23,9 +23,9 @@ B[vi, vj] = A[vi, vj] + (T.Cast("int32", rank) * 4 + vj)
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -205,6 +205,7 @@ class _Localizer:
         sizes: Sizes,
     ) -> None:
         self.func, self.rule, self.devices, self.rank, self.sizes = func, rule, devices, rank, sizes
+        self.names: set[str] = set()  # of blocks: schedules find them by these
         self.starts: dict[tuple[tuple[int, ...], str], tirx.Var] = {}
         self.bounds: dict[tirx.Var, ir.Range] = {self.rank: ir.Range(0, devices)}
         find = functools.partial(shares_of, rule=rule, assigned=assigned, devices=devices)
@@ -254,7 +255,7 @@ class _Localizer:
         for iv, share in zip(block.iter_vars, shares):
             apart = len(share.runs) > 1 and iv.iter_type == SPATIAL and not self._only_places(block, iv.var, share)
             runs.append(range(len(share.runs)) if apart else [None])
-        return [self._nest(block, combiner, term, shares, chosen) for chosen in product(*runs)]
+        return [self._nest(block, combiner, term, shares, chosen) for chosen in itertools.product(*runs)]
 
     def _only_places(self, block: s_tir.SBlock, var: tirx.Var, share: Share) -> bool:
         """Whether an iterator is nothing but an index of dimensions that are shared as it is."""
@@ -295,6 +296,10 @@ class _Localizer:
         if combiner in _IDENTITIES and term is not None and body.same_as(block.body):
             body = self._counted(body, term, _IDENTITIES[combiner], block, pieces)
         body, init = inside.rewritten(body), None if block.init is None else inside.rewritten(block.init)
+        own = str(block.name_hint)
+        name = next(
+            n for n in itertools.chain([own], (f"{own}_{k}" for k in itertools.count(1))) if n not in self.names
+        )
         # Of a reduction, what it goes on with isn't said to be read.
         reads, writes = ([self.buffers[x.source] for x in regions] for regions in (block.reads, block.writes))
         final = s_tir.SBlock(
@@ -304,8 +309,9 @@ class _Localizer:
             ],
             _once([element(load.source, load.indices) for load in loads_in(body)], reads),
             _once([element(store.buffer, store.indices) for store in _stored([body])], writes),
-            block.name_hint, body, init, annotations=block.annotations,
+            name, body, init, annotations=block.annotations,
         )  # fmt: skip
+        self.names.add(name)
         loops = [tirx.Var(f"i{at}", piece.var.ty) for at, piece in enumerate(pieces)]
         nest: tirx.Stmt = s_tir.SBlockRealize(loops, True, final)
         for loop, piece in reversed(list(zip(loops, pieces))):
