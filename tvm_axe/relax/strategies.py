@@ -12,7 +12,7 @@ from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
 from tvm_axe.analysis.blocks import all_blocks, nested_blocks, statements
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sharding_rule
-from tvm_axe.analysis.sizes import size_variables
+from tvm_axe.analysis.sizes import number, size_variables
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shares import Share
@@ -85,8 +85,15 @@ class Operator:
     def operations(self) -> tuple[int, ...]:
         """Of each block, the multiplications and additions of a product that it is; 0 of any other."""
         if not self.is_sharable:
-            return tuple(map(_of_product, all_blocks(self.func.body)))
-        return tuple(_of_product(nested_blocks(nest)[0].block) for nest in statements(self.func.body.block.body))
+            return tuple(self._of_product(block) for block in all_blocks(self.func.body))
+        nests = statements(self.func.body.block.body)
+        return tuple(self._of_product(nested_blocks(nest)[0].block) for nest in nests)
+
+    def _of_product(self, block: s_tir.SBlock) -> int:
+        """The multiplications and additions of a block that is a product; 0 of any other."""
+        if pattern_of(block) is not Pattern.CONTRACTION:
+            return 0
+        return 2 * math.prod(number(iv.dom.extent, self.sizes) or 1 for iv in block.iter_vars)
 
     def whole_because(self) -> str:
         """Why every device computes all of it, in words."""
@@ -290,10 +297,3 @@ class Operator:
                 moved += dtype_bytes(str(access.buffer.dtype), min(size, points))
             total += max(count * points / max(1, whole) / self.rates.operations, moved / self.rates.memory)
         return total
-
-
-def _of_product(block: s_tir.SBlock) -> int:
-    """The multiplications and additions of a block that is a product; 0 of any other."""
-    if pattern_of(block) is not Pattern.CONTRACTION:
-        return 0
-    return 2 * math.prod(int(iv.dom.extent) for iv in block.iter_vars)
