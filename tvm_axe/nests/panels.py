@@ -1,7 +1,8 @@
-"""W in panels: the columns that a register tile has, for all terms of their sums, in one piece of memory.
+"""W in panels: columns that lie together for all terms of their sums, in one piece of memory.
 
-A panel is packed by each thread that is about to use it, into a buffer of its own, or all panels are packed ahead, by a
-block that can be split off (`tvm_axe.records.packing`) and packs a model's weights once::
+A panel of a tile's columns is packed by each thread that is about to use it, into a buffer of its own. Or all of W is
+packed ahead, by a block that can be split off (`tvm_axe.records.packing`) and packs a model's weights once. Then a
+panel is one vector wide, and a tile reads as many as it has vectors, so that W is the same for tiles of any size::
 
     for dims of W:                                        # annotated: meta_schedule.layout_rewrite_preproc
       W_global[column // width, .., column % width] = W[.., column, ..]

@@ -213,14 +213,24 @@ def group_of(heads: int, kv_heads: int) -> int:
 
 
 def attention_knobs(target: Target, problem: Problem) -> Knobs:
-    """128 queries and 128 keys at once with wgmma, two warpgroups of 64 rows; what fits elsewhere."""
+    """128 queries and 128 keys at once with wgmma, two warpgroups of 64 rows; what fits elsewhere.
+
+    On a CPU they are cut evenly, since what is beyond the last is computed as well.
+    """
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
-        return {"block_m": choose(128, 32, 64), "block_n": choose(128, 64, 256)}
+        queries, keys = int(problem.get("longest", problem["queries"])), int(problem["keys"])
+        at_once = 128 if problem.get("causal", False) or keys > 256 else 256
+        return {"block_m": choose(_part(queries, 128, 4), 32, 64), "block_n": choose(_part(keys, at_once, 16), 64, 256)}
     if problem["dtype"] == "float32":
         return {"block_m": choose(64, 32), "block_n": choose(32, 64), "stages": choose(0, 2)}
     columns = 128 if machine.tensor_cores == "wgmma" else 64
     return {"block_m": choose(128, 64, 192), "block_n": choose(columns, 64, 96, 128, 160), "stages": choose(0, 2, 3)}
+
+
+def _part(extent: int, most: int, step: int) -> int:
+    """The extent cut evenly into the fewest parts of at most so much, up to a multiple of the step."""
+    return tile.cdiv(tile.cdiv(extent, tile.cdiv(extent, most)), step) * step
 
 
 # ---- Data and reference ------------------------------------------------------------------------------------------
