@@ -55,7 +55,7 @@ def beside(sch: s_tir.Schedule, block: SBlockRV) -> None:
     >>> sch.beside("sum2")
     >>> for line in lower(sch.mod["main"], sch.mesh).forms:
     ...     print(line)
-    sum2: an all-reduce beside part1, sum1, step1
+    sum2: an all-reduce beside back, part1, sum1, step1
     """
     query.given(sch, block, "beside")
     name, nest = query.name_of(sch, block), query.nest_of(sch, block)
