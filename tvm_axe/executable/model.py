@@ -248,12 +248,12 @@ class _Loaded:
 
     def _fit(self, placed: Placed, shape: tuple[int, ...], most: Mapping[str, int] | None = None) -> None:
         """Have a tensor with slabs of a whole array of a shape."""
-        workers, old = self.workers(), self.tensors.get(placed.name)
+        workers, old = self.workers(), self.tensors.pop(placed.name, None)
         assert workers is not None  # who calls has them
-        tensor = fitted(old, placed, shape_at(placed.form.local(shape), {}), most or {}, workers)
-        if tensor is not old:
-            self._items[:] = [self.program, *(t for t in self.tensors.values() if t is not old), tensor]
-            self.tensors[placed.name] = tensor
+        try:
+            self.tensors[placed.name] = fitted(old, placed, placed.form.local(shape), most or {}, workers)
+        finally:  # where there was no memory the old one is gone
+            self._items[:] = [self.program, *self.tensors.values()]
 
     def arguments(self, function: DeviceFunction) -> list[CallArgument]:
         """What the device's function is called with, where its inputs are in place."""
