@@ -224,9 +224,9 @@ def sharding_rule(func: tirx.PrimFunc) -> ShardingRule:
     factors = []
     for number, (name, extent) in enumerate(zip(names, extents)):
         if number in opaque:
-            whole = Factor(name, extent, "opaque")
-            found = None if number in elsewhere else _looked_up(number, blocks, params, seen, given, outputs)
-            factors.append(whole if found is None else replace(whole, kind="gather", combiner="sum", partial=found))
+            sums = None if number in elsewhere else _looked_up(number, blocks, params, seen, given, outputs)
+            plain = Factor(name, extent, "opaque")
+            factors.append(plain if sums is None else Factor(name, extent, "gather", "sum", sums))
         elif number in halos:
             factors.append(Factor(name, extent, "halo"))
         else:
