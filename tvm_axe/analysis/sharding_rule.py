@@ -230,11 +230,9 @@ def sharding_rule(func: tirx.PrimFunc, sizes: Sizes | None = None) -> ShardingRu
     factors = []
     for number, (name, extent) in enumerate(zip(names, extents)):
         if number in opaque:
-            opaque_factor = Factor(name, extent, "opaque")
-            found = None if number in elsewhere else _looked_up(number, blocks, params, seen, given, outputs)
-            factors.append(
-                opaque_factor if found is None else replace(opaque_factor, kind="gather", combiner="sum", partial=found)
-            )
+            sums = None if number in elsewhere else _looked_up(number, blocks, params, seen, given, outputs)
+            plain = Factor(name, extent, "opaque")
+            factors.append(plain if sums is None else Factor(name, extent, "gather", "sum", sums))
         elif number in halos:
             factors.append(Factor(name, extent, "halo"))
         else:
