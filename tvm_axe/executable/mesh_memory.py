@@ -22,7 +22,7 @@ from tvm_axe.errors import WorkerError
 from tvm_axe.executable.on_mesh import discard
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.sizes import room_of, sizes_of
-from tvm_axe.executable.spread import Pool, Program, Spread
+from tvm_axe.executable.spread import ModelProgram, Pool, Spread
 from tvm_axe.executable.weights import Weight
 from tvm_axe.relax.device import DeviceFunction, Placed
 from tvm_axe.relax.forms import local_shape
@@ -67,13 +67,13 @@ class MeshMemory:
 
     Parameters
     ----------
-    program : Program
+    program : ModelProgram
         The model on its workers.
     functions : sequence of Signature
         Those of the model as it was given.
     """
 
-    def __init__(self, program: Program, functions: Sequence[Signature]) -> None:
+    def __init__(self, program: ModelProgram, functions: Sequence[Signature]) -> None:
         workers = program.on()
         self.copied, self.held, self.lock = 0, (0,) * workers.mesh.size, workers.lock
         self._program, self._signatures = program, tuple(functions)

@@ -18,7 +18,7 @@ from tvm_axe.executable.mesh_memory import MeshMemory
 from tvm_axe.executable.on_mesh import OnMesh
 from tvm_axe.executable.session import Session
 from tvm_axe.executable.signatures import Signature
-from tvm_axe.executable.spread import Program
+from tvm_axe.executable.spread import ModelProgram
 from tvm_axe.executable.weights import matched_weights
 from tvm_axe.layout import Layout
 from tvm_axe.relax.device import DeviceModule
@@ -136,7 +136,7 @@ class MeshModelExecutable(OnMesh, Model):
         self.apart: Callable[[], MeshModelExecutable] | None = None
         """What makes the same of collectives, for devices that don't see each other's memory."""
         self._unfused: MeshModelExecutable | None = None
-        self._programs: weakref.WeakKeyDictionary[Workers, Program] = weakref.WeakKeyDictionary()
+        self._programs: weakref.WeakKeyDictionary[Workers, ModelProgram] = weakref.WeakKeyDictionary()
         self._memories: weakref.WeakKeyDictionary[Workers, MeshMemory] = weakref.WeakKeyDictionary()
 
     @property
@@ -186,11 +186,11 @@ class MeshModelExecutable(OnMesh, Model):
             self.name, self.functions, weights, MeshMemory(self._program(workers), self.functions), (self, workers)
         )
 
-    def _program(self, workers: Workers) -> Program:
+    def _program(self, workers: Workers) -> ModelProgram:
         """The model on workers, who build it at the first use."""
         if workers not in self._programs:
             own = self._fitting(workers)
-            self._programs[workers] = Program(own.shared, own.runnable, own.workspaces, self.target, workers)
+            self._programs[workers] = ModelProgram(own.shared, own.runnable, own.workspaces, self.target, workers)
         return self._programs[workers]
 
     def _check(self, workers: Workers) -> None:

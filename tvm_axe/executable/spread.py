@@ -22,10 +22,10 @@ from tvm_axe.relax.device import DeviceModule, Placed
 from tvm_axe.relax.forms import WHOLE, Forms, spots
 from tvm_axe.relax.workspace import Workspace
 
-__all__ = ["Pool", "Program", "Spread"]
+__all__ = ["ModelProgram", "Pool", "Spread"]
 
 
-class Program:
+class ModelProgram:
     """A model on one set of workers, which drop it once it has gone; its sessions there share it.
 
     Parameters
