@@ -197,6 +197,9 @@ def _judged(case: Case, sch: axe.Schedule, pool: Pool) -> Verdict:
         truth = evaluate(case.program, inputs, stored)
         found = on_mesh(exe, case.program, workers, inputs)
         seen = difference(found, truth, case.program.written)
+        for device, name, array in exe.copies(workers):  # what is returned is the first device's
+            other = difference({**found, name: array}, truth, case.program.written)
+            seen = seen or (None if other is None else f"device {device}: {other}")
         if seen is not None:
             elsewhere = difference(found, truth, case.program.written, stored)
             verdict = _blamed(case, elsewhere or seen, inputs, truth)

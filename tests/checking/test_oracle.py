@@ -103,6 +103,21 @@ def test_schedules_of_programs_are_right(launched, name, schedule):
     assert f"right on {report.ran[0]} and on the mesh" in str(report)
 
 
+def test_copies_of_other_devices_are_judged(launched, monkeypatch):
+    """A run returns what the first device holds of a result that all hold; the others' copies are results too."""
+    plain = MeshExecutable._run
+
+    def one_copy_spoilt(exe, workers, arrays):
+        found = plain(exe, workers, arrays)
+        exe._loaded[workers].tensors["C"].slab(1)[2, 3] += 1
+        return found
+
+    monkeypatch.setattr(MeshExecutable, "_run", one_copy_spoilt)
+    report = wrong(reduced(product("float32", "float32")), engine=launched(PAIR), seeds=1)
+    assert report.mismatch.output == "C" and report.mismatch.index == (2, 3)
+    assert report.mismatch.data.endswith("in the copy of device 1") and "other devices hold is right" in str(report)
+
+
 def test_processes():
     report = axe.check(reduced(product("float32", "float32")), engine="processes", seeds=1, work_dir=None)
     assert report.ok and report.exact == 50 and report.errors["C"] < 1e-6

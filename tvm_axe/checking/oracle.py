@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,17 @@ class _Check:
             output = self._first_fault(got, expected, exactly)
             if output is not None:
                 return self._mismatch(self.on_mesh, data, output, got[output], given, expected, exactly)
+            for device, output, array in self._copies():
+                if self._first_fault({output: array}, expected, exactly) is not None:
+                    found = self._mismatch(self.on_mesh, data, output, array, given, expected, exactly)
+                    stage = "not looked for, as what other devices hold is right"
+                    return replace(found, data=f"{data}, in the copy of device {device}", stage=stage)
         return None
+
+    def _copies(self, exe: Executable | None = None) -> Iterator[tuple[int, str, np.ndarray]]:
+        """The outputs of the last run on the mesh that devices hold otherwise than it returned."""
+        exe = exe or self.subject.exe
+        return exe.copies(self.workers) if self.workers is not None and isinstance(exe, MeshExecutable) else iter(())
 
     def _first_fault(self, got: _Arrays, expected: Expected, exactly: bool) -> str | None:
         """The first output that is wrong."""
@@ -282,7 +292,10 @@ class _Check:
             try:
                 exe = self.subject.compiled(func)
                 self._run(other_data(self.subject.origin, self.indices, _ROUNDED, np.random.default_rng(0)), exe)
-                return self._first_fault(self._run(given, exe), expected, exactly) is not None
+                if self._first_fault(self._run(given, exe), expected, exactly) is not None:
+                    return True
+                copies = ({output: array} for _, output, array in self._copies(exe))
+                return any(self._first_fault(copy, expected, exactly) is not None for copy in copies)
             except LowerError:
                 return None
 

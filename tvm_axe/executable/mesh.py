@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from tvm_axe.executable.arguments import Arrays, Input
 from tvm_axe.executable.measured import Measured, measured_stages, measured_whole
 from tvm_axe.executable.on_mesh import OnMesh, discard
 from tvm_axe.expecting import expected_timeline
-from tvm_axe.layout.arrays import gather, scatter
+from tvm_axe.layout.arrays import disagreeing, gather, scatter
 from tvm_axe.lower.algorithms import described
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer, Stage
@@ -135,6 +135,18 @@ class MeshExecutable(OnMesh):
         loaded = exe._loaded[workers]
         whole = [buffer for buffer in loaded.lowered.buffers.values() if not buffer.sharding.partial]
         return {buffer.name: loaded.gather(buffer) for buffer in whole}
+
+    def copies(self, workers: Workers) -> Iterator[tuple[int, str, np.ndarray]]:
+        """Yield the outputs of the last run that a device holds otherwise than was returned, which is of the first.
+
+        Each with the device, the name and the array with the device's elements in it. Whatever rounds alike on all
+        devices is the same on all.
+        """
+        loaded = self._fitting(workers)._loaded[workers]
+        for buffer in loaded.lowered.outputs:
+            slab = loaded.tensors[buffer.name].slab
+            for device, array in disagreeing(buffer.sharding.holding, slab, loaded.gather(buffer)):
+                yield device, buffer.name, array
 
     def fill(self, workers: Workers, value: Callable[[MeshBuffer], object | None]) -> None:
         """Fill the slabs of all devices, also beyond their shares of an uneven extent, for `tvm_axe.check`.

@@ -12,7 +12,7 @@ array([0, 3, 1, 4, 2, 5])
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -163,6 +163,33 @@ def gather(holding: Holding, slab: Callable[[int], NDArray[Any]], dtype: np.dtyp
         values = slab(device).reshape(holding.slab)[places]
         whole[elements] = whole[elements] + values if holding.terms else values
     return whole
+
+
+def disagreeing(
+    holding: Holding, slab: Callable[[int], NDArray[Any]], whole: NDArray[Any]
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield each device whose elements aren't those of a whole array, and the array with the device's in their places.
+
+    What `gather` returns is of the first device that holds each element; this is of the copies that others hold. Terms
+    of a sum aren't copies.
+
+    Parameters
+    ----------
+    holding, slab
+        As in `gather`.
+    whole : numpy.ndarray
+        What `gather` returned.
+    """
+    for device in range(0 if holding.terms else holding.mesh.size):
+        indices = holding.indices(device)
+        if indices is None or not all(map(len, indices)):
+            continue
+        elements, places = _share(holding, indices)
+        values = slab(device).reshape(holding.slab)[places]
+        if values.tobytes() != whole[elements].tobytes():
+            other = whole.copy()
+            other[elements] = values
+            yield device, other
 
 
 _Index = tuple[slice, ...] | tuple[NDArray[np.int64], ...]
