@@ -45,7 +45,7 @@ def main() -> float:
     print(described(exe.shared))
     print("weights")
     for each in exe.shared.functions["forward"].inputs:
-        print(f"  {each.name:<18} {each.tensors[0].form}")
+        print(f"  {each.name:<18} {each.tensors[0].shown}")
 
     rng = np.random.default_rng(0)
     shapes = [[int(extent) for extent in param.ty.shape] for param in model["forward"].params]

@@ -231,5 +231,5 @@ def test_why_products_are_whole_is_said():
 
 
 def test_options_are_of_models_on_a_mesh():
-    with pytest.raises(axe.LowerError, match="axis, memory, pins and sizes are for a Relax model on a mesh"):
+    with pytest.raises(axe.LowerError, match="axis, memory and pins are for a Relax model on a mesh"):
         axe.compile(models.experts(), memory=0.5)

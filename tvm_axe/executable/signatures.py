@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax.distributed import DTensorType
 
 from tvm_axe.executable.arguments import Input
 
@@ -53,7 +54,9 @@ class Param(NamedTuple):
 
     @classmethod
     def of(cls, name: str, kind: Any) -> Param:
-        """The parameter of a name and a Relax type."""
+        """The parameter of a name and a Relax type; of a distributed tensor, which callers give whole."""
+        if isinstance(kind, DTensorType):
+            kind = kind.tensor_ty
         if isinstance(kind, relax.TensorType):
             shape = kind.shape
             extents = tuple(map(_extent, shape.values)) if isinstance(shape, relax.ShapeExpr) else None

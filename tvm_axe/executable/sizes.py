@@ -65,5 +65,5 @@ def room_of(placed: Placed, slab: Sequence[int], most: Mapping[str, int]) -> int
     if not names:
         return None
     if all(name in most for name in names):
-        return max(1, math.prod(shape_at(placed.slab, most)))
+        return max(1, math.prod(slab), math.prod(shape_at(placed.slab, most)))  # what is above its bound is said later
     return 1 << (math.prod(slab) - 1).bit_length() if math.prod(slab) > 1 else 1

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import statements
 
 __all__ = ["joined"]
+
+_INDEX = "int64"
+"""The type of a model's iterators."""
 
 
 def joined(
@@ -69,4 +72,11 @@ def _renamed(nest: tirx.Stmt, given: dict[tirx.Var, tirx.Var], names: set[str]) 
         names.add(name)
         return _tvm.with_name(block, name)
 
-    return _tvm.structural_map(nest, [(s_tir.SBlock, on_block), (tirx.Var, lambda var: given.get(var, var))])
+    def on_load(load: ir.TensorLoad) -> ir.TensorLoad:
+        # Where a block goes into its reader, upstream puts the reader's indices for iterators, of whatever type.
+        if all(str(index.ty) == _INDEX for index in load.indices):
+            return load
+        return tirx.BufferLoad(load.source, [i if str(i.ty) == _INDEX else tirx.Cast(_INDEX, i) for i in load.indices])
+
+    callbacks = [(s_tir.SBlock, on_block), (ir.TensorLoad, on_load), (tirx.Var, lambda var: given.get(var, var))]
+    return _tvm.structural_map(nest, callbacks)
