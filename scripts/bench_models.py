@@ -17,9 +17,6 @@ machines that others use as well; with --threads 1, since threads that spin coun
 
 --compile measures no kernels, but compiling: a Llama-style decoder 1,024 wide with so many layers each, in processes of
 their own (`scripts/compiling.py`): CPU seconds by pass, and the most memory beside the weights' bytes.
---mesh N shares the models over N devices instead, threads of this process with a core each, and compares what runs with
-the same of collectives alone: counts of kernels, collectives and barriers, bytes that the busiest device receives, and
-the process's time of a call divided by N, which counts whoever spins at a barrier, too.
 """
 
 from __future__ import annotations
@@ -104,9 +101,9 @@ def peers(module: Any, inputs: Any, path: Path, wanted: list[str], threads: int)
 
     calls: dict[str, Callable[[], Any]] = {}
     if "torch" in wanted:
-        calls["torch"] = _without_gradients(module, inputs)
+        calls["torch"] = without_gradients(module, inputs)
     if "torch.compile" in wanted:
-        calls["torch.compile"] = _without_gradients(torch.compile(module), inputs)
+        calls["torch.compile"] = without_gradients(torch.compile(module), inputs)
     if "onnxruntime" in wanted:
         import onnxruntime
 
@@ -119,7 +116,7 @@ def peers(module: Any, inputs: Any, path: Path, wanted: list[str], threads: int)
     return calls
 
 
-def _without_gradients(module: Any, inputs: Any) -> Callable[[], Any]:
+def without_gradients(module: Any, inputs: Any) -> Callable[[], Any]:
     import torch
 
     def call() -> Any:
@@ -194,7 +191,7 @@ def bench(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     module, inputs = made(name)
     path, target = onnx_file(module, inputs), resolve_target("llvm", threads=args.threads)
     others = peers(module, inputs, path, args.peers, args.threads)
-    want = _without_gradients(module, inputs)()
+    want = without_gradients(module, inputs)()
     calls: dict[str, Callable[[], Any]] = {}
     for via in args.via:
         start = time.perf_counter()
@@ -256,41 +253,6 @@ def compiling(args: argparse.Namespace) -> None:
         print(json.dumps({"rows": rows}))
 
 
-def mesh_counts(exe: Any) -> dict[str, int]:
-    """How often a shared model's first function starts a kernel, a collective, waits for all; and its bytes."""
-    (name, function), *_ = exe.shared.functions.items()
-    return {
-        "kernels": sum(step.func is not None for step in function.steps),
-        "collectives": sum(bool(step.kind) for step in function.steps),
-        "barriers": exe.shared.module[name].script().count('"axe.barrier"'),
-        "bytes": function.chosen.bytes,
-    }
-
-
-def bench_mesh(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for what runs of a model on a mesh, and one for the same of collectives alone."""
-    from models_torch import made
-
-    import tvm_axe as axe
-
-    module, inputs = made(name)
-    want, arrays = _without_gradients(module, inputs)(), [each.numpy() for each in inputs]
-    mesh = axe.Mesh({"tp": args.mesh})
-    exe = axe.compile(imported("torch", module, inputs, Path()), mesh=mesh, work_dir=None)
-    forms = {"fused": exe, "collectives": exe.apart()}
-    with axe.launch(mesh, engine="threads") as workers, axe.launch(mesh, engine="threads") as others:
-        calls = {}
-        for (form, each), on in zip(forms.items(), (workers, others)):
-            calls[form] = lambda each=each, on=on: each.run(on, *arrays)
-            check(f"{name}, {form}", calls[form](), want)
-        seconds = timed(calls, args.rounds, time.process_time)
-    return [
-        {"name": f"{name}, tp={args.mesh}, {form}", **mesh_counts(each),
-         "cpu_ms": 1e3 * seconds[form][0] / args.mesh, "cpu_least_ms": 1e3 * seconds[form][1] / args.mesh}
-        for form, each in forms.items()
-    ]  # fmt: skip
-
-
 def bench_symbolic(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each number of tokens and each peer, of one model for all of them."""
     import torch
@@ -310,7 +272,7 @@ def bench_symbolic(args: argparse.Namespace) -> list[dict[str, Any]]:
         arrays = [inputs[0].numpy()[0]]
         call = called(vm, arrays)
         others = {"ours for that alone": ours(decoder(module, tokens), target, arrays, args)[1]} | others
-        want = _without_gradients(module, inputs)()
+        want = without_gradients(module, inputs)()
         for name, each in (("any number", call), ("that number alone", others["ours for that alone"])):
             check(f"{SYMBOLIC}, compiled for {name}, {tokens} tokens", each(), want)
         if args.breakdown:
@@ -334,7 +296,6 @@ def main() -> None:
     parser.add_argument("--breakdown", type=int, default=0, metavar="N", help="print the N kernels that take the most")
     parser.add_argument("--cpu-time", action="store_true", help="the process's time instead of the clock's")
     parser.add_argument("--work-dir", type=Path, default=Path(WORK_DIR, "bench-models"), help="(default: %(default)s)")
-    parser.add_argument("--mesh", type=int, default=0, metavar="N", help="share the models over N devices instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def numbers(text: str) -> list[int]:
@@ -359,13 +320,6 @@ def main() -> None:
         parser.error(f"no model {', '.join(sorted(missing))}; there are {', '.join(known)}")
     rows: list[dict[str, Any]] = []
     for name in args.models or known:
-        if args.mesh and name != SYMBOLIC:
-            rows += (found := bench_mesh(name, args))
-            for row in [] if args.json else found:
-                print(
-                    "  ".join(f"{key} {value:.3f}" if "_ms" in key else f"{key} {value}" for key, value in row.items())
-                )
-            continue
         found = bench_symbolic(args) if name == SYMBOLIC else bench(name, args)
         rows += found
         for row in [] if args.json else found:
