@@ -119,7 +119,7 @@ RULES = {
     "program moe_ragged": [
         (
             "[a, b, c], [d, e, c, f], [d, g, f, h], [i, j, k], [d, l], [d, l], [d, l], [i, j, k], [i, j, k] -> "
-            "[i, j, h]; d, f, k: sum; a: opaque (sum D); b, e, g, l: opaque; c: opaque (sum H)"
+            "[i, j, h]; d, f, k: sum; g: gather; a: opaque (sum D); b, e, l: opaque; c: opaque (sum H)"
         )
     ],
     "program layers": [

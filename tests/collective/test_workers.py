@@ -351,7 +351,7 @@ def test_no_worker_is_bound_to_fewer_cores(engine: str) -> None:
     assert os.sched_getaffinity(0) == caller
 
 
-@pytest.mark.parametrize("name", ["workers"])
+@pytest.mark.parametrize("name", ["launching", "stored"])
 def test_the_examples_run(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"tvm_axe.collective.{name}"))
     assert result.attempted and not result.failed

@@ -18,6 +18,7 @@ from tvm_axe.analysis.counting import count
 from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.analysis.values import values
 from tvm_axe.collective import plan
+from tvm_axe.collective.side import BESIDE
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import lower
 from tvm_axe.lower.calls import Call, Tensor
@@ -30,8 +31,10 @@ ONE = [Mesh({"x": 2}), Mesh({"x": 3}), Mesh({"x": 4}), Mesh({"x": 2, "y": 2})]
 
 def in_moves(lowered: Lowered, call: Call) -> list[int]:
     """The bytes that a collective's moves bring to each device from others."""
+    name, mesh, found = call.function.removeprefix("axe.").removesuffix(BESIDE), lowered.mesh, [0] * lowered.mesh.size
+    if name not in plan.VIEWS:  # it waits for one beside
+        return found
     source, target, *numbers, axis = call.arguments
-    name, mesh, found = call.function.removeprefix("axe."), lowered.mesh, [0] * lowered.mesh.size
     (dtype, *_) = (lowered.buffers[each.buffer].dtype for each in (source, target) if each.buffer in lowered.buffers)
     itemsize = DataType(dtype).itemsize
     for device in range(mesh.size):

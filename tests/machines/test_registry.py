@@ -165,6 +165,7 @@ _MAY_ASK = {
     "cli/kernels.py": "what --target takes",
     "meta/spaces/mutator.py": "kinds of MetaSchedule's instructions",
     "meta/mesh/strategy.py": "kinds of MetaSchedule's instructions",
+    "nests/recorded.py": "kinds of a trace's instructions",
 }
 
 

@@ -177,6 +177,8 @@ def test_slices_are_what_a_pipeline_sends():
 def test_sizes_are_what_they_are_called(size):
     for name, builder in PROGRAMS.items():
         program = builder(mesh_of(name, (2,)), size)
+        if name in ("layers", "moe_ragged"):
+            continue  # their leading extents are the devices'
         # What is shared out: the bucket's rows, experts, tokens.
         at, dim = {"dp": (1, 0), "ep": (2, 0), "tp": (-1, -2)}[program.axis]
         extent = int(program.func.params[at].shape[dim])

@@ -21,7 +21,7 @@ from tvm_axe.meta.search.search import evolution
 from tvm_axe.meta.spaces.postproc import RewriteFreeLayouts
 from tvm_axe.meta.spaces.space import space_for
 from tvm_axe.nests.contraction import find_contractions
-from tvm_axe.nests.registers import register_tile, tiles
+from tvm_axe.nests.registers import lanes_of, register_tile, tiles
 from tvm_axe.records import Packing, apply_best, split_packing
 from tvm_axe.records.database import Database, normalize
 from tvm_axe.records.packing import LAYOUT_FREE, PREPROC, layout_free
@@ -123,8 +123,9 @@ def test_every_tile_packs_all_of_the_weights_ahead(shape, transposed, threads, d
         pack, main, places = split_packing(again.mod["main"])
         assert places == (1,)
         panels = [int(n) for n in main.params[1].ty.shape]
-        assert panels[-1] % tile.vectors == 0
-        assert panels == [-(-shape[1] // panels[-1]), shape[2], panels[-1]]
+        assert panels[-1] == lanes_of(match, target)  # of one vector each, whatever the tile has
+        columns = tile.vectors * panels[-1]  # of a tile, whole ones of which there are
+        assert panels == [-(-shape[1] // columns) * tile.vectors, shape[2], panels[-1]]
         assert PREPROC not in main.script() + pack.script()
 
         def want(a, w, bias):

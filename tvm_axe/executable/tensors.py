@@ -37,7 +37,8 @@ def device_of(name: str, target: Target) -> tvm.runtime.Device:
 
 def put(array: np.ndarray, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
     """A copy of an array on a device."""
-    if device == _HOST and array.size and array.dtype.kind in _PLAIN and array.dtype.isnative:
+    known = array.dtype.kind in _PLAIN and array.dtype.isbuiltin == 1  # float8_e5m2 says that it is a float, too
+    if device == _HOST and array.size and known and array.dtype.isnative:
         return _aligned(array)
     host = tvm.runtime.empty(array.shape, str(array.dtype))
     _tvm.as_array(host)[...] = array

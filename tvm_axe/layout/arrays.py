@@ -175,8 +175,10 @@ def disagreeing(
 
     Parameters
     ----------
-    holding, slab
-        As in `gather`.
+    holding : Holding
+        What the devices hold.
+    slab : Callable[[int], numpy.ndarray]
+        The memory of a device, as in `gather`.
     whole : numpy.ndarray
         What `gather` returned.
     """
