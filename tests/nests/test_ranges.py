@@ -10,12 +10,13 @@ from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import substitute, variables_of
+from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.machines import resolve_target
 from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.nests import ranges_of, with_default_schedules, with_ranges
 from tvm_axe.nests.default import RANGES
 from tvm_axe.nests.forms import forms_of
-from tvm_axe.nests.ranges import specialized, unknown_extents, values_of
+from tvm_axe.nests.ranges import specialized, values_of
 from tvm_axe.nests.recorded import as_recorded, tiles_of
 from tvm_axe.records.packing import split_packing
 from tvm_axe.records.record import Record

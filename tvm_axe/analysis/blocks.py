@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,17 @@ from tvm.sym import Analyzer, IterMark, IterSumExpr, detect_iter_map
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import points, values
 
-__all__ = ["NestedBlock", "all_blocks", "covers", "element", "nested_blocks", "ranges_of", "statements", "stays_in"]
+__all__ = [
+    "NestedBlock",
+    "all_blocks",
+    "covers",
+    "element",
+    "nested_blocks",
+    "ranges_of",
+    "statements",
+    "stays_in",
+    "unused_name",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +150,15 @@ def stays_in(
     if found is None or holds is None or first is None or last is None:
         return False
     return bool(np.all((first <= found) & (found < last) | ~holds.astype(bool)))
+
+
+def unused_name(name: str, taken: Collection[str]) -> str:
+    """Return a name, or if it is taken the same with the first number behind it that isn't."""
+    found, number = name, 0
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
 
 
 def ranges_of(loops: Sequence[tirx.For]) -> dict[tirx.Var, ir.Range]:

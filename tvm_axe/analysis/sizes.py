@@ -19,7 +19,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.values import values
 
-__all__ = ["Sizes", "at_sizes", "is_symbolic", "number", "size_variables"]
+__all__ = ["Sizes", "at_sizes", "is_symbolic", "number", "size_variables", "unknown_extents"]
 
 Sizes = Mapping[tirx.Var, int]
 """The values of variables that extents are counted in."""
@@ -42,29 +42,33 @@ def number(extent: tirx.Expr, sizes: Sizes) -> int | None:
 
 def size_variables(func: tirx.PrimFunc) -> tuple[tirx.Var, ...]:
     """Return the variables that a function's parameters are counted in or are, in the order in which they appear."""
-    found: dict[tirx.Var, None] = {}
-    for param in func.params:
-        if not tirx.is_buffer_var(param):
-            found[param] = None
-            continue
-        for extent in param.shape:
-            for variable in sorted(variables_of(extent), key=lambda each: str(each.name)):
-                found[variable] = None
-    return tuple(found)
+    each = [_in_shape(param) if tirx.is_buffer_var(param) else [param] for param in func.params]
+    return tuple(dict.fromkeys(variable for own in each for variable in own))
+
+
+def unknown_extents(func: tirx.PrimFunc) -> tuple[tirx.Var, ...]:
+    """Return those of them that shapes are made of."""
+    buffers = filter(tirx.is_buffer_var, func.params)
+    return tuple(dict.fromkeys(variable for buffer in buffers for variable in _in_shape(buffer)))
+
+
+def _in_shape(buffer: tirx.Buffer) -> list[tirx.Var]:
+    """The variables of a shape, those of an extent by their names."""
+    return [var for extent in buffer.shape for var in sorted(variables_of(extent), key=lambda var: str(var.name))]
 
 
 def at_sizes(func: tirx.PrimFunc, sizes: Sizes) -> tirx.PrimFunc:
-    """Return the function of constant shapes that a function is at some sizes, without numbers as parameters."""
+    """Return the function that a function is at some sizes; parameters that are sizes by themselves are none of its."""
     if not sizes:
         return func
     numbers: dict[tirx.Var, tirx.Expr] = {var: tirx.const(size, str(var.ty)) for var, size in sizes.items()}
-    buffers = [param for param in func.params if tirx.is_buffer_var(param)]
+    params = [param for param in func.params if param not in numbers]
 
     def folded(expr: tirx.Expr) -> tirx.Expr:
         known = values(expr, {}) if isinstance(expr.a, tirx.IntImm) and isinstance(expr.b, tirx.IntImm) else None
         return expr if known is None else tirx.const(int(known), str(expr.ty))
 
     return _tvm.structural_map(
-        tirx.PrimFunc(buffers, func.body, func.ret_type, func.attrs),
+        tirx.PrimFunc(params, func.body, func.ret_type, func.attrs),
         [(tirx.Var, lambda var: numbers.get(var, var)), *((kind, folded) for kind in _FOLDED)],
     )

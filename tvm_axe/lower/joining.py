@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from tvm import ir, s_tir, tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.blocks import statements
+from tvm_axe.analysis.blocks import statements, unused_name
 
 __all__ = ["joined"]
 
@@ -65,10 +65,7 @@ def _renamed(nest: tirx.Stmt, given: dict[tirx.Var, tirx.Var], names: set[str]) 
     """The nest on other buffers, its blocks with names of their own."""
 
     def on_block(block: s_tir.SBlock) -> s_tir.SBlock:
-        name, number = str(block.name_hint), 0
-        while name in names:
-            number += 1
-            name = f"{block.name_hint}_{number}"
+        name = unused_name(str(block.name_hint), names)
         names.add(name)
         return _tvm.with_name(block, name)
 

@@ -20,6 +20,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.annotations import BESIDE, INSERTED
+from tvm_axe.analysis.blocks import unused_name
 from tvm_axe.analysis.expressions import uses
 from tvm_axe.analysis.patterns import is_product
 from tvm_axe.collective.arena import PAGE
@@ -151,12 +152,7 @@ class ScheduledProgram:
         """An identifier of its own for each buffer: rfactor calls its buffers ``C.rf``, and names may be shared."""
         names: dict[tirx.Buffer, str] = {}
         for buffer in self.buffers():
-            name = base = str(buffer.name).replace(".", "_")
-            number = 0
-            while name in names.values():
-                number += 1
-                name = f"{base}_{number}"
-            names[buffer] = name
+            names[buffer] = unused_name(str(buffer.name).replace(".", "_"), names.values())
         return names
 
     def blocks(self) -> list[Block]:

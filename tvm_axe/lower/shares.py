@@ -33,7 +33,7 @@ from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.accesses import leaf_blocks
-from tvm_axe.analysis.blocks import all_blocks, element, nested_blocks, statements
+from tvm_axe.analysis.blocks import all_blocks, element, nested_blocks, statements, unused_name
 from tvm_axe.analysis.expressions import is_choice, loads_in, substitute, uses
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.analysis.sharding_rule import ShardingRule
@@ -296,10 +296,7 @@ class _Localizer:
         if combiner in _IDENTITIES and term is not None and body.same_as(block.body):
             body = self._counted(body, term, _IDENTITIES[combiner], block, pieces)
         body, init = inside.rewritten(body), None if block.init is None else inside.rewritten(block.init)
-        own = str(block.name_hint)
-        name = next(
-            n for n in itertools.chain([own], (f"{own}_{k}" for k in itertools.count(1))) if n not in self.names
-        )
+        name = unused_name(str(block.name_hint), self.names)
         # Of a reduction, what it goes on with isn't said to be read.
         reads, writes = ([self.buffers[x.source] for x in regions] for regions in (block.reads, block.writes))
         final = s_tir.SBlock(

@@ -18,18 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.sym import Analyzer
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.blocks import nested_blocks, statements
-from tvm_axe.analysis.expressions import substitute, variables_of
+from tvm_axe.analysis.blocks import nested_blocks, statements, unused_name
+from tvm_axe.analysis.expressions import substitute
+from tvm_axe.analysis.sizes import at_sizes, unknown_extents
 from tvm_axe.defaults import VALUES
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
@@ -42,12 +41,11 @@ from tvm_axe.records.apply import records_of
 from tvm_axe.records.packing import LAYOUT_FREE, PREPROC
 from tvm_axe.records.record import Record
 
-__all__ = ["Values", "check_values", "ranges_of", "specialized", "unknown_extents", "values_of", "with_ranges"]
+__all__ = ["Values", "check_values", "ranges_of", "specialized", "values_of", "with_ranges"]
 
 _TRIED = 32  # records of a function, the fastest first, of which one has to be of a form that it can take
 _FEW = 16  # values up to which tiles of contractions beside other blocks would mostly be empty
 _BY_BLOCKS = "block by block"
-_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 
 Values = Mapping[str, Sequence[int]]
 """The representatives of a model's unknown extents, by the names of their variables."""
@@ -129,30 +127,13 @@ def ranges_of(func: tirx.PrimFunc) -> list[str]:
     return [str(line) for line in (func.attrs or {}).get(RANGES, ())]
 
 
-def unknown_extents(func: tirx.PrimFunc) -> list[tirx.Var]:
-    """The variables in the shapes of a function's parameters, in the order in which they occur there."""
-    extents = [extent for param in func.params if tirx.is_buffer_var(param) for extent in param.shape]
-    found = [var for extent in extents for var in sorted(variables_of(extent), key=lambda var: str(var.name))]
-    return list(dict.fromkeys(found))
-
-
 def specialized(func: tirx.PrimFunc, values: Mapping[tirx.Var, int]) -> tirx.PrimFunc:
     """The function for these values of its unknown extents; what is computed of them is a number, too.
 
     One that is a parameter by itself is no parameter of what is returned, whose weights aren't packed ahead then.
     """
-    given = {param: tirx.const(values[param], str(param.ty)) for param in func.params if param in values}
-    if given:
-        func = func.specialize(given).without_attr(LAYOUT_FREE)
-
-    def known(var: tirx.Var) -> tirx.Expr:
-        return tirx.const(values[var], str(var.ty)) if var in values else var
-
-    def folded(expr: tirx.Expr) -> tirx.Expr:
-        both = isinstance(expr.a, tirx.IntImm) and isinstance(expr.b, tirx.IntImm)
-        return Analyzer().simplify(expr) if both else expr
-
-    return _tvm.structural_map(func, [(tirx.Var, known), (_ARITHMETIC, folded)])
+    known = at_sizes(func, values)
+    return known if len(known.params) == len(func.params) else known.without_attr(LAYOUT_FREE)
 
 
 def values_of(
@@ -249,9 +230,8 @@ def _with_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
     taken = {str(param.name) for param in func.params}
     named: dict[tirx.Var, tirx.Var] = {}
     for buffer in func.body.block.alloc_buffers:
-        name = str(buffer.name)
-        if name in taken:
-            name = next(each for n in count(1) if (each := f"{buffer.name}_{n}") not in taken)
+        name = unused_name(str(buffer.name), taken)
+        if name != str(buffer.name):
             named[buffer] = tirx.Var(name, buffer.ty)
         taken.add(name)
     return substitute(func, named) if named else func

@@ -12,12 +12,13 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.meta.task import Workload
 from tvm_axe.nests import Values, check_values
 from tvm_axe.nests.default import is_unscheduled
-from tvm_axe.nests.ranges import specialized, unknown_extents, values_of
+from tvm_axe.nests.ranges import specialized, values_of
 from tvm_axe.records.database import normalize
 from tvm_axe.records.devices import on_first_device
 from tvm_axe.relax.fuse import fuse, is_model
