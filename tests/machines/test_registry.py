@@ -163,9 +163,7 @@ _MAY_ASK = {
     "_tvm/building.py": "upstream's names of source formats",
     "_tvm/relax.py": "upstream's names of devices",
     "cli/kernels.py": "what --target takes",
-    "meta/spaces/mutator.py": "kinds of MetaSchedule's instructions",
-    "meta/mesh/strategy.py": "kinds of MetaSchedule's instructions",
-    "nests/recorded.py": "kinds of a trace's instructions",
+    "_tvm/meta_schedule.py": "kinds of MetaSchedule's instructions",
 }
 
 

@@ -23,7 +23,7 @@ from tvm_axe._tvm.errors import (
     schedule_error_reason,
     why_refused,
 )
-from tvm_axe._tvm.meta_schedule import flops, record_json, structural_equal, tune_context, workload_hash
+from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
 from tvm_axe._tvm.relax import (
     is_building,
@@ -76,6 +76,7 @@ __all__ = [
     "disco_rank",
     "disco_serve",
     "dispatch_predicate",
+    "drawn",
     "fast_exp2",
     "flops",
     "function_frame",

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import tvm_ffi
+from tvm import s_tir
 from tvm.ir import IRModule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.analysis import estimate_tir_flops as _estimate_tir_flops
@@ -49,6 +50,11 @@ def workload_hash(mod: IRModule) -> str:
 def structural_equal(a: IRModule, b: IRModule) -> bool:
     """Whether two modules are the same up to names."""
     return bool(tvm_ffi.structural_equal(a, b))
+
+
+def drawn(trace: s_tir.schedule.Trace, *kinds: str) -> list[s_tir.schedule.Instruction]:
+    """The instructions of a trace that are of some kinds of samples, such as ``"SampleCategorical"``, in order."""
+    return [instruction for instruction in trace.insts if instruction.kind.name in kinds]
 
 
 def flops(mod: IRModule) -> float:

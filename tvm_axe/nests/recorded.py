@@ -118,7 +118,7 @@ def _of_known_loops(forms: Forms, change: Change, decisions: list[Any]) -> list[
 def _decided(base: s_tir.Schedule, sch: s_tir.Schedule, decisions: list[Any]) -> s_tir.Schedule:
     """The schedule with other decisions, if there are as many of them."""
     trace = sch.trace
-    drawn = [instruction for instruction in trace.insts if instruction.kind.name in _SAMPLES]
+    drawn = _tvm.drawn(trace, *_SAMPLES)
     if len(drawn) != len(decisions):
         return sch
     for instruction, decision in zip(drawn, decisions):

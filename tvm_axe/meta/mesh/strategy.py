@@ -8,6 +8,7 @@ from tvm import s_tir
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_axe import _tvm
 from tvm_axe.meta.mesh.model import ProgramModel
 
 __all__ = ["Exhaustive", "Ranking"]
@@ -73,7 +74,7 @@ class Ranking(ms.search_strategy.PySearchStrategy):
 
     def _decided(self, space: s_tir.Schedule) -> list[s_tir.Schedule]:
         """The space with each decision of its samples, where the postprocs allow it."""
-        samples = [inst for inst in space.trace.insts if inst.kind.name == "SampleCategorical"]
+        samples = _tvm.drawn(space.trace, "SampleCategorical")
         found = []
         for decisions in product(*(range(len(inst.attrs[0])) for inst in samples)):
             trace = space.trace

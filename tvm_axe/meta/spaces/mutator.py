@@ -8,6 +8,8 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
+from tvm_axe import _tvm
+
 __all__ = ["MutateChoice"]
 
 
@@ -20,7 +22,7 @@ class MutateChoice(ms.mutator.PyMutator):
 
     def apply(self, trace: Trace, _state: int) -> Trace | None:
         """The trace with another decision; None where there is nothing to decide."""
-        samples = [i for i in trace.insts if i.kind.name == "SampleCategorical" and len(i.attrs[0]) > 1]
+        samples = [each for each in _tvm.drawn(trace, "SampleCategorical") if len(each.attrs[0]) > 1]
         if not samples:
             return None
         chosen = self.random.choice(samples)
