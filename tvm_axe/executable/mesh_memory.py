@@ -44,6 +44,10 @@ class _Bound(NamedTuple):
     inputs : mapping
         What a call brings: parameters by name, in order, and the tensors that each is put into, each with whether one
         slab is enough for all devices.
+    counts : mapping
+        Which of these are no tensors, by name: a ``"shape"`` or a ``"number"``.
+    made : tuple of Placed
+        The tensors that a call leaves or computes by, for which it needs memory.
     open : tuple of (str, str)
         The tensors, by name, that a call brings or leaves, each with a view of it.
     arguments : tuple
@@ -56,6 +60,8 @@ class _Bound(NamedTuple):
 
     of: DeviceFunction
     inputs: Mapping[str, tuple[tuple[Placed, bool], ...]]
+    counts: Mapping[str, str]
+    made: tuple[Placed, ...]
     open: tuple[tuple[str, str], ...]
     arguments: tuple[Argument | None, ...]
     call: BoundCall
@@ -187,7 +193,11 @@ class MeshMemory:
             for each in function.inputs
             if each.name not in weights
         }
-        return _Bound(function, inputs, tuple(left), tuple(arguments), call, signature.nesting)
+        counts = {each.name: each.kind for each in function.inputs if each.kind in ("shape", "number")}
+        brought = {placed.name for own in inputs.values() for placed, _ in own}
+        names = dict.fromkeys((*(each.name for each in function.results), *(name for name, _ in left)))
+        made = [self._program.shared.tensors[n] for n in names if n not in brought and n not in self._fixed]
+        return _Bound(function, inputs, counts, tuple(made), tuple(left), tuple(arguments), call, signature.nesting)
 
     # ---- Values
 
@@ -225,10 +235,10 @@ class MeshMemory:
         """What a call brings and leaves, by the names of the tensors; and what its open arguments are."""
         values: dict[str, Spread] = {}
         shapes: dict[str, tuple[int, ...]] = {}
-        function, kinds = bound.of, {each.name: each.kind for each in bound.of.inputs}
+        function = bound.of
         for (name, placed), given in zip(bound.inputs.items(), arguments, strict=True):
-            if kinds[name] in ("shape", "number"):
-                shapes[name] = tuple(map(int, given)) if kinds[name] == "shape" else (int(given),)
+            if name in bound.counts:
+                shapes[name] = tuple(map(int, given)) if bound.counts[name] == "shape" else (int(given),)
             for at, (each, _) in enumerate(placed):
                 value = given[at] if isinstance(given, tuple) else given  # the former is what `put` has made
                 values[each.name] = value if value.forms == each.forms else self._converted(value, each, function)
@@ -237,11 +247,8 @@ class MeshMemory:
             given = {each.name: values.get(each.tensors[0].name) for each in function.inputs if each.tensors}
             shapes |= {name: value.shape for name, value in given.items() if value is not None}
             sizes = sizes_of(function, shapes)
-        tensors = self._program.shared.tensors
-        made = dict.fromkeys((*(each.name for each in function.results), *(name for name, _ in bound.open)))
-        for name in made:
-            if name not in values and name not in self._fixed:
-                values[name] = self._new(tensors[name], shape_at(tensors[name].shape, sizes), function.most)
+        for needed in bound.made:
+            values[needed.name] = self._new(needed, shape_at(needed.shape, sizes), function.most)
         opened = [(values[name].tensor, view) for name, view in bound.open]
         return values, [*(sizes[name] for name in function.sizes), *opened]
 

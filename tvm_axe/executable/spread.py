@@ -19,7 +19,7 @@ from tvm_axe.executable.on_mesh import discard
 from tvm_axe.machines.builder import PROGRAM_BUILDER
 from tvm_axe.relax.conversion import Conversion, conversion
 from tvm_axe.relax.device import DeviceModule, Placed
-from tvm_axe.relax.forms import WHOLE, Forms, spots
+from tvm_axe.relax.forms import Forms, are_whole, spots
 from tvm_axe.relax.workspace import Workspace
 
 __all__ = ["ModelProgram", "Pool", "Spread"]
@@ -51,7 +51,7 @@ class ModelProgram:
         self.shared, self.target, self.workers, self.workspaces = shared, target, weakref.ref(workers), workspaces
         self.module = module
         self.loaded = workers.load(module, target, PROGRAM_BUILDER)
-        self._conversions: dict[tuple[object, ...], tuple[Conversion, LoadedProgram]] = {}
+        self._conversions: dict[tuple[object, ...], tuple[Conversion, LoadedProgram] | None] = {}
         self._items: list[Item] = [self.loaded]
         weakref.finalize(self, discard, self.workers, self._items)
 
@@ -72,14 +72,17 @@ class ModelProgram:
         shape = tuple(extent if isinstance(extent, int) else None for extent in placed.shape)
         key = shape, value.dtype, value.forms, forms
         if key not in self._conversions:
-            found = conversion(*key, shared.mesh, workers.page)
-            if found is None or (found.view != SLAB and workers.is_apart(found.axis)):
-                self.scatter(target, forms, self.gather(value))
-                return
-            self._conversions[key] = found, workers.load(found.module, self.target)
-            self._items.append(self._conversions[key][1])
-        found, program = self._conversions[key]
-        workers.call(program, [(value.tensor, found.view), (target, SLAB), Coord(found.axis)])
+            made, found = conversion(*key, shared.mesh, workers.page), None
+            if made is not None and (made.view == SLAB or not workers.is_apart(made.axis)):
+                found = made, workers.load(made.module, self.target)
+                self._items.append(found[1])
+            self._conversions[key] = found
+        found = self._conversions[key]
+        if found is None:
+            self.scatter(target, forms, self.gather(value))
+            return
+        made, program = found
+        workers.call(program, [(value.tensor, made.view), (target, SLAB), Coord(made.axis)])
 
     # ---- Whole arrays
 
@@ -97,7 +100,7 @@ class ModelProgram:
     def gather(self, value: Spread) -> np.ndarray:
         """The whole array of a value."""
         tensor = value.tensor
-        if all(form == WHOLE for _, form in value.forms):
+        if are_whole(value.forms):
             return np.array(tensor.slab(0))
         whole = np.empty(value.shape, tensor.slab(0).dtype)
         for device, pieces in enumerate(self.pieces(value.forms, value.shape)):

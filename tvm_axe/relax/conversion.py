@@ -63,8 +63,7 @@ def conversion(
         if at != moved[0]:
             extents = form.local(extents)
     view = SLAB if held == WHOLE else axis
-    cuts = [None if form.share is None or form.dim is None else (form.dim, form.share) for form in (held, wanted)]
-    kernel = taking(extents, dtype, cuts[0], cuts[1], held.partial, mesh, axis, view, page)
+    kernel = taking(extents, dtype, held.cut, wanted.cut, held.partial, mesh, axis, view, page)
     builder = relax.BlockBuilder()
     shapes = view_shape(mesh, view, held.local(extents)), wanted.local(extents)
     read, written = (relax.Var(n, relax.TensorType([*s], dtype)) for n, s in zip(("source", "target"), shapes))

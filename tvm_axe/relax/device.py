@@ -21,7 +21,7 @@ from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.lower.taking import taking
 from tvm_axe.lower.views import view_shape
 from tvm_axe.relax.chosen import Chosen
-from tvm_axe.relax.forms import WHOLE, Form, Forms, local_shape
+from tvm_axe.relax.forms import WHOLE, Form, Forms, are_whole, local_shape
 from tvm_axe.relax.fusing import fused
 from tvm_axe.relax.graph import Node, Value
 from tvm_axe.relax.operators import Operators
@@ -48,7 +48,7 @@ class Placed:
     @property
     def is_whole(self) -> bool:
         """Whether every device holds all of it."""
-        return all(form == WHOLE for _, form in self.forms)
+        return are_whole(self.forms)
 
     @property
     def shown(self) -> str:

@@ -32,7 +32,20 @@ from tvm_axe.layout import Link
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.shares import Share, spans_of
 
-__all__ = ["EXCHANGE", "SLICE", "WHOLE", "Form", "Forms", "Move", "blocks", "form_of", "local_shape", "move", "spots"]
+__all__ = [
+    "EXCHANGE",
+    "SLICE",
+    "WHOLE",
+    "Form",
+    "Forms",
+    "Move",
+    "are_whole",
+    "blocks",
+    "form_of",
+    "local_shape",
+    "move",
+    "spots",
+]
 
 E = TypeVar("E")
 
@@ -65,6 +78,11 @@ class Form:
     def __hash__(self) -> int:
         return self._hash  # the search asks for it millions of times
 
+    @property
+    def cut(self) -> tuple[int, Share] | None:
+        """The dimension that is shared and how, as `tvm_axe.lower.taking` asks for it; None where none is."""
+        return None if self.share is None or self.dim is None else (self.dim, self.share)
+
     def local(self, shape: Sequence[E]) -> tuple[E | int, ...]:
         """The shape of what a device holds. What isn't shared needn't be a number."""
         return tuple(self.share.local if at == self.dim and self.share else n for at, n in enumerate(shape))
@@ -80,6 +98,11 @@ class Form:
 WHOLE = Form()
 Forms = tuple[tuple[str, Form], ...]
 """The form of a value along each of some mesh axes, outer ones first."""
+
+
+def are_whole(forms: Forms) -> bool:
+    """Whether every device holds all of a value."""
+    return all(form == WHOLE for _, form in forms)
 
 
 def local_shape(forms: Forms, shape: Sequence[E]) -> tuple[E | int, ...]:

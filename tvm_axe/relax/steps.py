@@ -17,7 +17,6 @@ from tvm_axe.collective import SLAB
 from tvm_axe.layout import Link, Mesh
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.dtypes import dtype_bytes
-from tvm_axe.layout.shares import Share
 from tvm_axe.lower.taking import giving, taking
 from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.forms import EXCHANGE, SLICE, Form
@@ -128,20 +127,17 @@ class Mover:
 
 @functools.lru_cache(maxsize=1024)
 def _taking(transfer: Transfer, dtype: str, mesh: Mesh, view: str, page: int, rank: tirx.Var) -> tirx.PrimFunc:
-    source, target = map(_cut, (transfer.source, transfer.target))
-    combiner = transfer.source.partial
-    return taking(exprs(transfer.shape), dtype, source, target, combiner, mesh, transfer.axis, view, page, rank)
+    source, target = transfer.source, transfer.target
+    return taking(
+        exprs(transfer.shape), dtype, source.cut, target.cut, source.partial, mesh, transfer.axis, view, page, rank
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _giving(transfer: Transfer, dtype: str, mesh: Mesh, page: int, rank: tirx.Var) -> tirx.PrimFunc:
-    cut = _cut(transfer.source)
+    cut = transfer.source.cut
     assert cut is not None  # it is gathered
     return giving(exprs(transfer.shape), dtype, cut, mesh, transfer.axis, page, rank)
-
-
-def _cut(form: Form) -> tuple[int, Share] | None:
-    return None if form.share is None or form.dim is None else (form.dim, form.share)
 
 
 def steps_of(chosen: Chosen, operators: Operators, mover: Mover) -> list[Step]:

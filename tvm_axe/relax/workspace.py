@@ -122,15 +122,10 @@ def _lifted(func: relax.Function) -> tuple[relax.Function, Workspace]:
         blocks.append(type(block)(kept))
     body = relax.SeqExpr(blocks, func.body.body)
     lifted = relax.Function([*func.params, *params.values()], body, func.ret_ty, func.is_pure, func.attrs)
-    kinds = [param.ty for param in func.params]
-    if all(not isinstance(kind, relax.TensorType) or _is_constant(kind) for kind in kinds):
+    tensors = [param for param in func.params if isinstance(param.ty, relax.TensorType)]
+    if all(shape_of(param) is not None for param in tensors):
         lifted = lifted.with_attr("num_input", 0)  # nothing is to be learnt of them, and whoever calls has checked them
     return lifted, Workspace(nbytes, tuple(params))
-
-
-def _is_constant(kind: relax.TensorType) -> bool:
-    shape = kind.shape
-    return isinstance(shape, relax.ShapeExpr) and all(isinstance(n, tvm.tirx.IntImm) for n in shape.values)
 
 
 def _size(storage: relax.Call) -> int | None:
