@@ -53,7 +53,7 @@ def unknown_extents(func: tirx.PrimFunc) -> tuple[tirx.Var, ...]:
 
 
 def _in_shape(buffer: tirx.Buffer) -> list[tirx.Var]:
-    """The variables of a shape, those of an extent by their names."""
+    """Return the variables of a shape, those of one extent in the order of their names."""
     return [var for extent in buffer.shape for var in sorted(variables_of(extent), key=lambda var: str(var.name))]
 
 

@@ -16,6 +16,7 @@ except the barrier:
 | `axe.send` | source (n, *shape), target (*shape), shift, axis |
 | `axe.reduce` | source (n, *shape), target (*shape), root, axis |
 | `axe.broadcast` | source (n, *shape), target (*shape), root, axis |
+| `axe.all_reduce:beside` and so on | the same, on the device's side stream, if it has one |
 | `axe.fork`, `axe.wait_count`, `axe.copy`, `axe.flag`, `axe.join` | see `tvm_axe.collective.side` |
 
 (n, *shape) is the view of a mesh tensor along the mesh axis named last; without n it is the worker's own slab.
@@ -77,7 +78,7 @@ def _packed(name: str, holds: tuple[bool, bool], beside: bool = False) -> Callab
     return call
 
 
-def _beside(name: str) -> Callable[..., None]:
+def _step(name: str) -> Callable[..., None]:
     """What a program calls for a step of the side stream: its tensors, its numbers, and the name of the axis."""
     count = STEPS[name]
 
@@ -95,4 +96,4 @@ _tvm.register_functions(
 _tvm.register_functions({f"axe.{MERGED}": _merged})
 _tvm.register_functions({f"axe.{name}{end}": _packed(name, holds) for name in VIEWS for end, holds in HELD.items()})
 _tvm.register_functions({f"axe.{name}{BESIDE}": _packed(name, HELD[""], beside=True) for name in VIEWS})
-_tvm.register_functions({f"axe.{name}": _beside(name) for name in STEPS})
+_tvm.register_functions({f"axe.{name}": _step(name) for name in STEPS})

@@ -38,9 +38,8 @@ class SideStream:
         self.stream = call("cuStreamCreate", int(enum("CUstream_flags", "CU_STREAM_NON_BLOCKING")))
         self._forked = self._event()
         self._free: list[Any] = []  # events
-        self._ends: list[
-            Any | None
-        ] = []  # of what it was told from each fork on, until it is joined; None: not said yet
+        # The event behind what it was told from each fork on, until that is joined; None while it isn't recorded.
+        self._ends: list[Any | None] = []
 
     @property
     def forked(self) -> bool:
