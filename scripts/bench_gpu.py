@@ -42,6 +42,9 @@ EINSUMS = {
 }
 """Products of attention and of experts, whose operands lie in memory as a model has them."""
 
+EXPERTS = {"groups": 128, "choices": 8, "hidden": 2048, "inner": 768}
+"""Of Qwen3-30B-A3B: experts, how many of them a token chooses, the widths of the model and of an expert."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -71,6 +74,8 @@ def cases(target: Target) -> Iterator[Case]:
         operands = Operands.parse(a, b, c)
         problem = {**operands.texts, "dtype": "bfloat16"}
         yield Case(f"einsum {name}", KERNELS["einsum"], problem, "einsum", 2.0 * math.prod(operands.extents.values()))
+    for tokens in (64, 512, 4096):
+        yield from experts(tokens)
     for causal in (False, True):
         shape = {"batch": 4, "heads": 32, "kv_heads": 32, "queries": 4096, "keys": 4096, "dim": 128}
         work = 4.0 * 4 * 32 * 4096**2 * 128 / (2 if causal else 1)
@@ -97,6 +102,21 @@ def product(target: Target, name: str, m: int, n: int, k: int) -> Case:
     return Case(name, kernel, problem, "cublas", 2.0 * m * n * k)
 
 
+def experts(tokens: int) -> Iterator[Case]:
+    """A layer's experts in bf16, by what reading all weights takes where that is longer than multiplying."""
+    groups, hidden, inner = EXPERTS["groups"], EXPERTS["hidden"], EXPERTS["inner"]
+    rows = tokens * EXPERTS["choices"]
+    both: dict[str, Any] = {"rows": rows, "groups": groups, "dtype": "bfloat16"}
+    for name, n, k, wide, options in (
+        ("gate and up", inner, hidden, 2 * inner, {"activation": "silu", "gated": True}),
+        ("down", hidden, inner, hidden, {}),
+    ):
+        flops, bytes_ = 2.0 * rows * wide * k, 2.0 * (groups * wide * k + rows * (k + n))
+        bound = (flops, PRODUCT) if flops / 8e14 > bytes_ / 3.35e12 else (bytes_, MEMORY)
+        problem = {**both, "n": n, "k": k, **options}
+        yield Case(f"experts {name} {tokens} tokens", KERNELS["grouped_matmul"], problem, "grouped_mm", *bound)
+
+
 # ---- Tensors, peers and references in PyTorch ----------------------------------------------------------------------
 
 
@@ -119,6 +139,8 @@ class Bench:
             kind = getattr(torch, dtype)
             if name == "lengths":
                 made[name] = torch.full(shape, self.case.problem["capacity"], dtype=kind, device="cuda")
+            elif name == "starts":
+                made[name] = routed(self.case.problem["rows"], self.case.problem["groups"])
             elif name not in self.recipe.inputs and not dtype.startswith("int"):
                 made[name] = torch.full(shape, math.nan, device="cuda").to(kind)
             else:
@@ -140,6 +162,16 @@ class Bench:
         if not (whole and error <= self.case.tolerance):
             raise AssertionError(f"relative error {error:.1e}, finite everywhere: {whole}")
         return error
+
+
+def routed(rows: int, groups: int) -> Any:
+    """Where each group's rows start, if tokens choose experts at random, none of them twice."""
+    import torch
+
+    tokens = rows // EXPERTS["choices"]
+    chosen = torch.rand(tokens, groups, device="cuda").topk(EXPERTS["choices"]).indices
+    counts = torch.bincount(chosen.flatten(), minlength=groups)
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -165,10 +197,24 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
         return made["Y"], made["X"].double().softmax(-1)
     if name == "transpose":
         return made["Y"], made["X"].T
+    if name == "grouped_matmul":
+        bounds = made["starts"].tolist()
+        parts = [made["X"][a:b].float() @ w.float().T for a, b, w in zip(bounds, bounds[1:], made["W"])]
+        return made["Y"], gated(problem, torch.cat(parts))
     if name == "einsum":
         return made["C"], torch.einsum(equation(problem), made["A"].float(), made["B"].float())
     scale = made["a_scale"] * made["b_scale"] if "a_scale" in made else 1.0
     return made["C"], made["A"].float() @ made["B"].float().T * scale
+
+
+def gated(problem: Mapping[str, Any], product: Any) -> Any:
+    """What a grouped product is followed by, in PyTorch."""
+    import torch
+
+    if not problem.get("gated", False):
+        return product
+    gate, up = product.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
 
 
 def equation(problem: Mapping[str, Any]) -> str:
@@ -209,7 +255,12 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
         a, b = converted[id(t)]
         return torch.matmul(a, b.T, out=t["C"])
 
+    def grouped_mm(t: Mapping[str, Any]) -> object:
+        product = torch._grouped_mm(t["X"], t["W"].transpose(1, 2), offs=t["starts"][1:])
+        return gated(case.problem, product)
+
     return {
+        "grouped_mm": grouped_mm,
         "cublas": lambda t: torch.matmul(t["A"], t["B"].T, out=t["C"]),
         "einsum": lambda t: torch.einsum(equation(case.problem), t["A"], t["B"]),
         "scaled_mm": scaled_mm,

@@ -7,8 +7,8 @@ float64, or exactly. Clocks, power and throttling are printed before and after e
 figure.
 
 Run `python scripts/bench_mesh_gpu.py [--rows PREFIX ...] [--rounds N] [--reps N] [--json]` where two GPUs are, or more.
-`--engine threads` runs our side alone, at tiny sizes, on CPU workers: it says whether the frame works, not how fast
-anything is.
+`--engine threads` runs our side alone, at tiny sizes, on CPU workers, and `--shared` on devices that share the first
+GPU: they say whether results are right, not how fast anything is.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def norm(rows: int, columns: int, dtype: str, workers: Workers) -> Run:
         _, fault = judged({"out": tensors["out"].slab(device)}, expected, TOLERANCE[dtype])
         if fault:
             raise RuntimeError(f"norm of {rows} rows on device {device}: {fault}")
-    return lambda reps: kernel.time(*tensors.values(), repeat=reps, warmup=3)
+    return lambda reps: kernel.time(*tensors.values(), repeat=reps, warmup=3, times=40)
 
 
 def program(made: DistributedProgram, schedule: str, workers: Workers) -> Run:
@@ -247,8 +247,8 @@ def captured(torch: Any, told: Callable[[], Any]) -> Callable[[], Any]:
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 
-def table(devices: int, tiny: bool) -> list[Row]:
-    """The rows: of the sizes that are published, or of tiny ones."""
+def table(devices: int, tiny: bool, on_gpus: bool = False) -> list[Row]:
+    """The rows: of the sizes that are published, or of tiny ones, which are less tiny `on_gpus`."""
     found = []
     columns, dtype = (64, "float32") if tiny else (COLUMNS, DTYPE)
     small = [rows * columns * 4 for rows in (1, 8, 64)] if tiny else [*(r * columns * 2 for r in (1, 8, 64)), 4 << 20]
@@ -266,9 +266,10 @@ def table(devices: int, tiny: bool) -> list[Row]:
     mesh = Mesh({"dp": devices})
     step = lambda workers: program(adam_f16(mesh, bucket), "fuse(RS-C-AG)", workers)  # noqa: E731
     found.append(Row("fuse(RS-C-AG) of adam_f16", "adam", (1 << 28,), step, Stepped, "dp"))
-    shapes = {"tiny": (32, 64)} if tiny else MODELS
+    side = 256 * devices if on_gpus else 32
+    shapes = {"tiny": (side, 2 * side)} if tiny else MODELS
     for model, (hidden, inner) in shapes.items():
-        for tokens in (32,) if tiny else TOKENS:
+        for tokens in (side,) if tiny else TOKENS:
             for kind in pairs.KINDS:
                 size = (tokens, inner, hidden) if kind.startswith("all-gather") else (tokens, hidden, inner)
                 run = lambda workers, kind=kind, size=size: pair(kind, size, workers)  # noqa: E731
@@ -281,7 +282,7 @@ def table(devices: int, tiny: bool) -> list[Row]:
     if not tiny:
         extents = extents._replace(tokens=extents.tokens // devices, experts=extents.experts // devices)
     experts = Mesh({"ep": devices})
-    run = lambda workers: program(moe_ragged(experts, extents), "A2A-MM-A2A", workers)  # noqa: E731
+    run = lambda workers: program(moe_ragged(experts, extents, dtype), "A2A-MM-A2A", workers)  # noqa: E731
     found.append(Row("dispatch, experts, combine", "experts", extents, run, Routed, "ep"))
     return found
 
@@ -295,12 +296,13 @@ def power() -> str:
     return "; ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines())
 
 
-def measured(row: Row, devices: int, engine: str, rounds: int, reps: int) -> dict[str, Any]:
-    """A row: ours and theirs in turns."""
+def measured(row: Row, devices: int, engine: str, rounds: int, reps: int, shared: bool = False) -> dict[str, Any]:
+    """A row: ours and theirs in turns; ours alone where devices share a GPU, on which NCCL has one only."""
     print(f"{row.name}\n  before: {power()}" if engine == "cuda" else row.name)
-    peers = pairs.Theirs(devices, row.peer, row.kind, row.size) if engine == "cuda" else None
+    peers = pairs.Theirs(devices, row.peer, row.kind, row.size) if engine == "cuda" and not shared else None
+    options = {"gpus": (0,) * devices} if shared else {}
     try:
-        with axe.launch(Mesh({row.axis: devices}), engine=engine) as workers:
+        with axe.launch(Mesh({row.axis: devices}), engine=engine, **options) as workers:
             ours = row.ours(workers)
             taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in (peers.names if peers else ())}}
             for turn in range(rounds + 1):  # one to warm up
@@ -327,10 +329,12 @@ def measured(row: Row, devices: int, engine: str, rounds: int, reps: int) -> dic
     }
 
 
-def refusal() -> str | None:
+def refusal(shared: bool) -> str | None:
     """Why nothing can be measured here, if so."""
     try:
         devices = driver.gpus()
+        if shared and devices:
+            return None
         import torch  # noqa: F401, asks whether it is there
     except (InputError, ImportError) as error:
         return str(error)
@@ -345,18 +349,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", default=[""], metavar="PREFIX", help="of the names of rows (default: all)")
     parser.add_argument("--engine", default="cuda", choices=["cuda", "threads", "processes"])
+    parser.add_argument("--shared", action="store_true", help="devices share the first GPU; ours alone, tiny sizes")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     args = parser.parse_args(arguments)
-    why = refusal() if args.engine == "cuda" else None
+    why = refusal(args.shared) if args.engine == "cuda" else None
     if why is not None:
         print(f"bench_mesh_gpu: nothing is measured: {why}; --engine threads tries our side on CPUs", file=sys.stderr)
         return 1
     pairs.DTYPE = pairs.DTYPE if args.engine == "cuda" else "float16"  # CPUs' chunks add in it
-    rows = [row for row in table(args.devices, args.engine != "cuda") if row.name.startswith(tuple(args.rows))]
-    found = [measured(row, args.devices, args.engine, args.rounds, args.reps) for row in rows]
+    tiny = args.shared or args.engine != "cuda"
+    rows = [row for row in table(args.devices, tiny, args.shared) if row.name.startswith(tuple(args.rows))]
+    found = [measured(row, args.devices, args.engine, args.rounds, args.reps, args.shared) for row in rows]
     for row in found:
         beside = "" if row["peer"] is None else f", {row['peer']} {row['peer_us']:.2f} us, {row['ratio']:.3f}"
         print(f"{row['name']}: {row['ours_us']:.2f} us{beside}")

@@ -68,7 +68,8 @@ def times(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     model, mesh = imported("torch", module, inputs, Path()), axe.Mesh({"tp": args.devices})
     alone = axe.compile(model, target={"kind": "llvm", "num-cores": 1}, work_dir=None)
     exe = axe.compile(model, mesh=mesh, work_dir=None)
-    others = peers(module, inputs, onnx_file(module, inputs), args.peers, args.devices)
+    path = onnx_file(module, inputs) if "onnxruntime" in args.peers else Path()
+    others = peers(module, inputs, path, args.peers, args.devices)
     with axe.launch(mesh) as workers, exe.load(workers, {}) as shared, alone.load({}) as single:
         calls = {
             "ours": lambda: np.asarray(_first(shared.main(*arrays))),

@@ -93,9 +93,8 @@ def measured(layers: int, way: str) -> dict[str, Any]:
     compiled = resident("VmHWM") - before
     with seconds(took, "loading and a call"):
         if way == "mesh":
-            with axe.launch({"tp": 2}) as workers:
-                exe.place(workers, **executable.read_safetensors(path))
-                exe.call(workers, "forward", *inputs)
+            with axe.launch({"tp": 2}) as workers, exe.load(workers, path) as session:
+                session.forward(*inputs)
         elif way == "constants":
             with exe.load() as session:
                 session.forward(*inputs)

@@ -205,7 +205,7 @@ def pins(model: Model, mesh: axe.Mesh, rng: np.random.Generator) -> dict[str, di
     found: dict[str, dict[str, int | None]] = {}
     for var in values:
         if rng.random() < 0.2 and isinstance(var.ty, relax.TensorType):
-            known = [isinstance(extent, int) and extent > 1 for extent in extents(var)]
+            known = [not isinstance(extent, int) or extent > 1 for extent in extents(var)]
             dims = [None, *(dim for dim, can_be in enumerate(known) if can_be)]
             found[var.name] = {axis: dims[int(rng.integers(len(dims)))] for axis in mesh.names if rng.random() < 0.7}
     return found

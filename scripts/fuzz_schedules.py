@@ -250,6 +250,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1000, help="how many seeds")
+    parser.add_argument(
+        "--seconds", type=float, help="judge no more after so long, and say what became of those judged"
+    )
     parser.add_argument("--engine", choices=("threads", "processes", "mpi"), default="threads")
     parser.add_argument("--delays", action="store_true", help="random sleeps round every stage and barrier")
     parser.add_argument("--processes", type=int, default=1, help="processes that judge")
@@ -262,6 +265,8 @@ def main() -> int:
 
         if options.mistake not in MISTAKES or options.engine != "threads":
             parser.error(f"--mistake is one of {', '.join(MISTAKES)}, and met by workers on threads alone")
+    if options.seconds is not None and options.engine == "mpi":
+        parser.error("--seconds is for threads and processes: the ranks of a job end together")
     start = time.monotonic()
     found = []
     crashes = 0
@@ -276,6 +281,8 @@ def main() -> int:
             print(
                 f"{len(found)} of {options.count} after {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True
             )
+        if options.seconds is not None and time.monotonic() - start > options.seconds:
+            break
     if options.json:
         from fuzz_judging import BUGS
 

@@ -66,11 +66,11 @@ class Layer(nn.Module):
 class MiniLM(nn.Module):
     """sentence-transformers/all-MiniLM-L6-v2: BERT of 6 layers, 384 wide, and the mean of its tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 6) -> None:
         super().__init__()
         self.words, self.places, self.kinds = nn.Embedding(30522, 384), nn.Embedding(512, 384), nn.Embedding(2, 384)
         self.norm = nn.LayerNorm(384)
-        self.layers = nn.ModuleList(Layer(384, 12, 1536, first=False) for _ in range(6))
+        self.layers = nn.ModuleList(Layer(384, 12, 1536, first=False) for _ in range(layers))
 
     def forward(self, ids: Tensor) -> Tensor:
         """An embedding for [batch, tokens] of ids."""
@@ -84,11 +84,11 @@ class MiniLM(nn.Module):
 class ViT(nn.Module):
     """deit_tiny_patch16_224: 12 layers, 192 wide, 196 patches and a class token."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 12) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, 192, 16, stride=16)
         self.token, self.places = nn.Parameter(torch.randn(1, 1, 192)), nn.Parameter(torch.randn(1, 197, 192))
-        self.layers = nn.ModuleList(Layer(192, 3, 768, first=True, packed=True) for _ in range(12))
+        self.layers = nn.ModuleList(Layer(192, 3, 768, first=True, packed=True) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, 1000)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -103,11 +103,11 @@ class ViT(nn.Module):
 class Whisper(nn.Module):
     """The encoder of openai/whisper-tiny: two convolutions along time, 4 layers, 384 wide."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 4) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv1d(80, 384, 3, padding=1), nn.Conv1d(384, 384, 3, stride=2, padding=1)
         self.places = nn.Parameter(torch.randn(1500, 384))
-        self.layers = nn.ModuleList(Layer(384, 6, 1536, first=True) for _ in range(4))
+        self.layers = nn.ModuleList(Layer(384, 6, 1536, first=True) for _ in range(layers))
         self.norm = nn.LayerNorm(384)
 
     def forward(self, mel: Tensor) -> Tensor:
@@ -158,8 +158,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm of the last dimension."""
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+        """The norm of the last dimension, in float32."""
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
 
 
 class Rotary(nn.Module):
@@ -259,10 +260,10 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True)
 class Model:
-    """How a model and its inputs are made."""
+    """How a model and its inputs are made, of so many layers if that is said."""
 
-    module: Callable[[], nn.Module]
-    inputs: Callable[[], tuple[Tensor, ...]]
+    module: Callable[..., nn.Module]
+    inputs: Callable[..., tuple[Tensor, ...]]
 
 
 def _ids(tokens: int, words: int) -> Tensor:
@@ -275,25 +276,36 @@ _MOE = {"layers": 4, "width": 256, "heads": 8, "kv_heads": 2, "hidden": 192, "wo
 _CACHED = 64
 
 
-def _cache(sizes: dict[str, int]) -> list[Tensor]:
-    shape = (1, sizes["kv_heads"], _CACHED, sizes["width"] // sizes["heads"])
-    return [torch.randn(shape) for _ in range(2 * sizes["layers"])]
+def _decoder(sizes: dict[str, int], tokens: int, cached: int) -> Model:
+    """A decoder of some tokens behind so many of a cache."""
+
+    def module(layers: int = sizes["layers"]) -> nn.Module:
+        return Decoder(**sizes | {"layers": layers}, cached=cached)
+
+    def inputs(layers: int = sizes["layers"]) -> tuple[Tensor, ...]:
+        shape = (1, sizes["kv_heads"], cached, sizes["width"] // sizes["heads"])
+        return _ids(tokens, sizes["words"]), *(torch.randn(shape) for _ in range(2 * layers if cached else 0))
+
+    return Model(module, inputs)
 
 
 MODELS: dict[str, Model] = {
-    "minilm": Model(MiniLM, lambda: (_ids(128, 30522),)),
-    "vit": Model(ViT, lambda: (torch.randn(1, 3, 224, 224),)),
-    "whisper": Model(Whisper, lambda: (torch.randn(1, 80, 3000),)),
-    "resnet18": Model(ResNet18, lambda: (torch.randn(1, 3, 224, 224),)),
-    "llama prefill": Model(lambda: Decoder(**_LLAMA, cached=0), lambda: (_ids(64, 8192),)),
-    "llama decode": Model(lambda: Decoder(**_LLAMA, cached=_CACHED), lambda: (_ids(1, 8192), *_cache(_LLAMA))),
-    "moe prefill": Model(lambda: Decoder(**_MOE, cached=0), lambda: (_ids(64, 4096),)),
-    "moe decode": Model(lambda: Decoder(**_MOE, cached=_CACHED), lambda: (_ids(1, 4096), *_cache(_MOE))),
+    "minilm": Model(MiniLM, lambda *_: (_ids(128, 30522),)),
+    "vit": Model(ViT, lambda *_: (torch.randn(1, 3, 224, 224),)),
+    "whisper": Model(Whisper, lambda *_: (torch.randn(1, 80, 3000),)),
+    "resnet18": Model(ResNet18, lambda *_: (torch.randn(1, 3, 224, 224),)),
+    "llama prefill": _decoder(_LLAMA, 64, 0),
+    "llama decode": _decoder(_LLAMA, 1, _CACHED),
+    "moe prefill": _decoder(_MOE, 64, 0),
+    "moe decode": _decoder(_MOE, 1, _CACHED),
 }
 
 
-def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model, ready for inference, and its inputs; the same ones whenever asked."""
+def made(name: str, layers: int | None = None) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model, ready for inference, and its inputs; the same ones whenever asked.
+
+    With `layers` a transformer has so many of the same width instead of those that are published.
+    """
     torch.manual_seed(0)
-    model = MODELS[name]
-    return model.module().eval(), model.inputs()
+    model, depth = MODELS[name], () if layers is None or name == "resnet18" else (layers,)
+    return model.module(*depth).eval(), model.inputs(*depth)

@@ -479,7 +479,7 @@ def changed(saved: bytes, folder: Path, change: Callable[[dict], object], drop: 
     ("change", "message"),
     [
         (lambda m: m.update(format="other"), "no executable that"),
-        (lambda m: m.update(layout=3), "has the layout 3; this version reads 5: compile it again"),
+        (lambda m: m.update(layout=3), "has the layout 3; this version reads 6: compile it again"),
         (lambda m: m["versions"].update({"apache-tvm": "0.1"}), "was saved with apache-tvm 0.1, and this is 0"),
         (lambda m: m.update(versions={}), "was saved with tvm_axe None"),
         (lambda m: m.update(kind="pickle"), "no executable that"),

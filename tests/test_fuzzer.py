@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -210,6 +211,24 @@ def test_a_barrier_that_is_missing_shows_with_delays(fuzz, monkeypatch):
     before = emit.barriers_before
     monkeypatch.setattr(emit, "barriers_before", lambda *arguments: [False for _ in before(*arguments)])
     assert fuzz.judging.judge(case, sch, fuzz.pool).kind == fuzz.judging.WRONG
+
+
+def test_kernels_on_gpus_meet_behind_delays(fuzz):
+    """All functions by which CUDA source meets others, whoever wrote it; other source is as it was."""
+    import fuzz_delays
+
+    from tvm_axe.collective.cuda import meeting, source
+    from tvm_axe.tile.targets.cuda.instructions import flags
+
+    heads = {"axe_await": source.MEET, "axe_tell": source.MEET, "axe_wait": flags._WAIT}
+    heads |= {f"axe_{name}": flags._SIGNAL.replace("SET", name) for name, _ in flags._SETS.values()}
+    for name, text in heads.items():
+        (begins,) = re.findall(rf"{name}\(.*?\) \{{ axe_stumble\(\);", fuzz_delays.stumbling(text), re.DOTALL)
+        assert "asm" not in begins
+    for text in (meeting._SOURCE, source.source()):
+        assert fuzz_delays.stumbling(text).count("{ axe_stumble();") == 2
+    quiet = text.replace("axe_await", "axe_a").replace("axe_tell", "axe_t")
+    assert fuzz_delays.stumbling(quiet) == quiet
 
 
 def test_a_store_that_nobody_makes_is_seen(fuzz, monkeypatch):

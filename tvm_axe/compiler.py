@@ -33,8 +33,9 @@ from tvm_axe.nests import Values
 from tvm_axe.pipeline import DEVICE_PASSES, PASSES, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.alone import model_passes
-from tvm_axe.relax.fuse import is_model
+from tvm_axe.relax.fuse import check_packing, is_model
 from tvm_axe.relax.packing import attached
+from tvm_axe.relax.prepacked import with_free_weights, with_packs
 from tvm_axe.relax.sharing import Pin, described, share_for
 from tvm_axe.relax.workspace import with_workspaces
 from tvm_axe.schedule import Schedule
@@ -75,7 +76,8 @@ def compile(
     work_dir : path, optional
         Where tuning results lie; a kernel with a record there is compiled as it was tuned. None leaves all untuned.
     pack_weights : bool
-        Of a Relax model for one device: see `tvm_axe.relax.compile_model`.
+        Whether the weights of a Relax model, its parameters behind the first ``num_input``, are packed for the
+        kernels when a session loads them: see `tvm_axe.relax.compile_model`. Functions are then called in sessions.
     values : mapping, optional
         Of a Relax model: representatives of its unknown extents, as `tvm_axe.tune` takes them.
     redistribute : "insert" or "refuse"
@@ -110,9 +112,7 @@ def compile(
         raise LowerError(f'compile: redistribute is {redistribute!r}; valid are "insert" and "refuse"')
     devices = None if mesh is None else Mesh.of(mesh)
     if devices is not None and isinstance(program, IRModule) and is_model(program):
-        if pack_weights:
-            raise LowerError("compile: pack_weights is for a Relax model on one device; leave it out, or the mesh")
-        return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins, values)
+        return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins, values, pack_weights)
     if any(given is not None for given in (axis, memory, pins)):
         raise LowerError("compile: axis, memory and pins are for a Relax model on a mesh; leave them out")
     exe = _compiled(program, devices, target, work_dir, pack_weights, values, redistribute == "insert")
@@ -143,7 +143,7 @@ def _compiled(
     if values is not None:
         raise LowerError("compile: values are for a Relax model, whose extents may be unknown; leave them out")
     if pack_weights:
-        raise LowerError("compile: pack_weights is for a Relax model on one device; leave it out")
+        raise LowerError("compile: pack_weights is for a Relax model; leave it out")
     if mesh is None:
         return _on_one_device(_function(program), resolve_target(target), work_dir)
     resolved = resolve_target(target, threads=cores_per_device(mesh))
@@ -209,17 +209,24 @@ def _model_on_mesh(
     memory: float | None,
     pins: Mapping[str, Pin] | None,
     values: Values | None,
+    pack_weights: bool,
 ) -> Executable:
     resolved = resolve_target(target, threads=cores_per_device(mesh))
+    on_host = backend_of(resolved).on_host
+    if pack_weights:
+        check_packing(model, resolved)
 
     def made(meets: bool | None) -> MeshModelExecutable:
         shared = share_for(model, mesh, resolved, axis, memory, pins, values, meets)
+        if on_host:
+            shared = with_free_weights(shared, pack_weights)
         work = run(Work(shared.module, resolved, None, work_dir, values=values), DEVICE_PASSES)
         assert work.scheduled is not None
-        runnable, workspaces = with_workspaces(work.module)
+        shared, packed = with_packs(shared, work.module)
+        runnable, workspaces = with_workspaces(packed)
         return MeshModelExecutable(
             signatures(model), shared, Told.of(shared), work.scheduled, runnable, workspaces, resolved, work.tuned,
-            attached(model),
+            attached(model), pack_weights,
         )  # fmt: skip
 
     exe = made(None)

@@ -115,7 +115,7 @@ programs = {
     for name, schedule in (("sequential", sequential), ("fused", fused))
 }
 for exe in programs.values():
-    print("\n".join(line for line in exe.show().split("\n\n") if line.startswith(("overlapping", "collectives"))))
+    print("\n".join(line for line in exe.show().split("\n\n") if line.startswith(("forms", "collectives"))))
 print("\n".join(call.function for call in programs["fused"].lowered.calls))
 
 # %%

@@ -25,6 +25,7 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # workers find `apart` where this process does
     sys.path.append(HERE)
 from apart import launched  # noqa: E402
+from two_devices import nothing_left, place  # noqa: E402, F401, fixtures of all tests here
 
 RANKS = int(os.environ.get("TVM_AXE_TEST_RANKS", "0"))
 ENGINES = ["mpi"] if RANKS else ["processes", "threads"]

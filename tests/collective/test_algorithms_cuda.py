@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tvm
 from test_algorithms import Case, same, values
-from test_discrete import workers_here
 from test_link import program
+from two_devices import workers_here
 
 import tvm_axe as axe
 from tvm_axe.collective import MeshTensor, Workers

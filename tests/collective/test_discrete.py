@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import time
-from collections.abc import Iterator
 
 import numpy as np
-import psutil
 import pytest
 from apart import launched
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+from two_devices import TWO, check_usable, turning, workers_here
 
 import tvm_axe as axe
-from tvm_axe.collective import Argument, Coord, LoadedProgram, MeshTensor, WorkerError, Workers
+from tvm_axe.collective import Coord, MeshTensor, WorkerError, Workers
 from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs import PROGRAMS
@@ -31,52 +29,6 @@ PROCESSES = [
     *("apart", "apart-staged"),
     *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-meeting", "cuda-staged")),
 ]
-TWO = Mesh({"tp": 2})
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest) -> str:
-    if request.param.startswith("cuda"):
-        request.getfixturevalue("cuda")
-    return request.param
-
-
-def workers_here() -> list[psutil.Process]:
-    return [
-        child
-        for server in psutil.Process().children()
-        if server.status() != psutil.STATUS_ZOMBIE and "tvm_axe.processes.server" in " ".join(server.cmdline())
-        for child in server.children()
-    ]
-
-
-@pytest.fixture
-def nothing_left(place: str) -> Iterator[None]:
-    """No process of a worker, no descriptor and no mapping of an arena is left."""
-    with launched(TWO, place) as workers:  # what stays for the whole process is there now
-        check_usable(workers)
-        if workers.device_type == "cuda" and not workers.apart:  # the driver's files of what is loaded, for one
-            program, arguments, _ = turning(workers)
-            workers.call(program, arguments)
-    gc.collect()
-
-    def held() -> tuple[int, int, int]:
-        with open("/proc/self/maps") as maps:
-            arenas = sum("memfd:tvm_axe" in line for line in maps)
-        return len(os.listdir("/proc/self/fd")), len(workers_here()), arenas
-
-    before = held()
-    yield
-    assert held() == before
-
-
-def check_usable(workers: Workers) -> None:
-    x = workers.mesh_tensor((3,), "float32")
-    for device in range(workers.mesh.size):
-        x.slab(device)[:] = device + 1
-    workers.all_reduce(x, x, "tp")
-    assert x.slab(0).tolist() == [workers.mesh.size * (workers.mesh.size + 1) / 2] * 3
-    workers.free(x)
 
 
 def copies(workers: Workers) -> int:
@@ -209,43 +161,6 @@ def test_a_device_that_is_lost_ends_the_workers(nothing_left: None, place: str) 
             workers.all_reduce(x, x, "tp")
     with launched(TWO, place) as workers:
         check_usable(workers)
-
-
-@I.ir_module
-class Turns:
-    """Counts up what the neighbour has, meets, and does it again; what has not been waited for shows."""
-
-    @T.prim_func(s_tir=True)
-    def step(a: T.handle, out: T.Buffer((1000,), "int32"), tp: T.int32):
-        A = T.match_buffer(a, (2, 1000), "int32", strides=[524288, 1])
-        for i in range(1000):
-            with T.sblock("step"):
-                vi = T.axis.spatial(1000, i)
-                out[vi] = A[1 - tp, vi] + 1
-
-    @R.function(pure=False)
-    def main(
-        a: R.Tensor((2, 1000), "int32"),
-        own_a: R.Tensor((1000,), "int32"),
-        b: R.Tensor((2, 1000), "int32"),
-        own_b: R.Tensor((1000,), "int32"),
-        tp: R.Prim("int32"),
-    ):
-        R.func_attr({"relax.force_pure": False})
-        cls = Turns
-        _: R.Tuple() = cls.step(a, own_b, tp)
-        _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
-        _2: R.Tuple() = cls.step(b, own_a, tp)
-        _3: R.Tuple() = R.call_packed("axe.arrive", sinfo_args=(R.Tuple(),))
-        _4: R.Tuple() = R.call_packed("axe.wait", 0, sinfo_args=(R.Tuple(),))
-        return R.tuple()
-
-
-def turning(workers: Workers) -> tuple[LoadedProgram, list[Argument], MeshTensor]:
-    """The program, its arguments, and what it counts up by 2 a run."""
-    a, b = workers.mesh_tensor((1000,), "int32"), workers.mesh_tensor((1000,), "int32")
-    program = workers.load(Turns, resolve_target(workers.target))
-    return program, [(a, "tp"), (a, "slab"), (b, "tp"), (b, "slab"), Coord("tp")], a
 
 
 @pytest.mark.gpu

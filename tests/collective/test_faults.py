@@ -25,6 +25,7 @@ import pytest
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+from two_devices import check_usable, servers_here, workers_here
 
 from tvm_axe.collective import Coord, LoadedProgram, MeshTensor, WorkerError, Workers, launch, local
 from tvm_axe.layout import Mesh
@@ -110,24 +111,6 @@ class Spin:
         return R.tuple()
 
 
-def workers_here() -> list[psutil.Process]:
-    """The processes that are workers of this one: those that its server has forked."""
-    return [worker for server in servers_here() for worker in server.children(recursive=True)]
-
-
-def servers_here() -> list[psutil.Process]:
-    """The processes that fork workers."""
-    return [child for child in psutil.Process().children() if "tvm_axe.processes.server" in command_of(child)]
-
-
-def command_of(process: psutil.Process) -> str:
-    """What a process was started with; nothing of one that has ended and isn't collected yet."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # of which a zombie is one
-        return ""
-
-
 def held() -> tuple[int, set[int], int]:
     """What a process can leak: descriptors, workers, mappings of an arena."""
     children = {child.pid for child in workers_here()}
@@ -150,17 +133,9 @@ def nothing_left() -> Iterator[None]:
     assert held() == before
 
 
-def check_usable(workers: Workers) -> None:
-    x = workers.mesh_tensor((3,), "float32")
-    for device in range(workers.mesh.size):
-        x.slab(device)[:] = device + 1
-    workers.all_reduce(x, x, "tp")
-    assert x.slab(0).tolist() == [workers.mesh.size * (workers.mesh.size + 1) / 2] * 3
-
-
 def process_of(rank: int, of: int = 2) -> psutil.Process:
     """The process of worker `rank` of the last launch, of `of` workers: it started them in the order of the ranks."""
-    children = sorted(workers_here(), key=lambda child: (child.create_time(), child.pid))
+    children = workers_here()
     return children[len(children) - (of - 1) + rank - 1]
 
 

@@ -15,6 +15,7 @@ from tvm_axe.collective.link import SUPPORTED, link
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.sync import Control
 from tvm_axe.layout import Mesh
+from tvm_axe.machines import resolve_target
 
 Call = tuple[str, Sequence[object]]
 ROWS, COLUMNS, PARTS = 7, 5, 2
@@ -124,7 +125,7 @@ def test_a_linked_program_does_what_ops_does(workers: Workers, dtype: str) -> No
                 tensors.append(((n, *tensor.shape) if is_view else tensor.shape, dtype))
                 arguments.append((tensor, axis if is_view else "slab"))
             expected.append((name, numbers, pair, reference(mesh, axis, name, numbers, pair)))
-        compiled = workers.load(program(tensors, [*calls, BARRIER]), "llvm")
+        compiled = workers.load(program(tensors, [*calls, BARRIER]), resolve_target(workers.target))
         workers.call(compiled, arguments)
         for name, _, (_, target), wanted in expected:
             for device in range(mesh.size):

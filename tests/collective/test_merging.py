@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from apart import launched
-from test_discrete import workers_here
 from test_link import called, program
+from two_devices import workers_here
 
 from tvm_axe.collective import WorkerError, Workers
 from tvm_axe.collective.merging import merged
@@ -51,6 +51,29 @@ def test_a_barrier_goes_to_the_collective_beside_it(calls: Sequence, expected: S
     """Each to one, and none is moved past another call; there are as many calls as before."""
     found = called(merged(program(TYPES, calls)))
     assert found == [f"*axe.{name}" for name in expected]
+
+
+VIEW, SLAB = ((2, 6), "float32"), ((6,), "float32")
+
+
+@pytest.mark.parametrize(
+    ("types", "calls", "expected"),
+    [
+        (TYPES, [BARRIER, REDUCE, BARRIER], "all_reduce:loosely-between"),
+        (TYPES, [BARRIER, REDUCE, BARRIER, BARRIER], "all_reduce:loosely-between"),
+        (TYPES, [BARRIER, REDUCE, BARRIER, ARRIVE, WAIT], "all_reduce:loosely-between"),
+        (TYPES, [REDUCE, BARRIER], "all_reduce:before"),  # it runs again, and there is no barrier before it
+        # What is sent next is read by a peer, which may not have it.
+        (TYPES, [BARRIER, REDUCE, BARRIER, ARRIVE, SEND, BARRIER], "all_reduce:between"),
+        (TYPES, [ARRIVE, ("send", (0, 2, [1], "tp")), BARRIER, REDUCE, BARRIER], "all_reduce:between"),
+        ([VIEW, VIEW, SLAB], [BARRIER, ("all_gather", (2, 1, [0], "tp")), BARRIER], "all_gather:between"),
+    ],
+)
+def test_a_barrier_is_held_loosely_where_nothing_of_peers_is_touched(
+    types: Sequence, calls: Sequence, expected: str
+) -> None:
+    assert f"*axe.{expected}" in called(merged(program(types, calls), 2))
+    assert not any("loosely" in name for name in called(merged(program(types, calls))))
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)

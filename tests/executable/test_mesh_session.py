@@ -440,6 +440,38 @@ def test_what_is_saved_is_loaded(workers: axe.Workers, tmp_path: Path) -> None:
         assert error(model.forward(X).numpy(), want) < 1e-5
 
 
+@pytest.mark.parametrize("constant", [True, False], ids=["constants", "parameters"])
+def test_weights_are_packed_once_by_who_has_them(constant: bool, workers: axe.Workers, tmp_path: Path) -> None:
+    mod, _ = Constants().export_tvm({"forward": {"x": nn.spec.Tensor([4, 64], "float32")}})
+    rng = np.random.default_rng(5)
+    weights = {
+        name: rng.standard_normal(shape, dtype="float32")
+        for name, shape in {"up.weight": (32, 64), "up.bias": (32,), "down.weight": (64, 32)}.items()
+    }
+    up, bias, down = weights.values()
+    if constant:
+        mod = tvm.relax.transform.BindParams("forward", {k: tvm.runtime.tensor(v) for k, v in weights.items()})(mod)
+    exe = axe.compile(mod, mesh=MESH, work_dir=None, pack_weights=not constant)
+    sources = {name for pack in exe.shared.packs for name in pack.sources}
+    assert len(sources) == 2 and (constant or sources == {"up.weight", "down.weight"})
+    exe.save(tmp_path / "model.axe")
+    for each in (exe, axe.Executable.load(tmp_path / "model.axe")):
+        with each.load(workers, {} if constant else weights) as model:
+            kept = model._memory._fixed
+            assert not sources & kept.keys() and kept.keys() > {made.name for p in exe.shared.packs for made in p.made}
+            for _ in range(2):
+                x = rng.standard_normal(X.shape, dtype="float32")
+                want = np.maximum(x.astype("float64") @ up.T + bias, 0) @ down.T + np.arange(64)
+                assert error(model.forward(x).numpy(), want) < 1e-5
+        if constant:
+            assert error(each.run(workers, x), want) < 1e-5
+        else:
+            with pytest.raises(
+                axe.LowerError, match="forward takes packed weights, which are packed once: model = exe"
+            ):
+                each.run(workers, x, up, bias, down)
+
+
 # ---- Other engines ---------------------------------------------------------------------------------------------------
 
 

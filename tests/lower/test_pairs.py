@@ -118,6 +118,83 @@ def test_a_product_behind_an_all_gather_with_an_epilogue() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_partial_sums_of_float32(chunks: int) -> None:
+    """They are sent as three numbers of bfloat16, and what they are on the way is nowhere."""
+    found = lowered(scattered(dtype="bfloat16", partial="float32", chunks=chunks))
+    assert found.forms[0].endswith("partial sums as 3 numbers of bfloat16")
+    assert found.buffers["out_rf_pieces"].sharding.slab == (2, 3, 128, 128) and "out_rf" not in found.buffers
+    (rows, *_), *others = (
+        [a for a in c.arguments if isinstance(a, int)] for c in found.calls if c.function == "axe.copy"
+    )
+    assert rows == 3 * 128 and len(others) == chunks - 1
+    assert sum(stage.bytes for stage in found.stages) == 128 * 128 * 3 * 2
+
+
+def reduced(way: str, dtype: str = "float16", mesh: Mesh = TWO, m: int = 256) -> Schedule:
+    """A product, its all-reduce in a way of saying it, and a stage behind it that isn't overlapped."""
+    n, k = 128, 256
+
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((m, k), dtype), W: T.Buffer((n, k), dtype), Y: T.Buffer((m, n), dtype)) -> None:
+        C = T.sblock_alloc_buffer((m, n), dtype)
+        for i, j, l in T.grid(m, n, k):
+            with T.sblock("mm"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, l])
+                with T.init():
+                    C[vi, vj] = T.cast(0, dtype)
+                C[vi, vj] = C[vi, vj] + X[vi, vk] * W[vj, vk]
+        for i, j in T.grid(m, n):
+            with T.sblock("behind"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = T.max(C[vi, vj], T.cast(0, dtype))
+
+    sch = Schedule(func, mesh=mesh)
+    stages = [*sch.shard(sch.get_loops(sch.get_sblock("mm"))[2], "tp")]
+    if way != "whole":
+        stages[1:] = sch.split_collective(stages[1])
+        if way == "fused":
+            sch.fuse_collective(stages[1:])
+            stages = stages[:2]
+    sch.overlap(stages, "tp", 2)
+    return sch
+
+
+@pytest.mark.parametrize(("way", "notation"), [("fused", "fuse(RS-AG)"), ("stages", "RS, AG"), ("whole", "AR")])
+def test_a_product_before_an_all_reduce(way: str, notation: str) -> None:
+    """However it is said, copies send partial sums to their owners and sums to all, which a barrier waits for."""
+    found = lowered(reduced(way))
+    assert found.notation == f"ol(MM, {notation})-C"
+    assert "one kernel, matmul_scatter" in found.forms[0] and found.forms[0].endswith("are copied to all")
+    scatters, gives = ["axe.wait_count", "axe.copy", "axe.flag"] * 2, ["axe.wait_count", "axe.copy"] * 2
+    assert functions(found) == [
+        "mm_rf_prepare", "axe.barrier", "axe.fork", "mm_rf", *scatters, *gives, "axe.join", "axe.barrier", "behind",
+    ]  # fmt: skip
+    assert sum(stage.bytes for stage in found.stages) == 2 * 256 * 128 * 2 // 2
+    assert not any("global" in name for name in found.buffers)  # what is scattered is nowhere
+    touches, stages = Touches(TWO, found.module, found.buffers), [stage.name for stage in found.stages]
+    told = [(stages[call.stage], touches.of(call, 0)) for call in found.calls if call.function == "axe.copy"]
+    assert {name for name, _ in told} == ({stages[1], stages[2]} if way == "stages" else {stages[1]})
+    assert all({touch.device for touch in touched if touch.is_write} == {1} for _, touched in told)
+
+
+def test_an_all_reduce_of_rows_that_devices_do_not_divide() -> None:
+    found = lowered(reduced("whole", m=255, mesh=Mesh({"tp": 2})))
+    assert "isn't divided by tp" in found.forms[0] or "do not divide" in found.forms[0], found.forms
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_an_all_reduce_in_chunks_on_cores(devices: int) -> None:
+    mesh, rng = Mesh({"tp": devices}), np.random.default_rng(devices)
+    rows = 252 if devices == 2 else 250  # of three devices, the last has less
+    exe = axe.compile(reduced("whole", "float32", mesh, rows), work_dir=None)
+    x, w = (rng.standard_normal(shape).astype("float32") for shape in ((rows, 256), (128, 256)))
+    with axe.launch(mesh, engine="threads") as workers:
+        found = exe.run(workers, x, w)
+    wanted = np.maximum(x.astype("float64") @ w.T.astype("float64"), 0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_a_group_has_whole_tiles() -> None:
     """Three chunks of five tiles of columns: two groups of two, one of one."""
     sch = scattered(n=5 * 64 - 8, chunks=4)
@@ -131,7 +208,10 @@ def test_a_group_has_whole_tiles() -> None:
     ("sch", "why"),
     [
         (lambda: scattered(dtype="float32", partial="float32"), "multiplies float32; valid are float16 and bfloat16"),
-        (lambda: scattered(partial="float32"), "partial sums are float32, and tensor cores add those of .* float16"),
+        (
+            lambda: scattered(partial="float32"),
+            "partial sums are float32, .* type, float16, which doesn't hold as large",
+        ),
         (lambda: scattered(kernel="split_k_matmul"), "the kernel split_k_matmul was chosen .*; valid is matmul"),
         (lambda: scattered(m=254, chunks=1, mesh=Mesh({"tp": 4})), "equal pieces of the leading dimension"),
         (lambda: scattered(dim=1), "equal pieces of the leading dimension over the one axis"),
@@ -140,7 +220,7 @@ def test_a_group_has_whole_tiles() -> None:
         (lambda: PROGRAMS["norm"](TWO).schedule("ol(MM, fuse(RS-Norm-AG))"), "valid is one pointwise block behind"),
         (
             lambda: PROGRAMS["pipeline"](Mesh({"pp": 2, "tp": 2})).schedule("ol(RS, fuse(P2P-C), AG)"),
-            "not a product before a reduce-scatter, or behind an all-gather",
+            "not a product before a sum over devices, or behind an all-gather",
         ),
     ],
 )

@@ -12,9 +12,10 @@ from tvm_axe.analysis.sharding_rule import sharding_rule
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Share
 from tvm_axe.lower.dealing import shares_of
-from tvm_axe.lower.shares import is_sharable, shared, with_coordinates
+from tvm_axe.lower.shares import is_sharable, shared
 from tvm_axe.lower.stages import pieces
 from tvm_axe.lower.taking import taking
+from tvm_axe.lower.told import with_coordinates
 
 op = relax.op
 OPERATORS = {

@@ -12,7 +12,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta.spaces.space import space_for
 from tvm_axe.nests.contraction import find_contractions
-from tvm_axe.nests.registers import register_tile, tiles
+from tvm_axe.nests.registers import register_tile
+from tvm_axe.nests.tiles import tiles
 
 # Images, input channels, height, width, output channels, kernel, stride, padding, dilation, groups.
 _DENSE = {

@@ -177,6 +177,25 @@ def test_rows_taken_by_loaded_indices_with_a_last_vector_that_is_not_whole(ids):
     np.testing.assert_array_equal(exe(values, at), values[at])
 
 
+@T.prim_func(s_tir=True)
+def placed(x: T.Buffer((3, T.int64(28)), "float32"), at: T.int64, y: T.Buffer((2, 3, 28), "float32")):
+    for i, j in T.grid(T.int64(3), T.int64(28)):
+        with T.sblock("y"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            T.reads(x[vi, vj])
+            T.writes(y[at, vi, vj])
+            y[at, vi, vj] = x[vi, vj]
+
+
+def test_rows_stored_at_a_given_index_with_a_last_vector_that_is_not_whole():
+    """The same where a store's index is given, as a device's coordinate is."""
+    done = with_default_schedules(tvm.IRModule({"main": placed}), TARGET)
+    x, y = np.random.default_rng(0).standard_normal((3, 28), dtype="float32"), np.zeros((2, 3, 28), "float32")
+    out = tvm.runtime.tensor(y)
+    tvm.compile(done, target=TARGET, tir_pipeline=PIPELINE)["main"](tvm.runtime.tensor(x), 1, out)
+    np.testing.assert_array_equal(out.numpy(), np.stack([y[0], x]))
+
+
 @pytest.mark.parametrize("name", ["full", "pad", "relu", "where", "sum"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_constants_of_types_that_are_stored_as_integers(name, dtype):

@@ -97,6 +97,7 @@ CASES = {
     "convolution": (lambda emit, x, w: op.nn.relu(emit(op.nn.conv2d(x, w, padding=1))), (N, 16, 9, 9), (32, 16, 3, 3)),
     "depthwise": (lambda emit, x, w: op.nn.conv2d(x, w, padding=1, groups=8), (N, 8, 12, 12), (8, 1, 3, 3)),
     "unknown image": (lambda emit, x, w: op.nn.conv2d(x, w, padding=1), (1, 16, N, 9), (32, 16, 3, 3)),
+    "unknown patches": (lambda emit, x, w: op.nn.conv2d(x, w, strides=8), (1, 3, N, N), (32, 3, 8, 8)),
     "attention": (lambda emit, q, k, v: op.nn.attention(q, k, v, causal_mask="BottomRight"), *[(1, N, 4, 24)] * 3),
     "softmax": (lambda emit, x: op.nn.softmax(x), (4, N, N)),
     "norm": (lambda emit, x, g, b: op.nn.layer_norm(x, g, b, axes=[-1]), (2, N, 200), (200,), (200,)),

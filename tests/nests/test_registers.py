@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.machines import resolve_target
 from tvm_axe.nests.contraction import find_contractions
-from tvm_axe.nests.registers import register_tile, tiles
+from tvm_axe.nests.registers import register_tile
+from tvm_axe.nests.tiles import tiles
 
 
 def _any_order(m: int, n: int, k: int, order: str, left: str, right: str, swapped: bool) -> tirx.PrimFunc:
@@ -124,6 +126,24 @@ def test_convolutions(error, h, w, ci, co, kernel, stride, padding, dilation, gr
     x = rng.standard_normal((1, h, w, ci), "float32")
     weight = rng.standard_normal((kernel, kernel, ci // groups, co), "float32")
     _check(error, func, target, [x, weight], _conv(x, weight, stride, padding, dilation, groups))
+
+
+@pytest.mark.parametrize("side, ci, stride, groups", [(7, 1024, 1, 1), (14, 1024, 2, 1), (7, 2048, 1, 2)])
+def test_many_terms_go_through_all_rows_in_parts(error, side, ci, stride, groups):
+    """What a panel of W is too large for goes through the first cache once, and not for each row of tiles."""
+    target = resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"}, threads=2)
+    func = te.create_prim_func(te_workload.conv2d_nhwc(1, side, side, ci, 32, 3, stride, 1, 1, groups))
+    sch = s_tir.Schedule(func)
+    (match,) = find_contractions(sch)
+    best, whole = tiles(match, target)[:2]
+    assert best.parts > 1 and whole == replace(best, parts=1)
+    register_tile(sch, match, target, best)
+    rng = np.random.default_rng(ci)
+    x = rng.standard_normal((1, side, side, ci), "float32")
+    weight = rng.standard_normal((3, 3, ci // groups, 32), "float32")
+    want = _conv(x, weight, stride, 1, 1, groups)
+    for each in (sch, _resampled(func, sch, ci)):
+        assert error(each.mod, target, [x, weight], want) < 1e-5
 
 
 def test_depthwise_convolutions(error):

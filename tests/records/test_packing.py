@@ -21,7 +21,8 @@ from tvm_axe.meta.search.search import evolution
 from tvm_axe.meta.spaces.postproc import RewriteFreeLayouts
 from tvm_axe.meta.spaces.space import space_for
 from tvm_axe.nests.contraction import find_contractions
-from tvm_axe.nests.registers import lanes_of, register_tile, tiles
+from tvm_axe.nests.registers import register_tile
+from tvm_axe.nests.tiles import lanes_of, tiles
 from tvm_axe.records import Packing, apply_best, split_packing
 from tvm_axe.records.database import Database, normalize
 from tvm_axe.records.packing import LAYOUT_FREE, PREPROC, layout_free

@@ -14,7 +14,8 @@ from tvm_axe.meta.measure.builder import build_candidate
 from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.meta.model.features.extractor import AxeFeatures, context_for
 from tvm_axe.nests.contraction import find_contractions
-from tvm_axe.nests.registers import register_tile, tiles
+from tvm_axe.nests.registers import register_tile
+from tvm_axe.nests.tiles import tiles
 from tvm_axe.pipeline import build
 from tvm_axe.records import apply_best, split_packing
 from tvm_axe.records.database import Database, normalize

@@ -34,7 +34,8 @@ def conflicts(shared, name):
     """The pairs of calls between two barriers that touch a tensor on one device, one of them writing, one a peer's."""
     module, function = shared.module, shared.functions[name]
     func = module[name]
-    views = {var: (tensor, view != "slab") for var, (tensor, view) in zip(func.params, function.arguments)}
+    params = func.params[len(function.sizes) :]
+    views = {var: (tensor, view != "slab") for var, (tensor, view) in zip(params, function.arguments)}
     since, found = [], []
     for block in func.body.blocks:
         for binding in block.bindings:

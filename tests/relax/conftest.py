@@ -58,13 +58,14 @@ def alone():
 
 @pytest.fixture(scope="session")
 def workers():
-    """Workers by (number of devices, engine), each launched once."""
+    """Workers by (mesh or number of devices, engine), each launched once."""
     launched = {}
 
     def get(devices, engine="threads"):
         key = devices, engine
         if key not in launched:
-            launched[key] = axe.launch(axe.Mesh({"tp": devices}), engine=engine)
+            mesh = axe.Mesh({"tp": devices}) if isinstance(devices, int) else devices
+            launched[key] = axe.launch(mesh, engine=engine)
             launched[key].__enter__()
         return launched[key]
 

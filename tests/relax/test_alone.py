@@ -16,7 +16,8 @@ import tvm_axe as axe
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta.search.workloads import workloads_of
 from tvm_axe.nests.contraction import find_contractions
-from tvm_axe.nests.registers import register_tile, tiles
+from tvm_axe.nests.registers import register_tile
+from tvm_axe.nests.tiles import tiles
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import Database
 from tvm_axe.relax.fuse import fuse
@@ -182,7 +183,7 @@ def test_packing_is_refused_where_there_is_nothing_to_pack(model, target, tmp_pa
         (lambda: axe.tune(func, target=target, work_dir=tmp_path, pack_weights=True), "it is for Relax models"),
         (lambda: fuse(model, resolve_target("cuda"), pack_weights=True), "packed for a CPU, not for cuda"),
         (lambda: fuse(_without_inputs(model), target, pack_weights=True), "has the attribute num_input"),
-        (lambda: axe.compile(model, axe.Mesh({"tp": 2}), pack_weights=True), "on one device; leave it out"),
+        (lambda: axe.compile(_without_inputs(model), {"tp": 2}, pack_weights=True), "has the attribute num_input"),
     ):
         with pytest.raises(axe.errors.AxeError, match=message):
             use()

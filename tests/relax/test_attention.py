@@ -223,3 +223,24 @@ def test_a_softmax_over_another_axis_is_no_attention():
 
     mod = model(build, *SHAPES)
     assert with_attention(mod, TARGET) is mod
+
+
+SHARED = {
+    "heads of groups": ("grouped", FOUND["grouped"][1], {"x0": 1}, 1),
+    "batches": ("grouped", FOUND["grouped"][1], {"x0": 0}, 1),
+    "keys of one head": ("grouped", ((1, 4, QUERIES, DIM), (1, 1, KEYS, DIM), (1, 1, KEYS, DIM)), {"x0": 1}, 1),
+    "three heads": ("causal", SHAPES, {"x0": 1}, 1),  # of which both devices compute the second
+    "queries": ("causal", SHAPES, {"x0": 2}, 0),
+    "keys": ("causal", SHAPES, {"x1": 2, "x2": 2}, 0),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_devices_share_what_is_found(case, workers):
+    """By a kernel, if each has heads of its own, and as the blocks say otherwise."""
+    name, shapes, pins, kernels = SHARED[case]
+    exe = axe.compile(model(FOUND[name][0], *shapes), mesh={"tp": 2}, work_dir=None, pins=pins)
+    found = [func for func in exe.module.functions.values() if isinstance(func, tirx.PrimFunc)]
+    assert sum(KERNEL in (func.attrs or {}) for func in found) == kernels
+    given = arrays(*shapes)
+    check(name, exe.run(workers(2), *given), given)

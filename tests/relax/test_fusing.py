@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.script import tirx as T
 
@@ -19,7 +20,7 @@ from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import loads_in, substitute, variables_of
 from tvm_axe.collective import local, worker
 from tvm_axe.lower import joining
-from tvm_axe.lower.shares import with_coordinates
+from tvm_axe.lower.told import with_coordinates
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta import tune
 from tvm_axe.nests.forms import forms_of
@@ -226,6 +227,24 @@ def test_where_no_peer_is_seen_collectives_move_it():
     with apart.launched(axe.Mesh({"tp": 2}), "apart-staged-threads") as unseen:
         for _ in range(2):
             assert error(exe.run(unseen, *arrays), models.alone(model, arrays)) < 2e-5
+
+
+def test_what_is_gathered_along_two_axes_is_stored_to_all_once():
+    """What the devices of one axis store to each other, those of another gather: a kernel can't do both at once."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((6, 4), "float32"))
+    with builder.function("forward", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.permute_dims(x))
+            out = builder.emit_output(relax.op.cumsum(y, axis=0))
+        builder.emit_func_output(out)
+    mesh = axe.Mesh({"dp": 2, "tp": 2})
+    pins = {"x": {"dp": 0, "tp": 1}, "lv": {"dp": 1, "tp": 0}, "gv": {"dp": None, "tp": None}}
+    exe = axe.compile(builder.get(), mesh=mesh, pins=pins, work_dir=None)
+    steps = exe.shared.functions["forward"].steps
+    assert [(step.kind, step.moves) for step in steps] == [("", ("all-gather of lv",)), ("all_gather", ()), ("", ())]
+    array = np.random.default_rng(0).standard_normal((6, 4), dtype="float32")
+    with axe.launch(mesh, engine="threads") as on:
+        assert np.abs(exe.run(on, array) - array.T.cumsum(0)).max() < 1e-6
 
 
 def test_workers_that_stumble(monkeypatch):

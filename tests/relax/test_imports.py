@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from tvm.relax.frontend.onnx import from_onnx
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvm_axe as axe
+from tvm_axe.relax import half_converters
 
 torch = pytest.importorskip("torch", reason="models are imported from PyTorch")
 nn, F = torch.nn, torch.nn.functional
@@ -133,7 +135,8 @@ def exported(model: Any, kind: str, arrays: tuple[Any, ...], symbolic: bool) -> 
 
 def error(got: Any, want: Any) -> float:
     want = want.float().numpy() if isinstance(want, torch.Tensor) else want
-    got = np.asarray(got[0] if isinstance(got, tuple) else got).astype("float32")
+    got = got[0] if isinstance(got, tuple) else got
+    got = np.asarray(got.float() if isinstance(got, torch.Tensor) else got).astype("float32")
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
@@ -172,26 +175,18 @@ def test_torch_on_a_mesh(models: dict[str, Any], workers: Any, kind: str, device
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 4e-3), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("kind", ["encoder", "vision", "residual"])
 @torch.no_grad()
-def test_types_of_half_the_width(dtype: str, bound: float) -> None:
-    """Without biases: upstream's importer adds those of a half type to products of float32, which it refuses."""
-
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(WIDTH, 64, bias=False), nn.Linear(32, WIDTH, bias=False)
-
-        def forward(self, x: Any) -> Any:
-            gate, up = self.up(x).chunk(2, -1)
-            return x + self.down(F.silu(gate) * up)
-
-    torch.manual_seed(1)
-    model = Gated().eval()
-    x = torch.randn(5, WIDTH)
-    want = model(x)
-    half = model.to(getattr(torch, dtype))
-    exe = axe.compile(from_exported_program(torch.export.export(half, (x.to(half.up.weight.dtype),))), work_dir=None)
-    assert error(exe(x.to(half.up.weight.dtype)).float(), want) < bound
+def test_types_of_half_the_width(models: dict[str, Any], workers: Any, kind: str, dtype: str, bound: float) -> None:
+    """With biases, norms and convolutions; on one device and on a mesh."""
+    half = copy.deepcopy(models[kind]).to(getattr(torch, dtype))
+    arrays = tuple(x.to(getattr(torch, dtype)) if x.is_floating_point() else x for x in drawn(kind))
+    model = from_exported_program(exported(half, kind, arrays, False), custom_convert_map=half_converters())
+    assert str(model["main"].ret_ty.fields[0].dtype) == dtype
+    want = copy.deepcopy(half).double()(*[x.double() if x.is_floating_point() else x for x in arrays])
+    alone, shared = (axe.compile(model, mesh=mesh, work_dir=None) for mesh in (None, {"tp": 2}))
+    for got in (alone(*arrays), shared.run(workers(2), *arrays)):
+        assert error(got, want) < bound
 
 
 @pytest.mark.parametrize("kind", ["encoder", "residual"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from pathlib import Path
@@ -16,21 +17,25 @@ from tvm_axe.analysis.tree import has_threads
 from tvm_axe.machines import resolve_target
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.pipeline import Work, run
+from tvm_axe.relax import half_converters
 from tvm_axe.relax.alone import model_passes
 
 torch = pytest.importorskip("torch", reason="torch is in the extra `models`")
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-models = __import__("models_torch")
+models, checked = __import__("models_torch"), __import__("check_models")
 
 
-def imported(name: str) -> tuple[tvm.IRModule, object, tuple]:
+def imported(name: str, dtype: str = "float32", layers: int | None = None) -> tuple[tvm.IRModule, object, tuple]:
     """A model in Relax, as a torch module, and its inputs."""
     from tvm.relax.frontend.torch import from_exported_program
 
-    module, inputs = models.made(name)
+    module, inputs = models.made(name, layers)
+    kind = getattr(torch, dtype)
+    module, inputs = module.to(kind), tuple(x.to(kind) if x.is_floating_point() else x for x in inputs)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return from_exported_program(torch.export.export(module, inputs)), module, inputs
+        program = torch.export.export(module, inputs)
+        return from_exported_program(program, custom_convert_map=half_converters()), module, inputs
 
 
 @pytest.mark.parametrize("name", ["minilm", "resnet18", "llama prefill", "llama decode", "moe prefill"])
@@ -59,3 +64,14 @@ def test_results_are_torchs(name, cuda):
     for one, other in zip(got, want):
         error = np.abs(one.numpy().astype("float64") - other.numpy()).max()
         assert error < 2e-3 * float(other.abs().max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 5e-3), ("bfloat16", 4e-2)])
+@pytest.mark.parametrize("name", ["minilm", "vit", "whisper", "resnet18", "llama prefill", "llama decode"])
+def test_results_in_types_of_half_the_width_are_torchs(name, dtype, bound, cuda):
+    mod, module, inputs = imported(name, dtype, layers=1)
+    vm = relax.VirtualMachine(axe.compile(mod, target=resolve_target("cuda"), work_dir=None).vm, tvm.cuda())
+    got = vm["main"](*(tvm.runtime.tensor(checked.as_array(each), tvm.cuda()) for each in inputs))
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    assert checked.error([each.numpy() for each in got], checked.called(copy.deepcopy(module).double(), wide)) < bound

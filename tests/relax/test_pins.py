@@ -202,3 +202,27 @@ def test_what_is_wrong_is_said():
     annotated = chain("S[1], R")
     by = r"R.dist.annotate_sharding\('S\[1\], R'\) in 'hidden'"
     refused(rf"pin 'hidden' and {by} differ about hidden: along dp", {"hidden": None}, annotated, SQUARE)
+
+
+def test_pins_that_take_more_than_the_memory_are_refused():
+    """Named with their bytes, the largest first; what fits is no worse for being pinned."""
+    model = models.encoder(1, 16, 4, 32, 8)
+    mesh = axe.Mesh({"tp": 2})
+    with pytest.raises(
+        axe.InputError,
+        match=r"forward: memory= allows 4,\d\d\d bytes of weights a device, and with what is pinned it holds 6,\d\d\d "
+        r"at least: layers\.0\.(up|down)\.weight \(tp: R\) 2,048, .*; leave pins out, pin dimensions that are shared",
+    ):
+        share_model(model, mesh, memory=0.51, pins={"layers.*.up.weight": None, "layers.*.down.weight": None})
+    with pytest.raises(axe.InputError, match=r"memory= allows 4,000 bytes"):
+        share_model(model, mesh, memory=4000, pins={"layers.*.up.weight": None, "layers.*.down.weight": None})
+    fits = share_model(model, mesh, memory=0.51, pins={"layers.*.up.weight": 0, "layers.0.norm1.bias": None})
+    held, whole = fits.functions["forward"].chosen.weights
+    assert held <= 0.53 * whole
+
+
+def test_a_search_of_a_model_says_what_it_takes():
+    with pytest.raises(
+        axe.TuneError, match=r"a Relax model has many functions: axe.compile\(model, mesh=mesh\) chooses"
+    ):
+        axe.search(models.encoder(1, 16, 4, 32, 8), axe.Mesh({"tp": 2}))

@@ -17,6 +17,9 @@ from tvm_axe.collective.engine import Rates
 from tvm_axe.layout import Link
 from tvm_axe.relax import share_model
 
+sys.path.append(str(Path(__file__).parent))
+import barriers
+
 _spec = importlib.util.spec_from_file_location("shared_models", Path(__file__).with_name("shared_models.py"))
 models = importlib.util.module_from_spec(_spec)
 sys.modules["shared_models"] = models
@@ -179,7 +182,7 @@ def test_costs_are_of_typical_sizes(decoder):
     )
     bytes_at = [share_model(decoder, mesh, values={"n": (n,)}).functions["prefill"].chosen.bytes for n in (64, 256)]
     assert bytes_at[0] < bytes_at[1]
-    with pytest.raises(axe.InputError, match=r"no variable of the model's shapes is called rows; there are"):
+    with pytest.raises(axe.InputError, match=r"no shape has the variable 'rows'; those that there are"):
         axe.compile(decoder, mesh=mesh, values={"rows": (4,)})
     with pytest.raises(axe.InputError, match=r"values: n has \(0,\); some whole numbers from 1 on"):
         axe.compile(decoder, mesh=mesh, values={"n": (0,)})
@@ -306,9 +309,97 @@ def test_upper_bounds(workers):
         exe.run(workers(2), np.ones((33, 8), "float32"), weight)
 
 
-def test_pins_of_symbolic_dimensions_are_refused(decoder):
-    with pytest.raises(axe.InputError, match=r"dimension 1 of keys has a symbolic extent, which is whole on every"):
-        axe.compile(decoder, mesh=axe.Mesh({"tp": 2}), pins={"keys": 1})
-    shared = share_model(decoder, axe.Mesh({"tp": 2}), pins={"keys": 2, "values": None})
-    forms = {each.name: each.tensors[0].shown for each in shared.functions["prefill"].inputs}
-    assert (forms["keys"], forms["values"]) == ("S2[1@0 1@1]", "R")
+def test_pins_of_symbolic_dimensions(decoder, weights, workers):
+    """A batch over one axis and tokens over the other, at any size: fewer than there are devices, and none."""
+    mesh = axe.Mesh({"dp": 2, "tp": 2})
+    pins = {"ids": {"dp": 0}, "keys": {"dp": 0, "tp": 1}, "values": {"dp": 0, "tp": 2}}
+    exe = axe.compile(decoder, mesh=mesh, pins=pins, work_dir=None)
+    forms = {each.name: each.tensors[0].shown for each in exe.shared.functions["prefill"].inputs}
+    assert forms["ids"].startswith("dp:S0[1/2@0 1/2@1]") and forms["keys"] == "dp:S0[1/2@0 1/2@1] tp:S1[1/2@0 1/2@1]"
+    names = [str(param.name) for param in decoder["prefill"].params[6:]]
+    model = exe.load(workers(mesh), dict(zip(names, weights, strict=True)))
+    for call, (b, n, m) in enumerate(((4, 6, 5), (1, 1, 0), (3, 7, 1), (2, 2, 9), (5, 1, 3))):
+        arrays = inputs(b, n, m, call)
+        found = called(model, "prefill", arrays)
+        assert error(found, models.alone(decoder, [*arrays, *weights], "prefill")) < 1e-5
+        poison(model)
+
+
+def told(shared):
+    """Kernels, collectives and barriers of a device's function, and the bytes that it receives."""
+    function, text = shared.functions["forward"], shared.module["forward"].script()
+    kernels, collectives = ([bool(getattr(step, of)) for step in function.steps] for of in ("func", "kind"))
+    return sum(kernels), sum(collectives), text.count("axe.barrier"), function.chosen.bytes
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_steps_are_those_of_constant_shapes(name, devices):
+    """As many kernels, collectives, barriers and bytes: norms on shares of the tokens, what meets in one kernel."""
+    mesh, tokens = axe.Mesh({"tp": devices}), 64
+    if name == "encoder":
+        constant = models.encoder(2, 256, 4, 1024, tokens)
+        net, given = models.Encoder(2, 256, 4, 1024), {"x": [1, "n", 256], "mask": [1, 1, 1, "n"]}
+    else:
+        constant = models.decoder(2, 256, 8, 4, 768, tokens)
+        net, table = models.Decoder(2, 256, 8, 4, 768, False, 48), [1, "n", 1, 16]
+        given = {"ids": [1, "n"], "cos": table, "sin": table, "mask": [1, 1, "n", "n"]}
+    kinds = {name: "int32" if name == "ids" else "float32" for name in given}
+    spec = {"forward": {name: nn.spec.Tensor(shape, kinds[name]) for name, shape in given.items()}}
+    shared = share_model(net.export_tvm(spec)[0], mesh, values={"n": (tokens,)})
+    assert told(shared) == told(share_model(constant, mesh))
+    met = [step.moves for step in shared.functions["forward"].steps if len(step.moves) == 2]
+    assert len(met) >= 3 and all(a.startswith("reduce-scatter of") and b.startswith("all-gather of") for a, b in met)
+    assert barriers.conflicts(shared, "forward") == []
+
+
+def head(rows):
+    """Logits over a wide vocabulary, and their softmax."""
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", [rows, 64]), ("w", [64, 4096])))
+    with builder.function("forward", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.nn.softmax(builder.emit(relax.op.matmul(x, w)), -1))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_sums_inside_of_a_softmax_are_combined_where_that_is_cheaper(workers):
+    """Unpinned, of constant rows and of symbolic ones: two numbers a row move instead of its logits."""
+    mesh, n = axe.Mesh({"tp": 2}), tvm.tirx.Var("n", "int64")
+    shares = {rows: share_model(head(rows), mesh).functions["forward"].chosen for rows in (2, 64)}
+    assert shares[64].bytes == 2 * 64 * 4 and shares[2].bytes > 2 * 2 * 4
+    model = head(n)
+    exe = axe.compile(model, mesh=mesh, work_dir=None, values={"n": (64,)})
+    assert exe.bytes == 2 * 64 * 4
+    rng = np.random.default_rng(0)
+    for rows in (5, 64, 1):
+        arrays = [rng.standard_normal(shape).astype("float32") for shape in ((rows, 64), (64, 4096))]
+        assert error([exe.run(workers(2), *arrays)], models.alone(model, arrays)) < 1e-5
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_no_tokens_and_fewer_than_devices(devices, workers):
+    """Blocks of ceil(n / devices) overlap where they don't divide, and are empty where there is nothing."""
+    n = tvm.tirx.Var("n", "int64")
+    builder = relax.BlockBuilder()
+    shapes = (("x", [n, 16]), ("up", [16, 32]), ("down", [32, 16]), ("gain", [16]))
+    x, up, down, gain = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes)
+    ops = relax.op
+    with builder.function("forward", [x, up, down, gain], attrs={"num_input": 1}):
+        with builder.dataflow():
+            y = builder.emit(ops.nn.relu(builder.emit(ops.matmul(x, up))))
+            y = builder.emit(ops.add(builder.emit(ops.matmul(y, down)), x))
+            norm = builder.emit(ops.nn.rms_norm(y, gain, axes=[-1]))
+            out = builder.emit_output(relax.Tuple([norm, y]))
+        builder.emit_func_output(out)
+    model = builder.get()
+    exe = axe.compile(model, mesh=axe.Mesh({"tp": devices}), pins={"x": 0}, work_dir=None)
+    rng = np.random.default_rng(devices)
+    for rows in (7, 0, 1, 2, 64, 3):
+        arrays = [rng.standard_normal(shape).astype("float32") for shape in ((rows, 16), (16, 32), (32, 16), (16,))]
+        y = np.maximum(arrays[0] @ arrays[1], 0) @ arrays[2] + arrays[0]
+        norm = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-5) * arrays[3]
+        found = exe.run(workers(devices), *arrays)
+        assert [each.shape for each in found] == [(rows, 16)] * 2
+        assert not rows or error(list(found), [norm, y]) < 1e-5

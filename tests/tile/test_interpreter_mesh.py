@@ -1,12 +1,14 @@
 """Programs on tensors of the mesh, on all devices together and in many orders; and their mistakes, each caught."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import programs_mesh as programs
 import pytest
 from interpreter import Fault
 from interpreter_mesh import interpret_mesh
+from tvm.script import from_source
 from tvm.script import tirx as T
 
 from tvm_axe import tile
@@ -116,6 +118,22 @@ def test_an_engine_that_tells_too_early():
     with pytest.raises(Fault, match=r"mesh A.*: an element is (stored|read), and another's .* isn't ordered"):
         for seed in range(ORDERS):
             gathering(3, seed, late=True)
+
+
+def test_the_tours_program():
+    """The cell of docs/tours/tile.py that has it, so that what is shown is what was judged."""
+    tour = (Path(__file__).parents[2] / "docs" / "tours" / "tile.py").read_text()
+    (cell,) = [cell for cell in tour.split("# %%") if "def all_reduce(" in cell]
+    devices, rows, columns = 3, 4, 64
+    definition = cell[cell.index("@T.prim_func") : cell.index("print(")].replace("1024", str(columns))
+    made = from_source(definition, {"T": T, "tile": tile, "DEVICES": devices, "ROWS": rows})
+    x = drawn(np.random.default_rng(0), devices, rows, columns)
+    for seed in range(ORDERS):
+        flags, out = np.zeros((devices, devices, rows), "int32"), np.full((devices, rows, columns), np.nan)
+        for turn in (1, 2):  # flags only grow
+            rng = np.random.default_rng([seed, turn])
+            *_, flags, found = interpret_mesh(made, x, None, turn, flags, out, rng=rng)
+            np.testing.assert_allclose(found, np.broadcast_to(x.sum(axis=0), found.shape), rtol=1e-12, atol=1e-12)
 
 
 # ---- Norms -----------------------------------------------------------------------------------------------------------

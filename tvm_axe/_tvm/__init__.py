@@ -23,9 +23,11 @@ from tvm_axe._tvm.errors import (
     schedule_error_reason,
     why_refused,
 )
+from tvm_axe._tvm.importing import half_converters
 from tvm_axe._tvm.meta_schedule import drawn, flops, record_json, structural_equal, tune_context, workload_hash
 from tvm_axe._tvm.reflection import NodeType, is_instruction, node_type, operators
 from tvm_axe._tvm.relax import (
+    PREPACK,
     is_building,
     legalize_ops,
     relax_dispatching,
@@ -61,6 +63,7 @@ from tvm_axe._tvm.tile import (
 
 __all__ = [
     "DISCO_EXECUTE",
+    "PREPACK",
     "UPSTREAM_ERRORS",
     "DiscoSession",
     "NodeType",
@@ -80,6 +83,7 @@ __all__ = [
     "fast_exp2",
     "flops",
     "function_frame",
+    "half_converters",
     "host_triple",
     "is_building",
     "is_instruction",

@@ -15,6 +15,9 @@ from tvm.target import Target
 
 from tvm_axe._tvm.structural import structural_map
 
+PREPACK = "_weight_prepack"
+"""What upstream's `SplitLayoutRewritePreproc` writes behind the name of a function for the one that packs for it."""
+
 
 def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
     """The blocks of a function that upstream's `SplitLayoutRewritePreproc` splits off, and the function without them.
@@ -30,7 +33,7 @@ def split_preproc(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
     with builder.function("caller", params):
         builder.emit_func_output(builder.emit(relax.call_tir(callee, params, out_ty=params[-1].ty)))
     parts = relax.transform.SplitLayoutRewritePreproc()(builder.get())
-    return parts["split_weight_prepack"], parts["split_prepacked"]
+    return parts[f"split{PREPACK}"], parts["split_prepacked"]
 
 
 _PIPELINES = {"cpu": _cpu_pipeline, "cuda": _cuda_pipeline}

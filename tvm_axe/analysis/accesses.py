@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_axe.analysis.digits import Index, index_of
+from tvm_axe.analysis.digits import Digit, Index, index_of
 from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.sizes import Sizes, is_symbolic, number
 
@@ -83,7 +83,8 @@ def leaf_blocks(func: tirx.PrimFunc, sizes: Sizes | None = None) -> list[LeafBlo
     func : PrimFunc
         A function.
     sizes : Sizes, optional
-        What symbolic extents are taken to be. No index is a sum of digits of iterators that have one.
+        What symbolic extents are taken to be. An index has an iterator of one only where it is that iterator, of a
+        dimension of the same extent.
 
     Raises
     ------
@@ -138,12 +139,26 @@ def _read(block: s_tir.SBlock, sizes: Sizes) -> LeafBlock:
         shape = [number(extent, sizes) for extent in buffer.shape]
         if None in shape:
             raise NotAnalysed(f"buffer {buffer.name!r}: its shape must be constant")
-        indices = tuple(index_of(analyzer.simplify(index), iterators) for index in node.indices)
+        indices = tuple(
+            _of_symbolic(analyzer.simplify(index), extent, block, extents)
+            or index_of(analyzer.simplify(index), iterators)
+            for index, extent in zip(node.indices, buffer.shape)
+        )
         accesses.append(Access(buffer, indices, is_store, tuple(n for n in shape if n is not None)))
     combiner, value = _combined(block)
     kinds = tuple(int(iv.iter_type) for iv in block.iter_vars)
     symbolic = frozenset(at for at, iv in enumerate(block.iter_vars) if is_symbolic(iv.dom.extent))
     return LeafBlock(block.name_hint, tuple(extents), kinds, tuple(accesses), combiner, value, symbolic)
+
+
+def _of_symbolic(index: tirx.Expr, extent: tirx.Expr, block: s_tir.SBlock, typical: Sequence[int]) -> Index | None:
+    """Return the index that is an iterator of symbolic extent, of a dimension as long as that at all sizes."""
+    if not isinstance(index, tirx.Var) or not is_symbolic(extent):
+        return None
+    for at, iv in enumerate(block.iter_vars):
+        if iv.var.same_as(index) and tvm_ffi.structural_equal(iv.dom.extent, extent, map_free_vars=False):
+            return Index((Digit(1, at, 1, typical[at]),), 0)
+    return None
 
 
 def _only_accesses(block: s_tir.SBlock, bodies: Sequence[tirx.Stmt]) -> None:

@@ -64,7 +64,7 @@ class Axes:
         self.buffers: list[tirx.Buffer] = []
         self.extents: dict[Axis, int] = {}
         self.opaque: set[Axis] = set()
-        self.symbolic: set[Axis] = set()  # whose extents are no constants; they have no digits
+        self.symbolic: set[Axis] = set()  # whose extents are no constants; they are one digit, if any
         spans, sums, windows = self._links()
         numbers = {number for number in map(self.number, outputs) if number is not None}
         self.shifted = shifted(blocks, self.extents, spans, windows, {*self.opaque, *_summed(sums)}, numbers)
@@ -96,7 +96,7 @@ class Axes:
                     self.extents[axis] = size
                     self.symbolic |= {axis} if is_symbolic(access.buffer.shape[dim]) else set()
                     if index is None or not index.digits:
-                        if size > 1:  # not a sum of digits, or one index
+                        if size > 1 or axis in self.symbolic:  # not a sum of digits, or one index
                             self.opaque.add(axis)
                     elif self._is_whole(k, index.digits):
                         spans.append(Span(axis, Axis("block", k, index.digits[0].iterator), index.constant, store))
@@ -104,7 +104,6 @@ class Axes:
                         sums.append(_Sum(axis, k, index.digits, index.constant, store))
                     else:
                         windows.append(self._window(axis, k, index, store))
-        self.opaque |= self.symbolic
         return spans, sums, windows
 
     def _is_whole(self, k: int, digits: tuple[Digit, ...]) -> bool:
@@ -250,7 +249,7 @@ class Axes:
 
     def segments(self, axis: Axis) -> tuple[Segment, ...]:
         """Return the parts of an axis. Classes are numbered as they are met here."""
-        if self.extents[axis] == 1 or axis in self.symbolic:
+        if self.extents[axis] == 1 or (axis in self.symbolic and axis in self.opaque):
             return (Segment(0, self.extents[axis], ()),)
         if axis in self.shifted:
             group, extent, reach = self.shifted[axis]
@@ -270,12 +269,14 @@ class Axes:
             self._sizes.append(extent)
         return self._classes[root]
 
-    def classes(self) -> tuple[list[int], set[int], set[int]]:
-        """Return the extents of the classes that `segments` has met, those that are opaque, and those with a halo."""
+    def classes(self) -> tuple[list[int], set[int], set[int], set[int]]:
+        """Return the extents of the classes that `segments` has met, and which are opaque, halos and symbolic."""
         spoiled = {self._find(digit) for digit in self.bad}
         groups = {group for group, *_ in self.shifted.values()}
         opaque = {number for root, number in self._classes.items() if root in spoiled}
-        return self._sizes, opaque, {number for root, number in self._classes.items() if root in groups}
+        halos = {number for root, number in self._classes.items() if root in groups}
+        roots = {self._find(digit) for digit in self._parent if digit[0][0] in self.symbolic}
+        return self._sizes, opaque, halos, {number for root, number in self._classes.items() if root in roots}
 
 
 class _Overlap(NamedTuple):

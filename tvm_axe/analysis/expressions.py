@@ -9,7 +9,7 @@ from tvm import ir, tirx
 
 from tvm_axe import _tvm
 
-__all__ = ["alike", "loads_in", "substitute", "unconditional_loads", "uses", "variables_of"]
+__all__ = ["alike", "is_zero", "loads_in", "substitute", "unconditional_loads", "uses", "variables_of"]
 
 
 def uses(expr: object, var: tirx.Var) -> bool:
@@ -45,6 +45,11 @@ def loads_in(part: object) -> list[ir.TensorLoad]:
     found: list[ir.TensorLoad] = []
     tvm_ffi.structural_walk(part, (ir.TensorLoad, found.append))
     return found
+
+
+def is_zero(value: object) -> bool:
+    """Return whether an expression is the number 0, of whatever type."""
+    return isinstance(value, tirx.IntImm | tirx.FloatImm) and value.value == 0
 
 
 def is_choice(expr: object) -> bool:

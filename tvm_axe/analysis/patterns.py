@@ -9,12 +9,13 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_axe.analysis.expressions import alike, loads_in, substitute
+from tvm_axe.analysis.expressions import alike, is_zero, loads_in, substitute
 
 __all__ = [
     "REDUCE",
     "SPATIAL",
     "Pattern",
+    "added",
     "factors_of",
     "folded",
     "is_copy",
@@ -23,6 +24,7 @@ __all__ = [
     "is_product",
     "is_sum",
     "iterator_at",
+    "loads_multiplied",
     "loads_of",
     "pattern_of",
     "shift_of",
@@ -82,23 +84,32 @@ def _sums_products(body: tirx.Stmt) -> bool:
 
 def factors_of(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad] | None:
     """Return A and B of ``C[..] = C[..] + A[..] * B[..]``, where both may be cast and C starts from zero, or None."""
+    term = added(block)
+    return None if term is None else loads_multiplied(term, block.body.buffer)
+
+
+def added(block: s_tir.SBlock) -> tirx.Expr | None:
+    """Return x of ``C[..] = C[..] + x``, where C starts from zero, or None."""
     store = block.body
     if not _starts_from_zero(block) or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
         return None
-    terms = [store.value.a, store.value.b]
-    own = [t for t in terms if isinstance(t, ir.TensorLoad) and t.source.same_as(store.buffer)]
-    products = [t for t in terms if isinstance(t, tirx.Mul)]
-    if len(products) != 1 or not own:
+    for own, other in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
+        if isinstance(own, ir.TensorLoad) and own.source.same_as(store.buffer):
+            return other if alike(own.indices, store.indices) else None
+    return None
+
+
+def loads_multiplied(term: tirx.Expr, written: tirx.Buffer) -> tuple[ir.TensorLoad, ir.TensorLoad] | None:
+    """Return A and B of ``A[..] * B[..]``, where both may be cast and neither is what is written, or None."""
+    if not isinstance(term, tirx.Mul):
         return None
-    loads = _uncast(products[0].a), _uncast(products[0].b)
-    same = alike(own[0].indices, store.indices)
-    others = all(isinstance(load, ir.TensorLoad) and not load.source.same_as(store.buffer) for load in loads)
-    return loads if same and others else None
+    loads = _uncast(term.a), _uncast(term.b)
+    others = all(isinstance(load, ir.TensorLoad) and not load.source.same_as(written) for load in loads)
+    return loads if others else None
 
 
 def _starts_from_zero(block: s_tir.SBlock) -> bool:
-    value = block.init.value if isinstance(block.init, tirx.BufferStore) else None
-    return isinstance(value, tirx.FloatImm | tirx.IntImm) and value.value == 0
+    return isinstance(block.init, tirx.BufferStore) and is_zero(block.init.value)
 
 
 def is_sum(block: s_tir.SBlock) -> bool:

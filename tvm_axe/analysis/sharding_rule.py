@@ -80,6 +80,8 @@ class Factor:
     combined : tuple of (int, str)
         The buffers that these reduce to and with what, by position among parameters and what is allocated, if that is
         all there is to it: with them combined a factor is as if spatial.
+    symbolic : bool
+        Whether the extent is what one that calls decide is taken to be. Such a factor is all of its dimensions.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Factor:
     partial: tuple[int, ...] = ()
     stages: tuple[str, ...] = ()
     combined: tuple[tuple[int, str], ...] = ()
+    symbolic: bool = False
 
     @property
     def means(self) -> str:
@@ -184,8 +187,8 @@ def sharding_rule(func: tirx.PrimFunc, sizes: Sizes | None = None) -> ShardingRu
     func : PrimFunc
         A function over whole tensors, scheduled or not.
     sizes : Sizes, optional
-        What symbolic extents are taken to be, where there are such. Dimensions that have one belong to no factor, so
-        that the rule holds at all sizes.
+        What symbolic extents are taken to be, where there are such. Dimensions that have one are a factor where they
+        are read and stored at iterators of the same extent alone, or belong to none: the rule holds at all sizes.
 
     Returns
     -------
@@ -221,7 +224,7 @@ def sharding_rule(func: tirx.PrimFunc, sizes: Sizes | None = None) -> ShardingRu
     room = [[int(extent) for extent in buffer.shape] for buffer in known.body.block.alloc_buffers]
     held = [dims("buffer", axes.number(buffer), shape) for buffer, shape in zip(allocated, room)]
     own = [*params, *allocated]
-    extents, opaque, halos = axes.classes()
+    extents, opaque, halos, symbolic = axes.classes()
     for operand in [*inner, *iterators]:
         opaque |= _repeated(operand)
     given = [param for param, side in zip(params, sides) if side.is_input]
@@ -229,14 +232,14 @@ def sharding_rule(func: tirx.PrimFunc, sizes: Sizes | None = None) -> ShardingRu
     names = [_name(number) for number in range(len(extents))]
     factors = []
     for number, (name, extent) in enumerate(zip(names, extents)):
+        plain = Factor(name, extent, "opaque", symbolic=number in symbolic)
         if number in opaque:
             sums = None if number in elsewhere else _looked_up(number, blocks, params, seen, given, outputs)
-            plain = Factor(name, extent, "opaque")
-            factors.append(plain if sums is None else Factor(name, extent, "gather", "sum", sums))
+            factors.append(plain if sums is None else replace(plain, kind="gather", combiner="sum", partial=sums))
         elif number in halos:
-            factors.append(Factor(name, extent, "halo"))
+            factors.append(replace(plain, kind="halo"))
         else:
-            factors.append(_factor(number, Factor(name, extent, "spatial"), blocks, iterators, given, outputs, own))
+            factors.append(_factor(number, replace(plain, kind="spatial"), blocks, iterators, given, outputs, own))
 
     def parts(segments: tuple[Segment, ...], exact: bool) -> Dimension:
         found: list[Part] = []

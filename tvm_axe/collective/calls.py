@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_axe import _tvm
-from tvm_axe.collective.merging import HELD, MERGED
+from tvm_axe.collective.merging import HELD, MERGED, Held
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.side import BESIDE, STEPS
 from tvm_axe.collective.worker import Worker
@@ -68,7 +68,7 @@ def _merged() -> None:
     """A barrier that the collective beside it holds."""
 
 
-def _packed(name: str, holds: tuple[bool, bool], beside: bool = False) -> Callable[..., None]:
+def _packed(name: str, holds: Held, beside: bool = False) -> Callable[..., None]:
     """What a program calls: tensors for arrays, and the name of the axis for the worker's coordinate on it."""
 
     def call(source: Any, target: Any, *arguments: Any) -> None:

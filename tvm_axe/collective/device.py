@@ -61,8 +61,13 @@ class Device(ABC):
         rank: int,
         behind: bool,
         before: bool,
+        loosely: bool,
     ) -> None:
-        """Do the same, behind a barrier and before one, if the device `meets`."""
+        """Do the same, behind a barrier and before one, if the device `meets`.
+
+        The one behind it may be left out, if held `loosely`, by a device that touches nothing of its peers for it but
+        what is for it alone.
+        """
         if behind:
             self.arrive()
             self.wait(0)

@@ -305,7 +305,8 @@ def _maker(maker: str, device: Mapping[str, Any], size: int) -> Device:
 def _work(worker: Worker, connection: socket.socket) -> None:
     """Be a worker: do what comes, until the controller closes its end."""
     worker.connection = connection
-    with connection:
+    # A controller that is gone, or closed its end before it read all, resets the connection.
+    with connection, contextlib.suppress(ConnectionError):
         while True:
             message, descriptors, *_ = socket.recv_fds(connection, _MESSAGE, 1)
             worker.received += descriptors
@@ -356,8 +357,7 @@ def serve(
     site = Site(Mesh(axes), arena, timeout, cores, neighbours=neighbours)
     worker = Worker(site, rank, _maker(maker, device, memory))
     speak(errors)
-    with contextlib.suppress(ConnectionError):
-        _work(worker, socket.socket(fileno=connection))
+    _work(worker, socket.socket(fileno=connection))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # there is nothing to save, and taking the compiler down takes longer than the rest of closing

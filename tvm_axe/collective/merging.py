@@ -8,59 +8,88 @@ same order, so that whoever records the calls finds each where it was:
     axe.barrier()                                        axe.merged()
 
 A barrier between two collectives is held by the later one.
+
+The one behind an all-reduce is held *loosely* if nothing touches what is another device's before all have met again, as
+where devices only go on with what they have of the sum. A device may then go on before its peers have theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from tvm import relax
-from tvm.ir import IRModule
+from tvm import relax, tirx
+from tvm.ir import IRModule, PrimType
+from tvm.relax.analysis import free_vars
 
 from tvm_axe.collective.plan import VIEWS
+from tvm_axe.layout.collectives import Collective
 
 __all__ = ["HELD", "MERGED", "held", "merged"]
 
 MERGED = "merged"
 """What a barrier becomes: it does nothing."""
 
-HELD: dict[str, tuple[bool, bool]] = {
-    "": (False, False),
-    ":behind": (True, False),
-    ":before": (False, True),
-    ":between": (True, True),
+
+class Held(NamedTuple):
+    """The barriers that are a collective's own: whether it is behind one, and before one, and that one only loosely."""
+
+    behind: bool = False
+    before: bool = False
+    loosely: bool = False
+
+
+HELD: dict[str, Held] = {
+    "": Held(),
+    ":behind": Held(behind=True),
+    ":before": Held(before=True),
+    ":between": Held(behind=True, before=True),
+    ":loosely-before": Held(before=True, loosely=True),
+    ":loosely-between": Held(behind=True, before=True, loosely=True),
 }
-"""What the name of a collective ends with: whether it is behind a barrier, and before one, that are its own."""
+"""What the name of a collective ends with, and which barriers it holds then."""
 
 _BARRIER = "axe.barrier"
+_ALL_REDUCE = f"axe.{Collective.ALL_REDUCE.operation}"
 
 
-def held(name: str, behind: bool, before: bool) -> str:
+def held(name: str, holds: Held) -> str:
     """Return the name of a collective with the barriers that are its own."""
-    return name + next(suffix for suffix, holds in HELD.items() if holds == (behind, before))
+    return name + next(suffix for suffix, each in HELD.items() if each == holds)
 
 
-def merged(mod: IRModule) -> IRModule:
-    """Return the module with the barriers of its Relax functions merged into the collectives beside them."""
+def merged(mod: IRModule, devices: int | None = None) -> IRModule:
+    """Return the module with the barriers of its Relax functions merged into the collectives beside them.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The program.
+    devices : int, optional
+        How many there are, if a tensor that isn't of as many slabs is no view of all devices': then barriers may be
+        held loosely.
+    """
     functions = {
-        var: _of_function(function) if isinstance(function, relax.Function) else function
+        var: _of_function(function, devices) if isinstance(function, relax.Function) else function
         for var, function in mod.functions_items()
     }
     return IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _of_function(function: relax.Function) -> relax.Function:
+def _of_function(function: relax.Function, devices: int | None) -> relax.Function:
     if not isinstance(function.body, relax.SeqExpr):
         return function
+    if len(function.body.blocks) > 1:
+        devices = None  # what is behind a block isn't looked for
     blocks = [
-        type(block)(_of_bindings(block.bindings)) if isinstance(block, relax.BindingBlock) else block
+        type(block)(_of_bindings(block.bindings, devices)) if isinstance(block, relax.BindingBlock) else block
         for block in function.body.blocks
     ]
     body = relax.SeqExpr(blocks, function.body.body)
     return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
 
 
-def _of_bindings(bindings: Sequence[relax.Binding]) -> list[relax.Binding]:
+def _of_bindings(bindings: Sequence[relax.Binding], devices: int | None) -> list[relax.Binding]:
     called = [_called(binding) for binding in bindings]
     collectives = [name is not None and name.removeprefix("axe.") in VIEWS for name in called]
     renamed = dict[int, str]()
@@ -72,8 +101,36 @@ def _of_bindings(bindings: Sequence[relax.Binding]) -> list[relax.Binding]:
         renamed |= {at - 1: f"axe.{MERGED}"} if behind else {}
         renamed |= {at + 1: f"axe.{MERGED}"} if before else {}
         if behind or before:
-            renamed[at] = held(str(called[at]), behind, before)
+            loosely = (
+                before and devices is not None and called[at] == _ALL_REDUCE and not _is_touched(bindings, at, devices)
+            )
+            renamed[at] = held(str(called[at]), Held(behind, before, loosely))
     return [_renamed(binding, renamed[at]) if at in renamed else binding for at, binding in enumerate(bindings)]
+
+
+def _is_touched(bindings: Sequence[relax.Binding], at: int, devices: int) -> bool:
+    """Whether what runs behind a call and its barrier, and then anew, may touch what peers have before all meet."""
+    for binding in (*bindings[at + 2 :], *bindings[:at]):
+        name = _called(binding)
+        if name == _BARRIER:
+            return False
+        if name is not None and name.startswith("axe.") and name not in ("axe.arrive", "axe.wait"):
+            return True
+        used = free_vars(binding.value) if isinstance(binding, relax.VarBinding) else None
+        if used is None or any(_may_be_view(var, devices) for var in used):
+            return True
+    return True
+
+
+def _may_be_view(var: relax.Var, devices: int) -> bool:
+    """Whether a value may be the slabs of all devices: a tensor of as many parts, or what isn't known to be none."""
+    kind = var.ty
+    if isinstance(kind, PrimType | relax.ShapeType):
+        return False
+    if not (isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr)):
+        return True
+    first = kind.shape.values[:1]
+    return len(first) > 0 and (not isinstance(first[0], tirx.IntImm) or int(first[0]) == devices)
 
 
 def _called(binding: relax.Binding) -> str | None:

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor
-from tvm_axe.collective.workers import Argument, Workers
+from tvm_axe.collective.workers import Argument, LoadedProgram, Workers
 from tvm_axe.errors import InputError
 from tvm_axe.machines import resolve_target
 from tvm_axe.tile.arguments import Parameter, Scalar, parameters
@@ -69,7 +69,8 @@ class MeshKernel:
         for param in self._params:
             if isinstance(param, Scalar) and param.dtype != "int32":
                 raise InputError(f"{self.name}: {param} is a parameter; valid for workers are int32 and tensors")
-        self._loaded = workers.load(_module(self.name, emit(decided), self._params), decided.target)
+        self._func, self._target = emit(decided), decided.target
+        self._programs = {1: self._load(1)}
 
     def __call__(self, *arguments: MeshTensor | int) -> None:
         """Run once on every device.
@@ -87,11 +88,24 @@ class MeshKernel:
         WorkerError
             A worker failed, or waited too long for a flag; flags may be anything then.
         """
-        self.workers.call(self._loaded, self._bound(arguments))
+        self.workers.call(self._programs[1], self._bound(arguments))
 
-    def time(self, *arguments: MeshTensor | int, repeat: int, warmup: int = 1) -> list[float]:
-        """Return the seconds of each of `repeat` runs on the slowest worker; errors are those of a call."""
-        return self.workers.time(self._loaded, self._bound(arguments), repeat, warmup)
+    def time(self, *arguments: MeshTensor | int, repeat: int, warmup: int = 1, times: int = 1) -> list[float]:
+        """Return the seconds of a run in each of `repeat` measurements, on the slowest worker; errors are a call's.
+
+        A measurement is of so many `times`, one behind the other: devices begin it at different times, and a short
+        kernel that waits for its peers takes as long as that. Between two runs is a barrier, which counts: a flag that
+        is reset must not be set for the next run before.
+        """
+        if times not in self._programs:
+            self._programs[times] = self._load(times)
+        return [
+            seconds / times
+            for seconds in self.workers.time(self._programs[times], self._bound(arguments), repeat, warmup)
+        ]
+
+    def _load(self, times: int) -> LoadedProgram:
+        return self.workers.load(_module(self.name, self._func, self._params, times), self._target)
 
     def _bound(self, arguments: Sequence[MeshTensor | int]) -> list[Argument]:
         wanted = [param for param in self._params if not _is_device(param)]
@@ -125,8 +139,8 @@ def _is_device(param: Parameter | Scalar) -> bool:
     return isinstance(param, Scalar) and param.devices is not None
 
 
-def _module(name: str, func: tirx.PrimFunc, params: Sequence[Parameter | Scalar]) -> tvm.IRModule:
-    """A program whose ``main`` calls the kernel."""
+def _module(name: str, func: tirx.PrimFunc, params: Sequence[Parameter | Scalar], times: int) -> tvm.IRModule:
+    """A program whose ``main`` calls the kernel so many times, with barriers between."""
     builder = relax.BlockBuilder()
     kernel = builder.add_func(func.with_attr("global_symbol", name), name)
     arguments = [
@@ -136,6 +150,9 @@ def _module(name: str, func: tirx.PrimFunc, params: Sequence[Parameter | Scalar]
         for param in params
     ]
     with builder.function("main", arguments, pure=False):
-        builder.emit(relax.Call(kernel, arguments))
+        for run in range(times):
+            if run:
+                builder.emit(relax.Call(relax.ExternFunc("axe.barrier"), [], ty_args=[relax.TupleType([])]))
+            builder.emit(relax.Call(kernel, arguments))
         builder.emit_func_output(relax.Tuple([]))
     return builder.finalize()

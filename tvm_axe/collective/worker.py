@@ -25,7 +25,7 @@ from tvm import relax
 from tvm_axe import _tvm
 from tvm_axe.collective.device import Cores, Device
 from tvm_axe.collective.link import SUPPORTED, link
-from tvm_axe.collective.merging import merged
+from tvm_axe.collective.merging import Held, merged
 from tvm_axe.collective.native import SPINS
 from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.site import Site
@@ -120,7 +120,7 @@ class Worker:
         target: Any,
         *numbers: int,
         axis: str,
-        holds: tuple[bool, bool] = (False, False),
+        holds: Held = Held(),  # noqa: B008, it is a tuple
         beside: bool = False,
     ) -> None:
         """Do this worker's part of a collective along a mesh axis, on tensors; see `tvm_axe.collective.plan`.
@@ -201,7 +201,7 @@ class Worker:
         """Have the module do without Python what it can; other workers of this process may run it too, if there are."""
         site = self._site
         if self.device.meets:
-            return merged(mod)
+            return merged(mod, site.mesh.size)
         if not (site.alone and SUPPORTED and isinstance(self.device, Cores)):
             return mod
         axes = set(site.mesh.names) - site.apart

@@ -15,13 +15,13 @@ from typing import Any
 import tvm
 
 from tvm_axe.layout.shares import Run, Share
-from tvm_axe.relax.device import Argument, Placed
+from tvm_axe.relax.device import Argument, Pack, Placed
 from tvm_axe.relax.forms import Form
 from tvm_axe.relax.sizes import Extent
 
 __all__ = ["decoded", "encoded"]
 
-_KINDS = {kind.__name__: kind for kind in (Argument, Form, Placed, Run, Share)}
+_KINDS = {kind.__name__: kind for kind in (Argument, Form, Pack, Placed, Run, Share)}
 _KIND, _EXTENT = "is", Extent.__name__
 
 

@@ -162,7 +162,7 @@ class MeshExecutable(OnMesh):
         """
         loaded = self._on(workers)
         for buffer in loaded.lowered.buffers.values():
-            number, tensor = value(buffer), loaded.tensors[buffer.name]
+            number, tensor = None if buffer.is_flags else value(buffer), loaded.tensors[buffer.name]
             for device in range(0 if number is None else 1 if tensor.shared else self.mesh.size):
                 tensor.slab(device)[...] = number
 
@@ -177,7 +177,7 @@ class MeshExecutable(OnMesh):
             lines.append(f"  {stage.name:<{width + 12}}  {stage.kind + over:<24}  {stage.bytes:>12,}{note}")
         lines += [f"  {'in all':<{width + 12}}  {'':<24}  {self.bytes:>12,}", ""]
         if self.lowered.forms:
-            lines += ["overlapping", *(f"  {line}" for line in self.lowered.forms), ""]
+            lines += ["forms", *(f"  {line}" for line in self.lowered.forms), ""]
         collectives = self._collectives()
         if collectives:
             lines += ["collectives", *(f"  {line}" for line in collectives), ""]

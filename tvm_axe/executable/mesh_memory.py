@@ -18,13 +18,13 @@ from tvm_axe import _tvm
 from tvm_axe.collective import SLAB, Argument, BoundCall, Coord, Inside, MeshTensor, Timeline
 from tvm_axe.collective.stored import stored
 from tvm_axe.collective.workers import Item
-from tvm_axe.errors import WorkerError
+from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.executable.on_mesh import discard
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.sizes import room_of, sizes_of
 from tvm_axe.executable.spread import ModelProgram, Pool, Spread
 from tvm_axe.executable.weights import Weight
-from tvm_axe.relax.device import DeviceFunction, Placed
+from tvm_axe.relax.device import DeviceFunction, Pack, Placed
 from tvm_axe.relax.forms import local_shape
 from tvm_axe.relax.sizes import names_in, shape_at
 from tvm_axe.tracing import model_timeline
@@ -122,9 +122,7 @@ class MeshMemory:
         for at in range(0, len(requests), _AT_ONCE):
             workers.read(requests[at : at + _AT_ONCE])
         self.held = (sum(self._fixed[name].tensor.nbytes for name in placed),) * workers.mesh.size
-        self._reserve([each for each, _ in shared.constants])
-        for each, constant in shared.constants:
-            self._program.scatter(self._fixed[each.name].tensor, each.forms, _tvm.as_array(constant))
+        self._pack_and_place_constants()
         between = self._between()
         spaces = self._program.workspaces
         nbytes = max((each.nbytes for each in spaces.values()), default=0)
@@ -132,6 +130,41 @@ class MeshMemory:
         for signature in self._signatures:
             function = shared.functions[signature.name]
             self._functions[signature.name] = self._bound(signature, function, frozenset(weights), between)
+
+    def _pack_and_place_constants(self) -> None:
+        """Have devices pack weights, and constants as these are placed, so that little is there twice."""
+        shared = self._program.shared
+        waiting = self._packed(list(shared.packs))
+        for each, constant in shared.constants:
+            self._reserve([each])
+            self._program.scatter(self._fixed[each.name].tensor, each.forms, _tvm.as_array(constant))
+            waiting = self._packed(waiting)
+        missing = dict.fromkeys(name for pack in waiting for name in pack.sources if name not in self._fixed)
+        if missing:
+            raise InputError(
+                f"load: {', '.join(missing)} are packed for the kernels once, and a call doesn't take them; give all "
+                "weights to exe.load, or compile without pack_weights"
+            )
+        self._pool.trim()
+
+    def _packed(self, waiting: Sequence[Pack]) -> list[Pack]:
+        """Pack what is in place, and let go of what nobody reads as it was; returns what there isn't all of yet."""
+        ready = [pack for pack in waiting if self._fixed.keys() >= {*pack.sources}]
+        left = [pack for pack in waiting if pack not in ready]
+        needed = {name for function in self._program.shared.functions.values() for name, _ in function.arguments}
+        for at, pack in enumerate(ready):
+            self._pack(pack)
+            for name in {*pack.sources} - needed.union(*(other.sources for other in (*ready[at + 1 :], *left))):
+                del self._fixed[name]  # what it lay in is used for the next one of its shape
+        return left
+
+    def _pack(self, pack: Pack) -> None:
+        """Have devices pack tensors that are in place."""
+        for placed in pack.made:
+            self._fixed[placed.name] = self._new(placed, shape_at(placed.shape, {}))
+        names = [*pack.sources, *(placed.name for placed in pack.made)]
+        given = [(self._fixed[name].tensor, SLAB) for name in names]
+        self._program.on().call(self._program.loaded, given, pack.packer)
 
     def _reserve(self, placed: Sequence[Placed]) -> None:
         """Make the tensors of weights or constants; what all hold whole is stored once where all see it."""

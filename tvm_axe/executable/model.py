@@ -103,6 +103,8 @@ class MeshModelExecutable(OnMesh, Model):
         See `Executable`.
     attached : mapping, optional
         The weights that the model was imported with, by name.
+    packed : bool
+        Whether its functions take weights that a session has packed.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class MeshModelExecutable(OnMesh, Model):
         target: Target,
         tuned: Mapping[str, float],
         attached: Mapping[str, Any] | None = None,
+        packed: bool = False,
     ) -> None:
         functions = [each for each in functions if each.name in shared.functions]
         for each in functions:
@@ -125,7 +128,7 @@ class MeshModelExecutable(OnMesh, Model):
                     f"{each.name}: {wanted - found} of its {wanted} results ({', '.join(each.outputs)}) are no "
                     "tensors, which is what functions return on a mesh: leave shapes and numbers to the caller"
                 )
-        super().__init__(functions, False, module, target, tuned)
+        super().__init__(functions, packed, module, target, tuned)
         self.shared, self.runnable, self.workspaces, self.mesh = shared, runnable, workspaces, shared.mesh
         self.told, self.attached = told, dict(attached or {})
         self.layouts: Mapping[str, Layout] = {

@@ -46,7 +46,7 @@ from tvm_axe.relax.workspace import Part, Workspace
 
 __all__ = ["read", "write"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 5
+FORMAT, LAYOUT = "tvm_axe executable", 6
 _MANIFEST = "manifest.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
@@ -209,6 +209,7 @@ def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
         },
         tensors=tensors,
         constants=tuple((tensors[name], array) for name, array in zip(details["constants"], arrays["constants"])),
+        packs=decoded(details["packs"]),
     )  # fmt: skip
     spaces = {
         str(name): Workspace(
@@ -217,9 +218,9 @@ def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
         for name, (nbytes, parts) in details["workspaces"].items()
     }
     told = Told(int(details["bytes"]), *(tuple(map(str, details[part])) for part in ("lines", "peers")))
-    attached = dict(zip(map(str, details["attached"]), arrays["attached"]))
+    attached, packed = dict(zip(map(str, details["attached"]), arrays["attached"])), bool(details["packed"])
     return lambda target, tuned: MeshModelExecutable(
-        functions, shared, told, module, runnable, spaces, target, tuned, attached
+        functions, shared, told, module, runnable, spaces, target, tuned, attached, packed
     )
 
 
@@ -247,6 +248,8 @@ def _from_shared(exe: MeshModelExecutable) -> dict[str, Any]:
         },
         "tensors": {name: encoded(each) for name, each in shared.tensors.items()},
         "constants": [each.name for each, _ in shared.constants],
+        "packs": encoded(shared.packs),
+        "packed": exe.packed,
         "attached": list(exe.attached),
         "workspaces": exe.workspaces,
         "bytes": exe.told.bytes,
@@ -276,6 +279,7 @@ def _from_lowered(lowered: Lowered) -> dict[str, Any]:
                 "dtype": buffer.dtype,
                 "is_input": buffer.is_input,
                 "is_output": buffer.is_output,
+                "is_flags": buffer.is_flags,
                 "shape": buffer.sharding.shape,
                 "cuts": buffer.sharding.cuts,
                 "partial": sorted(buffer.sharding.partial),
@@ -313,7 +317,8 @@ def _to_lowered(data: Mapping[str, Any], module: tvm.IRModule) -> Lowered:
             if text is None
             else Sharding.other(Holding.of(Layout.parse(text), shape, mesh, sums=False))
         )
-        buffers[each["name"]] = MeshBuffer(each["name"], each["dtype"], sharding, each["is_input"], each["is_output"])
+        flags = [each["is_input"], each["is_output"], each["is_flags"]]
+        buffers[each["name"]] = MeshBuffer(each["name"], each["dtype"], sharding, *flags)
     return Lowered(
         name=str(data["name"]),
         mesh=mesh,

@@ -156,6 +156,17 @@ class Pool:
         if not self.closed:
             self._free[self._kinds[tensor]].append(tensor)
 
+    def trim(self) -> None:
+        """Free what nobody uses."""
+        workers = self._workers()
+        assert workers is not None  # whoever asks has them
+        for free in self._free.values():
+            while free:
+                tensor = free.pop()
+                self._all.remove(tensor)
+                del self._kinds[tensor]
+                workers.free(tensor)
+
     def close(self) -> None:
         """Free all."""
         self.closed = True

@@ -19,6 +19,14 @@ count once, as a term of a sum does, it is its *owner's*, the first device that 
 
 Where runs divide, a share is a `Layout` (`Share.iters`); `Layout` alone has no overlaps, and no two sequences of blocks
 of different lengths in one dimension.
+
+Of a dimension whose extent calls decide a share is blocks, too, by one rule for every extent n: ceil(n / devices)
+indices from ``min(device * ceil(n / devices), n - ceil(n / devices))`` on. It has the numbers of a typical extent, by
+which costs are compared, and says what it is at another:
+
+>>> rows = Share.of_any(128, 2)
+>>> print(rows, rows.at(5), rows.at(5).indices(1).tolist(), rows == Share.blocks(128, 2))
+1/2@0 1/2@1 1/2@0 1/2@1 [2, 3, 4] False
 """
 
 from __future__ import annotations
@@ -50,6 +58,8 @@ class Run:
         The first value of the middle digit that each device holds.
     size : int
         How many it holds.
+    symbolic : bool
+        Whether these are the numbers of a typical extent, of one that calls decide; then it is all of a share.
     """
 
     outer: int
@@ -57,6 +67,7 @@ class Run:
     inner: int
     starts: tuple[int, ...]
     size: int
+    symbolic: bool = False
 
     @property
     def length(self) -> int:
@@ -71,7 +82,7 @@ class Run:
     @property
     def is_whole(self) -> bool:
         """Whether every device holds all of them."""
-        return self.size == self.extent
+        return self.size == self.extent and not self.symbolic
 
     def owned(self) -> tuple[int, ...]:
         """Return for each device how many of the values that it holds, from its start on, are another's."""
@@ -87,6 +98,8 @@ class Run:
 
     def canonical(self) -> Run:
         """Return the equal run with as much as there can be in the inner digit; a whole one has one digit alone."""
+        if self.symbolic:
+            return self
         if self.is_whole:
             return Run(1, self.length, 1, (0,) * len(self.starts), self.length)
         unit = math.gcd(self.extent, self.size, *self.starts)
@@ -125,6 +138,17 @@ class Share:
         return Share.of([Run(1, extent, 1, tuple(starts), size)])
 
     @staticmethod
+    def of_any(typical: int, devices: int) -> Share:
+        """Return the share in blocks of a dimension of any extent, which typically is `typical`."""
+        size = -(-typical // devices)
+        starts = tuple(min(device * size, typical - size) for device in range(devices))
+        return Share((Run(1, typical, 1, starts, size, devices > 1),))
+
+    def at(self, extent: int) -> Share:
+        """Return what a share of any extent is at one; another share is what it is."""
+        return Share.of_any(extent, self.devices) if self.is_symbolic else self
+
+    @staticmethod
     def of(runs: Sequence[Run]) -> Share:
         """Return the share of these runs: equal neighbours are one."""
         found: list[Run] = []
@@ -150,6 +174,11 @@ class Share:
         """How many devices the axis has."""
         return len(self.runs[0].starts)
 
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether it is of a dimension whose extent calls decide."""
+        return len(self.runs) == 1 and self.runs[0].symbolic
+
     @cached_property
     def extent(self) -> int:
         """The dimension's extent."""
@@ -168,7 +197,7 @@ class Share:
     @cached_property
     def is_even(self) -> bool:
         """Whether it is one sequence of equal blocks, a block a device, in their order: what collectives deal out."""
-        if len(self.runs) != 1 or self.runs[0].outer > 1 or self.is_whole:
+        if len(self.runs) != 1 or self.runs[0].outer > 1 or self.is_whole or self.is_symbolic:
             return False
         run = self.runs[0]
         return run.starts == tuple(device * run.size for device in range(self.devices)) and (
@@ -197,13 +226,20 @@ class Share:
         return spans_of(self.indices(device))
 
     def around(self, outer: int, inner: int) -> Share | None:
-        """Return the share of a dimension with more digits before and behind; None where several runs would repeat."""
+        """Return the share of a dimension with more digits before and behind.
+
+        None where several runs, or any extent, would repeat.
+        """
+        if self.is_symbolic:
+            return self if outer == inner == 1 else None
         if outer > 1 and len(self.runs) > 1:
             return Share.of([run.around(1, inner) for _ in range(outer) for run in self.runs]) if outer <= 8 else None
         return Share.of([run.around(outer, inner) for run in self.runs])
 
     def part(self, begin: int, end: int) -> Share | None:
         """Return the share of the indices from `begin` to `end`; None where that cuts blocks."""
+        if self.is_symbolic:
+            return self if (begin, end) == (0, self.extent) else None
         found = []
         for run, (first, _) in zip(self.runs, self.begins()):
             low, high = max(begin, first) - first, min(end, first + run.length) - first
@@ -233,7 +269,7 @@ class Share:
         iters : tuple or None
             None where a share is no layout: runs that differ, or overlap.
         """
-        if len(self.runs) > 1:
+        if len(self.runs) > 1 or self.is_symbolic:
             return None
         (run,), memory = self.runs, LINEAR_MEMORY
         if run.is_whole:
@@ -267,6 +303,8 @@ def spans_of(at: NDArray[np.int64]) -> list[slice]:
 
 def _shown(run: Run) -> str:
     """Return a run as its blocks, each with the devices that hold it."""
+    if run.symbolic:
+        return " ".join(f"1/{len(run.starts)}@{device}" for device in range(len(run.starts)))
     if run.is_whole:
         return f"{run.length}"
     holders: dict[int, list[str]] = {}

@@ -155,9 +155,10 @@ class Touches:
         found = []
         for number, is_write in call.touched:
             tensor = call.arguments[number]
-            assert isinstance(tensor, Tensor) and tensor.view == OWN  # as emitted
+            assert isinstance(tensor, Tensor)  # as emitted
             if tensor.buffer in self._buffers:
-                found.append(Touch(tensor.buffer, device, _all(tensor.slab), is_write))
+                for peer in self._devices(tensor, device):
+                    found.append(Touch(tensor.buffer, peer, _all(tensor.slab), is_write))
         return found
 
     def _copied(self, call: Call, device: int) -> list[Touch]:

@@ -29,6 +29,7 @@ from tvm_axe.lower.order import barriers_before, pipeline, regions
 from tvm_axe.lower.pairing import Launch
 from tvm_axe.lower.pairs import Pair, makes_pairs, pair_of
 from tvm_axe.lower.program import ScheduledProgram
+from tvm_axe.lower.rows import Meeting, meeting_of
 from tvm_axe.lower.views import view_shape
 
 
@@ -40,6 +41,7 @@ class Emitted:
     """
 
     module: tvm.IRModule
+    steps: tuple[Step, ...]  # as they communicate
     calls: tuple[Call, ...]
     arguments: tuple[tuple[str, str], ...]
     coordinates: tuple[str, ...]
@@ -48,7 +50,8 @@ class Emitted:
     memory: tuple[int, ...]  # of each step, the bytes of the device's own slabs that it touches
     names: Mapping[tirx.Buffer, str]  # of the mesh buffers
     shardings: Mapping[tirx.Buffer, Sharding]  # likewise
-    forms: tuple[str, ...]  # how stages overlap
+    forms: tuple[str, ...]  # how stages overlap, and which kernels meet
+    flags: frozenset[tirx.Buffer]  # of kernels that meet
 
 
 def emit_module(
@@ -94,14 +97,19 @@ class _Emitter:
         self.private = {b: users[b][0] for b in inside if steps[users[b][0]].kind in (LOCAL, MESH_KERNEL)}
         self.groups = regions(steps)
         self.pairs: dict[Step, Pair] = {}  # by the first step of their regions
+        self.meetings: dict[Step, Meeting] = {}
         self.forms: list[str] = []
         if target is not None and makes_pairs(target):
             self._find_pairs(shardings, {b: [steps[i] for i in own] for b, own in users.items()}, target)
+        if target is not None:
+            self._find_meetings(shardings, target)
         filling = [at for at, group in enumerate(self.groups) if group[0] in self.pairs]
         self.joins = joins_of(self.groups, shardings, filling)
         self.forms += self.joins.forms
         crossing |= {buffer for pair in self.pairs.values() for buffer in pair.exchanged}
-        made = {buffer: sharding for pair in self.pairs.values() for buffer, sharding in pair.shardings.items()}
+        crossing -= {buffer for pair in self.pairs.values() for buffer in pair.inside}
+        kernels: list[Pair | Meeting] = [*self.pairs.values(), *self.meetings.values()]
+        made = {buffer: sharding for each in kernels for buffer, sharding in each.shardings.items()}
         self.mesh_buffers = (*program.parameters, *(b for b in program.intermediates if b in crossing), *made)
         self.shardings: Mapping[tirx.Buffer, Sharding] = {**shardings, **made}
         self.names = {**program.names, **{buffer: str(buffer.name) for buffer in made}}
@@ -128,23 +136,34 @@ class _Emitter:
                 about = f"in {group[0].stage.overlap.chunks} chunks: {found}"
             self.forms.append(f"{', '.join(step.name for step in group)}: {about}")
 
+    def _find_meetings(self, shardings: Mapping[tirx.Buffer, Sharding], target: Target) -> None:
+        """Find the stages that are kernels in which devices meet, and say which and why others aren't."""
+        for step in self.steps:
+            found = meeting_of(self.program, step, shardings, frozenset(self.private), target)
+            if isinstance(found, Meeting):
+                self.meetings[step] = found
+            if found is not None:
+                about = f"the fused kernel of its blocks: {found}" if isinstance(found, str) else found.about
+                self.forms.append(f"{step.name}: {about}")
+
     def module(self) -> Emitted:
         paired = {step for group in self.groups if group[0] in self.pairs for step in group}
         localized = {
-            index: localize(
-                self.program, step, self.shardings, tuple(b for b, at in self.private.items() if at == index)
-            )
+            index: self.meetings[step].kernel
+            if step in self.meetings
+            else localize(self.program, step, self.shardings, tuple(b for b, at in self.private.items() if at == index))
             for index, step in enumerate(self.steps)
             if step.kind in (LOCAL, MESH_KERNEL, EXCHANGE) and step not in paired
         }
         self._declare(localized)
         params = [*self.arguments.values(), *self.coordinates.values()]
         with self.builder.function("main", params, pure=False):
-            barriers = barriers_before(self.groups, self.shardings, self.joins.ended)
+            done = [self._as_done(group) for group in self.groups]
+            barriers = barriers_before(done, self.shardings, self.joins.ended)
             for number, (steps, barrier) in enumerate(zip(self.groups, barriers)):
                 self._join(number)
                 pair = self.pairs.get(steps[0])
-                if barrier and pair is None:  # a pair has one of its own
+                if barrier and pair is None and steps[0] not in self.meetings:  # these have one of their own
                     self._call(Call("axe.barrier", None, ()))
                 indices = [self.steps.index(step) for step in steps]
                 if pair is not None:
@@ -160,6 +179,7 @@ class _Emitter:
             self.builder.emit_func_output(relax.Tuple([]))
         return Emitted(
             self.builder.finalize(),
+            tuple(step for steps in done for step in steps),
             tuple(self.calls),
             tuple(self.arguments),
             tuple(self.coordinates),
@@ -169,12 +189,20 @@ class _Emitter:
             self.names,
             self.shardings,
             tuple(self.forms),
+            frozenset(buffer for meeting in self.meetings.values() for buffer in meeting.shardings),
         )
+
+    def _as_done(self, group: Sequence[Step]) -> Sequence[Step]:
+        """The steps of a group with what they move as they are done."""
+        if group[0] in self.pairs:
+            return self.pairs[group[0]].steps
+        return [self.meetings[step].step if step in self.meetings else step for step in group]
 
     def _memory(self, index: int) -> int:
         """Bytes of the slabs that a step touches, less what only lives inside its kernel."""
         touched = {access.buffer for block in self.steps[index].stage.blocks for access in block.accesses}
-        return sum(self.shardings[buffer].nbytes(buffer.dtype) for buffer in touched if buffer not in self.private)
+        inside = self.private.keys() | {buffer for pair in self.pairs.values() for buffer in pair.inside}
+        return sum(self.shardings[buffer].nbytes(buffer.dtype) for buffer in touched - inside)
 
     def _region(self, indices: Sequence[int], kernels: Sequence[Kernel]) -> None:
         """The chunks of overlapping stages, in the order of `pipeline`, with the waits between them."""
@@ -191,7 +219,6 @@ class _Emitter:
     def _pair(self, pair: Pair, indices: Sequence[int]) -> None:
         """The calls of a pair: what it prepares, and the product between the steps of the side stream."""
         stage = self.steps.index(pair.product)
-        (moving,) = (index for index in indices if index != stage)
         name = self.builder.get_unique_name(pair.product.name)
         self.kernels += [name if index == stage else None for index in indices]
         self._launch(pair.prepare, pair, self.builder.get_unique_name(f"{name}_prepare"), stage)
@@ -203,8 +230,8 @@ class _Emitter:
                 self._launch(pair.kernel, pair, name, stage)
             for step in steps:
                 tensors = [self._tensor(buffer, view) for buffer, view in step.tensors]
-                copies = step.name == "axe.copy"
-                self._call(Call(step.name, moving if copies else None, (*tensors, *step.numbers, pair.axis)))
+                of = None if step.of is None else self.steps.index(step.of)
+                self._call(Call(step.name, of, (*tensors, *step.numbers, pair.axis)))
         self._call(Call("axe.join", stage, (0,)))  # behind which the product is done too
 
     def _launch(self, launch: Launch, pair: Pair, name: str, stage: int) -> None:
@@ -279,6 +306,7 @@ class _Emitter:
                 called,
                 kernel.windows,
                 None if overlap is None else overlap.axis,
+                kernel.touched,
             )
         )
 

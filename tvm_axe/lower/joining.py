@@ -20,6 +20,7 @@ from tvm import ir, s_tir, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import statements, unused_name
+from tvm_axe.analysis.expressions import substitute, variables_of
 
 __all__ = ["joined"]
 
@@ -36,7 +37,8 @@ def joined(
     ----------
     parts : sequence of (PrimFunc, sequence)
         Functions of buffers, of nests below their roots, in order, and what each of their buffers stands for; equal
-        names are one buffer. Variables may be free in them, as the device's coordinates are, the same in all.
+        names are one buffer. Variables may be free in them, the same in all: the device's coordinates, and what the
+        shapes of buffers are counted in.
     ins, outs : sequence
         What the function takes and gives; all else lives inside of it.
 
@@ -50,7 +52,7 @@ def joined(
     nests: list[tirx.Stmt] = []
     names: set[str] = set()
     for func, keys in parts:
-        own = s_tir.renew_defs(func)
+        own = _renewed(func)
         given = {param: buffers.setdefault(key, param) for param, key in zip(own.params, keys, strict=True)}
         root = own.body.block
         inside += root.alloc_buffers
@@ -59,6 +61,18 @@ def joined(
     whole = s_tir.SBlock([], [], [], "root", tirx.stmt_seq(*nests), alloc_buffers=inside)
     func = tirx.PrimFunc([buffers[key] for key in (*ins, *outs)], s_tir.SBlockRealize([], True, whole))
     return func.with_attrs({"s_tir": True, "tirx.noalias": True})
+
+
+def _renewed(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with definitions of its own, counted in the same variables."""
+    shapes = [list(buffer.shape) for buffer in (*func.params, *func.body.block.alloc_buffers)]
+    sizes = sorted(variables_of(shapes), key=lambda var: str(var.name))
+    if not sizes:
+        return s_tir.renew_defs(func)
+    # Upstream takes what shapes are counted in to be defined there, too.
+    own = s_tir.renew_defs(tirx.PrimFunc([*func.params, *sizes], func.body, func.ret_type, func.attrs))
+    params, found = own.params[: -len(sizes)], own.params[-len(sizes) :]
+    return substitute(tirx.PrimFunc(params, own.body, own.ret_type, own.attrs), dict(zip(found, sizes)))
 
 
 def _renamed(nest: tirx.Stmt, given: dict[tirx.Var, tirx.Var], names: set[str]) -> tirx.Stmt:

@@ -48,6 +48,8 @@ class Kernel:
     caller: Callable[[str], tirx.PrimFunc] | None = None
     """Given the kernel's name in the module, the function of whole buffers that calls it on windows of them."""
     windows: tuple[Window | None, ...] = ()
+    touched: tuple[tuple[int, bool], ...] = ()
+    """Of one that isn't of blocks, the numbers of the buffers that it touches, and whether it writes them."""
 
 
 def localize(

@@ -54,13 +54,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class MeshBuffer:
-    """A tensor that the caller allocates on the mesh: a parameter, or an intermediate that devices exchange."""
+    """A tensor that the caller allocates on the mesh: a parameter, or an intermediate that devices exchange.
+
+    Flags are zero before a run and behind it, and nobody else's business.
+    """
 
     name: str
     dtype: str
     sharding: Sharding
     is_input: bool
     is_output: bool
+    is_flags: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -166,11 +170,11 @@ def lower(
             step.stage.inserted,
             sum(block.operations(mesh)[0] for block in step.stage.blocks),
         )
-        for step, kernel, memory in zip(steps, emitted.kernels, emitted.memory)
+        for step, kernel, memory in zip(emitted.steps, emitted.kernels, emitted.memory)
     )
     parameters = dict(zip(program.parameters, directions(func)))
     buffers = {
-        emitted.names[b]: _mesh_buffer(emitted.names[b], b, emitted.shardings[b], parameters)
+        emitted.names[b]: _mesh_buffer(emitted.names[b], b, emitted.shardings[b], parameters, b in emitted.flags)
         for b in emitted.mesh_buffers
     }
     layouts = {program.names[b]: shardings[b].layout for b in program.buffers()}
@@ -196,6 +200,7 @@ def _mesh_buffer(
     buffer: tirx.Buffer,
     sharding: Sharding,
     parameters: Mapping[tirx.Buffer, Direction],
+    is_flags: bool,
 ) -> MeshBuffer:
     direction = parameters.get(buffer, Direction(False, False))
-    return MeshBuffer(name, buffer.dtype, sharding, direction.is_input, direction.is_output)
+    return MeshBuffer(name, buffer.dtype, sharding, direction.is_input, direction.is_output, is_flags)

@@ -52,11 +52,15 @@ _TILES = ("block_m", "block_n", "block_k", "stages", "swizzle")
 
 
 class SideStep(NamedTuple):
-    """A step of the side stream (`tvm_axe.collective.side`): on views of buffers, with numbers."""
+    """A step of the side stream (`tvm_axe.collective.side`): on views of buffers, with numbers.
+
+    A copy does a part of a step of the program, `of`.
+    """
 
     name: str
     tensors: tuple[tuple[tirx.Buffer, str], ...]
     numbers: tuple[int, ...]
+    of: Step | None = None
 
 
 class Launch(NamedTuple):
@@ -143,16 +147,28 @@ class Region:
         """Check that a mesh axis shares the leading dimension of a buffer that isn't of extent 1."""
         self.check_pieces(buffer, {_leading(_shape(buffer)): axis})
 
+    def check_whole(self, buffer: tirx.Buffer, axis: str) -> None:
+        """Check that all devices have all of a buffer, whose leading dimension a mesh axis divides."""
+        shape = _shape(buffer)
+        self.check_pieces(buffer, {})
+        if shape[_leading(shape)] % self.mesh.axis_size(axis):
+            raise Unfit(f"the leading dimension of {buffer.name}, {shape[_leading(shape)]}, isn't divided by {axis}")
+
+    def is_whole(self, buffer: tirx.Buffer) -> bool:
+        """Whether no mesh axis shares a dimension of a buffer."""
+        return not any(self.shardings[buffer].cuts)
+
+    def gathers(self, block: Block) -> bool:
+        """Whether a block gives all devices what each has a share of."""
+        source = block.reads[0].buffer if block.reads else None
+        copies = source is not None and is_copy(block.realize.block) and not self.is_whole(source)
+        return copies and self.is_whole(block.writes[0].buffer)
+
     def check_inside(self, buffer: tirx.Buffer) -> None:
         """Check that nothing but the region touches a buffer."""
         users = self.users.get(buffer)
         if users is None or any(user not in self.steps for user in users):
-            raise Unfit(f"{buffer.name} is used beyond the two")
-
-    def check_private(self, buffer: tirx.Buffer) -> None:
-        """Check that what is on the way from the product to the result is nowhere else."""
-        if not any(buffer.same_as(other) for other in self.private):
-            raise Unfit(f"{buffer.name} is used beyond the two")
+            raise Unfit(f"{buffer.name} is used beyond them")
 
     def check_gathers(self, gather: Block, source: tirx.Buffer, axis: str) -> None:
         """Check that a block gathers `source`, whose leading dimension the axis shares, on all devices."""
@@ -196,6 +212,13 @@ class Local:
                 return buffer
         raise Unfit(f"{local.name} isn't a device's own")
 
+    def slab(self, buffer: tirx.Buffer) -> tirx.Buffer:
+        """The kernel's buffer that is the device's own slab of one of the program's."""
+        for param, (given, view) in zip(self.kernel.func.params, self.kernel.arguments):
+            if given.same_as(buffer) and view == OWN:
+                return param
+        raise Unfit(f"{buffer.name} isn't a device's own")
+
     def coordinates(self) -> dict[tirx.Var, str]:
         """The mesh axis of each of the kernel's parameters that is a coordinate."""
         return dict(zip(self.kernel.func.params[len(self.kernel.arguments) :], self.kernel.coordinates))
@@ -235,12 +258,17 @@ def product_of_step(region: Region, step: Step, written: tirx.Buffer, shared: ti
     return Found(product, local.own(product.a), local.own(product.b), choice)
 
 
-def tiles_of(target: Target, found: Found, unit: bool) -> dict[str, int]:
-    """The parameters of the kernel: those that were chosen, and the product's defaults for the others."""
+def tiles_of(target: Target, found: Found, unit: bool, pieces: int = 1) -> dict[str, int]:
+    """The parameters of the kernel: those that were chosen, and the product's defaults for the others.
+
+    A tile that is stored in `pieces` has shared memory for each, and is half as wide for that.
+    """
     _, m, n, k = found.product.shape
     knobs = MATMUL.parameters(target, {"m": m, "n": n, "k": k, "dtype": str(found.product.a.dtype)})
     chosen = {} if found.choice is None else dict(found.choice.parameters)
     tiles = {name: int(knobs[name][0]) for name in _TILES} | chosen
+    if pieces > 1 and "block_n" not in chosen:
+        tiles["block_n"] = min(tiles["block_n"], 128)
     if unit and "block_k" not in chosen:  # which divides the side of the unit matrix
         tiles["block_k"] = math.gcd(tiles["block_k"], tiles["block_n" if found.product.transpose_b else "block_m"])
     return tiles
@@ -250,10 +278,17 @@ def said(tiles: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={tiles[name]}" for name in _TILES[:3])
 
 
-def with_block(recipe: Recipe, local: Local, block: Block, axis: str, tensors: dict[str, tirx.Buffer]) -> Recipe:
-    """The recipe with a block as its epilogue; what that reads is added to the tensors."""
+def with_block(
+    recipe: Recipe, local: Local, block: Block, finished: tirx.Buffer, axis: str, tensors: dict[str, tirx.Buffer]
+) -> Recipe:
+    """The recipe with a block as its epilogue, which goes on with what is `finished`.
+
+    What it reads beside is added to the tensors.
+    """
     at = next(number for number, each in enumerate(local.blocks) if str(each.block.name_hint) == block.name)
-    epilogue = Epilogue.of(local.blocks[at].block, local.blocks[at - 1].block.body.buffer)
+    # What it is behind is written in the same nest, or by a stage of its own.
+    behind = local.blocks[at - 1].block.body.buffer if at else local.slab(finished)
+    epilogue = Epilogue.of(local.blocks[at].block, behind)
     coordinates = local.coordinates()
     if set(coordinates.values()) - {axis}:
         raise Unfit(f"block {block.name!r} asks where its device is on {', '.join(sorted(coordinates.values()))}")

@@ -13,9 +13,10 @@ its processors, so a region of a product's stage and a collective's becomes, on 
 | copies | counted groups of columns to their owners, a flag each | |
 | join | the side stream is done | likewise |
 
-If what a device makes of its rows is gathered, its rows are counted too, and copied to all in the same groups.
+If what a device makes of its rows is gathered, its rows are counted too, and copied to all in the same groups. So a
+sum that all devices take whole, an all-reduce, is done like one that is scattered and gathered.
 
-A schedule says it as on cores: `overlap` of the two stages, with as many chunks as there shall be groups of columns.
+A schedule says it as on cores: `overlap` of the stages, with as many chunks as there shall be groups of columns.
 The product has the parameters of the tile kernel that was chosen for it, or the defaults. Whatever is no such pair
 stays in chunks, and `pair_of` says why.
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tvm import tirx
@@ -37,10 +38,12 @@ from tvm.target import Target
 from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.patterns import is_pointwise, is_sum, summed
 from tvm_axe.errors import ScheduleError, TileError
+from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.lower.derive import LOCAL, MESH_KERNEL, Step
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.localize import OWN
 from tvm_axe.lower.pairing import (
+    DTYPES,
     Launch,
     Region,
     SideStep,
@@ -66,7 +69,9 @@ class Pair:
     Attributes
     ----------
     product : Step
-        The step of the region that is the product; the other is the collective's.
+        The step of the region that is the product; the others are the collective's.
+    steps : tuple of Step
+        All of them, in order, with what the pair moves between devices and where to.
     axis : str
         The mesh axis over which the two communicate.
     prepare, kernel : Launch
@@ -76,12 +81,15 @@ class Pair:
     shardings : Mapping[Buffer, Sharding]
         Of the buffers that it has beside the program's; they are named.
     exchanged : frozenset of Buffer
-        The program's intermediates of which peers write slabs.
+        The program's intermediates that copies read or write.
+    inside : frozenset of Buffer
+        Those that are nowhere but in the kernel's registers.
     about : str
         What it is, in words.
     """
 
     product: Step
+    steps: tuple[Step, ...]
     axis: str
     prepare: Launch
     kernel: Launch
@@ -89,6 +97,7 @@ class Pair:
     after: tuple[SideStep, ...]
     shardings: Mapping[tirx.Buffer, Sharding]
     exchanged: frozenset[tirx.Buffer]
+    inside: frozenset[tirx.Buffer]
     about: str
 
 
@@ -125,21 +134,23 @@ def pair_of(
     """
     region = Region(program, tuple(steps), shardings, private, users, target)
     try:
-        if len(steps) == 2 and steps[0].kind == LOCAL and steps[1].kind == MESH_KERNEL:
-            return _scattered(region)
+        if steps[0].kind == LOCAL and steps[1].kind == MESH_KERNEL:
+            return _summed(region)
         if len(steps) == 2 and steps[0].kind == MESH_KERNEL and steps[1].kind == LOCAL:
             return _gathered(region)
     except (Unfit, ScheduleError, TileError) as error:
         return str(error)
-    return "they are not a product before a reduce-scatter, or behind an all-gather"
+    return "they are not a product before a sum over devices, or behind an all-gather"
 
 
-def _scattered(region: Region) -> Pair:
-    """A product before a reduce-scatter, with what is computed of its slices, and before an all-gather of that."""
-    first, second = region.steps
-    axis, devices = second.axis, 0 if second.axis is None else region.mesh.axis_size(second.axis)
+def _summed(region: Region) -> Pair:
+    """A product before its sum over devices, whole or in slices, with what is computed of that and a gather of it."""
+    first, second, *rest = region.steps
+    axis = second.axis
     assert axis is not None  # it is a mesh kernel
-    scatter, *others = second.stage.blocks
+    devices = region.mesh.axis_size(axis)
+    own = {block: step for step in (second, *rest) for block in step.stage.blocks}
+    scatter, *others = own
     partial, total = scatter.reads[0].buffer, scatter.writes[0].buffer
     load = summed(scatter.realize.block) if is_sum(scatter.realize.block) else None
     if load is None or not alike(list(load.indices)[1:], list(scatter.realize.block.body.indices)):
@@ -148,75 +159,134 @@ def _scattered(region: Region) -> Pair:
     if region.shardings[partial].partial != {0}:
         raise Unfit(f"{partial.name} isn't a term of the sum on each device")
     region.check_pieces(partial, {0: axis})
-    region.check_shares(total, axis)
-    gather = others.pop() if others and second.pushed else None
+    check = region.check_whole if region.is_whole(total) else region.check_shares
+    check(total, axis)
+    gather = others.pop() if others and region.gathers(others[-1]) else None
     if len(others) > 1 or any(not is_pointwise(block.realize.block) for block in others):
         raise Unfit(f"{', '.join(block.name for block in others)}: valid is one pointwise block behind the sum")
     result = others[0].writes[0].buffer if others else total
     if others:
-        region.check_shares(result, axis)
-        region.check_private(total)
+        check(result, axis)
+        region.check_inside(total)
     if gather is not None:
         region.check_gathers(gather, result, axis)
-        region.check_private(result)
+        region.check_inside(result)
     out = result if gather is None else gather.writes[0].buffer
-    found = product_of_step(region, first, partial, total)
+    whole, found = region.is_whole(out), product_of_step(region, first, partial, total)
     product, (m, n, k) = found.product, found.product.shape[1:]
     for buffer in (partial, out):
         region.check_columns(buffer, n)
     rows, dtype, out_dtype = m // devices, str(product.a.dtype), str(out.dtype)
-    if str(partial.dtype) != dtype:
-        raise Unfit(f"partial sums are {partial.dtype}, and tensor cores add those of the operands' type, {dtype}")
-    tiles = tiles_of(region.target, found, unit=True)
+    pieces = _pieces(str(partial.dtype), dtype, out_dtype)
+    if whole and out_dtype not in DTYPES:
+        raise Unfit(f"{out.name} is {out_dtype}; of what is copied to all, tiles are counted once stored, in 16 bits")
+    tiles = tiles_of(region.target, found, unit=True, pieces=pieces)
+    chunks, transposes = region.chunks, product.transpose_b
     recipe = matmul_scatter(
-        devices, m, n, k, dtype, out_dtype, product.transpose_b, gather is not None, groups=region.chunks, **tiles
+        devices, m, n, k, dtype, out_dtype, transposes, whole, pieces=pieces, groups=chunks, **tiles
     )
     tensors = {"A": found.a, "B": found.b, "mine": partial, "out": out}
     if others:
-        recipe = with_block(recipe, region.local(second), others[0], axis, tensors)
+        recipe = with_block(recipe, region.local(own[others[0]]), others[0], total, axis, tensors)
     groups, wide = column_groups(n, tiles["block_n"], region.chunks)
-    side = tiles["block_n" if product.transpose_b else "block_m"]
+    side, name = tiles["block_n" if product.transpose_b else "block_m"], region.program.names[partial]
+    sums = (devices, rows, n) if pieces == 1 else (devices, pieces, rows, n)
     made = {
-        "arrived": region.buffer(f"{region.program.names[partial]}_arrived", (devices, rows, n), dtype),
-        "words": region.buffer(f"{region.program.names[partial]}_words", (2, devices, groups), "int32"),
-        "unit": region.buffer(f"{region.program.names[partial]}_unit", (side, side), dtype),
+        "arrived": region.buffer(f"{name}_arrived", sums, dtype),
+        "words": region.buffer(f"{name}_words", (2, devices, groups), "int32"),
+        "unit": region.buffer(f"{name}_unit", (side, side), dtype),
     }
+    if pieces > 1:
+        made["mine"] = region.buffer(f"{name}_pieces", sums, dtype)
     tensors |= {name: buffer for name, (buffer, _) in made.items()}
     shardings = dict(made.values())
-    after = _sent(tensors, axis, devices, rows, n, tiles, groups, wide, gather is not None)
+    giver = second if gather is None else own[gather]
+    moving = (second, giver if whole else None)
+    after = _sent(tensors, axis, devices, (rows, n), pieces, tiles, groups, wide, moving)
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
-    kept = "" if gather is None else ", each device's rows are copied to all"
-    about = f"one kernel, matmul_scatter({said(tiles)}), beside copies in {groups} groups of columns{kept}"
-    exchanged = frozenset({partial})
-    return Pair(first, axis, prepare, kernel, (), after, MappingProxyType(shardings), exchanged, about)
+    kept = ", each device's rows are copied to all" if whole else ""
+    sent = f", partial sums as {pieces} numbers of {dtype}" if pieces > 1 else ""
+    about = f"one kernel, matmul_scatter({said(tiles)}), beside copies in {groups} groups of columns{sent}{kept}"
+    return Pair(
+        first,
+        _as_moved(region, partial, dtype_bytes(dtype, pieces), out if whole else None, moving),
+        axis,
+        prepare,
+        kernel,
+        (),
+        after,
+        MappingProxyType(shardings),
+        frozenset({*([partial] if pieces == 1 else []), *([out] if whole else [])}),
+        frozenset({total, result, *([partial] if pieces > 1 else [])}) - {out},
+        about,
+    )
+
+
+def _pieces(partial: str, dtype: str, out: str) -> int:
+    """As how many numbers of the operands' type a partial sum is sent, which tensor cores add.
+
+    Of a result of 16 bits two are enough for float32 sums; three have all of a float32's bits.
+    """
+    if partial == dtype:
+        return 1
+    if partial == "float32" and dtype == "bfloat16":
+        return 3 if out == "float32" else 2
+    beyond = ", which doesn't hold as large ones" if partial == "float32" else ""
+    raise Unfit(f"partial sums are {partial}, and tensor cores add those of the operands' type, {dtype}{beyond}")
+
+
+def _as_moved(
+    region: Region, partial: tirx.Buffer, nbytes: int, out: tirx.Buffer | None, moving: tuple[Step, Step | None]
+) -> tuple[Step, ...]:
+    """The region's steps as copies do them: one scatters the partial sums, and one stores what it makes to all peers.
+
+    A partial sum takes `nbytes`; `out` is what all devices have in the end, if so. Where one step does both, it moves
+    both.
+    """
+    scatters, gives = moving
+    sharding = region.shardings[partial]
+    devices = region.mesh.axis_size(str(scatters.axis))
+    share = math.prod(sharding.slab) // devices * (devices - 1)
+    found = []
+    for step in region.steps:
+        pulled = frozenset({partial}) if step is scatters else frozenset()
+        pushed = frozenset({out}) if out is not None and step is gives else frozenset()
+        moved = nbytes * share * len(pulled) + sum(dtype_bytes(str(buffer.dtype), share) for buffer in pushed)
+        found.append(replace(step, pulled=pulled, pushed=pushed, received=(moved,) * region.mesh.size))
+    return tuple(found)
 
 
 def _sent(
     tensors: Mapping[str, tirx.Buffer],
     axis: str,
     devices: int,
-    rows: int,
-    n: int,
+    slot: tuple[int, int],
+    pieces: int,
     tiles: Mapping[str, int],
     groups: int,
     wide: int,
-    gathers: bool,
+    moving: tuple[Step, Step | None],
 ) -> tuple[SideStep, ...]:
-    """The copies of groups of columns to their owners, nearest behind first, then of the own rows to all."""
+    """The copies of groups of columns to their owners, nearest behind first, then of the own rows to all.
+
+    A device has a `slot` of rows and columns, whose partial sums are so many `pieces` one below the other. `moving` are
+    the steps that these copies are of; the second is None if nobody but the owner has its rows.
+    """
+    (scatters, gives), (rows, n), found = moving, slot, []
     mine, arrived, words, out = (tensors[name] for name in ("mine", "arrived", "words", "out"))
-    found = []
     down, across = -(-rows // tiles["block_m"]), -(-n // tiles["block_n"])
-    for shift in [*range(1, devices), *([0] if gathers else [])]:
+    for shift in [*range(1, devices), *([] if gives is None else [0])]:
         for group in range(groups):
             first, stop = group * wide, min(across, (group + 1) * wide)
             columns = (first * tiles["block_n"], min(n, stop * tiles["block_n"]))
             found.append(SideStep("axe.wait_count", ((words, OWN),), (shift, group, down * (stop - first))))
             if shift:
-                found.append(SideStep("axe.copy", ((mine, OWN), (arrived, axis)), (rows, shift, shift, *columns)))
+                numbers = (pieces * rows, shift, shift, *columns)
+                found.append(SideStep("axe.copy", ((mine, OWN), (arrived, axis)), numbers, scatters))
                 found.append(SideStep("axe.flag", ((words, axis),), (shift, group)))
                 continue
             for peer in range(1, devices):
-                found.append(SideStep("axe.copy", ((out, OWN), (out, axis)), (rows, 0, peer, *columns)))
+                found.append(SideStep("axe.copy", ((out, OWN), (out, axis)), (rows, 0, peer, *columns), gives))
     return tuple(found)
 
 
@@ -239,7 +309,7 @@ def _gathered(region: Region) -> Pair:
     if not found.a.same_as(gathered) or found.b.same_as(gathered):
         raise Unfit(f"{gathered.name} isn't the left operand of the product alone")
     if epilogues:
-        region.check_private(main.writes[0].buffer)
+        region.check_inside(main.writes[0].buffer)
     if any(access.buffer.same_as(gathered) for block in epilogues for access in block.reads):
         raise Unfit(f"block {epilogues[0].name!r} reads {gathered.name} too")
     product, (m, n, k) = found.product, found.product.shape[1:]
@@ -248,16 +318,27 @@ def _gathered(region: Region) -> Pair:
     recipe = gather_matmul(devices, m, n, k, dtype, out_dtype, product.transpose_b, **tiles)
     tensors = {"own": source, "B": found.b, "gathered": gathered, "C": out}
     if epilogues:
-        recipe = with_block(recipe, region.local(second), epilogues[0], axis, tensors)
+        recipe = with_block(recipe, region.local(second), epilogues[0], main.writes[0].buffer, axis, tensors)
     words, sharding = region.buffer(f"{region.program.names[gathered]}_words", (2, devices, 1), "int32")
     tensors["words"], shardings = words, {words: sharding}
     *lines, columns = region.shardings[source].slab
     rows = math.prod(lines)
     before = []
     for shift in range(devices - 1, 0, -1):  # the device in front of this one takes these rows first
-        before.append(SideStep("axe.copy", ((source, OWN), (gathered, axis)), (rows, 0, shift, 0, columns)))
+        before.append(SideStep("axe.copy", ((source, OWN), (gathered, axis)), (rows, 0, shift, 0, columns), first))
         before.append(SideStep("axe.flag", ((words, axis),), (shift, 0)))
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
     about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all"
-    exchanged = frozenset({gathered})
-    return Pair(second, axis, prepare, kernel, tuple(before), (), MappingProxyType(shardings), exchanged, about)
+    return Pair(
+        second,
+        region.steps,
+        axis,
+        prepare,
+        kernel,
+        tuple(before),
+        (),
+        MappingProxyType(shardings),
+        frozenset({gathered}),
+        frozenset(),
+        about,
+    )

@@ -34,39 +34,18 @@ from tvm.sym import Analyzer
 from tvm_axe import _tvm
 from tvm_axe.analysis.accesses import leaf_blocks
 from tvm_axe.analysis.blocks import all_blocks, element, nested_blocks, statements, unused_name
-from tvm_axe.analysis.expressions import is_choice, loads_in, substitute, uses
+from tvm_axe.analysis.expressions import is_choice, loads_in, substitute
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.analysis.sharding_rule import ShardingRule
 from tvm_axe.analysis.sizes import Sizes
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.dealing import Assigned, shares_of
+from tvm_axe.lower.told import RANK, first_of, part_of, table, with_coordinates
 
-__all__ = ["COORDINATES", "RANK", "is_sharable", "shared", "table", "with_coordinates"]
-
-RANK = "rank"
-"""What the parameter is called that says which device it is."""
-COORDINATES = "axe.coordinates"
-"""The attribute of a function that names those of its parameters that say which device it is."""
+__all__ = ["is_sharable", "shared"]
 
 _IDENTITIES = {"sum": 0, "prod": 1}
 """What a term becomes that another device counts. That a maximum is taken of one twice changes nothing."""
-
-
-def table(rank: tirx.Expr, numbers: Sequence[int], dtype: str) -> tirx.Expr:
-    """Return the number of device `rank` as an expression: arithmetic where the numbers are such, else choices."""
-    rank = rank if str(rank.ty) == dtype else tirx.Cast(dtype, rank)
-    count, step = len(numbers), next((n for n in numbers if n), 0)
-    group = next((at for at, n in enumerate(numbers) if n), 1)
-    stretched = [at // group * step for at in range(count)]
-    whole = rank if group == 1 else rank // tirx.const(group, dtype)
-    if list(numbers) == stretched:
-        return whole * tirx.const(step, dtype)
-    if list(numbers) == [min(n, numbers[-1]) for n in stretched]:
-        return tirx.min(whole * tirx.const(step, dtype), tirx.const(numbers[-1], dtype))
-    found: tirx.Expr = tirx.const(numbers[-1], dtype)
-    for at in range(count - 2, -1, -1):
-        found = tirx.Select(rank <= tirx.const(at, dtype), tirx.const(numbers[at], dtype), found)
-    return found
 
 
 # ---- What a device does
@@ -146,18 +125,6 @@ def shared(
     return local if rank is not None else with_coordinates(local, len(rule.inputs), [localizer.rank])[0]
 
 
-def with_coordinates(
-    func: tirx.PrimFunc, inputs: int, coordinates: Sequence[tirx.Var]
-) -> tuple[tirx.PrimFunc, list[tirx.Var]]:
-    """Return a function with those coordinates that it uses as parameters behind its `inputs`, and which they are."""
-    used = [var for var in coordinates if uses(func.body, var)]
-    params = [*func.params[:inputs], *used, *func.params[inputs:]]
-    if not used:
-        return func, used
-    taking = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
-    return taking.with_attr(COORDINATES, [str(var.name) for var in used]), used
-
-
 @dataclass(frozen=True)
 class _Piece:
     """An iterator, or one run of it, in a nest.
@@ -186,6 +153,8 @@ class _Piece:
     def extent(self) -> tirx.Expr:
         if self.share.is_whole:
             return self.whole
+        if self.share.is_symbolic:
+            return part_of(self.whole, self.share.devices)
         return tirx.IntImm(str(self.var.ty), self.share.local if self.run is None else self.share.runs[self.run].local)
 
     @property
@@ -207,6 +176,7 @@ class _Localizer:
         self.func, self.rule, self.devices, self.rank, self.sizes = func, rule, devices, rank, sizes
         self.names: set[str] = set()  # of blocks: schedules find them by these
         self.starts: dict[tuple[tuple[int, ...], str], tirx.Var] = {}
+        self.unknown: list[tuple[tirx.Expr, tirx.Var]] = []  # the same of extents that calls decide
         self.bounds: dict[tirx.Var, ir.Range] = {self.rank: ir.Range(0, devices)}
         find = functools.partial(shares_of, rule=rule, assigned=assigned, devices=devices)
         buffers = [find(operand) for operand in (*rule.inputs, *rule.outputs, *rule.inner)]
@@ -227,7 +197,11 @@ class _Localizer:
 
     def _slab(self, buffer: tirx.Buffer, shares: Sequence[Share]) -> tirx.Buffer:
         kind = str(buffer.shape[0].ty) if len(buffer.shape) else "int64"
-        shape = [n if share.is_whole else tirx.IntImm(kind, share.local) for n, share in zip(buffer.shape, shares)]
+        shape = [
+            n if share.is_whole
+            else part_of(n, share.devices) if share.is_symbolic else tirx.IntImm(kind, share.local)
+            for n, share in zip(buffer.shape, shares)
+        ]  # fmt: skip
         return tirx.decl_buffer(shape, buffer.dtype, buffer.name, layout=None)
 
     def function(self) -> tirx.PrimFunc:
@@ -375,8 +349,14 @@ class _Localizer:
             )  # fmt: skip
         return found
 
-    def start(self, run: Run, dtype: str) -> tirx.Expr:
-        """The first value of a run's middle digit that the device has, as a variable of which its bounds are known."""
+    def start(self, run: Run, dtype: str, whole: tirx.Expr | None = None) -> tirx.Expr:
+        """The first value of a run's middle digit that the device has, as a variable of which its bounds are known.
+
+        `whole` is the extent, where calls decide it.
+        """
+        if run.symbolic:
+            assert whole is not None
+            return self._start_of_any(whole)
         if not any(run.starts):
             return tirx.IntImm(dtype, 0)
         key = (run.starts, dtype)
@@ -388,9 +368,20 @@ class _Localizer:
             )
         return self.starts[key]
 
+    def _start_of_any(self, whole: tirx.Expr) -> tirx.Expr:
+        for extent, var in self.unknown:
+            if tvm_ffi.structural_equal(extent, whole, map_free_vars=False):
+                return var
+        var = tirx.Var("start", whole.ty)
+        self.unknown.append((whole, var))
+        most = whole - part_of(whole, self.devices) + tirx.const(1, str(whole.ty))
+        self.bounds[var] = ir.Range.from_min_extent(tirx.const(0, str(whole.ty)), most)
+        return var
+
     def known(self) -> dict[tirx.Var, tirx.Expr]:
         """What the variables of `start` are."""
-        return {var: table(self.rank, starts, dtype) for (starts, dtype), var in self.starts.items()}
+        known = {var: table(self.rank, starts, dtype) for (starts, dtype), var in self.starts.items()}
+        return known | {var: first_of(extent, self.rank, self.devices) for extent, var in self.unknown}
 
     def _number(self, piece: _Piece) -> tirx.Expr:
         """The number that an iterator has in the whole function."""
@@ -398,6 +389,8 @@ class _Localizer:
         if share.is_whole:
             return piece.var
         begins = share.begins()
+        if share.is_symbolic:
+            return self.start(share.runs[0], dtype, piece.whole) + piece.var
         if piece.run is not None:
             return self._in_run(share.runs[piece.run], begins[piece.run][0], piece.var, dtype)
         found: tirx.Expr | None = None
@@ -468,9 +461,9 @@ class _Body:
         if buffer not in self.localizer.buffers:
             return buffer, list(indices)  # it has been placed already
         shares = self.localizer.shares[buffer]
-        return self.localizer.buffers[buffer], [self._index(at, share) for at, share in zip(indices, shares)]
+        return self.localizer.buffers[buffer], list(map(self._index, indices, shares, buffer.shape))
 
-    def _index(self, index: tirx.Expr, share: Share) -> tirx.Expr:
+    def _index(self, index: tirx.Expr, share: Share, extent: tirx.Expr) -> tirx.Expr:
         """An index of a dimension as one of what the device has of it."""
         for piece in self.pieces:
             if index.same_as(piece.old) and piece.share == share:
@@ -481,6 +474,8 @@ class _Body:
         if isinstance(number, tirx.Var) and share.is_whole:
             return number
         whole = self.analyzer.simplify(number)
+        if share.is_symbolic:
+            return self.analyzer.simplify(whole - self.localizer.start(share.runs[0], str(whole.ty), extent))
         return whole if share.is_whole else self.analyzer.simplify(self._local(whole, share))
 
     def _local(self, whole: tirx.Expr, share: Share) -> tirx.Expr:

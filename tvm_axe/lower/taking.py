@@ -11,17 +11,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Range
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.blocks import element
+from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.collective import SLAB
 from tvm_axe.collective.tensor import peers_of
 from tvm_axe.layout import Mesh
 from tvm_axe.layout.shares import Run, Share
-from tvm_axe.lower.shares import RANK, table, with_coordinates
+from tvm_axe.lower.told import RANK, first_of, part_of, table, with_coordinates, with_own_sizes
 from tvm_axe.lower.views import view_buffer
 
 __all__ = ["giving", "taking"]
@@ -51,7 +51,7 @@ def taking(
     Parameters
     ----------
     shape, dtype
-        Of the whole value. What isn't a number is a size of its own in the function, wherever it appears.
+        Of the whole value. Extents that are no numbers are counted in variables, which are free in the function.
     source, target : (int, Share) or None
         Which dimension is shared before and after, and how; None where none is.
     combiner : str
@@ -63,7 +63,8 @@ def taking(
     page : int
         Bytes of a page of the devices' memory, of which slabs lie whole ones apart.
     rank : Var, optional
-        What the device's coordinate is called; it stays free then (`tvm_axe.lower.shares.with_coordinates`).
+        What the device's coordinate is called; it stays free then (`tvm_axe.lower.shares.with_coordinates`), as the
+        variables of `shape` do, and else each extent that is none is one of the function's own.
 
     Returns
     -------
@@ -73,7 +74,7 @@ def taking(
     analyzer, own = Analyzer(), rank is None
     rank = tirx.Var(RANK, "int64") if rank is None else rank
     analyzer.bind(rank, Range.from_min_extent(_int(0), _int(peers_of(mesh, axis)[0])))
-    shape = _with_own_sizes(shape)
+    shape = _plain(shape)
     before, after = (_local(shape, cut) for cut in (source, target))
     read = view_buffer(mesh, view, before, dtype, "source", page)
     written = view_buffer(mesh, SLAB, after, dtype, "target", page)
@@ -83,16 +84,17 @@ def taking(
     index: list[tirx.Expr] = list(iterators)
     if target is not None:
         dim, share = target
-        index[dim] = analyzer.simplify(_in_runs(share, iterators[dim], False, functools.partial(_number, rank=rank)))
+        places = functools.partial(_number, rank=rank, extent=_int(shape[dim]))
+        index[dim] = analyzer.simplify(_in_runs(share, iterators[dim], False, places))
     owner: tirx.Expr = rank
     if source is not None:
         dim, share = source
-        at = index[dim]
+        at, extent = index[dim], _int(shape[dim])
         if view == SLAB:
-            index[dim] = _in_runs(share, at, True, functools.partial(_own, rank=rank))
+            index[dim] = _in_runs(share, at, True, functools.partial(_own, rank=rank, extent=extent))
         else:
-            owner = _in_runs(share, at, True, lambda run, place, _: _holder(run, place, lambda device: _int(device)))
-            index[dim] = _in_runs(share, at, True, _of_holder)
+            owner = _in_runs(share, at, True, lambda run, place, _: _holder(run, place, extent, _int))
+            index[dim] = _in_runs(share, at, True, functools.partial(_of_holder, extent=extent))
         owner, index[dim] = analyzer.simplify(owner), analyzer.simplify(index[dim])
     devices = [_int(device) for device in range(peers_of(mesh, axis)[0])] if combiner else [owner]
     loads = [tirx.BufferLoad(read, [*([] if view == SLAB else [device]), *index]) for device in devices]
@@ -108,7 +110,7 @@ def taking(
         [element(read, load.indices) for load in loads], [element(written, iterators)], "taken", store,
     )  # fmt: skip
     func = _function(block, after, read, written)
-    return with_coordinates(func, 1, [rank])[0] if own else func
+    return with_coordinates(with_own_sizes(func, unknown_extents(func))[0], 1, [rank])[0] if own else func
 
 
 def giving(
@@ -121,6 +123,8 @@ def giving(
     rank: tirx.Var,
 ) -> tirx.PrimFunc:
     """The function by which a device stores what it holds of a value to every device, which then has all of it.
+
+    What several devices hold each of them stores: they have computed it by the same function of the same numbers.
 
     Parameters
     ----------
@@ -136,7 +140,7 @@ def giving(
     func : PrimFunc
         Of the source's slab and the target in the view of `axis`; the device's coordinate is free.
     """
-    shape = _with_own_sizes(shape)
+    shape = _plain(shape)
     local, devices = _local(shape, source), peers_of(mesh, axis)[0]
     read = view_buffer(mesh, SLAB, local, dtype, "source", page)
     written = view_buffer(mesh, axis, shape, dtype, "target", page)
@@ -146,7 +150,8 @@ def giving(
         analyzer.bind(var, Range.from_min_extent(_int(0), _int(extent)))
     dim, share = source
     at: list[tirx.Expr] = list(iterators)
-    at[dim] = analyzer.simplify(_in_runs(share, iterators[dim], False, functools.partial(_number, rank=rank)))
+    places = functools.partial(_number, rank=rank, extent=_int(shape[dim]))
+    at[dim] = analyzer.simplify(_in_runs(share, iterators[dim], False, places))
     place = [peer, *at]
     store = tirx.BufferStore(written, tirx.BufferLoad(read, iterators), place)
     # A row is stored to all devices while it is in the cache.
@@ -177,22 +182,15 @@ def _int(number: int | tirx.Expr) -> tirx.Expr:
     return tirx.IntImm("int64", number) if isinstance(number, int) else number
 
 
-def _with_own_sizes(shape: Sequence[int | tirx.Expr]) -> list[int | tirx.Expr]:
-    """The shape with a variable for each extent that isn't a number; equal ones are one."""
-    known: list[tuple[tirx.Expr, tirx.Var]] = []
-    found: list[int | tirx.Expr] = []
-    for extent in shape:
-        if isinstance(extent, int | tirx.IntImm):
-            found.append(int(extent))
-            continue
-        same = [size for other, size in known if tvm_ffi.structural_equal(other, extent, map_free_vars=False)]
-        known += [] if same else [(extent, tirx.Var(f"n{len(known)}", "int64"))]
-        found.append(same[0] if same else known[-1][1])
-    return found
+def _plain(shape: Sequence[int | tirx.Expr]) -> list[int | tirx.Expr]:
+    return [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in shape]
 
 
 def _local(shape: Sequence[int | tirx.Expr], cut: _Cut) -> tuple[int | tirx.Expr, ...]:
-    return tuple(cut[1].local if cut is not None and cut[0] == dim else extent for dim, extent in enumerate(shape))
+    def held(share: Share, extent: int | tirx.Expr) -> int | tirx.Expr:
+        return part_of(_int(extent), share.devices) if share.is_symbolic else share.local
+
+    return tuple(held(cut[1], n) if cut is not None and cut[0] == dim else n for dim, n in enumerate(shape))
 
 
 def _in_runs(share: Share, at: tirx.Expr, whole: bool, make: Callable[[Run, tirx.Expr, int], tirx.Expr]) -> tirx.Expr:
@@ -210,47 +208,53 @@ def _in_runs(share: Share, at: tirx.Expr, whole: bool, make: Callable[[Run, tirx
     return found
 
 
-def _number(run: Run, at: tirx.Expr, begin: int, rank: tirx.Expr) -> tirx.Expr:
-    """The index in the dimension of what device `rank` has at a place of a run."""
+def _number(run: Run, at: tirx.Expr, begin: int, rank: tirx.Expr, extent: tirx.Expr) -> tirx.Expr:
+    """The index in the dimension, of an extent, of what device `rank` has at a place of a run."""
+    if run.symbolic:
+        return at + first_of(extent, rank, len(run.starts))
     if run.is_whole:
         return at + _int(begin)
-    outer, middle, inner = (
-        at // _int(run.size * run.inner),
-        at // _int(run.inner) % _int(run.size),
-        at % _int(run.inner),
-    )
+    outer, middle, inner = _digits(run, at, run.size)
     middle = middle + table(rank, run.starts, "int64")
     return _int(begin) + (outer * _int(run.extent) + middle) * _int(run.inner) + inner
 
 
-def _own(run: Run, at: tirx.Expr, begin: int, rank: tirx.Expr) -> tirx.Expr:
+def _digits(run: Run, at: tirx.Expr, size: int) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
+    """The digits of a place of a run, of which the middle one has so many values."""
+    return at // _int(size * run.inner), at // _int(run.inner) % _int(size), at % _int(run.inner)
+
+
+def _own(run: Run, at: tirx.Expr, begin: int, rank: tirx.Expr, extent: tirx.Expr) -> tirx.Expr:
     """Where device `rank` has an index of a run."""
+    if run.symbolic:
+        return at - first_of(extent, rank, len(run.starts))
     return _placed(run, at, begin, table(rank, run.starts, "int64"))
 
 
-def _of_holder(run: Run, at: tirx.Expr, begin: int) -> tirx.Expr:
+def _of_holder(run: Run, at: tirx.Expr, begin: int, extent: tirx.Expr) -> tirx.Expr:
     """Where the first device that has an index of a run has it."""
-    return _placed(run, at, begin, _holder(run, at, lambda device: _int(run.starts[device])))
+    devices = len(run.starts)
+    if run.symbolic:
+        return at - _holder(run, at, extent, lambda device: first_of(extent, _int(device), devices))
+    return _placed(run, at, begin, _holder(run, at, extent, lambda device: _int(run.starts[device])))
 
 
 def _placed(run: Run, at: tirx.Expr, begin: int, start: tirx.Expr) -> tirx.Expr:
     if run.is_whole:
         return at + _int(begin)
-    outer, middle, inner = (
-        at // _int(run.extent * run.inner),
-        at // _int(run.inner) % _int(run.extent),
-        at % _int(run.inner),
-    )
+    outer, middle, inner = _digits(run, at, run.extent)
     return _int(begin) + (outer * _int(run.size) + middle - start) * _int(run.inner) + inner
 
 
-def _holder(run: Run, at: tirx.Expr, make: Callable[[int], tirx.Expr]) -> tirx.Expr:
+def _holder(run: Run, at: tirx.Expr, extent: tirx.Expr, make: Callable[[int], tirx.Expr]) -> tirx.Expr:
     """What `make` makes of the first device that has an index of a run."""
     if run.is_whole:
         return make(0)
-    middle = at // _int(run.inner) % _int(run.extent)
     last = len(run.starts) - 1
+    middle = at if run.symbolic else _digits(run, at, run.extent)[1]
     found = make(last)
     for device in range(last - 1, -1, -1):
-        found = tirx.Select(middle < _int(run.starts[device] + run.size), make(device), found)
+        # Of any extent the quotient would say as much, and a quotient by what may be 0 is more than a comparison.
+        stop = _int(device + 1) * part_of(extent, last + 1) if run.symbolic else _int(run.starts[device] + run.size)
+        found = tirx.Select(middle < stop, make(device), found)
     return found

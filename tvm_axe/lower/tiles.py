@@ -28,8 +28,7 @@ from tvm_axe.machines.builder import called_by
 from tvm_axe.schedule import TILE, tile_kernel
 from tvm_axe.schedule.einsum import Einsum
 from tvm_axe.schedule.offers import Offer, compiles, is_worth, offers, preferred
-from tvm_axe.schedule.product import Product
-from tvm_axe.schedule.tiles import Choice, choice_of, has_choice, kernel_for, problem_of, product_in
+from tvm_axe.schedule.tiles import AnyProduct, Choice, choice_of, has_choice, kernel_for, problem_of, product_in
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
@@ -232,14 +231,14 @@ class _Rewriter:
         recipe = kernel.recipe(self.target, problem, **choice.parameters)
         if epilogue is not None:
             recipe = with_epilogue(recipe, epilogue)
-        given = {"A": product.a, "B": product.b, "C": out}
+        given = {**product.inputs, recipe.outputs[0]: out}
         if epilogue is not None:
             given |= epilogue.inputs
         scalars = product.scalars if isinstance(product, Einsum) else {}
         return self._recipe(recipe, given, scalars, str(main.block.name_hint))
 
     def _epilogue(
-        self, product: Product | Einsum, others: Sequence[NestedBlock], nests: Sequence[tirx.Stmt]
+        self, product: AnyProduct, others: Sequence[NestedBlock], nests: Sequence[tirx.Stmt]
     ) -> Epilogue | None:
         """The other block of the nest as what the kernel does to the product."""
         if not others:

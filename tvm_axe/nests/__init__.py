@@ -5,6 +5,6 @@ of them that fits (`with_default_schedules`), one whose extents aren't known one
 """
 
 from tvm_axe.nests.default import with_default_schedules
-from tvm_axe.nests.ranges import Values, check_values, ranges_of, with_ranges
+from tvm_axe.nests.ranges import Values, check_values, names_of, ranges_of, with_ranges
 
-__all__ = ["Values", "check_values", "ranges_of", "with_default_schedules", "with_ranges"]
+__all__ = ["Values", "check_values", "names_of", "ranges_of", "with_default_schedules", "with_ranges"]

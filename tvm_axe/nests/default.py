@@ -18,13 +18,15 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.machines import backend_of
 from tvm_axe.nests.contraction import Contraction, is_own_nest
 from tvm_axe.nests.forms import Change, Forms, forms_of, possible
 from tvm_axe.nests.loops import is_loops, loop_schedules
-from tvm_axe.nests.registers import Tile, register_tile, tiles
+from tvm_axe.nests.registers import register_tile
 from tvm_axe.nests.rows import inline_cheap
+from tvm_axe.nests.tiles import Tile, tiles
 from tvm_axe.schedule.tiles import has_choice
 
 __all__ = ["RANGES", "by_blocks", "in_order", "is_unscheduled", "with_cores_for", "with_default_schedules"]
@@ -75,8 +77,8 @@ def _by_upstream(functions: Mapping[ir.GlobalVar, tirx.PrimFunc], target: Target
 
 
 def is_unscheduled(func: tirx.PrimFunc) -> bool:
-    """Whether a function is as it was written: blocks below its root, each in a nest of its own."""
-    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func):
+    """Whether a function is as it was written, for its blocks to run: below its root, each in a nest of its own."""
+    if why_unschedulable(func) is not None or has_threads(func) or has_choice(func) or KERNEL in (func.attrs or {}):
         return False
     attrs = func.attrs or {}
     if bool(attrs.get(_SCHEDULED, False)) or RANGES in attrs or func.body.block.name_hint != "root":

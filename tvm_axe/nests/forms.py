@@ -28,8 +28,9 @@ from tvm_axe.nests.columns import Columns, column_schedules, find_columns
 from tvm_axe.nests.contraction import Contraction, find_contractions
 from tvm_axe.nests.kernels import choose
 from tvm_axe.nests.planes import Plane, find_plane, plane_schedules
-from tvm_axe.nests.registers import Tile, lanes_of, register_tile, tiles
+from tvm_axe.nests.registers import register_tile
 from tvm_axe.nests.rows import Rows, find_rows, row_schedules
+from tvm_axe.nests.tiles import Tile, lanes_of, tiles
 from tvm_axe.schedule.offers import Offer, offers
 
 __all__ = ["Change", "Forms", "forms_of", "possible"]

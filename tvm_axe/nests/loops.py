@@ -24,7 +24,7 @@ from tvm.sym import Analyzer
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import is_choice, loads_in, substitute, uses
+from tvm_axe.analysis.expressions import is_choice, is_zero, loads_in, substitute, uses
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL
 from tvm_axe.layout.dtypes import dtype_bits
 from tvm_axe.machines.target import cores, vector_bits
@@ -110,13 +110,13 @@ def _by_vectors(
 def _is_of_loops(stmt: s_tir.SBlock) -> bool:
     """Whether every index is made of the block's iterators alone.
 
-    Of what is loaded or given, a row's number or a device's, upstream keeps 64 bits where it has made loops of 32, and
-    its partitioning of loops fails to compare them.
+    Of what is loaded or given, a row's number or a device's, where it is read or stored, upstream keeps 64 bits where
+    it has made loops of 32, and its partitioning of loops fails to compare them.
     """
     iterators = {iterator.var for iterator in stmt.iter_vars}
     found: list[tirx.Var] = []
-    for load in loads_in(stmt.body):
-        for index in load.indices:
+    for indices in (stmt.body.indices, *(load.indices for load in loads_in(stmt.body))):
+        for index in indices:
             if loads_in(index):
                 return False
             tvm_ffi.structural_walk(index, (tirx.Var, found.append))
@@ -223,7 +223,7 @@ def _side_by_side(stmt: s_tir.SBlock, loops: Sequence[int], lanes: int) -> bool:
     steps = [moves(offset) for offset in accesses]
     conditions: list[ir.Call] = []
     tvm_ffi.structural_walk(body.value, (ir.Call, lambda call: conditions.append(call) if is_choice(call) else None))
-    return all(_is_zero(step) or step.same_as(lane) for step in steps) and not any(
+    return all(is_zero(step) or step.same_as(lane) for step in steps) and not any(
         uses(analyzer.simplify(substitute(call.args[0], values)), lane) for call in conditions
     )
 
@@ -234,7 +234,3 @@ def _offset(buffer: tirx.Buffer, indices: Sequence[tirx.Expr]) -> tirx.Expr:
     for dim, index in enumerate(indices):
         offset = offset * buffer.shape[dim] + index
     return offset
-
-
-def _is_zero(value: tirx.Expr) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0

@@ -28,20 +28,20 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import nested_blocks, statements, unused_name
 from tvm_axe.analysis.expressions import substitute
-from tvm_axe.analysis.sizes import at_sizes, unknown_extents
+from tvm_axe.analysis.sizes import Sizes, at_sizes, number, unknown_extents
 from tvm_axe.defaults import VALUES
-from tvm_axe.errors import TuneError
+from tvm_axe.errors import InputError
 from tvm_axe.machines import backend_of
 from tvm_axe.nests.contraction import find_contractions
 from tvm_axe.nests.default import RANGES, by_blocks, in_order, is_unscheduled, with_cores_for
 from tvm_axe.nests.forms import Change, forms_of, possible
 from tvm_axe.nests.recorded import as_recorded, tiles_of
-from tvm_axe.nests.registers import Tile
+from tvm_axe.nests.tiles import Tile
 from tvm_axe.records.apply import records_of
 from tvm_axe.records.packing import LAYOUT_FREE, PREPROC
 from tvm_axe.records.record import Record
 
-__all__ = ["Values", "check_values", "ranges_of", "specialized", "values_of", "with_ranges"]
+__all__ = ["Values", "check_values", "names_of", "ranges_of", "specialized", "values_of", "with_ranges"]
 
 _TRIED = 32  # records of a function, the fastest first, of which one has to be of a form that it can take
 _FEW = 16  # values up to which tiles of contractions beside other blocks would mostly be empty
@@ -82,7 +82,7 @@ def with_ranges(
     """
     if not backend_of(target).on_host:
         return mod, {}
-    check_values(values or {}, mod.functions.values())
+    check_values(values or {}, names_of(mod.functions.values()))
     functions = {
         variable: _Unknown.of(func, values)
         for variable, func in mod.functions_items()
@@ -105,21 +105,27 @@ def with_ranges(
     ), seconds
 
 
-def check_values(values: Values, functions: Iterable[object]) -> None:
-    """Check representatives against the functions that they are for.
+def check_values(values: Values, names: Collection[str]) -> None:
+    """Check representatives against the variables that shapes have.
 
     Raises
     ------
-    TuneError
-        If one is of a variable that no function's shapes have, or none is given, or one isn't a positive number.
+    InputError
+        If one is of a variable that no shape has, or none is given, or one isn't a whole number from 1 on.
     """
-    names = {str(v.name) for func in functions if isinstance(func, tirx.PrimFunc) for v in unknown_extents(func)}
     for name, own in values.items():
         if name not in names:
-            known = f"those that have are {', '.join(sorted(names))}" if names else "all extents are known"
-            raise TuneError(f"values: no kernel's shapes have the variable {name!r}; {known}")
+            known = f"those that there are: {', '.join(sorted(names))}" if names else "all extents are known"
+            raise InputError(f"values: no shape has the variable {name!r}; {known}")
         if not own or not all(isinstance(value, int) and value > 0 for value in own):
-            raise TuneError(f"values: {name} has {own!r}; some positive whole numbers are needed, such as (1, 16, 128)")
+            raise InputError(
+                f"values: {name} has {own!r}; some whole numbers from 1 on are needed, such as (1, 16, 128)"
+            )
+
+
+def names_of(functions: Iterable[object]) -> set[str]:
+    """The names of the variables that functions' shapes have."""
+    return {str(v.name) for func in functions if isinstance(func, tirx.PrimFunc) for v in unknown_extents(func)}
 
 
 def ranges_of(func: tirx.PrimFunc) -> list[str]:
@@ -153,7 +159,16 @@ def values_of(
         for match in find_contractions(_schedule(specialized(func, typical))):
             nest = [sch.get(loop).extent for loop in sch.get_loops(sch.get_sblock(match.block))]
             driving = next((nest[n] for n in reversed(match.rows) if nest[n] in own), driving)
-    return driving, own[driving], {var: value for var, value in typical.items() if not var.same_as(driving)}
+    others = {var: value for var, value in typical.items() if not var.same_as(driving)}
+    # Where a result has no elements, as of an image smaller than a patch, there is nothing to schedule.
+    some = tuple(value for value in own[driving] if _has_elements(func, {driving: value, **others}))
+    return driving, some or own[driving][-1:], others
+
+
+def _has_elements(func: tirx.PrimFunc, sizes: Sizes) -> bool:
+    """Whether no extent of a parameter is 0 or less at some sizes."""
+    extents = [extent for buffer in filter(tirx.is_buffer_var, func.params) for extent in buffer.shape]
+    return all(known is None or known > 0 for known in (number(extent, sizes) for extent in extents))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 from tvm_axe.nests.forms import Change, Forms, forms_of, possible
-from tvm_axe.nests.registers import Tile, samples_known
+from tvm_axe.nests.tiles import Tile, samples_known
 from tvm_axe.records.record import Record
 
 __all__ = ["as_recorded", "tiles_of"]

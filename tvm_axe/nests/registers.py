@@ -13,6 +13,10 @@ With mr rows times nv vectors of accumulators::
 
 Where j isn't C's last dimension, a tile is stored transposed: LLVM does that four by four.
 
+Where a convolution's panel is large and a tile has few rows, the terms are cut into parts: between column and row tiles
+is then a loop over these, so that a part of a panel, and what of A it meets, is in the first cache for all rows of the
+piece. Sums lie in memory in between, and are in registers for a part.
+
 Once rows and vectors are unrolled every access to C_local has a constant index, so LLVM keeps the tile in vector
 registers for the whole sum. What a tile doesn't divide is padded (`pad_einsum`) where every index is an iterator alone,
 and masked elsewhere; loop partitioning confines what either costs to the last tiles.
@@ -29,164 +33,19 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from tvm_axe.analysis.patterns import is_move
-from tvm_axe.machines.target import cores, vector_bits, vector_registers
+from tvm_axe.machines.target import cores
 from tvm_axe.nests.around import epilogue, producer_of
 from tvm_axe.nests.contraction import Contraction
 from tvm_axe.nests.panels import copy_ahead, copy_in_nest, moved_last, pack_ahead
+from tvm_axe.nests.tiles import Tile, divisors, lanes_of, outermost, terms_of
 from tvm_axe.schedule import query
 
-__all__ = ["Tile", "register_tile", "samples_known", "tiles"]
+__all__ = ["register_tile"]
 
 _PIECES = 4  # of work for each core
 _MAX_UNROLL = 4  # terms of a sum in a loop's body: more only cost instruction cache
 _MAX_TILES = 1 << 20  # `sample_perfect_tile` wants a bound on its innermost factor; here any will do
-_ROWS = (1, 2, 4, 6, 7, 8, 12, 14, 16)
-_VECTORS = (1, 2, 3, 4, 6, 8)
-_IN_FLIGHT = 14  # multiply-adds that hide their own latency and that of loads
 _CACHED = 1 << 19  # bytes: what stays in a core's own cache while other things go through it
-_NARROW = 128  # bits: what is left of a vector for columns that don't divide a wider one
-_FAR = 4096  # bytes between rows: a page, and a set of the first cache
-_WASTE = 1 / 16  # of the rows of the last tiles; upstream's rules never waste any
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What fixes the shape of a contraction's trace.
-
-    Attributes
-    ----------
-    rows
-        The loops whose innermost parts are the tile's rows, each with its factor.
-    vectors
-        Vectors of a row.
-    packed
-        Whether each thread copies the panel of W that it is about to use into a buffer of its own.
-    apart
-        Whether A is padded before all else, and not by each piece of work for itself.
-    ahead
-        Whether all panels of W are packed before all else, by a block that can be split off; instead of `packed`.
-    """
-
-    rows: tuple[tuple[int, int], ...]
-    vectors: int
-    packed: bool
-    apart: bool = False
-    ahead: bool = False
-
-    @property
-    def accumulators(self) -> int:
-        """Vector registers that hold sums."""
-        return prod(factor for _, factor in self.rows) * self.vectors
-
-    def __str__(self) -> str:
-        rows = prod(factor for _, factor in self.rows)
-        weights = "packed ahead" if self.ahead else "packed in panels" if self.packed else "in place"
-        return f"tiles of {rows} row{'s' if rows > 1 else ''} x {self.vectors} vectors, weights {weights}"
-
-
-def tiles(match: Contraction, target: Target, vectors: int | None = None) -> list[Tile]:
-    """The tiles worth trying, of so many vectors if that is given.
-
-    With W's vectors and one of A they fit the register file; they keep at least half as many multiply-adds in flight
-    as the best of them; and they don't exceed the result. The most promising come first; none where the columns of a
-    convolution leave but a little of a vector. Where W may be packed ahead it is: its panels then cost nothing.
-    """
-    lanes = lanes_of(match, target)
-    width = match.width if match.plain else (match.run or match.width)
-    if not match.plain and lanes * match.bits < _NARROW:
-        return []
-    found = []
-    for rows, nv in ((rows, nv) for nv in ((vectors,) if vectors else _VECTORS) for rows in _row_tiles(match)):
-        mr, nr = prod(factor for _, factor in rows), nv * lanes
-        divides = width % nr == 0 and match.vector not in match.open
-        if mr * nv + nv + 1 > vector_registers(target) or not (divides or (match.plain and nv <= -(-width // lanes))):
-            continue
-        # In place W's vectors must be whole and in one piece.
-        in_place = divides and not match.made and match.weights_dim == match.weights_rank - 1
-        # Rows that can't be cut in pieces would have each piece pad all of A.
-        alone = match.computed and not _divisible(match, rows)
-        places = [(False, True)] if match.free else [(False, False)] * in_place + [(True, False)]
-        found += [
-            Tile(rows, nv, packed, apart, before)
-            for apart in ((True,) if alone else (False, True) if match.computed else (False,))
-            for packed, before in places
-        ]
-    busiest = max((tile.accumulators for tile in found), default=0)
-    return sorted(
-        (tile for tile in found if 2 * tile.accumulators >= busiest),
-        key=lambda tile: _promise(match, tile, lanes),
-        reverse=True,
-    )
-
-
-def samples_known(match: Contraction, tile: Tile) -> tuple[bool, bool, bool]:
-    """Whether the loops are known of which `register_tile` samples the pieces, in its order: rows, columns, terms."""
-    loops = _outermost(match, dict(tile.rows)), match.vector, _sums(match, tile)[-1]
-    return tuple(loop not in match.open for loop in loops)  # type: ignore[return-value]
-
-
-def _divisible(match: Contraction, rows: tuple[tuple[int, int], ...]) -> bool:
-    """Whether the rows' outermost loop can be cut into pieces of several tiles, or in two."""
-    factors = dict(rows)
-    loop = _outermost(match, factors)
-    extent = -(-match.extents[loop] // match.phases.get(loop, 1) // factors.get(loop, 1))
-    return any(extent % pieces == 0 for pieces in range(2, max(2, extent // 2) + 1))
-
-
-def _promise(match: Contraction, tile: Tile, lanes: int) -> tuple[float, float, bool, bool]:
-    """What speaks for a tile, the most important first: a key to sort by.
-
-    The useful part of what it has in flight, up to what hides latencies; how little it loads for that; W packed where
-    its rows are far apart; and padding that is in the cache when it is read.
-    """
-    steps = [(match.extents[loop] // match.phases.get(loop, 1), factor) for loop, factor in tile.rows]
-    steps.append((match.width, tile.vectors * lanes))
-    useful = prod(extent / (-(-extent // step) * step) for extent, step in steps)
-    # A that has the columns too is loaded as often as it is multiplied, but by rows that overlap.
-    rows = tile.accumulators // tile.vectors
-    reuse = tile.accumulators / (rows + tile.vectors) if match.run else 1 / tile.vectors
-    far = match.width * match.bits // 8 >= _FAR
-    # Of one row every element of W is read once, and that is what takes the time.
-    many = prod(match.extents[n] for n in match.rows) > 1
-    busy = min(tile.accumulators, _IN_FLIGHT) if many else 1
-    return useful * busy, reuse, tile.packed == (far and many), not tile.apart
-
-
-def _row_tiles(match: Contraction) -> list[tuple[tuple[int, int], ...]]:
-    """Rows of a tile: part of the innermost loop over rows, or all of it and part of the next, and so on."""
-    found = []
-    for rows in _row_counts(match):
-        factors, rest = [], rows
-        for loop in reversed(match.rows):
-            extent = match.extents[loop] // match.phases.get(loop, 1)
-            if loop in match.open and not (match.plain and rest <= extent):
-                break
-            if rest <= extent:
-                waste = -(-extent // rest) * rest / extent - 1
-                if match.plain or waste <= _WASTE:
-                    factors.append((loop, rest))
-                    found.append(tuple(factors))
-                break
-            if rest % extent:
-                break
-            factors.append((loop, extent))
-            rest //= extent
-    return found
-
-
-def _row_counts(match: Contraction) -> list[int]:
-    """How many rows a tile may have: the usual, and what divides an innermost loop that those don't."""
-    extent = match.extents[match.rows[-1]] // match.phases.get(match.rows[-1], 1)
-    return sorted({*_ROWS} | {n for n in range(1, max(_ROWS) + 1) if extent % n == 0})
-
-
-def lanes_of(match: Contraction, target: Target) -> int:
-    """Elements of C in a vector: a register's worth, or a power of two that fits a narrower result."""
-    full = vector_bits(target) // match.bits
-    if match.plain:
-        return min(full, 1 << (match.width.bit_length() - 1))
-    width = match.run or match.width
-    return min(full, width & -width)
 
 
 def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile: Tile) -> set[str]:
@@ -211,9 +70,13 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     for n in match.reductions:
         loops[n], steps[n] = _phase(sch, loops[n], match.phases.get(n))
     vectors, j, v = sch.split(loops[match.vector], [None, tile.vectors, lanes])
-    split = _outermost(match, factors)
-    *others, last = _sums(match, tile)
+    split = outermost(match, factors)
+    *others, last = terms_of(match, tile.rows)
     cut = _pieces(sch, match, tile, stage, loops[split], vectors, target)
+    parts: list[LoopRV] = []
+    if tile.parts > 1:
+        part, loops[last] = sch.split(loops[last], [tile.parts, None])
+        parts.append(part)
     terms = _extent(sch, loops[last])
     unroll = max(n for n in range(1, _MAX_UNROLL + 1) if terms % n == 0)
     mo, loops[split] = _cut(sch, loops[split], cut[0], _MAX_TILES)
@@ -225,7 +88,9 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
     sums = [loops[n] for n in others] + [steps[n] for n in match.reductions if steps[n] is not None]
     if stage.operand is None or tile.apart:
         batches, columns = [*batches, *columns], []  # pieces of work too
-    sch.reorder(*batches, mo, no, *columns, nt, *rows, *phases, *sums, ko, *([] if ki is None else [ki]), *inner, j, v)
+    sch.reorder(
+        *batches, mo, no, *columns, nt, *parts, *rows, *phases, *sums, ko, *([] if ki is None else [ki]), *inner, j, v
+    )
     outer = sch.fuse(*batches, mo, no)
     if cores(target) > 1:
         sch.parallel(outer)
@@ -235,12 +100,12 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
         elif cores(target) > 1:
             sch.parallel(sch.fuse(*sch.get_loops(stage.operand)[:-1]))
         _vectorize_last(sch, stage.operand, lanes)
-    sch.reverse_compute_at(stage.store, rows[-1], preserve_unit_loops=True)
+    sch.reverse_compute_at(stage.store, nt if parts else rows[-1], preserve_unit_loops=True)
     stored = sch.get_loops(stage.store)[-len(match.extents) + len(match.reductions) :]
     sj, sv = sch.split(stored.pop(match.out_dim), [None, lanes])
     if match.transposed:
         sch.reorder(sj, *stored, sv)
-    unrolled, vectors = [*phases, *([] if ki is None else [ki]), *inner, j, *stored, sj], [v, sv]
+    unrolled, vectors = [*phases, *([] if ki is None else [ki]), *inner, j, *([] if parts else stored), sj], [v, sv]
     unrolled += [steps[n] for n in match.reductions if steps[n] is not None]
     if stage.panel is not None and not tile.ahead:
         sch.compute_at(stage.panel, nt, preserve_unit_loops=True)
@@ -258,7 +123,7 @@ def register_tile(sch: s_tir.Schedule, match: Contraction, target: Target, tile:
         sch.vectorize(loop)
     for loop in () if match.open else (nt, *rows):  # upstream partitions no loops where an extent isn't known
         sch.annotate(loop, "pragma_loop_partition_hint", 1)
-    sch.decompose_reduction(block, (sums or [ko])[0])
+    sch.decompose_reduction(block, [*parts, *sums, ko][0])
     return stage.taken
 
 
@@ -324,20 +189,6 @@ def _stage(sch: s_tir.Schedule, match: Contraction, tile: Tile, lanes: int) -> _
     return _Stage(block, store, panel, operand, taken)
 
 
-def _sums(match: Contraction, tile: Tile) -> list[int]:
-    """The loops of the sum, outermost first; the innermost is unrolled.
-
-    Where the last moves A's rows, each of its steps reads what the one before did but for a row. Unrolled, LLVM would
-    keep all of that in registers, of which there are none left. So loops that do that come first.
-    """
-    rows = {loop for loop, _ in tile.rows}
-    moving = [n for n in match.reductions if match.windows.get(n, frozenset()) & rows]
-    others = [n for n in match.reductions if n not in moving]
-    if match.reductions[-1] not in moving or not others:
-        return list(match.reductions)
-    return moving + sorted(others, key=lambda n: match.extents[n] > 1)
-
-
 def _phase(sch: s_tir.Schedule, loop: LoopRV, step: int | None) -> tuple[LoopRV, LoopRV | None]:
     """Split off the phases of a loop, if it has any."""
     if step is None:
@@ -385,23 +236,13 @@ def _pieces(
         pieces = r * n * batches
         return max(0, wanted - pieces), pieces % cores(target) != 0, moved, pieces
 
-    return min(product(_divisors(counts[0]), _divisors(counts[1])), key=key)
+    return min(product(divisors(counts[0]), divisors(counts[1])), key=key)
 
 
 def _elements(buffer: tirx.Var, match: Contraction, loops: set[int]) -> int:
     """The elements of an operand that has these loops; a dimension that isn't known is one of its open loops."""
     known = prod(int(extent) for extent in buffer.shape if isinstance(extent, tirx.IntImm))
     return known * prod(match.extents[n] for n in match.open & loops)
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _outermost(match: Contraction, factors: dict[int, int]) -> int:
-    """The loop over rows that is cut into pieces of work: the first that the tile leaves something of."""
-    left = {n: -(-match.extents[n] // match.phases.get(n, 1) // factors.get(n, 1)) for n in match.rows}
-    return next((n for n, extent in left.items() if extent > 1), match.rows[0])
 
 
 def _vectorize_last(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:

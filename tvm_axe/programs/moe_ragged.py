@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.layout import Layout, Mesh
@@ -44,7 +45,7 @@ class Ranges(NamedTuple):
     device, token : numpy.ndarray
         [devices, rows]: of which device's which token a row is; -1 and 0 if it is nobody's.
     local : numpy.ndarray
-        [devices, rows]: which of its device's experts a row is for.
+        [devices, rows]: which of its device's experts a row is for; -1 if it is nobody's.
     owner, row : numpy.ndarray
         [devices, tokens, choices]: which device has the row of a token's choice, and which row; -1 and 0 if none has.
     """
@@ -69,7 +70,7 @@ def ranges(expert: np.ndarray, experts: int, rows: int) -> Ranges:
         How long a device's list is.
     """
     devices = len(expert)
-    device, token, local = (np.full((devices, rows), value, "int32") for value in (-1, 0, 0))
+    device, token, local = (np.full((devices, rows), value, "int32") for value in (-1, 0, -1))
     owner, row = np.full(expert.shape, -1, "int32"), np.zeros(expert.shape, "int32")
     for d in range(devices):
         # By expert, then by device and token: each expert's rows are one range, of any length.
@@ -82,17 +83,24 @@ def ranges(expert: np.ndarray, experts: int, rows: int) -> Ranges:
     return Ranges(device, token, local, owner, row)
 
 
-def moe_ragged(mesh: Mesh, size: str | Extents) -> DistributedProgram:
-    """Return the program Y[s, t] = sum of gate * relu(X[s, t] W1[e]) W2[e] over the experts e that t chose."""
+def moe_ragged(mesh: Mesh, size: str | Extents, dtype: str = "float32") -> DistributedProgram:
+    """Return the program Y[s, t] = sum of gate * relu(X[s, t] W1[e]) W2[e] over the experts e that t chose.
+
+    X, the weights and what goes between devices are of `dtype`; the gates and Y are float32.
+    """
     n = mesh["ep"]
     tokens, hidden, inner, experts, choices = _EXTENTS[size] if isinstance(size, str) else size
     rows = n * tokens * choices  # room for all tokens at one device
+    zero = tirx.const(0, dtype)
+
+    def wide(value: tirx.Expr) -> tirx.Expr:
+        return value if dtype == "float32" else T.cast(value, "float32")
 
     @T.prim_func(s_tir=True)
     def kernel(
-        X: T.Buffer((n, tokens, hidden), "float32"),
-        W1: T.Buffer((n, experts, hidden, inner), "float32"),
-        W2: T.Buffer((n, experts, inner, hidden), "float32"),
+        X: T.Buffer((n, tokens, hidden), dtype),
+        W1: T.Buffer((n, experts, hidden, inner), dtype),
+        W2: T.Buffer((n, experts, inner, hidden), dtype),
         gate: T.Buffer((n, tokens, choices), "float32"),
         device: T.Buffer((n, rows), "int32"),
         token: T.Buffer((n, rows), "int32"),
@@ -101,41 +109,43 @@ def moe_ragged(mesh: Mesh, size: str | Extents) -> DistributedProgram:
         row: T.Buffer((n, tokens, choices), "int32"),
         Y: T.Buffer((n, tokens, hidden), "float32"),
     ) -> None:
-        D = T.sblock_alloc_buffer((n, rows, hidden), "float32")
-        H = T.sblock_alloc_buffer((n, rows, inner), "float32")
-        R = T.sblock_alloc_buffer((n, rows, inner), "float32")
-        O = T.sblock_alloc_buffer((n, rows, hidden), "float32")
+        D = T.sblock_alloc_buffer((n, rows, hidden), dtype)
+        H = T.sblock_alloc_buffer((n, rows, inner), dtype)
+        R = T.sblock_alloc_buffer((n, rows, inner), dtype)
+        O = T.sblock_alloc_buffer((n, rows, hidden), dtype)
         for d, r, s, h in T.grid(n, rows, n, hidden):
             with T.sblock("dispatch"):
                 vd, vr, vs, vh = T.axis.remap("SSRS", [d, r, s, h])
                 with T.init():
-                    D[vd, vr, vh] = T.float32(0)
-                D[vd, vr, vh] = D[vd, vr, vh] + T.if_then_else(
-                    device[vd, vr] == vs, X[vs, token[vd, vr], vh], T.float32(0)
-                )
+                    D[vd, vr, vh] = zero
+                D[vd, vr, vh] = D[vd, vr, vh] + T.if_then_else(device[vd, vr] == vs, X[vs, token[vd, vr], vh], zero)
         for d, r, h, f in T.grid(n, rows, hidden, inner):
             with T.sblock("up"):
                 vd, vr, vh, vf = T.axis.remap("SSRS", [d, r, h, f])
                 with T.init():
-                    H[vd, vr, vf] = T.float32(0)
-                H[vd, vr, vf] = H[vd, vr, vf] + D[vd, vr, vh] * W1[vd, local[vd, vr], vh, vf]
+                    H[vd, vr, vf] = zero
+                H[vd, vr, vf] = H[vd, vr, vf] + T.if_then_else(
+                    local[vd, vr] >= 0, D[vd, vr, vh] * W1[vd, T.max(local[vd, vr], 0), vh, vf], zero
+                )
         for d, r, f in T.grid(n, rows, inner):
             with T.sblock("relu"):
                 vd, vr, vf = T.axis.remap("SSS", [d, r, f])
-                R[vd, vr, vf] = T.max(H[vd, vr, vf], T.float32(0))
+                R[vd, vr, vf] = T.max(H[vd, vr, vf], zero)
         for d, r, f, h in T.grid(n, rows, inner, hidden):
             with T.sblock("down"):
                 vd, vr, vf, vh = T.axis.remap("SSRS", [d, r, f, h])
                 with T.init():
-                    O[vd, vr, vh] = T.float32(0)
-                O[vd, vr, vh] = O[vd, vr, vh] + R[vd, vr, vf] * W2[vd, local[vd, vr], vf, vh]
+                    O[vd, vr, vh] = zero
+                O[vd, vr, vh] = O[vd, vr, vh] + T.if_then_else(
+                    local[vd, vr] >= 0, R[vd, vr, vf] * W2[vd, T.max(local[vd, vr], 0), vf, vh], zero
+                )
         for s, t, k, d, h in T.grid(n, tokens, choices, n, hidden):
             with T.sblock("combine"):
                 vs, vt, vk, vd, vh = T.axis.remap("SSRRS", [s, t, k, d, h])
                 with T.init():
                     Y[vs, vt, vh] = T.float32(0)
                 Y[vs, vt, vh] = Y[vs, vt, vh] + T.if_then_else(
-                    owner[vs, vt, vk] == vd, gate[vs, vt, vk] * O[vd, row[vs, vt, vk], vh], T.float32(0)
+                    owner[vs, vt, vk] == vd, gate[vs, vt, vk] * wide(O[vd, row[vs, vt, vk], vh]), T.float32(0)
                 )
 
     def inputs(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -143,13 +153,14 @@ def moe_ragged(mesh: Mesh, size: str | Extents) -> DistributedProgram:
         gate = rng.dirichlet(np.ones(choices), (n, tokens)).astype("float32")
         w1 = normal(rng, n, experts, hidden, inner, scale=hidden**-0.5)
         w2 = normal(rng, n, experts, inner, hidden, scale=inner**-0.5)
-        return normal(rng, n, tokens, hidden), w1, w2, gate, *ranges(expert, experts, rows)
+        x = normal(rng, n, tokens, hidden)
+        return *(array.astype(dtype) for array in (x, w1, w2)), gate, *ranges(expert, experts, rows)
 
     def compute(
         x: np.ndarray, w1: np.ndarray, w2: np.ndarray, gate: np.ndarray, *tables: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         told = Ranges(*tables)
-        y = np.zeros_like(x)
+        y = np.zeros(x.shape, gate.dtype)
         for s, t, k in np.argwhere(told.owner >= 0):
             d = told.owner[s, t, k]
             e = told.local[d, told.row[s, t, k]]
@@ -172,8 +183,8 @@ def moe_ragged(mesh: Mesh, size: str | Extents) -> DistributedProgram:
             sch.annotate(sch.get_loops(sch.get_sblock(name))[peer], BIND, "ep")
 
     schedules: dict[str, Recipe] = {"AG-MM-AG": gathered, "A2A-MM-A2A": pulled}
-    rows_of_tokens, rows_of_lists = Rows(n, tokens * hidden, "float32", n), Rows(n, rows * hidden, "float32", n)
-    wanted = Rows(rows + tokens * choices, hidden, "float32", 1)
+    rows_of_tokens, rows_of_lists = Rows(n, tokens * hidden, dtype, n), Rows(n, rows * hidden, dtype, n)
+    wanted = Rows(rows + tokens * choices, hidden, dtype, 1)
     moved = {
         "AG-MM-AG": rows_of_tokens.all_gathered + rows_of_lists.all_gathered,
         "A2A-MM-A2A": (n - 1) * wanted.whole,  # at most: each row of each peer, of which one is read
@@ -195,6 +206,7 @@ def moe_ragged(mesh: Mesh, size: str | Extents) -> DistributedProgram:
         compute=compute,
         axis="ep",
         reduced=((n, tokens, hidden), "float32"),
+        tolerance=1e-5 if dtype == "float32" else 2e-2,
     )
 
 

@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import substitute
-from tvm_axe.lower.shares import COORDINATES
+from tvm_axe.lower.told import COORDINATES
 
 __all__ = ["named_as", "on_first_device"]
 

@@ -17,6 +17,7 @@ from tvm_axe.machines import backend_of, builder, resolve_target
 from tvm_axe.nests import Values
 from tvm_axe.pipeline import APPLY_RECORDS, RANGES, SCHEDULES, TILE_KERNELS, Pass, Work, run
 from tvm_axe.records.packing import has_packing
+from tvm_axe.relax.constants import with_constants_packed
 from tvm_axe.relax.fuse import fuse
 from tvm_axe.relax.packing import with_packers
 
@@ -46,7 +47,9 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
         return replace(work, module=fuse(work.module, work.target, pack_weights))
 
     def packed(work: Work) -> Work:
-        return replace(work, module=_packed(work.module, pack_weights), scheduled=None)  # its functions are others
+        return replace(
+            work, module=_packed(work.module, pack_weights, work.target), scheduled=None
+        )  # its functions are others
 
     return (
         Pass("fuse", "operators become kernels, each with the pointwise operators behind it", fused),
@@ -59,8 +62,8 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     )
 
 
-def _packed(model: IRModule, pack_weights: bool) -> IRModule:
-    split = _split(model)
+def _packed(model: IRModule, pack_weights: bool, target: Target) -> IRModule:
+    split = with_constants_packed(_split(model), target)
     if pack_weights:
         split = with_packers(relax.transform.LiftTransformParams()(split), model)
     return relax.transform.FoldConstant()(split)

@@ -1,6 +1,7 @@
 """A CPU's attention: one kernel that keeps no scores in memory, in the place of each that a model has.
 
-The kernel is that of `tvm_axe.tile.kernels` for the target; what it doesn't compute stays as it is.
+The kernel is that of `tvm_axe.tile.kernels` for the target; what it doesn't compute stays as it is. Where devices are
+to share the heads it is in blocks first, which say that a kernel computes them (`tvm_axe.relax.kernels`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.machines import find_backend
 from tvm_axe.relax.attention import Attention, attentions, laid
+from tvm_axe.relax.kernels import attention_in_blocks, computed_by
 from tvm_axe.relax.values import extents_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend
@@ -24,11 +26,21 @@ __all__ = ["with_attention"]
 _LEAST = 16  # queries: of fewer most of the kernel's tiles would be empty
 
 
-def with_attention(model: IRModule, target: Target) -> IRModule:
-    """The model with a call of a tile kernel for each attention that one computes on the target."""
+def with_attention(model: IRModule, target: Target, in_blocks: bool = False) -> IRModule:
+    """The model with a call of a tile kernel for each attention that one computes on the target.
+
+    Parameters
+    ----------
+    model : IRModule
+        The model.
+    target : Target
+        Resolved, a CPU.
+    in_blocks : bool
+        Whether what is called is blocks yet, which say what kernel computes them.
+    """
     if not isinstance(find_backend(target), TileBackend):
         return model
-    kernels = _Kernels(target)
+    kernels = _Kernels(target, in_blocks)
     found = {
         variable: {call: match for call, match in attentions(func).items() if kernels.of(_problem(match)) is not None}
         for variable, func in model.functions_items()
@@ -53,8 +65,8 @@ def _problem(match: Attention) -> Problem:
 class _Kernels:
     """The kernels of problems, lowered for a target."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, in_blocks: bool) -> None:
+        self._target, self._in_blocks = target, in_blocks
         self._made: dict[str, tirx.PrimFunc | None] = {}
 
     def of(self, problem: Problem) -> tirx.PrimFunc | None:
@@ -65,7 +77,9 @@ class _Kernels:
         if name not in self._made:
             try:
                 (program,) = KERNELS["attention"].recipe(self._target, problem).programs
-                self._made[name] = lowering.lower(program, self._target).without_attr("global_symbol")
+                lowered = lowering.lower(program, self._target).without_attr("global_symbol")
+                blocks = attention_in_blocks(problem, "hhhh") if self._in_blocks else []
+                self._made[name] = computed_by("attention", problem, blocks) if blocks else lowered
             except TileError:
                 self._made[name] = None
         return self._made[name]

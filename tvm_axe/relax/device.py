@@ -17,8 +17,8 @@ from tvm import relax, tirx
 
 from tvm_axe.collective import SLAB
 from tvm_axe.layout import Mesh
-from tvm_axe.lower.shares import with_coordinates
 from tvm_axe.lower.taking import taking
+from tvm_axe.lower.told import with_coordinates, with_own_sizes
 from tvm_axe.lower.views import view_shape
 from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.forms import WHOLE, Form, Forms, are_whole, local_shape
@@ -28,7 +28,7 @@ from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sizes import Shape, exprs
 from tvm_axe.relax.steps import Mover, Spot, Step, numbers_of, steps_of
 
-__all__ = ["Argument", "DeviceFunction", "DeviceModule", "Placed", "device_module"]
+__all__ = ["Argument", "DeviceFunction", "DeviceModule", "Pack", "Placed", "device_module"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,25 @@ class DeviceFunction:
 
 
 @dataclass(frozen=True)
+class Pack:
+    """What is made once of tensors that stay as they are (`tvm_axe.relax.prepacked`).
+
+    Attributes
+    ----------
+    packer : str
+        The module's function that makes it, of the slabs of these, then of what is made.
+    sources : tuple[str, ...]
+        The tensors, by name.
+    made : tuple[Placed, ...]
+        What is made of each; every device has one of its own of that shape.
+    """
+
+    packer: str
+    sources: tuple[str, ...]
+    made: tuple[Placed, ...]
+
+
+@dataclass(frozen=True)
 class DeviceModule:
     """What each device runs of a model.
 
@@ -135,6 +154,8 @@ class DeviceModule:
         Those that are filled once, with what they hold.
     meets : bool
         Whether kernels may do what collectives would, by indexing the slabs of peers.
+    packs : tuple[Pack, ...]
+        What is made once of weights and constants.
     """
 
     module: tvm.IRModule
@@ -144,6 +165,7 @@ class DeviceModule:
     tensors: Mapping[str, Placed]
     constants: tuple[tuple[Placed, tvm.runtime.Tensor], ...]
     meets: bool = True
+    packs: tuple[Pack, ...] = ()
 
     @property
     def indexes_peers(self) -> tuple[str, ...]:
@@ -297,7 +319,7 @@ class _Function:
             target = self._own_tensor(spot)
             func = taking(
                 exprs(buffer.shape), buffer.dtype, None, None, "", self.module.mesh, self.module.axis, SLAB,
-                self.module.page,
+                self.module.page, self.module.ranks[self.module.axis],
             )  # fmt: skip
             self._touched([(target, SLAB, True)])
             self._start(func, "copied", [self._expr(buffer, SLAB)], [self._expr(target, SLAB)])
@@ -350,19 +372,20 @@ class _Function:
         self._touched(touches)
         given = [self._expr(buffer, view) for buffer, view, _ in touches]
         if step.func is not None:
-            self._start(step.func, step.name, given[: len(step.ins)], [*given[len(step.ins) :], *step.numbers])
+            self._start(step.func, step.name, given[: len(step.ins)], given[len(step.ins) :])
             return
         arguments = [*given, *(relax.prim_value(number) for number in numbers_of(step))]
         assert step.transfer is not None  # it is a collective
         arguments.append(tvm.ir.StringImm(step.transfer.axis))
         self.builder.emit(relax.Call(relax.ExternFunc(f"axe.{step.kind}"), arguments, ty_args=[relax.TupleType([])]))
 
-    def _start(self, func: tirx.PrimFunc, name: str, ins: Sequence[relax.Expr], rest: Sequence[relax.Expr]) -> None:
-        """Call a function of tensors, of the device's coordinates that it uses, and of what comes behind these."""
+    def _start(self, func: tirx.PrimFunc, name: str, ins: Sequence[relax.Expr], outs: Sequence[relax.Expr]) -> None:
+        """Call a function of tensors, of the device's coordinates that it uses, and of sizes that it must be told."""
         ranks = self.module.ranks
+        func, sizes = with_own_sizes(func, list(self.graph.sizes.values()))
         func, asked = with_coordinates(func, len(ins), list(ranks.values()))
         own = [var for axis, var in self.coordinates.items() if any(ranks[axis].same_as(it) for it in asked)]
-        self.builder.emit(relax.Call(self.module.kernel(func, name), [*ins, *own, *rest]))
+        self.builder.emit(relax.Call(self.module.kernel(func, name), [*ins, *own, *outs, *sizes]))
 
     def _other(self, node: Node, ins: Sequence[_Buffer]) -> None:
         """A call of something else than TensorIR, on whole values."""

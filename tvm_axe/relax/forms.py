@@ -24,13 +24,15 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from tvm_axe.layout import Link
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.layout.shares import Share, spans_of
+from tvm_axe.lower.told import part_of
+from tvm_axe.relax.sizes import Extent, Shape
 
 __all__ = [
     "EXCHANGE",
@@ -85,7 +87,7 @@ class Form:
 
     def local(self, shape: Sequence[E]) -> tuple[E | int, ...]:
         """The shape of what a device holds. What isn't shared needn't be a number."""
-        return tuple(self.share.local if at == self.dim and self.share else n for at, n in enumerate(shape))
+        return tuple(_part(self.share, n) if at == self.dim and self.share else n for at, n in enumerate(shape))
 
     def fraction(self) -> float:
         """How much of the value a device holds."""
@@ -93,6 +95,15 @@ class Form:
 
     def __str__(self) -> str:
         return f"P[{self.partial}]" if self.partial else "R" if self.share is None else f"S{self.dim}[{self.share}]"
+
+
+def _part(share: Share, extent: object) -> Any:
+    """How many indices a device has of a dimension of an extent, which is of the extent's kind if calls decide it."""
+    if not share.is_symbolic:
+        return share.local
+    if isinstance(extent, int):
+        return share.at(extent).local
+    return extent.part(share.devices) if isinstance(extent, Extent) else part_of(extent, share.devices)
 
 
 WHOLE = Form()
@@ -130,7 +141,7 @@ def spots(
     held = [np.arange(extent) for extent in shape]
     for axis, form in forms:
         if form.share is not None and form.dim is not None:
-            held[form.dim] = held[form.dim][form.share.indices(coords[axis])]
+            held[form.dim] = held[form.dim][form.share.at(len(held[form.dim])).indices(coords[axis])]
     pairs = []
     for at in held:
         begin, found = 0, []
@@ -148,9 +159,12 @@ def form_of(shares: Sequence[Share]) -> Form | None:
     return None if len(cut) > 1 else Form(*cut[0]) if cut else WHOLE
 
 
-def blocks(shape: Sequence[int], dim: int | None, devices: int) -> Form:
-    """The form of a value of which a dimension is shared in blocks, or none."""
-    share = Share.whole(1, devices) if dim is None else Share.blocks(shape[dim], devices)
+def blocks(shape: Shape, typical: Sequence[int], dim: int | None, devices: int) -> Form:
+    """The form of a value of which a dimension is shared in blocks, or none; what its shape typically is."""
+    if dim is None:
+        return WHOLE
+    of = Share.blocks if isinstance(shape[dim], int) else Share.of_any
+    share = of(typical[dim], devices)
     return WHOLE if share.is_whole else Form(dim, share)
 
 

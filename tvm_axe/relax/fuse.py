@@ -15,8 +15,9 @@ from tvm_axe.relax.attended import with_attention
 from tvm_axe.relax.convolutions import with_convolutions
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.simplify import simplified
+from tvm_axe.relax.widening import widened
 
-__all__ = ["fuse", "is_model"]
+__all__ = ["check_packing", "fuse", "is_model"]
 
 _NUM_INPUT = "num_input"  # attribute of a Relax function
 
@@ -56,16 +57,11 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
         If weights are to be packed for a GPU, or no function of the model says which of its parameters they are.
     """
     backend = backend_of(target)
-    if pack_weights and not backend.on_host:
-        raise TuneError(f"pack_weights: weights are packed for a CPU, not for {backend.device}")
-    if pack_weights and not any(_inputs(func) is not None for func in model.functions.values()):
-        raise TuneError(
-            "pack_weights: no function of the model has the attribute num_input, which says how many of its first "
-            "parameters are inputs; the others are weights"
-        )
+    if pack_weights:
+        check_packing(model, target)
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
-    model = with_kernels(model, target)
+    model = widened(with_kernels(model, target))
     if backend.on_host:
         model = with_convolutions(model)
     first = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
@@ -85,6 +81,24 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
     with target:
         fused = tvm.transform.Sequential(passes)(model)
     return _with_free_weights(fused, pack_weights) if backend.on_host else fused
+
+
+def check_packing(model: IRModule, target: Target) -> None:
+    """Check that weights of a model can be packed.
+
+    Raises
+    ------
+    TuneError
+        If the target is a GPU, or no function of the model says which of its parameters they are.
+    """
+    backend = backend_of(target)
+    if not backend.on_host:
+        raise TuneError(f"pack_weights: weights are packed for a CPU, not for {backend.device}")
+    if not any(_inputs(func) is not None for func in model.functions.values()):
+        raise TuneError(
+            "pack_weights: no function of the model has the attribute num_input, which says how many of its first "
+            "parameters are inputs; the others are weights"
+        )
 
 
 def _with_free_weights(model: IRModule, pack_weights: bool) -> IRModule:

@@ -16,7 +16,7 @@ a device has nothing but terms are put together before anything else, so that a 
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -24,15 +24,19 @@ from typing import NamedTuple
 
 import tvm
 from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.patterns import Pattern, is_move, is_pointwise, loads_of, pattern_of
+from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.collective import SLAB
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower.joining import joined
 from tvm_axe.lower.shares import is_sharable
+from tvm_axe.relax.forms import WHOLE
 from tvm_axe.relax.steps import Mover, Spot, Step
 
 __all__ = ["explained", "fused"]
@@ -101,20 +105,16 @@ class _Nests(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _nests(func: tirx.PrimFunc) -> _Nests | None:
-    """A function's nests, if each is loops around one block; of constant extents."""
-    if not is_sharable(func) or not _is_constant(func):
+    """A function's nests, if each is loops around one block, of one that isn't for a kernel to compute.
+
+    None too where two extents or more aren't known: what is made of such a function and its neighbours didn't always
+    compile.
+    """
+    if KERNEL in (func.attrs or {}) or not is_sharable(func) or len(unknown_extents(func)) > 1:
         return None
     blocks = tuple(nested_blocks(nest)[0].block for nest in statements(func.body.block.body))
     patterns = [pattern_of(block) for block in blocks]
     return _Nests(blocks, all(map(is_pointwise, blocks)), Pattern.CONTRACTION in patterns)
-
-
-def _is_constant(func: tirx.PrimFunc) -> bool:
-    """Whether a function takes nothing but buffers of constant shapes."""
-    return all(
-        tirx.is_buffer_var(param) and all(isinstance(extent, tirx.IntImm) for extent in param.shape)
-        for param in func.params
-    )
 
 
 _Keys = tuple[int, ...]
@@ -156,12 +156,12 @@ def _is_elementwise(nests: _Nests, func: tirx.PrimFunc) -> bool:
     return True
 
 
-def _goes_on(nests: _Nests, buffer: tirx.Buffer, moves: bool) -> bool:
+def _goes_on(nests: _Nests, buffer: tirx.Buffer, moves: bool, computed: bool = False) -> bool:
     """Whether a function goes on with each element of a buffer; if it `moves`, it may move what it has of that at last.
 
-    Then it does more than that.
+    Then it does more than that, unless that has been `computed` from what would be moved.
     """
-    made, computes = [buffer], not moves
+    made, computes = [buffer], computed or not moves
     for block in nests.blocks:
         if not is_pointwise(block):
             return False
@@ -192,18 +192,27 @@ class _Fuser:
     def __init__(self, results: Sequence[Spot], mover: Mover, meets: bool) -> None:
         self.results, self.mover, self.meets = set(results), mover, meets
         self.steps: list[Step] = []
+        self.gathers = not meets
 
     def run(self) -> None:
-        """Join until nothing is left to join."""
+        """Join until nothing is left to join.
+
+        What gathers blocks is no part of what reads them as long as what makes them may store them to all.
+        """
+        self._join_all()
+        if self.meets:
+            for step in [step for step in self.steps if _is_gather(step)]:
+                self._given(step)
+            self.gathers = True
+            self._join_all()
+
+    def _join_all(self) -> None:
         at = 0
         while at < len(self.steps):
             if self._joined_with_producer(at):
                 at = 0 if at < 2 else at - 2
                 continue
             at += 1
-        if self.meets:
-            for step in [step for step in self.steps if step.kind == Collective.ALL_GATHER.operation]:
-                self._given(step)
 
     # ---- What is joined
 
@@ -226,8 +235,9 @@ class _Fuser:
 
     def _as_kernel(self, step: Step) -> Step | None:
         """A step as a kernel; a reduce-scatter as that which adds up what the device is to have."""
-        if step.func is not None:
-            return step
+        if step.func is not None and (self.gathers or not _is_gather(step)):
+            is_sum = step.transfer is not None and bool(step.transfer.source.partial)
+            return replace(step, moves=(f"reduce-scatter of {self._name(step.ins[0])}",)) if is_sum else step
         if self.meets and step.kind == Collective.REDUCE_SCATTER.operation:
             (source,), (target,) = step.ins, step.outs
             assert step.transfer is not None  # it is a collective
@@ -246,9 +256,11 @@ class _Fuser:
             return False
         if made.product:
             last = made.blocks[-1].body
-            keeps = all(map(is_pointwise, _behind_product(made))) and isinstance(last, tirx.BufferStore)
+            behind = _behind_product(made)
+            keeps = all(map(is_pointwise, behind)) and isinstance(last, tirx.BufferStore)
             # Where kernels don't meet, a GPU's stores a product where it is made.
-            return keeps and _goes_on(nests, buffer, self.meets) and not self._is_read_elsewhere(spot, reader)
+            goes_on = _goes_on(nests, buffer, self.meets, bool(behind))
+            return keeps and goes_on and not self._is_read_elsewhere(spot, reader)
         if not _is_elementwise(made, maker.func):
             return _goes_on(nests, buffer, False) and not self._is_read_elsewhere(spot, reader) and _is_norm(made)
         return _reads_rows(nests, buffer) or (nests.pointwise and not self._is_read_elsewhere(spot, reader))
@@ -289,10 +301,10 @@ class _Fuser:
             tuple(numbers.setdefault(spot, len(numbers)) for spot in spots)
             for spots in ((*first.ins, *first.outs), (*second.ins, *second.outs), ins, outs)
         ]
-        ranks = tuple(self.mover.ranks.values())
+        free = *self.mover.ranks.values(), *self.mover.graph.sizes.values()
         return Step(
             name or f"{first.name}_{second.name}", tuple(ins), tuple(outs),
-            tuple(views[spot] for spot in (*ins, *outs)), _joined(first.func, second.func, *keys, ranks),
+            tuple(views[spot] for spot in (*ins, *outs)), _joined(first.func, second.func, *keys, free),
             node=second.node or first.node, moves=(*first.moves, *second.moves),
         )  # fmt: skip
 
@@ -307,12 +319,20 @@ class _Fuser:
         assert gather.transfer is not None  # it is a collective
         store = self.mover.given(source, target, gather.transfer)
         store = replace(store, moves=(f"all-gather of {self._name(source)}",))
+        if self._aliases(maker, store):
+            return  # what it stores to all along another axis is gathered along this one
         kept = [out for out in maker.outs if out != source or self._is_read_elsewhere(source, gather)]
         self.steps[self.steps.index(maker)] = self._both(maker, store, [*kept, target], maker.name)
         self.steps.remove(gather)
 
     def _name(self, spot: Spot) -> str:
         return self.mover.graph.values[spot[0]].name
+
+
+def _is_gather(step: Step) -> bool:
+    """Whether a step is an all-gather, by a collective or by a kernel."""
+    of = step.transfer
+    return of is not None and of.target == WHOLE and of.source.share is not None
 
 
 def _is_norm(nests: _Nests) -> bool:
@@ -328,28 +348,34 @@ def _joined(
     of_second: _Keys,
     ins: _Keys,
     outs: _Keys,
-    ranks: tuple[tirx.Var, ...],
+    free: tuple[tirx.Var, ...],
 ) -> tirx.PrimFunc:
-    return _tidied(joined([(first, of_first), (second, of_second)], ins, outs), ranks)
+    return _tidied(joined([(first, of_first), (second, of_second)], ins, outs), free)
 
 
-def _tidied(func: tirx.PrimFunc, ranks: Sequence[tirx.Var]) -> tirx.PrimFunc:
+def _tidied(func: tirx.PrimFunc, free: Sequence[tirx.Var]) -> tirx.PrimFunc:
     """The function without nests that only move what it has made: that is stored or read where it is to be."""
     # A schedule takes no free variables.
-    closed = tirx.PrimFunc([*func.params, *ranks], func.body, func.ret_type, func.attrs)
+    closed = tirx.PrimFunc([*func.params, *free], func.body, func.ret_type, func.attrs)
     sch = s_tir.Schedule(tvm.IRModule({"main": closed}))
-    inside = {buffer: math.prod(map(int, buffer.shape)) for buffer in func.body.block.alloc_buffers}
+    inside, analyzer = {*func.body.block.alloc_buffers}, Analyzer()
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         stmt = sch.get(block)
-        points = math.prod(int(iv.dom.extent) for iv in stmt.iter_vars)
-        if not is_move(stmt) or inside.get(stmt.body.value.source) != points:
-            continue  # of what isn't made here; or to several places, as to all devices
+        if not is_move(stmt) or stmt.body.value.source not in inside:
+            continue  # of what isn't made here
+        elements = _points(stmt.body.value.source.shape)
+        if not analyzer.can_prove_equal(elements, _points([iv.dom.extent for iv in stmt.iter_vars])):
+            continue  # to several places, as to all devices
         makers = [sch.get(maker) for maker in sch.get_producers(block)]
         turned = sch.compute_inline if any(maker.init is not None for maker in makers) else sch.reverse_compute_inline
         with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):  # as of what is read elsewhere, too, or can't be turned around
             turned(block)
     tidied = sch.mod["main"]
     return tirx.PrimFunc(tidied.params[: len(func.params)], tidied.body, tidied.ret_type, func.attrs)
+
+
+def _points(extents: Sequence[tirx.Expr]) -> tirx.Expr:
+    return functools.reduce(lambda a, b: a * b, extents, tirx.IntImm("int64", 1))
 
 
 def _behind_product(nests: _Nests) -> list[s_tir.SBlock]:

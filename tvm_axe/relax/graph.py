@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -12,15 +12,15 @@ from tvm import ir, relax, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import all_blocks
-from tvm_axe.analysis.expressions import variables_of
+from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import Pattern, pattern_of
-from tvm_axe.analysis.sizes import size_variables
 from tvm_axe.errors import LowerError
 from tvm_axe.relax.forms import Forms
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
-from tvm_axe.relax.sizes import Extent, Shape, typical_of
+from tvm_axe.relax.sizes import Extent, Shape, exprs, typical_of
 from tvm_axe.relax.transfers import Transfer
+from tvm_axe.relax.widening import widened
 
 __all__ = ["Graph", "Node", "Value", "graph_of", "legalized"]
 
@@ -77,12 +77,13 @@ class Node:
 
     Of what devices along outer mesh axes do it may be a move between them, which is `transfer`; and of the operations
     of a call of the model, `left` is what they have left to a device.
+    A function is one of tensors alone; the variables of the graph's sizes, in which their shapes are counted, are free
+    in it.
+
     Attributes
     ----------
-    numbers : tuple[Expr, ...]
-        What a function takes besides tensors: numbers made of the model's sizes.
-    sizes : tuple[int, ...]
-        What the variables of the function (`tvm_axe.analysis.sizes.size_variables`) typically are.
+    sizes : tuple of (Var, int)
+        What those that the function has typically are.
     """
 
     name: str
@@ -96,8 +97,7 @@ class Node:
     left: float = 1.0
     pins: Mapping[str, int | None] | None = None
     """Of what leaves its value as it is, but for a form: which dimension is shared along an axis."""
-    numbers: tuple[tirx.Expr, ...] = ()
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[tuple[tirx.Var, int], ...] = ()
 
 
 class Count(NamedTuple):
@@ -139,18 +139,25 @@ class Graph:
     checks: list[tuple[Shape, Shape, str]] = field(default_factory=list)
 
 
-def legalized(model: tvm.IRModule) -> tvm.IRModule:
+def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule] | None = None) -> tvm.IRModule:
     """The model with a function of TensorIR for each operator, and for pointwise ones with what they follow.
 
     Products read transposed weights as they lie, and stay apart from what follows: with a bias or a residual behind it
     a sum of the devices' terms could no longer be scattered.
+
+    Parameters
+    ----------
+    model : IRModule
+        The model.
+    whole : Callable, optional
+        What puts a function of its own into the place of several operators, such as attention.
     """
-    model = with_known_shapes(model)
+    model = widened(with_known_shapes(model))
     # Upstream takes what is said of a tensor's shape for the tensor, and what follows loses its shape.
     canonical = [] if says_shapes(model) else [relax.transform.CanonicalizeBindings()]
+    first = [relax.transform.DecomposeOpsForInference(), *canonical]
+    model = tvm.transform.Sequential(first)(model)
     passes = [
-        relax.transform.DecomposeOpsForInference(),
-        *canonical,
         relax.transform.FuseTransposeMatmul(),  # which fails at a transpose that two products read
         # Importers flatten tokens in front of each product that reads them: they are gathered once, not thrice.
         relax.transform.EliminateCommonSubexpr(),
@@ -160,7 +167,7 @@ def legalized(model: tvm.IRModule) -> tvm.IRModule:
         relax.transform.DeadCodeElimination(),
         relax.transform.AnnotateTIROpPattern(),
     ]
-    module = tvm.transform.Sequential(passes)(model)
+    module = tvm.transform.Sequential(passes)(model if whole is None else whole(model))
     for variable, func in module.functions_items():
         if isinstance(func, tirx.PrimFunc) and _is_product(func):
             module[variable] = func.with_attr(_PATTERN, _OPAQUE)
@@ -208,6 +215,7 @@ class _Reader:
         self.model, self.graph, self.given = model, Graph(name), typical
         self.env: dict[relax.Var, int | tuple[int, ...]] = {}
         self.constants: list[tuple[ir.GenericConst, int]] = []
+        self.known: dict[object, tirx.PrimFunc] = {}
         source: relax.Function = model[name]
         attrs = source.attrs or {}
         self.graph.most = {str(n): int(most) for n, most in dict(attrs.get("tir_var_upper_bound") or {}).items()}
@@ -338,22 +346,28 @@ class _Reader:
         types = list(var.ty.fields) if is_tuple else [var.ty]
         outs = tuple(self.new(var.name, ty, "value", f"the result of {_called(value)},") for ty in types)
         self.env[var] = outs if is_tuple else outs[0]
-        func = self.model[value.args[0]] if is_tir else None
         values = [self.graph.values[n] for n in (*ins, *outs)]
-        sizes = () if func is None else self.sizes_of(func, values, numbers)
-        pins = dims_of(value)
-        self.graph.nodes.append(
-            Node(var.name, ins, outs, func, value, is_tuple, pins=pins, numbers=numbers, sizes=sizes)
-        )
+        func = self.counted(self.model[value.args[0]], values, numbers) if is_tir else None
+        known = self.graph.sizes
+        sizes = () if func is None else tuple((v, self.graph.typical[n]) for n, v in known.items() if uses(func, v))
+        self.graph.nodes.append(Node(var.name, ins, outs, func, value, is_tuple, pins=dims_of(value), sizes=sizes))
 
-    def sizes_of(self, func: tirx.PrimFunc, values: list[Value], numbers: tuple[tirx.Expr, ...]) -> tuple[int, ...]:
-        """What the variables of a function typically are, from what it is called with."""
-        of = dict(zip((param for param in func.params if not tirx.is_buffer_var(param)), map(self.typically, numbers)))
-        for param, value in zip((param for param in func.params if tirx.is_buffer_var(param)), values):
-            for extent, size in zip(param.shape, value.typical):
+    def counted(self, func: tirx.PrimFunc, values: list[Value], numbers: tuple[tirx.Expr, ...]) -> tirx.PrimFunc:
+        """A function that is called with values and numbers as one of the values, counted in the graph's sizes."""
+        params = [param for param in func.params if tirx.is_buffer_var(param)]
+        of = dict(zip((param for param in func.params if not tirx.is_buffer_var(param)), numbers))
+        for extent in numbers:
+            self.extent(extent)  # its variables become known
+        for param, value in zip(params, values):
+            for extent, given in zip(param.shape, exprs(value.shape)):
                 if isinstance(extent, tirx.Var):
-                    of.setdefault(extent, size)
-        return tuple(of[variable] for variable in size_variables(func))
+                    of.setdefault(extent, given)
+        if not of:
+            return func
+        key = func, tuple(map(str, of.values()))  # in a function of the model each name is one variable's
+        if key not in self.known:
+            self.known[key] = substitute(tirx.PrimFunc(params, func.body, func.ret_type, func.attrs), of)
+        return self.known[key]
 
     def constant(self, value: ir.GenericConst) -> int:
         for other, number in self.constants:

@@ -7,12 +7,15 @@ doesn't know of kernels compiles it too; `tvm_axe.lower.tiles.with_tile_kernels`
 What stands around an operator only because of how it is written goes: what `tvm_axe.relax.attention` looks through in
 front of attention, since the kernel reads either order of heads and tokens, and permutations that cancel each other.
 Attention and a root mean square norm are found where they are written out, too.
+
+A product with matrices that are taken by index, a row's expert for one, becomes one that reads each where it lies; its
+kernel is chosen later, as other products', with what is pointwise behind it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -22,6 +25,7 @@ from tvm.target import Target
 from tvm.topi import nn as topi
 
 from tvm_axe.analysis.annotations import KERNEL
+from tvm_axe.analysis.expressions import uses
 from tvm_axe.errors import TileError
 from tvm_axe.machines import backend_of
 from tvm_axe.relax.attention import DTYPES, Attention, attentions, laid
@@ -32,9 +36,10 @@ from tvm_axe.tile.kernels import KERNELS
 from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
 from tvm_axe.tile.kernels.kernel import Problem
 
-__all__ = ["with_kernels"]
+__all__ = ["attention_in_blocks", "computed_by", "for_share", "with_kernels"]
 
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
+_FUSABLE = 4  # what it fuses with elementwise operators behind
 
 _FORMS = {
     "relax.permute_dims": "permuted",
@@ -43,6 +48,7 @@ _FORMS = {
     "relax.multiply": "multiplied",
     "relax.mean": "widely",
     "relax.sum": "widely",
+    "relax.matmul": "gathered",
 }
 """What rewrites the calls of an operator: a method of `_Rewriter`."""
 
@@ -122,7 +128,7 @@ class _Rewriter(PyExprMutator):
             laid(self.visit_expr(source.value), source, letter, match.batch, emit)
             for source, letter in zip(sources, letters)
         ]
-        blocks = _attention(match.problem, order)
+        blocks = attention_in_blocks(match.problem, order)
         out, shape = self._called(name, problem, operands, blocks), extents_of(call)
         return out if [*map(int, blocks[-1].shape)] == shape else relax.op.reshape(emit(out), shape)
 
@@ -188,6 +194,43 @@ class _Rewriter(PyExprMutator):
         wide = self.builder_.emit(relax.op.astype(data, "float32"))
         return relax.op.astype(self.builder_.emit(relax.Call(call.op, [wide], call.attrs)), dtype)
 
+    def gathered(self, call: relax.Call) -> relax.Expr | None:
+        """A row by the matrix that its index takes, of which then no copy is made."""
+        for number, (weight, data) in enumerate((tuple(call.args)[::-1], tuple(call.args))):
+            permuted, rank = self._value(weight, "permute_dims"), len(_extents(weight))
+            if permuted is not None:
+                swapped = [*range(rank - 2), rank - 1, rank - 2]
+                if permuted.attrs.axes is None or [int(axis) for axis in permuted.attrs.axes] != swapped:
+                    continue
+            taken = self._value(weight if permuted is None else permuted.args[0], "take")
+            if taken is None or int(taken.attrs.axis or 0) != 0 or str(taken.attrs.mode) != "fast":
+                continue
+            matrices, index = taken.args
+            lead, shape, rows = _extents(index), _extents(matrices), _extents(data)
+            one = -1 if number else -2  # of the rows: each is a row at the left, and a column at the right
+            result = _extents(call)
+            if len(shape) != 3 or not lead or len(rows) < 2 or rows[one] != 1 or result[:-2] != lead:
+                continue
+            # Of a matrix that is multiplied from the left, and wasn't permuted, the columns of the product come first.
+            by_columns = bool(number) == (permuted is None)
+            n, k = shape[1:] if by_columns else shape[:0:-1]
+            dtype = str(matrices.ty.dtype)
+            if {dtype} != {str(data.ty.dtype), str(call.ty.dtype)} or dtype not in (*DTYPES, "float32"):
+                continue
+            told = {"rows": math.prod(lead), "n": n, "k": k, "groups": shape[0]}
+            if not self._compiles("gathered_matmul", {**told, "dtype": dtype, "transpose_b": by_columns}):
+                continue
+            emit, op = self.builder_.emit, relax.op
+            x = emit(op.broadcast_to(emit(op.reshape(data, (*rows[:-2], k))), (*lead, k)))
+            labels = emit(op.astype(emit(op.reshape(index, (told["rows"],))), "int32"))
+            # Extents as Relax has them, so that upstream fuses it with operators of its own.
+            func = te.create_prim_func(_gathered(told, shape, dtype, by_columns), "int64").without_attr("global_symbol")
+            variable = self.builder_.add_func(func.with_attr("op_pattern", _FUSABLE), "gathered_matmul")
+            arguments = [emit(op.reshape(x, (told["rows"], k))), matrices, labels]
+            product = emit(relax.call_tir(variable, arguments, relax.TensorType((told["rows"], n), dtype)))
+            return op.reshape(product, result)
+        return None
+
     def _rms_norm(self, data: relax.Expr, weight: relax.Expr, epsilon: float) -> relax.Expr | None:
         own = [_placeholder(data, "X"), _placeholder(weight, "weight")]
         blocks = [*own, topi.rms_norm(*own, axis=[len(_extents(data)) - 1], epsilon=epsilon)]
@@ -214,11 +257,51 @@ class _Rewriter(PyExprMutator):
         self, name: str, problem: Problem, arguments: Sequence[relax.Expr], blocks: Sequence[te.Tensor]
     ) -> relax.Expr:
         """A call of a kernel, which computes what blocks do."""
-        func = te.create_prim_func(list(blocks)).without_attr("global_symbol")
-        asked = {f"{KERNEL}.{key}": value for key, value in problem.items()}
-        variable = self.builder_.add_func(func.with_attrs({KERNEL: name, **asked, **_OPAQUE}), name)
+        variable = self.builder_.add_func(computed_by(name, problem, blocks), name)
         result = blocks[-1]
         return relax.call_tir(variable, list(arguments), relax.TensorType(list(result.shape), str(result.dtype)))
+
+
+def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tirx.PrimFunc:
+    """The function of blocks that a kernel computes, which says so."""
+    func = te.create_prim_func(list(blocks)).without_attr("global_symbol")
+    return func.with_attrs({KERNEL: name, **{f"{KERNEL}.{key}": value for key, value in problem.items()}, **_OPAQUE})
+
+
+def for_share(local: tirx.PrimFunc, whole: tirx.PrimFunc, rank: tirx.Var) -> tirx.PrimFunc:
+    """What a device does of a function that a kernel computes: by a kernel too, if it is attention with fewer heads.
+
+    Anything else says nothing of kernels any more: its blocks are right.
+
+    Parameters
+    ----------
+    local, whole : PrimFunc
+        Of slabs, and what it is a part of.
+    rank : Var
+        The device's coordinate, if it makes a difference.
+    """
+    attrs = dict(whole.attrs.items()) if whole.attrs else {}
+    if KERNEL not in attrs:
+        return local
+    asked = {str(key): value for key, value in attrs.items() if str(key).startswith(KERNEL)}
+    for key in asked:
+        local = local.without_attr(key)
+    if str(attrs[KERNEL]) != "attention" or uses(local.body, rank):
+        return local
+    own = {key.removeprefix(f"{KERNEL}."): value for key, value in asked.items() if key != KERNEL}
+    order = str(own.get("order", "hhhh"))
+    if not all(isinstance(extent, tirx.IntImm) for param in local.params[:4] for extent in param.shape):
+        return local
+    (batch, heads, queries, dim), (of_keys, kv_heads, keys, of_dim), *_ = (
+        [int(param.shape[n]) for n in ((0, 1, 2, 3) if letter == "h" else (0, 2, 1, 3))]
+        for param, letter in zip(local.params, order)
+    )
+    alike = kv_heads * int(own["heads"]) == heads * int(own["kv_heads"]) or int(own["kv_heads"]) == 1
+    same = (queries, keys, dim, of_dim) == tuple(int(own[name]) for name in ("queries", "keys", "dim", "dim"))
+    if not (alike and same and of_keys == batch):
+        return local
+    asked |= {f"{KERNEL}.{key}": value for key, value in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads))}
+    return local.with_attrs(asked)
 
 
 def _extents(expr: relax.Expr) -> tuple[int, ...]:
@@ -250,7 +333,19 @@ def _layer_norm(tensors: tuple[te.Tensor, te.Tensor, te.Tensor], epsilon: float)
     return [x, weight, bias, te.compute(x.shape, normed, "Y")]
 
 
-def _attention(problem: Problem, order: str) -> list[te.Tensor]:
+def _gathered(told: Mapping[str, int], shape: Sequence[int], dtype: str, by_columns: bool) -> list[te.Tensor]:
+    """A product of each row with the matrix that its label says, in blocks."""
+    x = te.placeholder((told["rows"], told["k"]), dtype, "X")
+    w, labels = te.placeholder(tuple(shape), dtype, "W"), te.placeholder((told["rows"],), "int32", "labels")
+    term = te.reduce_axis((0, told["k"]), "k")
+
+    def product(r: Any, j: Any) -> Any:
+        return te.sum(x[r, term] * (w[labels[r], j, term] if by_columns else w[labels[r], term, j]), term)
+
+    return [x, w, labels, te.compute((told["rows"], told["n"]), product, "Y")]
+
+
+def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:
     """Attention in blocks, as the kernel of that name computes it."""
     batch, heads, kv_heads = (problem[name] for name in ("batch", "heads", "kv_heads"))
     queries, keys, dim, dtype, causal = (problem[name] for name in ("queries", "keys", "dim", "dtype", "causal"))

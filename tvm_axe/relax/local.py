@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm_axe.analysis.sizes import size_variables
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.relax.chosen import Choice, Chosen, Moved
 from tvm_axe.relax.forms import Form
@@ -78,8 +77,6 @@ class _Local:
         if node.transfer is not None:
             node = replace(node, transfer=choice.transfer)
         if node.func is not None:
-            known = self.operators.of(node.func, len(node.ins), node.sizes).sizes
-            func = self.operators.local(node, strategy)
-            node = replace(node, func=func, sizes=tuple(known[variable] for variable in size_variables(func)))
+            node = replace(node, func=self.operators.local(node, strategy))
         outs = tuple(self.new(*key) for key in zip(node.outs, strategy.outs))
         self.graph.nodes.append(replace(node, ins=ins, outs=outs, left=node.left * strategy.share))

@@ -31,16 +31,18 @@ Held = dict[tuple[str, Shape, str, Forms], Form]
 """How functions hold weights that others have too: by name, shape, type, and the forms along outer axes."""
 
 
-def operators_of(axes: Mapping[str, int], rates: Rates) -> list[Operators]:
+def operators_of(axes: Mapping[str, int], rates: Rates, meets: bool = True) -> list[Operators]:
     """The operators along each of some axes, of so many devices each.
 
     Along an axis devices are as much faster as there are of them along the inner ones, which will share what is left.
+    Where kernels don't meet, dimensions of symbolic extents are shared only if that is pinned: no collective deals them
+    out.
     """
     found, rest = list[Operators](), math.prod(axes.values())
     for name, size in axes.items():
         rest //= size
         link = replace(rates.link, bandwidth=rates.link.bandwidth * rest)
-        found.append(Operators(size, Rates(link, rates.memory * rest, rates.operations * rest), name))
+        found.append(Operators(size, Rates(link, rates.memory * rest, rates.operations * rest), name, meets))
     return found
 
 
@@ -109,7 +111,7 @@ def _along(graph: Graph, operators: Sequence[Operators], cut: Sequence[bool], li
         for number, value in enumerate(graph.values):
             key = _key(value)
             if along.axis in value.pins and value.kind != "value":
-                fixed[number] = blocks(value.typical, value.pins[along.axis], along.devices)
+                fixed[number] = blocks(value.shape, value.typical, value.pins[along.axis], along.devices)
             elif key is not None and key in held:
                 fixed[number] = held[key]
         levels.append(in_pieces(choose(graph, along, most, fixed), along))

@@ -6,10 +6,12 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_axe.collective.engine import Rates
-from tvm_axe.lower.shares import RANK, shared
+from tvm_axe.lower.shares import shared
+from tvm_axe.lower.told import RANK
 from tvm_axe.relax.forms import blocks
 from tvm_axe.relax.graph import Graph, Node
 from tvm_axe.relax.holding import Holding
+from tvm_axe.relax.kernels import for_share
 from tvm_axe.relax.strategies import Operator
 from tvm_axe.relax.transfers import Carrying, Transfer
 from tvm_axe.relax.ways import Strategy
@@ -28,12 +30,14 @@ class Operators:
         How fast they are.
     axis : str
         The axis, after which the device's coordinate is called in what devices do.
+    deals_symbolic : bool
+        Whether dimensions of symbolic extents are shared without a pin.
     """
 
-    def __init__(self, devices: int, rates: Rates, axis: str = "") -> None:
-        self.devices, self.rates, self.axis = devices, rates, axis
+    def __init__(self, devices: int, rates: Rates, axis: str = "", deals_symbolic: bool = True) -> None:
+        self.devices, self.rates, self.axis, self.deals_symbolic = devices, rates, axis, deals_symbolic
         self.rank = tirx.Var(axis or RANK, "int64")
-        self._known: dict[tuple[int, int, tuple[int, ...]], list[Operator]] = {}
+        self._known: dict[tuple[int, int, tuple[tuple[tirx.Var, int], ...]], list[Operator]] = {}
         self._carrying: dict[Transfer, Carrying] = {}
         self._holding: dict[object, Holding] = {}
         self._local: dict[object, tirx.PrimFunc] = {}
@@ -41,10 +45,11 @@ class Operators:
     def of_node(self, graph: Graph, node: Node) -> Operator | Carrying | Holding | None:
         """The operator that a call of a function is; None of what takes and gives whole values."""
         if node.pins is not None:
-            key = graph.values[node.ins[0]].typical, node.pins.get(self.axis, -1)
+            value = graph.values[node.ins[0]]
+            key = value.shape, value.typical, node.pins.get(self.axis, -1)
             if key not in self._holding:
                 dims = [node.pins[self.axis]] if self.axis in node.pins else []
-                self._holding[key] = Holding(*(blocks(key[0], dim, self.devices) for dim in dims))
+                self._holding[key] = Holding(*(blocks(*key[:2], dim, self.devices) for dim in dims))
             return self._holding[key]
         if node.transfer is None:
             return None if node.func is None else self.of(node.func, len(node.ins), node.sizes)
@@ -53,27 +58,25 @@ class Operators:
         return self._carrying[node.transfer]
 
     def local(self, node: Node, strategy: Strategy) -> tirx.PrimFunc:
-        """The function that a device runs of a call, in which its coordinate is free; numbers come behind buffers."""
+        """The function that a device runs of a call, in which its coordinate is free."""
         assert node.func is not None  # a call of a function has strategies that are more than whole
-        if not strategy.assigned and not node.numbers:
+        if not strategy.assigned:
             return node.func
         operator = self.of(node.func, len(node.ins), node.sizes)
         key = operator, strategy.assigned
         if key not in self._local:
-            func: tirx.PrimFunc | None = operator.func
-            if strategy.assigned:
-                assigned, sizes = dict(strategy.assigned), operator.sizes
-                func = shared(operator.func, operator.rule, assigned, self.devices, self.rank, sizes)
+            assigned = dict(strategy.assigned)
+            func = shared(operator.func, operator.rule, assigned, self.devices, self.rank, operator.sizes)
             assert func is not None  # the strategy was made of shares
-            params = [*func.params, *operator.numbers]
-            self._local[key] = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs) if operator.numbers else func
+            self._local[key] = for_share(func, operator.func, self.rank)
         return self._local[key]
 
-    def of(self, func: tirx.PrimFunc, inputs: int, sizes: tuple[int, ...] = ()) -> Operator:
-        """The operator that a function is where its variables typically are `sizes`."""
+    def of(self, func: tirx.PrimFunc, inputs: int, sizes: tuple[tuple[tirx.Var, int], ...] = ()) -> Operator:
+        """The operator that a function is where variables of symbolic extents typically are `sizes`."""
+        # What is equal but for the variables is another: shapes are counted in those of a function of the model.
         same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes), [])
         for operator in same:
-            if tvm_ffi.structural_equal(operator.called, func):
+            if tvm_ffi.structural_equal(operator.func, func):
                 return operator
-        same.append(Operator(func, inputs, self.devices, self.rates, sizes))
+        same.append(Operator(func, inputs, self.devices, self.rates, sizes, self.deals_symbolic))
         return same[-1]

@@ -66,11 +66,6 @@ class Over(NamedTuple):
                 )
             if dim is not None and not 0 <= dim < len(shape):
                 raise InputError(f"{of}: {name} has {len(shape)} dimensions, there is no dimension {dim}")
-            if dim is not None and shape[dim] == UNKNOWN:
-                raise InputError(
-                    f"{of}: dimension {dim} of {name} has a symbolic extent, which is whole on every device; pin "
-                    "another, or give it a constant extent (tvm.relax.transform.BindSymbolicVars)"
-                )
             if dim is not None and shape[dim] == 1 and self.mesh[axis] > 1:
                 raise InputError(
                     f"{of}: dimension {dim} of {name} has one index, which the devices along {axis} can't share; pin "

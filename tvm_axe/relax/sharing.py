@@ -21,8 +21,9 @@ forward: 100% of the products' operations are shared over tp
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -39,9 +40,11 @@ from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.layout.shares import Share
 from tvm_axe.machines import backend_of
-from tvm_axe.nests import Values
+from tvm_axe.nests import Values, check_values
+from tvm_axe.relax.attended import with_attention
 from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed, device_module
+from tvm_axe.relax.forms import blocks
 from tvm_axe.relax.graph import Graph, graph_of, legalized
 from tvm_axe.relax.meshes import SLACK, Held, along_axes, operators_of, weights_of
 from tvm_axe.relax.operators import Operators
@@ -62,6 +65,7 @@ def share_model(
     page: int = PAGE,
     values: Values | None = None,
     meets: bool = True,
+    whole: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
 ) -> DeviceModule:
     """What each device of `mesh` runs of a Relax model.
 
@@ -98,6 +102,8 @@ def share_model(
         is right for all sizes.
     meets : bool
         Whether kernels may do what collectives would, by indexing the slabs of peers (`tvm_axe.relax.fusing`).
+    whole : Callable, optional
+        What puts a function of its own into the place of several operators, such as attention.
 
     Raises
     ------
@@ -106,25 +112,28 @@ def share_model(
     LayoutError
         If the mesh has no such axis.
     InputError
-        If a pin names no value, two pins differ about one, or one asks for a dimension that can't be shared; or if
-        there is no variable of a name in `values`.
+        If a pin names no value, two pins differ about one, or one asks for a dimension that can't be shared; if pins
+        have a device hold more weights than `memory` allows; or if there is no variable of a name in `values`.
     """
     over = [axis] if axis is not None else [name for name, size in mesh.axes.items() if size > 1] or mesh.names[:1]
-    operators = operators_of({name: mesh[name] for name in over}, rates)  # an error where the mesh has no such axis
+    along = {name: mesh[name] for name in over}  # an error where the mesh has no such axis
+    operators = operators_of(along, rates, meets)
     plain, parameters = pinned(model, pins or {}, Over(mesh, over))
-    module = legalized(plain)
+    module = legalized(plain, whole)
     functions = [str(var.name_hint) for var, func in module.functions_items() if _is_public(func)]
     if not functions:
         raise InputError("share_model: the module has no Relax function")
-    typical = _typical(values or {})
+    typical = {name: max([1, *(n for n in own if isinstance(n, int))]) for name, own in (values or {}).items()}
     graphs = [graph_of(module, each, typical, parameters.get(each)) for each in functions]
-    _check_names(graphs, typical)
+    check_values(values or {}, {name for graph in graphs for name in graph.sizes})
     held: Held = {}
     chosen: dict[str, Sequence[Chosen]] = {}
     # The function that does most decides how weights are held that others have too.
     for graph in sorted(graphs, key=lambda graph: -_operations(graph, operators[0])):
         part = 1 / math.prod(mesh[name] for name in over) + SLACK if memory is None else memory
         part = part if part <= 1 else part / max(1, weights_of(graph))
+        if memory is not None:
+            _check_memory(graph, along, part)
         chosen[graph.name] = along_axes(graph, operators, part, held)
     return device_module([chosen[name] for name in functions], operators, mesh, page, meets)
 
@@ -154,27 +163,32 @@ def share_for(
     backend = backend_of(target)
     known = backend.on_host if meets is None else meets
     rates = registry.for_target(target).rates
-    return share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known)
+    whole = functools.partial(with_attention, target=target, in_blocks=True) if backend.on_host else None
+    return share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known, whole)
 
 
-def _typical(values: Values) -> dict[str, int]:
-    """What variables of shapes are taken to be: the largest of their representatives."""
-    wrong = [
-        f"{name} has {own!r}"
-        for name, own in values.items()
-        if not own or not all(isinstance(value, int) and value > 0 for value in own)
-    ]
-    if wrong:
-        raise InputError(f"values: {', '.join(wrong)}; some whole numbers from 1 on are needed, such as (1, 16, 128)")
-    return {name: max(own) for name, own in values.items()}
-
-
-def _check_names(graphs: list[Graph], names: Collection[str]) -> None:
-    known = dict.fromkeys(name for graph in graphs for name in graph.sizes)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        there = f"there are {', '.join(known)}" if known else "its shapes are constant"
-        raise InputError(f"values: no variable of the model's shapes is called {', '.join(unknown)}; {there}")
+def _check_memory(graph: Graph, along: Mapping[str, int], part: float) -> None:
+    """Refuse pins by which a device holds more of a function's weights than it may, however the others are shared."""
+    limit, least, taken = part * weights_of(graph), 0.0, list[tuple[float, str]]()
+    for value in graph.values:
+        if value.kind != "weight":
+            continue
+        size = dtype_bytes(value.dtype, value.size)
+        forms = {axis: blocks(value.shape, value.typical, dim, along[axis]) for axis, dim in value.pins.items()}
+        held = size * math.prod(forms[axis].fraction() if axis in forms else 1 / n for axis, n in along.items())
+        least += held
+        if forms and held > size / math.prod(along.values()):
+            shown = ", ".join(f"{axis}: {form}" for axis, form in forms.items())
+            taken.append((held, f"{value.name} ({shown}) {math.ceil(held):,}"))
+    if not taken or least <= limit:
+        return
+    taken.sort(reverse=True)
+    more = f", and {len(taken) - 8} more" if len(taken) > 8 else ""
+    raise InputError(
+        f"{graph.name}: memory= allows {math.floor(limit):,} bytes of weights a device, and with what is pinned it "
+        f"holds {math.ceil(least):,} at least: {', '.join(text for _, text in taken[:8])}{more}; leave pins out, pin "
+        "dimensions that are shared, or allow more"
+    )
 
 
 def _is_public(func: tvm.ir.BaseFunc) -> bool:

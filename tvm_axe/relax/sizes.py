@@ -19,8 +19,9 @@ from tvm import tirx
 from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.analysis.sizes import number
 from tvm_axe.errors import InputError
+from tvm_axe.lower.told import part_of
 
-__all__ = ["TYPICAL", "Extent", "Shape", "exprs", "names_in", "shape_at", "typical_of"]
+__all__ = ["TYPICAL", "Extent", "Shape", "exprs", "names_in", "shape_at", "shape_of", "typical_of"]
 
 TYPICAL = 128
 """What a size is taken to be where costs are compared, if nothing says another."""
@@ -57,6 +58,10 @@ class Extent:
             raise InputError(f"an extent of {self.text} isn't arithmetic; give the tensor's shape by a size of its own")
         return found
 
+    def part(self, devices: int) -> Extent:
+        """Return how many indices each of some devices has of it, dealt out in blocks."""
+        return Extent.of(part_of(self.expr, devices))
+
     def __str__(self) -> str:
         return self.text
 
@@ -68,6 +73,11 @@ Shape = tuple[int | Extent, ...]
 def shape_at(shape: Sequence[int | Extent], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return what a shape is at some sizes."""
     return tuple(extent if isinstance(extent, int) else extent.at(sizes) for extent in shape)
+
+
+def shape_of(extents: Sequence[tirx.Expr]) -> Shape:
+    """Return extents that are counted in the variables of sizes as a shape."""
+    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else Extent.of(extent) for extent in extents)
 
 
 def names_in(shape: Sequence[int | Extent]) -> tuple[str, ...]:

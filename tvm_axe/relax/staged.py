@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tvm_axe.lower.stages import pieces
@@ -9,6 +10,7 @@ from tvm_axe.relax.chosen import Choice, Chosen, Moved
 from tvm_axe.relax.forms import WHOLE, Form
 from tvm_axe.relax.graph import Value
 from tvm_axe.relax.operators import Operators
+from tvm_axe.relax.sizes import shape_at, shape_of
 from tvm_axe.relax.ways import Strategy
 
 __all__ = ["in_pieces"]
@@ -28,11 +30,11 @@ def in_pieces(chosen: Chosen, operators: Operators) -> Chosen:
         return chosen
     values, choices = list(chosen.graph.values), list[Choice]()
     for choice in chosen.choices:
-        choices += _pieces(choice, operators, values) if choice.strategy.stages else [choice]
+        choices += _pieces(choice, operators, values, chosen.graph.typical) if choice.strategy.stages else [choice]
     return replace(chosen, graph=replace(chosen.graph, values=values), choices=tuple(choices))
 
 
-def _pieces(choice: Choice, operators: Operators, values: list[Value]) -> list[Choice]:
+def _pieces(choice: Choice, operators: Operators, values: list[Value], typical: Mapping[str, int]) -> list[Choice]:
     node, strategy = choice.node, choice.strategy
     func = operators.local(node, strategy)
     stages = {stage.buffer: stage for stage in strategy.stages}
@@ -45,9 +47,10 @@ def _pieces(choice: Choice, operators: Operators, values: list[Value]) -> list[C
         combined = []
         for at in piece.outs:
             if at not in spots:
-                shape = tuple(int(extent) for extent in buffers[at].shape)
+                shape = shape_of(buffers[at].shape)
+                known = shape_at(shape, typical)
                 values.append(
-                    Value(f"{node.name}_{buffers[at].name}", shape, str(buffers[at].dtype), "value", shape, None, shape)
+                    Value(f"{node.name}_{buffers[at].name}", shape, str(buffers[at].dtype), "value", known, None, shape)
                 )
                 spots[at] = len(values) - 1, WHOLE
             if at in stages:

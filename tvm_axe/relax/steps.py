@@ -58,17 +58,15 @@ class Step:
     views : tuple[str, ...]
         Through which view it touches each: its own slab, or those of all along an axis.
     func : PrimFunc or None
-        Of the ins and the outs, and of `numbers`; the device's coordinates are free in it.
+        Of the ins and the outs; the device's coordinates are free in it, and the sizes that shapes are counted in.
     kind : str
         The collective's operation.
     transfer : Transfer or None
-        What a collective moves.
+        What a collective moves, or a kernel that is nothing else in its place.
     node : Node or None
         The model's call.
     moves : tuple[str, ...]
         Of a kernel, what is moved between devices by it, in words.
-    numbers : tuple[Expr, ...]
-        What a kernel takes behind its tensors.
     """
 
     name: str
@@ -80,7 +78,6 @@ class Step:
     transfer: Transfer | None = None
     node: Node | None = None
     moves: tuple[str, ...] = ()
-    numbers: tuple[tirx.Expr, ...] = ()
 
     def touches(self) -> list[Touch]:
         """What it does with each of the values."""
@@ -109,24 +106,31 @@ class Mover:
     page: int
     ranks: Mapping[str, tirx.Var]
 
+    @property
+    def _sizes(self) -> tuple[tirx.Var, ...]:
+        return tuple(self.graph.sizes.values())
+
     def taken(self, source: Spot, target: Spot, transfer: Transfer, view: str) -> Step:
         """The kernel by which a device takes what it is to hold out of the slabs in a view."""
         value, axis = self.graph.values[source[0]], transfer.axis
-        func = _taking(transfer, value.dtype, self.mesh, view, self.page, self.ranks[axis])
-        return Step(f"{value.name}_taken", (source,), (target,), (view, SLAB), func)
+        func = _taking(transfer, value.dtype, self.mesh, view, self.page, self.ranks[axis], self._sizes)
+        moved = None if view == SLAB else transfer
+        return Step(f"{value.name}_taken", (source,), (target,), (view, SLAB), func, transfer=moved)
 
     def given(self, source: Spot, target: Spot, transfer: Transfer) -> Step:
         """The kernel by which a device stores what it holds of a value to every device."""
         value, axis = self.graph.values[source[0]], transfer.axis
-        func = _giving(transfer, value.dtype, self.mesh, self.page, self.ranks[axis])
+        func = _giving(transfer, value.dtype, self.mesh, self.page, self.ranks[axis], self._sizes)
         return Step("given", (source,), (target,), (SLAB, axis), func)
 
 
-# Equal layers move equal values: what they move them by is one function.
+# Equal layers move equal values: what they move them by is one function. Shapes are counted in the same sizes there.
 
 
 @functools.lru_cache(maxsize=1024)
-def _taking(transfer: Transfer, dtype: str, mesh: Mesh, view: str, page: int, rank: tirx.Var) -> tirx.PrimFunc:
+def _taking(
+    transfer: Transfer, dtype: str, mesh: Mesh, view: str, page: int, rank: tirx.Var, _sizes: tuple[tirx.Var, ...]
+) -> tirx.PrimFunc:
     source, target = transfer.source, transfer.target
     return taking(
         exprs(transfer.shape), dtype, source.cut, target.cut, source.partial, mesh, transfer.axis, view, page, rank
@@ -134,7 +138,9 @@ def _taking(transfer: Transfer, dtype: str, mesh: Mesh, view: str, page: int, ra
 
 
 @functools.lru_cache(maxsize=1024)
-def _giving(transfer: Transfer, dtype: str, mesh: Mesh, page: int, rank: tirx.Var) -> tirx.PrimFunc:
+def _giving(
+    transfer: Transfer, dtype: str, mesh: Mesh, page: int, rank: tirx.Var, _sizes: tuple[tirx.Var, ...]
+) -> tirx.PrimFunc:
     cut = transfer.source.cut
     assert cut is not None  # it is gathered
     return giving(exprs(transfer.shape), dtype, cut, mesh, transfer.axis, page, rank)
@@ -185,7 +191,7 @@ def _all(chosen: Chosen, operators: Operators, mover: Mover) -> Iterator[Step]:
             continue
         assert isinstance(node.value, relax.Call)  # it is a call of the model
         name = str(node.value.args[0].name_hint)
-        yield Step(name, ins, outs, views, operators.local(node, strategy), node=node, numbers=node.numbers)
+        yield Step(name, ins, outs, views, operators.local(node, strategy), node=node)
 
 
 def _moved(source: Spot, target: Spot, transfer: Transfer, link: Link, mover: Mover) -> Step:

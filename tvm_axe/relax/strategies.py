@@ -12,7 +12,7 @@ from tvm_axe.analysis.accesses import LeafBlock, NotAnalysed, leaf_blocks
 from tvm_axe.analysis.blocks import all_blocks, nested_blocks, statements
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.analysis.sharding_rule import Dimension, Operand, ShardingRule, sharding_rule
-from tvm_axe.analysis.sizes import number, size_variables
+from tvm_axe.analysis.sizes import number
 from tvm_axe.collective.engine import Rates
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.layout.shares import Share
@@ -39,27 +39,24 @@ class Operator:
         How many devices there are.
     rates : Rates
         How fast they are.
-    sizes : Sequence[int]
-        What its variables (`tvm_axe.analysis.sizes.size_variables`) typically are.
-
-    Attributes
-    ----------
-    called : PrimFunc
-        `func` as it was given.
-    func : PrimFunc
-        The same without the numbers that it takes: in there they are variables.
-    numbers : list[Var]
-        These.
+    sizes : Sequence of (Var, int)
+        What the variables of symbolic extents typically are.
+    deals_symbolic : bool
+        Whether dimensions of symbolic extents are shared also where no neighbour has them shared.
     """
 
-    def __init__(self, func: tirx.PrimFunc, inputs: int, devices: int, rates: Rates, sizes: Sequence[int] = ()) -> None:
-        self.numbers = [param for param in func.params if not tirx.is_buffer_var(param)]
-        self.called, self.inputs, self.devices, self.rates = func, inputs, devices, rates
-        buffers = [param for param in func.params if tirx.is_buffer_var(param)]
-        self.func = tirx.PrimFunc(buffers, func.body, func.ret_type, func.attrs) if self.numbers else func
-        self.sizes = dict(zip(size_variables(func), sizes))
-        self.dtypes = [str(param.dtype) for param in buffers]
-        self.outputs = len(buffers) - inputs
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        inputs: int,
+        devices: int,
+        rates: Rates,
+        sizes: Sequence[tuple[tirx.Var, int]] = (),
+        deals_symbolic: bool = True,
+    ) -> None:
+        self.func, self.inputs, self.devices, self.rates = func, inputs, devices, rates
+        self.sizes, self.deals_symbolic = dict(sizes), deals_symbolic
+        self.outputs = len(func.params) - inputs
         self._found: dict[frozenset[tuple[int, Form]], list[Strategy]] = {}
 
     @cached_property
@@ -153,6 +150,10 @@ class Operator:
             extent = math.prod(self.rule[name].extent for name in names[:end])
             if extent < self.devices or (enough and extent % self.devices):
                 continue
+            if self.rule[names[0]].symbolic:
+                if self.deals_symbolic:
+                    yield tuple(names[:end]), Share.of_any(extent, self.devices)
+                return
             yield tuple(names[:end]), Share.blocks(extent, self.devices)
             if extent % self.devices == 0:
                 return
@@ -161,6 +162,8 @@ class Operator:
     def _is_one_kind(self, names: Sequence[str]) -> bool:
         factors = [self.rule[name] for name in names]
         kinds = {(factor.kind, factor.combiner, factor.partial, factor.combined) for factor in factors}
+        if any(factor.symbolic for factor in factors) and (len(factors) > 1 or factors[0].kind != "spatial"):
+            return False  # terms would have to be counted by devices, by numbers that calls decide
         return len(kinds) == 1 and (factors[0].kind in _SHARED or bool(factors[0].combined))
 
     def _completed(self, parts: Dimension, given: Assigned) -> list[Assigned]:
@@ -237,8 +240,6 @@ class Operator:
         known = [form for form in forms if form is not None]
         ins, outs = known[: self.inputs], known[self.inputs :]
         factor = rule[next(iter(assigned))[0]]
-        if factor.combined and self.sizes:  # its pieces would be of shapes that nobody has named
-            return None
         if factor.kind == "gather" and any(len(s.runs) > 1 or s.runs[0].outer > 1 for s in assigned.values()):
             return None
         if factor.kind in ("reduction", "gather"):

@@ -65,12 +65,14 @@ class Transfer(NamedTuple):
         """The same move of what a device has of the value, in forms along an inner axis."""
         if before.share is None or before.dim is None or after.share is None:
             return self
-        dim, shape, typical = before.dim, list(self.shape), list(self.typical)
+        dim = before.dim
         gathered, scattered = dim == self.source.dim, dim == self.target.dim
-        shape[dim] = typical[dim] = after.share.local if gathered else before.share.local
+        form = after if gathered else before
+        shape, typical = form.local(self.shape), form.local(self.typical)
+        # What is moved here and shared there has constant extents.
         blocks = Form(dim, Share.blocks(typical[dim], self.devices))
         source, target = blocks if gathered else self.source, blocks if scattered else self.target
-        return self._replace(source=source, target=target, shape=tuple(shape), typical=tuple(typical))
+        return self._replace(source=source, target=target, shape=shape, typical=typical)
 
 
 class Carrying:

@@ -49,6 +49,11 @@ class Einsum:
         return tuple(it for dim in self.operands.c for it in self.iterators.get(dim.index, ()))
 
     @property
+    def inputs(self) -> Mapping[str, tirx.Buffer]:
+        """What the kernel reads, by its names."""
+        return {"A": self.a, "B": self.b}
+
+    @property
     def tiled(self) -> dict[str, tuple[tirx.IterVar, ...]]:
         """The iterators that tiles cut, by the kernel's parameter."""
         cut = {"block_m": self.operands.row, "block_n": self.operands.column, "block_k": self.operands.term}

@@ -12,7 +12,7 @@ from tvm_axe.analysis.annotations import BIND
 from tvm_axe.analysis.blocks import NestedBlock, covers, ranges_of, stays_in
 from tvm_axe.analysis.order import begins_first, reads_its_iteration, unfinished_loop
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy
-from tvm_axe.analysis.sharing import bound_loops, driven_by, sharded_dims
+from tvm_axe.analysis.sharing import bound_loops, driven_by, root_of, sharded_dims
 from tvm_axe.analysis.tree import BlockTree, is_one_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
@@ -30,9 +30,12 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
 
     (CoCoNet, section 3.3, "fuse".)
 
-    Valid when a data-parallel loop binds the first block to a mesh axis, each later block reads what an earlier one
-    writes on the same device and is bound to the same axes or none, no block outside the chain lies between, and no
-    mask cuts a block beyond its iterators' domains.
+    A chain behind an all-reduce that isn't split is computed whole on each device, which adds up the peers' terms
+    itself.
+
+    Valid when a data-parallel loop binds the first block to a mesh axis, or it is an all-reduce; each later block reads
+    what an earlier one writes on the same device and is bound to the same axes or none, no block outside the chain lies
+    between, and no mask cuts a block beyond its iterators' domains.
 
     Leaves no annotation of its own; those of the blocks' loops stay.
 
@@ -47,7 +50,7 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
     -------
     device : LoopRV
         The (outermost) mesh-bound loop that now encloses them all: the first block's, or that of a block which also
-        reads what was computed before the chain.
+        reads what was computed before the chain. Behind an all-reduce, the outermost loop.
 
     Raises
     ------
@@ -77,10 +80,10 @@ def fuse_collective(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> LoopRV:
         raise ScheduleError(f"fuse_collective: a chain of at least two blocks is fused; got {len(blocks)}")
     tree, nests = query.tree(sch), [query.nest_of(sch, block) for block in blocks]
     bound = bound_loops(nests[0], SPATIAL)
-    if not bound:
+    if not bound and (not bound_loops(nests[0], REDUCE) or root_of(nests[0].block) is not None):
         raise ScheduleError(
             f"fuse_collective: block {query.name_of(sch, blocks[0])!r} is not bound to a mesh axis by a data-parallel "
-            "loop; valid is a first block that is, such as the reduce-scatter of split_collective"
+            "loop; valid is a first block that is, such as the reduce-scatter of split_collective, or an all-reduce"
         )
     for index, nest in enumerate(nests[1:], 1):
         _check_link(tree, nest, nests[:index], set(bound))
@@ -131,7 +134,7 @@ def _check_link(tree: BlockTree, block: NestedBlock, before: Sequence[NestedBloc
     for producer in producers:
         if not is_one_of(producer, before):
             continue
-        gathers = is_copy(producer.block) and not axes & set(sharded_dims(producer))
+        gathers = axes and is_copy(producer.block) and not axes & set(sharded_dims(producer))
         if gathers or bound_loops(block, REDUCE):
             raise ScheduleError(
                 f"fuse_collective: block {name!r} reads what {producer.block.name_hint!r} has on all the devices, "
@@ -202,10 +205,19 @@ def _check_finished(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
 
 
 def _nest(sch: s_tir.Schedule, block: SBlockRV) -> tuple[LoopRV, LoopRV]:
-    """Return the outermost of the block's device loops, and the innermost loop with a row to vectorize below it."""
+    """Return the outermost of the block's device loops, and the innermost loop with a row to vectorize below it.
+
+    A block that all devices run whole has no device loop, and its outermost loop stands for it.
+    """
     loops, nest = sch.get_loops(block), query.nest_of(sch, block)
     bound, peers = bound_loops(nest, SPATIAL).values(), bound_loops(nest, REDUCE).values()
     devices = [rv for rv, loop in zip(loops, nest.loops) if any(loop.same_as(own) for own in bound)]
+    if not devices:
+        summing = [rv for rv, loop in zip(loops, nest.loops) if any(loop.same_as(peer) for peer in peers)]
+        others = [rv for rv, loop in zip(loops, nest.loops) if not any(loop.same_as(peer) for peer in peers)]
+        if summing and len(others) > 1:
+            sch.reorder(*summing, others[-1])
+        return loops[0] if len(others) < 2 else others[0], others[max(0, len(others) - 2)]
     row = devices[-1]
     for rv, loop in list(zip(loops, nest.loops))[:-1]:
         if any(loop.same_as(peer) for peer in peers):

@@ -17,9 +17,7 @@ from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.errors import ScheduleError, TileError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query
-from tvm_axe.schedule.einsum import Einsum
-from tvm_axe.schedule.product import Product
-from tvm_axe.schedule.tiles import PRODUCTS, SUMS, kernel_for, problem_of, product_at
+from tvm_axe.schedule.tiles import GATHERED, PRODUCTS, SUMS, AnyProduct, kernel_for, problem_of, product_at
 from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels import matmul_for
 from tvm_axe.tile.kernels.einsum import Operands
@@ -60,7 +58,7 @@ def offers(sch: s_tir.Schedule, target: Target) -> list[Offer]:
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         own = [_offer(sch, block, kernel, target) for kernel in (PRODUCTS if gpu else _ON_CPU)]
         if gpu and not any(own):
-            own = [_offer(sch, block, SUMS, target)]
+            own = [_offer(sch, block, kernel, target) for kernel in (SUMS, GATHERED)]
         found += [offer for offer in own if offer is not None]
     return found
 
@@ -88,6 +86,8 @@ def is_worth(offer: Offer) -> bool:
     if offer.kernel == SUMS:
         operands = Operands.parse(*(str(offer.problem[name]) for name in "abc"))
         return all(operands.extents[index] > 1 for index in (operands.row, operands.column))
+    if offer.kernel == GATHERED:
+        return bool(offer.problem["n"] > 1)
     return offer.kernel == "skinny_matmul" or min(offer.problem["m"], offer.problem["n"]) > 1
 
 
@@ -103,11 +103,11 @@ def compiles(offer: Offer, target: Target) -> bool:
 
 def _default(offer: Offer, target: Target) -> str:
     """Return the kernel that is the default for the problem, where it takes B by columns."""
-    by_columns = offer.kernel != SUMS and offer.problem.get("transpose_b", True)
+    by_columns = offer.kernel not in (SUMS, GATHERED) and offer.problem.get("transpose_b", True)
     return matmul_for(target, offer.problem).name if by_columns else offer.kernel
 
 
-def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: Product | Einsum) -> str | None:
+def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: AnyProduct) -> str | None:
     """Return the pointwise block that alone reads the product, at the point that it writes."""
     readers = sch.get_consumers(block)
     if len(readers) != 1 or query.is_parameter(sch, product.c):

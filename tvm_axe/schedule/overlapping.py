@@ -13,7 +13,7 @@ from tvm_axe.analysis.annotations import OVERLAP, RING
 from tvm_axe.analysis.blocks import NestedBlock, statements
 from tvm_axe.analysis.expressions import uses
 from tvm_axe.analysis.patterns import REDUCE, SPATIAL, is_copy, iterator_at, loads_of
-from tvm_axe.analysis.sharing import bound_axis, bound_loops, driven_by, sharded_dims, sharded_over
+from tvm_axe.analysis.sharing import bound_axis, bound_loops, driven_by, root_of, sharded_dims, sharded_over
 from tvm_axe.analysis.tree import BlockTree, is_one_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
@@ -39,7 +39,8 @@ def overlap(
     kernel) takes its own slice's chunks in order. One that works on the whole dimension (a matmul before a
     reduce-scatter, an all-gather, a matmul behind it) takes every device's slice, in ring order: the producer of a
     reduce-scatter begins with its neighbour's slice and ends with its own, a reader of an all-gather begins with its
-    own. No device then waits for a chunk that a peer hasn't had a chunk's time to finish. (CoCoNet, section 3.4,
+    own. An all-reduce that isn't split has the slices of its leading dimension, and each device adds up all of them. No
+    device then waits for a chunk that a peer hasn't had a chunk's time to finish. (CoCoNet, section 3.4,
     "overlap".)
 
     Where the devices have copy engines, a product and a collective that overlap are one kernel beside copies instead,
@@ -194,6 +195,9 @@ def _chunked_dims(
         dims = sharded_dims(block)
         if axis in bound_loops(block, REDUCE) and axis in dims:  # a reduce-scatter
             along[block.block.body.buffer] = dims[axis]
+        elif axis in bound_loops(block, REDUCE) and root_of(block.block) is None and block.block.body.buffer.shape:
+            # An all-reduce: all have the slices, unless it is of a scalar.
+            along[block.block.body.buffer] = _leading(block.block.body.buffer)
     follow()
     for block in blocks:
         if is_copy(block.block) and axis not in sharded_dims(block):  # an all-gather
@@ -204,6 +208,12 @@ def _chunked_dims(
                 along.setdefault(source, dim)
     follow()
     return along
+
+
+def _leading(buffer: tirx.Buffer) -> int:
+    """Return the first dimension that isn't of extent 1, or the last."""
+    extents = [int(extent) for extent in buffer.shape]
+    return next((dim for dim, extent in enumerate(extents) if extent > 1), len(extents) - 1)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ of ``prod(rows) x prod(reduction)`` by ``prod(reduction) x prod(columns)``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -55,6 +55,11 @@ class Product:
     def spatial(self) -> tuple[tirx.IterVar, ...]:
         """The iterators of C, in the order of its dimensions."""
         return (*self.batch, *self.rows, *self.columns)
+
+    @property
+    def inputs(self) -> Mapping[str, tirx.Buffer]:
+        """What the kernel reads, by its names."""
+        return {"A": self.a, "B": self.b}
 
     @property
     def tiled(self) -> dict[str, tuple[tirx.IterVar, ...]]:
@@ -103,8 +108,8 @@ def factors(block: s_tir.SBlock) -> tuple[ir.TensorLoad, ir.TensorLoad]:
 def _parts(block: s_tir.SBlock, a: ir.TensorLoad, b: ir.TensorLoad, devices: Collection[tirx.Var]) -> Product | None:
     store = block.body
     iterators = [it for it in block.iter_vars if it.var not in devices]
-    left, right = (_places(iterators, devices, load.source, load.indices) for load in (a, b))
-    written = _places(iterators, devices, store.buffer, store.indices)
+    left, right = (places(iterators, devices, load.source.shape, load.indices) for load in (a, b))
+    written = places(iterators, devices, store.buffer.shape, store.indices)
     if left is None or right is None or written is None:
         return None
     # Lowering puts 0 where an iterator of extent 1 was, and leaves that.
@@ -132,10 +137,10 @@ def _parts(block: s_tir.SBlock, a: ir.TensorLoad, b: ir.TensorLoad, devices: Col
     )
 
 
-def _places(
+def places(
     iterators: Sequence[tirx.IterVar],
     devices: Collection[tirx.Var],
-    buffer: tirx.Buffer,
+    shape: Sequence[tirx.Expr],
     indices: Sequence[tirx.Expr],
 ) -> list[int] | None:
     """Return the number of the iterator that runs over each dimension, all of it; None where one isn't.
@@ -144,7 +149,7 @@ def _places(
     share, all of a device's piece counts.
     """
     found: list[int] = []
-    for whole, index in zip(buffer.shape, indices):
+    for whole, index in zip(shape, indices):
         extent, rest = int(whole), index
         for device in devices:
             parts = list(detect_linear_equation(rest, [device]))

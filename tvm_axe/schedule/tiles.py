@@ -18,6 +18,7 @@ from tvm_axe.analysis.sharing import bound_loops, driving_loop
 from tvm_axe.errors import ScheduleError
 from tvm_axe.schedule import query
 from tvm_axe.schedule.einsum import Einsum, einsum_of
+from tvm_axe.schedule.gathered import Gathered, gathered_of
 from tvm_axe.schedule.product import Product, product_of
 from tvm_axe.tile.backend import tile_targets
 from tvm_axe.tile.kernels import KERNELS, Kernel
@@ -29,8 +30,13 @@ PRODUCTS = ("matmul", "batched_matmul", "split_k_matmul", "stream_k_matmul", "sk
 SUMS = "einsum"
 """The kernel that computes a product of any order of dimensions, and of parts of tensors."""
 
+GATHERED = "gathered_matmul"
+"""The kernel that computes a product whose matrix each row chooses."""
+
 _EITHER_ORDER = ("matmul", "batched_matmul")
 _DTYPES = ("float32", "float16", "bfloat16")
+
+AnyProduct = Product | Einsum | Gathered
 
 
 @dataclass(frozen=True)
@@ -80,9 +86,9 @@ def tile_kernel(
     block : SBlockRV
         A matrix product: ``C[batch, i, j] += A[batch, i, k] * B[batch, k, j]``, where each of these may be several
         dimensions, B may be transposed, and the operands may be cast. For ``"einsum"`` in any order of dimensions,
-        and of parts of tensors.
+        and of parts of tensors; for ``"gathered_matmul"`` with ``B[labels[i], k, j]``, a matrix that each row chooses.
     kernel : str
-        One of `PRODUCTS`, or `SUMS`.
+        One of `PRODUCTS`, `SUMS` or `GATHERED`.
     epilogue : SBlockRV, optional
         The pointwise block that alone reads the product; it is moved into the block's nest.
     **parameters : int or ExprRV
@@ -137,7 +143,7 @@ def tile_kernel(
         sch.annotate(block, f"{TILE}.{key}", value)
 
 
-def product_at(sch: s_tir.Schedule, block: SBlockRV, kernel: str = "matmul") -> Product | Einsum:
+def product_at(sch: s_tir.Schedule, block: SBlockRV, kernel: str = "matmul") -> AnyProduct:
     """Return the product that a block computes, on one device, as a kernel takes it.
 
     Raises
@@ -151,7 +157,7 @@ def product_at(sch: s_tir.Schedule, block: SBlockRV, kernel: str = "matmul") -> 
     return product_in(nest.block, kernel, _devices(nest))
 
 
-def product_in(block: s_tir.SBlock, kernel: str, devices: Collection[tirx.Var] = ()) -> Product | Einsum:
+def product_in(block: s_tir.SBlock, kernel: str, devices: Collection[tirx.Var] = ()) -> AnyProduct:
     """Return the product that a block is, as a kernel takes it; on one device, if `devices` are iterators over devices.
 
     Raises
@@ -159,6 +165,8 @@ def product_in(block: s_tir.SBlock, kernel: str, devices: Collection[tirx.Var] =
     ScheduleError
         If the block is no such product.
     """
+    if kernel == GATHERED:
+        return gathered_of(block, devices)
     return einsum_of(block, devices) if kernel == SUMS else product_of(block, devices)
 
 
@@ -195,12 +203,13 @@ def kernel_for(name: str) -> Kernel:
     ScheduleError
         If there is no such kernel, or it doesn't compute products.
     """
-    if name not in (*PRODUCTS, SUMS):
-        raise ScheduleError(f"{name!r} is no kernel for products of matrices; valid are {', '.join((*PRODUCTS, SUMS))}")
+    valid = (*PRODUCTS, SUMS, GATHERED)
+    if name not in valid:
+        raise ScheduleError(f"{name!r} is no kernel for products of matrices; valid are {', '.join(valid)}")
     return KERNELS[name]
 
 
-def problem_of(kernel: Kernel, product: Product | Einsum, out_dtype: str) -> Problem:
+def problem_of(kernel: Kernel, product: AnyProduct, out_dtype: str) -> Problem:
     """Return a product as the kernel's problem.
 
     Raises
@@ -216,6 +225,12 @@ def problem_of(kernel: Kernel, product: Product | Einsum, out_dtype: str) -> Pro
         )
     if isinstance(product, Einsum):
         return {**product.operands.texts, "dtype": dtype, "out_dtype": out_dtype}
+    if isinstance(product, Gathered):
+        if out_dtype != dtype:
+            raise ScheduleError(f"{kernel.name} leaves what its operands are, {dtype}; the block leaves {out_dtype}")
+        rows, n, k = product.shape
+        told = {"rows": rows, "n": n, "k": k, "groups": product.groups}
+        return {**told, "dtype": dtype, "transpose_b": product.transpose_b}
     batch, m, n, k = product.shape
     problem: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype}
     takes_batch = kernel.name == "batched_matmul"
@@ -242,7 +257,7 @@ def _devices(nest: NestedBlock) -> list[tirx.Var]:
     return [var for var, value in nest.bound.items() if any(value.same_as(driver) for driver in bound)]
 
 
-def _left(sch: s_tir.Schedule, block: SBlockRV, product: Product | Einsum, epilogue: SBlockRV | None) -> str:
+def _left(sch: s_tir.Schedule, block: SBlockRV, product: AnyProduct, epilogue: SBlockRV | None) -> str:
     """Return the type that a kernel would leave: that of its epilogue, given or in the block's nest already."""
     nest = query.nest_of(sch, block)
     readers = [reader for reader in query.tree(sch).consumers(nest) if shared_loops(nest, reader)]
@@ -250,7 +265,7 @@ def _left(sch: s_tir.Schedule, block: SBlockRV, product: Product | Einsum, epilo
     return str(found[0].block.writes[0].source.dtype if len(found) == 1 else product.c.dtype)
 
 
-def _check_epilogue(sch: s_tir.Schedule, block: SBlockRV, epilogue: SBlockRV, product: Product | Einsum) -> None:
+def _check_epilogue(sch: s_tir.Schedule, block: SBlockRV, epilogue: SBlockRV, product: AnyProduct) -> None:
     name = query.name_of(sch, block)
     stmt, tree = query.nest_of(sch, epilogue).block, query.tree(sch)
     readers = [str(reader.block.name_hint) for reader in tree.consumers(query.nest_of(sch, block))]

@@ -40,6 +40,14 @@ class TileBackend(Backend):
         """
         return False
 
+    @property
+    def meets(self) -> bool:
+        """Whether a kernel's blocks may wait for those of peers, as devices run theirs beside each other.
+
+        A sum over devices of a few rows is then one kernel with what follows (`tvm_axe.lower.rows`).
+        """
+        return False
+
     @abstractmethod
     def plan(self, program: TileProgram, target: Target) -> Plan:
         """Decide everything about a program: layouts, threads, instructions, stages.

@@ -9,9 +9,14 @@ from tvm import s_tir
 import tvm_axe as axe
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import lower
-from tvm_axe.meta.mesh.moves import schedules
+from tvm_axe.machines import resolve_target
+from tvm_axe.meta.mesh.candidates import Candidates
+from tvm_axe.meta.mesh.devices import Devices
+from tvm_axe.meta.mesh.moves import Candidate, schedules
 from tvm_axe.meta.mesh.seeds import seed_schedule, sharings
+from tvm_axe.meta.mesh.space import on_gpus, program_workload
 from tvm_axe.programs import PROGRAMS
+from tvm_axe.schedule import Schedule
 
 DP, TP = Mesh({"dp": 2}), Mesh({"tp": 2})
 
@@ -99,3 +104,21 @@ def test_a_matmul_that_stores_to_a_part_of_a_parameter_is_shared_by_its_sum_alon
     assert [lower(way.mod["main"], TP).notation for way in ways] == ["MM-AR"]
     for way in ways:
         axe.check(way, engine="threads", seeds=1)
+
+
+@pytest.mark.parametrize(("program", "mesh", "wanted"), [("norm", TP, "meets"), ("layers", DP, "beside")])
+def test_what_only_gpus_hide(program, mesh, wanted):
+    """An all-reduce in one kernel with its norm, a collective beside products: on GPUs, and not on cores."""
+    made = PROGRAMS[program](mesh)
+    way = next(sharings(made.func, mesh)) if program == "norm" else made.schedule("MM-AR-C")
+    for name in ("cuda:sm_90a", "llvm"):
+        devices = Devices.of(resolve_target(name), None)
+        known = Candidates(None, devices)
+        plain = known.with_lowered(
+            Candidate(Schedule(program_workload(way.mod["main"], mesh, devices)["main"], mesh=mesh))
+        )
+        assert plain is not None
+        found = [found.lowered for found in on_gpus([plain], known)]
+        meets = any(buffer.is_flags for lowered in found for buffer in lowered.buffers.values())
+        beside = any(call.function.endswith(":beside") for lowered in found for call in lowered.calls)
+        assert {"meets": meets, "beside": beside}[wanted] == (name != "llvm")

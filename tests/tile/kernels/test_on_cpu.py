@@ -9,9 +9,10 @@ from tvm_axe.tile.kernels.check import checked
 
 CASES = [
     ("matmul", 1), ("matmul", 2), ("matmul", 3), ("matmul", 8), ("split_k_matmul", 0), ("stream_k_matmul", 0),
-    ("skinny_matmul", 1), ("batched_matmul", 0), ("grouped_matmul", 1), ("fp8_matmul", 1), ("attention", 0),
-    ("attention", 2), ("packed_attention", 0), ("decode_attention", 0), ("rms_norm", 1), ("softmax", 3),
-    ("transpose", 1),
+    ("skinny_matmul", 1), ("batched_matmul", 0), ("grouped_matmul", 1), ("grouped_matmul", 4),
+    ("gathered_matmul", 1), ("fp8_matmul", 1),
+    ("attention", 0), ("attention", 2), ("packed_attention", 0), ("decode_attention", 0), ("rms_norm", 1),
+    ("softmax", 3), ("transpose", 1),
 ]  # fmt: skip
 
 

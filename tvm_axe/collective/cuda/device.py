@@ -26,6 +26,7 @@ from tvm_axe.collective.cuda.meeting import Meeting
 from tvm_axe.collective.cuda.moving import Mover
 from tvm_axe.collective.cuda.side import SideStream
 from tvm_axe.collective.device import Device
+from tvm_axe.collective.merging import Held
 from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.tensor import View
 from tvm_axe.errors import WorkerError
@@ -107,8 +108,9 @@ class CudaDevice(Device):
         rank: int,
         behind: bool,
         before: bool,
+        loosely: bool,
     ) -> None:
-        self._move(self._mover, name, source, target, numbers, rank, behind, before)
+        self._move(self._mover, name, source, target, numbers, rank, Held(behind, before, loosely))
 
     def _move(
         self,
@@ -118,15 +120,14 @@ class CudaDevice(Device):
         target: tvm_ffi.Tensor,
         numbers: Sequence[int],
         rank: int,
-        behind: bool = False,
-        before: bool = False,
+        holds: Held = Held(),  # noqa: B008, it is a tuple
     ) -> None:
         one, other = (mover.side(tensor, is_view) for tensor, is_view in zip((source, target), VIEWS[name]))
         parts = len(one.slabs if VIEWS[name][0] else other.slabs)
         algorithm = self._table.chosen(name, max(one.nbytes, other.nbytes), in_place=one.slabs == other.slabs)
         shapes = one.shape, other.shape
         told = phases(name, algorithm, *shapes, [int(number) for number in numbers], parts, rank)
-        mover.run(told, one, other, self._meeting, behind, before)
+        mover.run(told, one, other, self._meeting, holds)
 
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         if name == "fork" and any(numbers):

@@ -27,16 +27,19 @@ from typing import Any
 import numpy as np
 
 from tvm_axe.collective.cuda.driver import call
-from tvm_axe.collective.cuda.source import COUNT, MEET, OFF, ROW, Around
+from tvm_axe.collective.cuda.source import COUNT, EXCHANGED, MEET, OFF, ROW, SENT, VECTOR, Around, Exchange
 from tvm_axe.machines import cache, nvcc
 from tvm_axe.machines.target import resolve_target
 
 ROWS = 128
 """The most blocks of a kernel that waits, each of which has a row of words."""
-WORDS = ROWS * ROW
-"""Words of 32 bits that a device's slab has."""
-MOST = COUNT
+_TOLD = 8 << 20  # bytes of a half of the staging, for messages of which a block says that they are there
+_MARKED = 256 << 10  # bytes of a message whose words say so themselves; twice as many are sent
+WORDS = ROWS * ROW + 2 * (_TOLD + EXCHANGED * 2 * _MARKED) // 4
+"""Words of 32 bits that a device's slab has: the rows, and the staging of exchanges (see `source`)."""
+MOST = SENT
 """The most devices that meet."""
+_SHARE = 8 << 10  # bytes of a message that a block exchanges, where there are blocks enough
 _MAPPED = 2  # CU_MEMHOSTALLOC_DEVICEMAP
 
 _SOURCE = f"""
@@ -76,7 +79,7 @@ class Meeting:
     def __init__(
         self, arch: str, stream: Any, slabs: int, distance: int, rank: int, devices: int, seconds: float
     ) -> None:
-        self._stream, self._slabs, self._distance, self._rank, self._devices = stream, slabs, distance, rank, devices
+        self._stream, self._slabs, self._distance, self.rank, self.devices = stream, slabs, distance, rank, devices
         target = resolve_target(f"cuda:{arch}")
         self._module = call("cuModuleLoadData", nvcc.cubin(_SOURCE, target, cache.Cache()))
         self._function = call("cuModuleGetFunction", self._module, b"meet")
@@ -90,22 +93,51 @@ class Meeting:
         values = (
             ctypes.c_uint64(self._slabs),
             ctypes.c_int64(self._distance),
-            ctypes.c_int32(self._rank),
-            ctypes.c_int32(self._devices),
+            ctypes.c_int32(self.rank),
+            ctypes.c_int32(self.devices),
             ctypes.c_uint32(arrives),
             ctypes.c_int32(-1 if behind is None else behind),
             ctypes.c_uint64(self._report),
             ctypes.c_uint64(self._limit),
         )
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        threads = -(-self._devices // 32) * 32
+        threads = -(-self.devices // 32) * 32
         place = ctypes.addressof(pointers)
         call("cuLaunchKernel", self._function, 1, 1, 1, threads, 1, 1, 0, self._stream, place, 0)
 
     def around(self, before: bool, after: bool) -> Around:
         """Return what a kernel that moves is told to meet peers before, after, or both."""
         place = self._slabs, self._distance
-        return Around(*place, self._limit, self._report, self._rank, self._devices, before, after)
+        return Around(*place, self._limit, self._report, self.rank, self.devices, before, after)
+
+    def exchange(self, source: int, target: int, nbytes: int, room: int) -> tuple[Exchange, int, bool] | None:
+        """Return what a kernel is told to add up these bytes of all devices, its blocks, and whether words are marked.
+
+        None if it isn't for as many bytes or devices, or for where they lie.
+
+        Parameters
+        ----------
+        source, target : int
+            Addresses of the device's own slabs.
+        nbytes : int
+            Their bytes.
+        room : int
+            How many blocks may wait at once.
+        """
+        if nbytes <= 0 or self.devices > EXCHANGED or any(place % VECTOR for place in (source, target, nbytes)):
+            return None
+        total, marked = nbytes // VECTOR, nbytes <= _MARKED
+        share = -(-total // max(1, min(room, ROWS, -(-nbytes // _SHARE))))
+        # Marks are never where messages without marks were, of which some could look like one.
+        start, half, blocks = 0, _TOLD // self.devices, ROWS
+        if marked:
+            start, half, blocks = 2 * _TOLD, 2 * _MARKED, _MARKED // _SHARE
+        region = half // blocks // VECTOR * VECTOR
+        half = region * blocks
+        if share * VECTOR * (1 + marked) > region:
+            return None
+        told = Exchange(source, target, total, share, 4 * ROWS * ROW + start, half, region)
+        return told, -(-total // share), marked
 
     def missing(self) -> list[int]:
         """Return the peers that a meeting was given up for, once the stream has finished."""
@@ -113,13 +145,13 @@ class Meeting:
 
     def call_off(self) -> None:
         """Have the peers leave their meetings."""
-        for peer in range(self._devices):
+        for peer in range(self.devices):
             word = self._slabs + peer * self._distance + 4 * OFF
             call("cuMemsetD32Async", word, 1, 1, self._stream)
 
     def settle(self) -> None:
         """Begin anew, as all do when none is in a meeting."""
-        call("cuMemsetD32Async", self._slabs + self._rank * self._distance, 0, WORDS, self._stream)
+        call("cuMemsetD32Async", self._slabs + self.rank * self._distance, 0, WORDS, self._stream)
         call("cuStreamSynchronize", self._stream)
         self._missing[:] = 0
 

@@ -4,7 +4,8 @@ A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bi
 in float32, rounded once. What is only copied may be left to a copy engine, which takes no processor: 367 GB/s beside
 374 of a kernel over NVLink 4, from some MiB on.
 
-Where a collective is between meetings, its first kernel holds the one and its last the other, so that a small one is a
+A sum of few bytes of all devices is an exchange (`source`), which is a meeting itself. Where another collective is
+between meetings, its first kernel holds the one and its last the other, so that a small one is a
 single launch. All devices must then have as many blocks, whatever each of them moves: as the whole message has, which
 is of one size on all.
 """
@@ -30,14 +31,17 @@ from tvm_axe.collective.cuda.source import (
     VECTOR,
     Around,
     Box,
+    Exchange,
     Piece,
     Pieces,
     Sum,
     adding,
     copying,
+    exchanging,
     kernels,
     source,
 )
+from tvm_axe.collective.merging import Held
 from tvm_axe.collective.plan import Corner, Move
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import InputError
@@ -67,7 +71,7 @@ class _Kernel(NamedTuple):
     """A launch: which kernel, what it moves, and how many elements, so many at a time, at most are a block's."""
 
     name: str
-    moved: Sum | Pieces
+    moved: Sum | Pieces | Exchange
     items: int
 
 
@@ -139,8 +143,7 @@ class Mover:
         source: Side,
         target: Side,
         meeting: Meeting | None = None,
-        before: bool = False,
-        after: bool = False,
+        holds: Held = Held(),  # noqa: B008, it is a tuple
     ) -> None:
         """Do the phases of a collective.
 
@@ -152,7 +155,7 @@ class Mover:
             The tensors.
         meeting : Meeting, optional
             The device's meetings.
-        before, after : bool
+        holds : Held
             Whether the device meets its peers before it, and after.
 
         Raises
@@ -162,6 +165,9 @@ class Mover:
         """
         if source.dtype != target.dtype:
             raise InputError(f"target has dtype {target.dtype}, not the source's {source.dtype}")
+        if any(holds) and self._exchanged(phases, source, target, _known(meeting), holds):
+            return
+        before, after, _ = holds
         nbytes = max(source.nbytes, target.nbytes)
         # The same on all devices, as are the phases.
         held = 0 < nbytes <= _HELD
@@ -171,20 +177,43 @@ class Mover:
             _known(meeting).meet(True, 0)
         for number, phase in enumerate(phases):
             works = list(_works(phase, target if phase.onwards else source, target))
-            holds = (before and first and number == 0, after and last and number == len(phases) - 1)
-            if any(holds) and not works:
+            meets = (before and first and number == 0, after and last and number == len(phases) - 1)
+            if any(meets) and not works:
                 works = [_Kernel(copying(1), Pieces(), 0)]
             for at, work in enumerate(works):
                 if isinstance(work, _Copy):
                     self._copy(work)
                     continue
-                opens, closes = holds[0] and at == 0, holds[1] and at == len(works) - 1
+                opens, closes = meets[0] and at == 0, meets[1] and at == len(works) - 1
                 if opens or closes:
                     self._launch(work, rows, _known(meeting).around(opens, closes))
                 else:
                     self._launch(work, max(1, min(_BLOCKS, -(-work.items // THREADS))), Around())
         if after and not last:
             _known(meeting).meet(True, 0)
+
+    def _exchanged(self, phases: Sequence[Phase], source: Side, target: Side, meeting: Meeting, holds: Held) -> bool:
+        """Exchange and add slabs, if that is what the phases are, of all devices; whether it is.
+
+        To meet before it is of no use, as what is touched of peers is the exchange's own; nor after it, if it holds
+        that meeting loosely: by the next, all have come there, and so are done with this.
+        """
+        moves = [move for phase in phases for move in phase.moves]
+        if len(moves) != 1 or len(source.slabs) != meeting.devices or len(target.slabs) != meeting.devices:
+            return False
+        (move,) = moves
+        everybody, whole = tuple(range(meeting.devices)), math.prod(move.box) == math.prod(source.shape)
+        if (move.source.slabs, move.target.slabs) != (everybody, (meeting.rank,)) or not whole:
+            return False
+        found = meeting.exchange(source.slabs[meeting.rank], target.slabs[meeting.rank], source.nbytes, self._rows)
+        if found is None:
+            return False
+        told, blocks, marked = found
+        if exchanging(source.dtype, marked) not in self._functions:
+            return False
+        around = meeting.around(False, holds.before and not holds.loosely)
+        self._launch(_Kernel(exchanging(source.dtype, marked), told, told.total), blocks, around)
+        return True
 
     def _launch(self, work: _Kernel, blocks: int, around: Around) -> None:
         pointers = (ctypes.c_void_p * 2)(ctypes.addressof(work.moved), ctypes.addressof(around))

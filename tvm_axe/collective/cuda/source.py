@@ -12,6 +12,16 @@ threads before the thread that fences (``fence.acq_rel.sys`` is cumulative) and 
 behind it in its stream, see them. No load of a peer's memory may go by the read-only cache, which an acquire leaves as
 it is: pointers carry no ``__restrict__``.
 
+An all-reduce of few bytes holds no meeting: it is one, an exchange. A device stores its slab to each peer's *staging*,
+a part of the tensor of words, and adds what has come to its own, so that the way of a message is gone once, not there
+and back and there again, as where a peer is told, reads, and tells that it has read. Who has all that its peers sent
+knows that they have come to the exchange, and nobody reads what is another's. The staging has two halves, of which
+exchanges take turns: who sends the next but one has what the peers sent in the next, which they did behind this one.
+Very small messages say themselves that they are there: each 8 bytes are 4 of data and the exchange's number, stored at
+once, so any data may be sent. Of larger ones a block says so, as where it meets. In both, a thread of each block fences
+before it sends and behind what it has waited for, so that an exchange orders what is before and behind it as a meeting
+does.
+
 Loads of several peers are issued before the first of them is added, since each takes about a microsecond; the sum is
 then in the order of the slabs.
 
@@ -36,8 +46,11 @@ MOST = 72
 """Slabs of a sum, as many GPUs as one NVLink domain has."""
 PIECES = 24
 """Boxes that one kernel copies."""
-ROW, COUNT, OFF = 256, 254, 255
-"""Words of a block's row: the peers', the block's own count, and, in row 0, whether a meeting has been called off."""
+ROW, SENT, EXCHANGE, COUNT, OFF = 256, 240, 253, 254, 255
+"""Words of a block's row: the peers', those that say what peers sent, the numbers of the block's last exchange and last
+meeting, and, in row 0, whether a meeting has been called off."""
+EXCHANGED = 8
+"""The most devices of an exchange."""
 
 # Types that are added: the CUDA type, and what it is added in. Others are only copied, as words of their size.
 _SUMS = {
@@ -56,6 +69,7 @@ _SUMS = {
     "uint32": ("unsigned", "unsigned"),
     "uint64": ("unsigned long long", "unsigned long long"),
 }
+_EXCHANGED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 _WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
 
 
@@ -98,6 +112,24 @@ class Sum(ctypes.Structure):
     )
 
 
+class Exchange(ctypes.Structure):
+    """What an exchange adds: `total` vectors of `VECTOR` bytes of each device, `share` a block.
+
+    The staging begins at byte `staging` of a slab; a device's part of a half has `half` bytes, of which a block has
+    `region`.
+    """
+
+    _fields_ = (
+        ("source", ctypes.c_uint64),
+        ("target", ctypes.c_uint64),
+        ("total", ctypes.c_int64),
+        ("share", ctypes.c_int64),
+        ("staging", ctypes.c_int64),
+        ("half", ctypes.c_int64),
+        ("region", ctypes.c_int64),
+    )
+
+
 class Piece(ctypes.Structure):
     """A box that is copied."""
 
@@ -111,28 +143,39 @@ class Pieces(ctypes.Structure):
 
 
 MEET = """
-// Wait until a word of the device's own slab is as large as a target, or that is given up: then it is reported.
+__device__ void axe_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Whether a wait is given up at this poll, since it takes too long or a peer has called it off: then it is reported.
+__device__ bool axe_given_up(int polls, unsigned long long& start, unsigned* off, unsigned* missing,
+                             unsigned long long limit) {
+  if (polls % 64 != 63) return false;
+  unsigned called_off;
+  unsigned long long now;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(called_off) : "l"(off) : "memory");
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  if (start == 0) start = now;
+  if (!called_off && now - start <= limit) return false;
+  *missing = 1;
+  asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(off) : "memory");  // no later wait goes on
+  return true;
+}
+
+// Wait until a word of the device's own slab is as large as a target, or that is given up.
 __device__ void axe_await(unsigned* word, unsigned target, unsigned* off, unsigned* missing,
                           unsigned long long limit) {
-  unsigned seen, called_off;
-  unsigned long long start = 0, now;
+  unsigned seen;
+  unsigned long long start = 0;
   for (int polls = 0;; ++polls) {
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
-    if (static_cast<int>(seen - target) >= 0) return;
-    if (polls % 64) continue;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(called_off) : "l"(off) : "memory");
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    if (start == 0) start = now;
-    if (called_off || now - start > limit) break;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+    if (static_cast<int>(seen - target) >= 0 || axe_given_up(polls, start, off, missing, limit)) break;
   }
-  *missing = 1;
-  asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(off) : "memory");  // no later meeting waits again
+  axe_fence();
 }
 
 // Tell a peer that what happened before, in this device's memory or another's, has.
 __device__ void axe_tell(unsigned* word, unsigned count) {
-  asm volatile("fence.acq_rel.sys;" ::: "memory");
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(count) : "memory");
+  axe_fence();
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(count) : "memory");
 }
 """
 
@@ -150,6 +193,7 @@ struct Around {{
 }};
 struct Box {{ long long extent[{DIMS}], source_step[{DIMS}], target_step[{DIMS}], run, total; }};
 struct Sum {{ Box box; unsigned long long source[{MOST}], target[{MOST}]; int sources, targets; }};
+struct Exchange {{ unsigned long long source, target; long long total, share, staging, half, region; }};
 struct Piece {{ Box box; unsigned long long source, target; }};
 struct Pieces {{ Piece piece[{PIECES}]; long long count; }};
 
@@ -272,6 +316,109 @@ template <typename T, typename Wide, int LANES> __device__ void add(const Sum& m
 """
 
 
+_EXCHANGE = f"""
+// 16 bytes as two words of 8, of which each is stored at once: 4 of data, and the number of the exchange.
+__device__ void send_marked(char* place, uint4 data, unsigned number) {{
+  unsigned long long mark = static_cast<unsigned long long>(number) << 32, word[4];
+  word[0] = data.x | mark, word[1] = data.y | mark, word[2] = data.z | mark, word[3] = data.w | mark;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {{
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {{%1, %2}};" ::"l"(place + 16 * half), "l"(word[2 * half]),
+                 "l"(word[2 * half + 1])
+                 : "memory");
+  }}
+}}
+
+// What a peer sent there, once it has come, or the wait for it is given up.
+__device__ uint4 marked(const char* place, unsigned number, unsigned* off, unsigned* missing,
+                        unsigned long long limit) {{
+  unsigned long long word[4], start = 0;
+  for (int polls = 0;; ++polls) {{
+    bool there = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {{
+      asm volatile("ld.relaxed.sys.global.v2.b64 {{%0, %1}}, [%2];"
+                   : "=l"(word[2 * half]), "=l"(word[2 * half + 1])
+                   : "l"(place + 16 * half)
+                   : "memory");
+    }}
+#pragma unroll
+    for (int k = 0; k < 4; ++k) there = there && static_cast<unsigned>(word[k] >> 32) == number;
+    if (there || axe_given_up(polls, start, off, missing, limit)) break;
+  }}
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}}
+
+template <typename T, typename Wide, int LANES, bool MARKED>
+__device__ void exchange(const Exchange& moved, const Around& around) {{
+  union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
+  __shared__ unsigned shared_number;
+  const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR};
+  char* slab = around.slabs + around.me * around.distance;
+  unsigned *words = reinterpret_cast<unsigned*>(slab), *row = words + {ROW} * blockIdx.x;
+  if (threadIdx.x == 0) {{
+    row[{EXCHANGE}] = shared_number = row[{EXCHANGE}] + 1;
+    axe_fence();
+  }}
+  __syncthreads();
+  unsigned number = shared_number;
+  long long first = blockIdx.x * moved.share, count = min(moved.share, moved.total - first);
+  const uint4* source = reinterpret_cast<const uint4*>(moved.source) + first;
+  uint4* target = reinterpret_cast<uint4*>(moved.target) + first;
+  // Where this block's vectors of a device are in another's staging, in the half whose turn it is.
+  auto staged = [&](int whose, int from) {{
+    return around.slabs + whose * around.distance + moved.staging +
+           ((number & 1) * around.devices + from) * moved.half + blockIdx.x * moved.region;
+  }};
+  for (long long i = threadIdx.x; i < count; i += blockDim.x) {{
+    uint4 own = source[i];
+    for (int away = 1; away < around.devices; ++away) {{
+      int peer = (around.me + away) % around.devices;
+      char* place = staged(peer, around.me) + i * WIDTH;
+      if (MARKED) send_marked(place, own, number);
+      else *reinterpret_cast<uint4*>(place) = own;
+    }}
+  }}
+  int peer = threadIdx.x;
+  if (!MARKED) {{
+    __syncthreads();
+    if (peer < around.devices && peer != around.me) {{
+      unsigned* theirs = reinterpret_cast<unsigned*>(around.slabs + peer * around.distance) + {ROW} * blockIdx.x;
+      axe_tell(theirs + {SENT} + around.me, number);
+      axe_await(row + {SENT} + peer, number, words + {OFF}, around.missing + peer, around.limit);
+    }}
+    __syncthreads();
+  }}
+  for (long long i = threadIdx.x; i < count; i += blockDim.x) {{
+    Wide sum[LANES];
+    for (int from = 0; from < around.devices; ++from) {{
+      Vector term;
+      const char* place = staged(around.me, from) + i * WIDTH;
+      if (from == around.me) term.whole = source[i];
+      else if (MARKED) term.whole = marked(place, number, words + {OFF}, around.missing + from, around.limit);
+      else term.whole = *reinterpret_cast<const uint4*>(place);
+#pragma unroll
+      for (int lane = 0; lane < LANES; ++lane) {{
+        Wide wide = widened<Wide, T>(term.pack.lane[lane]);
+        sum[lane] = from == 0 ? wide : sum[lane] + wide;
+      }}
+    }}
+    Vector result;
+#pragma unroll
+    for (int lane = 0; lane < LANES; ++lane) result.pack.lane[lane] = narrowed<T, Wide>(sum[lane]);
+    target[i] = result.whole;
+  }}
+  if (MARKED && threadIdx.x == 0) axe_fence();
+  meet_block(around, around.after);
+}}
+"""
+
+
+def exchanging(dtype: str, marked: bool) -> str:
+    """Return the name of the kernel that exchanges and adds, by words that are `marked` or by blocks that tell."""
+    return f"exchange_{dtype}_{'marked' if marked else 'told'}"
+
+
 def copying(nbytes: int) -> str:
     """Return the name of the kernel that copies words of so many bytes."""
     return f"copy_{nbytes}"
@@ -297,15 +444,23 @@ def kernels() -> dict[str, str]:
     for dtype, (kind, wide) in {**_SUMS, "bool": ("Boolean", "unsigned")}.items():
         for lanes in {1, VECTOR // check_dtype(dtype).itemsize}:
             bodies[adding(dtype, lanes)] = f"add<{kind}, {wide}, {lanes}>"
+        for marked in (True, False) if dtype in _EXCHANGED else ():
+            lanes, given = VECTOR // check_dtype(dtype).itemsize, str(marked).lower()
+            bodies[exchanging(dtype, marked)] = f"exchange<{kind}, {wide}, {lanes}, {given}>"
     return bodies
 
 
 @functools.cache
 def source() -> str:
     """Return the kernels' source."""
-    return _HEAD + "".join(
-        f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(const __grid_constant__ '
-        f"{'Pieces' if body.startswith('copy') else 'Sum'} moved, const __grid_constant__ Around around) "
-        f"{{ {body}(moved, around); }}\n"
-        for name, body in kernels().items()
+    moved = {"copy": "Pieces", "add": "Sum", "exchange": "Exchange"}
+    return (
+        _HEAD
+        + _EXCHANGE
+        + "".join(
+            f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(const __grid_constant__ '
+            f"{moved[name.partition('_')[0]]} moved, const __grid_constant__ Around around) "
+            f"{{ {body}(moved, around); }}\n"
+            for name, body in kernels().items()
+        )
     )

@@ -37,6 +37,7 @@ from tvm_axe.meta.task import Workload
 from tvm_axe.records.database import FAILED_SECONDS, Database
 from tvm_axe.records.folders import folder_for, target_name
 from tvm_axe.records.trials import key_of, read_trials
+from tvm_axe.relax.fuse import is_model
 from tvm_axe.schedule import Schedule
 
 __all__ = ["base_of", "best_schedule", "in_order", "name_of", "outcomes", "tune_program"]
@@ -194,7 +195,15 @@ def base_of(
     ------
     LowerError
         If no mesh is given, or another one than the schedule's.
+    TuneError
+        If it is a Relax model.
     """
+    if isinstance(program, IRModule) and is_model(program):
+        raise TuneError(
+            f"{primitive}: the schedules of a function are searched, and a Relax model has many functions: "
+            "axe.compile(model, mesh=mesh) chooses by cost how they are shared (exe.show() says how, pins= and memory= "
+            "decide otherwise), and axe.tune(exe.module) tunes the kernels of a device"
+        )
     mesh = None if mesh is None else Mesh.of(mesh)
     if isinstance(program, Schedule):
         if mesh is not None and mesh != program.mesh:

@@ -1,7 +1,9 @@
 """The schedules of a program: what its collectives can be split into, moved behind, fused with and overlapped with.
 
 Primitives are tried in the order split, reorder, as_slice, fuse, overlap, in which each makes room for the next; what a
-validity rule refuses is no schedule. Two ways to the same function count once.
+validity rule refuses is no schedule. Two ways to the same function count once. Where devices have streams of their own,
+collectives go beside what doesn't depend on them (`beside_others`); where kernels meet by themselves, an all-reduce
+takes what follows it into one (`in_one_meeting`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from tvm_axe.analysis.sharing import bound_loops, gathered, root_of, sharded_dim
 from tvm_axe.analysis.tree import BlockTree
 from tvm_axe.errors import ScheduleError
 from tvm_axe.layout import Mesh
+from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower import Lowered
 from tvm_axe.schedule import Schedule, query
 from tvm_axe.schedule.overlapping import cuts_of
@@ -137,6 +140,45 @@ def one_after_other(seed: Schedule, keep: Collection[str] = ()) -> Iterator[Cand
                 if key not in seen:
                     seen.add(key)
                     yield fused
+
+
+def beside_others(candidate: Candidate) -> Candidate | None:
+    """The candidate with each collective beside others that can be, as its lowered form says; None if none can."""
+    assert candidate.lowered is not None  # it says which stages are collectives
+    kinds = {str(kind) for kind in Collective}
+    collectives = [stage.name for stage in candidate.lowered.stages if stage.kind in kinds]
+    marked = candidate
+    for name in collectives:
+        further = marked.then(f"beside({name})", functools.partial(_mark, name=name))
+        marked = marked if further is None else further
+    return None if marked is candidate else marked
+
+
+def _mark(sch: Schedule, name: str) -> None:
+    sch.beside(sch.get_sblock(name))
+
+
+def in_one_meeting(candidate: Candidate) -> Candidate | None:
+    """The candidate with its last all-reduce and what follows it in one kernel, as far as that goes; or None."""
+    nests, found = candidate.nests(), None
+    for at, nest in enumerate(nests):
+        if len(nest) > 1 or nest[0] not in _all_reduces(candidate):
+            continue
+        chain = list(nest)
+        for other in nests[at + 1 :]:
+            if len(other) > 1 or is_product(candidate.tree.named(other[0]).block):
+                break
+            further = candidate.then(
+                f"fuse_collective([{', '.join([*chain, *other])}])", functools.partial(_fuse, names=[*chain, *other])
+            )
+            if further is None:
+                break
+            chain, found = [*chain, *other], further
+    return found
+
+
+def _fuse(sch: Schedule, names: Sequence[str]) -> None:
+    sch.fuse_collective([sch.get_sblock(name) for name in names])
 
 
 def structure(sch: s_tir.Schedule) -> int:
@@ -318,11 +360,7 @@ def _fused(candidate: Candidate, nests: Sequence[Sequence[str]]) -> Candidate | 
     names = [nest[0] for nest in nests]
     blocks = [candidate.tree.named(name) for name in names]
     if bound_loops(blocks[0], SPATIAL):
-
-        def fuse(sch: Schedule) -> None:
-            sch.fuse_collective([sch.get_sblock(name) for name in names])
-
-        return candidate.then(f"fuse_collective([{', '.join(names)}])", fuse)
+        return candidate.then(f"fuse_collective([{', '.join(names)}])", functools.partial(_fuse, names=names))
     if (
         not all(nest.block.init is None for nest in blocks)
         or any(_communicates(candidate.sch, name) for name in names)

@@ -9,7 +9,8 @@ instructions only, so that any MetaSchedule reads the records and replays their 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import s_tir, tirx
@@ -18,19 +19,32 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from tvm_axe.collective.side import BESIDE
 from tvm_axe.layout import Mesh
+from tvm_axe.lower import Lowered
 from tvm_axe.lower.cost import estimate
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.meta.mesh.candidates import Candidates, mesh_of
 from tvm_axe.meta.mesh.devices import Devices
-from tvm_axe.meta.mesh.moves import Candidate, one_after_other, spaces, structure
+from tvm_axe.meta.mesh.moves import Candidate, beside_others, in_one_meeting, one_after_other, spaces, structure
 from tvm_axe.meta.mesh.seeds import sharings
 from tvm_axe.meta.spaces.mutator import MutateChoice
 from tvm_axe.records.database import with_only_attrs
 from tvm_axe.records.folders import MESH
 from tvm_axe.schedule import LAYOUTS
+from tvm_axe.tile.backend import TileBackend
 
-__all__ = ["CHUNKS", "Lowers", "devices_of", "first_schedules", "program_space", "program_target", "program_workload"]
+__all__ = [
+    "CHUNKS",
+    "Lowers",
+    "devices_of",
+    "first_schedules",
+    "on_gpus",
+    "program_space",
+    "program_target",
+    "program_workload",
+]
 
 ENGINE, KEEP = "axe.engine", "axe.keep"
 """A workload's attributes beside its mesh: what its devices are, and the outputs that may stay sharded."""
@@ -101,7 +115,36 @@ def first_schedules(mod: IRModule, chunks: Sequence[int], candidates: Candidates
     # What can't be lowered yet may be with its gathers elsewhere.
     ways = sorted(sharings(mod["main"], mesh), key=lambda way: _cost(way.mod, known) or math.inf)[:SHARINGS]
     found = {structure(c.sch): c for way in ways for c in one_after_other(way, keep)}
-    return _cheapest(spaces(_cheapest(((c,) for c in found.values()), known)[:SCHEDULES], chunks), known)
+    chosen = _cheapest(((c,) for c in found.values()), known)[:SCHEDULES]
+    return _cheapest(spaces([*chosen, *on_gpus(chosen, known)], chunks), known)
+
+
+def on_gpus(chosen: Sequence[Candidate], candidates: Candidates) -> Iterator[Candidate]:
+    """What else becomes of schedules where kernels meet by themselves and devices have a stream beside theirs.
+
+    Collectives beside others hide; and of a few rows an all-reduce is one kernel with what follows it.
+
+    Parameters
+    ----------
+    chosen
+        Schedules that were lowered.
+    candidates
+        What is known of the program's schedules, and what its devices are.
+    """
+    backend = None if candidates.devices.target is None else backend_of(candidates.devices.target)
+    if not isinstance(backend, TileBackend) or not backend.meets:
+        return
+    for candidate in chosen:
+        for made in (in_one_meeting(candidate), beside_others(candidate)):
+            lowered = None if made is None else candidates.lowered_or_none(made.sch.mod)
+            if made is not None and lowered is not None and _is_other(lowered):
+                yield replace(made, lowered=lowered)
+
+
+def _is_other(lowered: Lowered) -> bool:
+    """Whether it has a collective beside others, or a kernel that meets by itself."""
+    beside = any(call.function.endswith(BESIDE) for call in lowered.calls)
+    return beside or any(buffer.is_flags for buffer in lowered.buffers.values())
 
 
 def _cheapest(spaces: Iterable[tuple[Candidate, ...]], candidates: Candidates) -> list[Candidate]:

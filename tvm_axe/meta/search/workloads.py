@@ -12,11 +12,12 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.meta.task import Workload
-from tvm_axe.nests import Values, check_values
+from tvm_axe.nests import Values, check_values, names_of
 from tvm_axe.nests.default import is_unscheduled
 from tvm_axe.nests.ranges import specialized, values_of
 from tvm_axe.records.database import normalize
@@ -56,7 +57,7 @@ def workloads_of(
         functions = {str(task.task_name): (task.dispatched[0]["main"], int(task.weight)) for task in tasks}
     else:
         functions = {str(variable.name_hint): (func, 1) for variable, func in program.functions_items()}
-    check_values(values or {}, [func for func, _ in functions.values()])
+    check_values(values or {}, names_of(func for func, _ in functions.values()))
     found: dict[str, Workload] = {}
     left_out = {}
     for name, (func, weight) in _at_values(functions, target, values).items():
@@ -95,6 +96,8 @@ def _why_not(func: Any) -> str | None:
         return "not a schedulable TensorIR function (@T.prim_func(s_tir=True))"
     if has_choice(func):
         return "its schedule chose a tile kernel"
+    if KERNEL in func.attrs:
+        return f"the kernel {func.attrs[KERNEL]} computes all of it"
     try:
         infos = ms.arg_info.ArgInfo.from_prim_func(func)
         for info in infos:

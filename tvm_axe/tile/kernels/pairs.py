@@ -41,6 +41,7 @@ def matmul_scatter(
     transpose_b: bool = True,
     whole: bool = False,
     *,
+    pieces: int = 1,
     groups: int,
     block_m: int,
     block_n: int,
@@ -57,12 +58,17 @@ def matmul_scatter(
     if there is one, and the one rounding. What isn't finite spreads over a tile's rows, or its columns with
     `transpose_b`: zero times infinity is no number.
 
+    In several `pieces`, a partial sum is sent as what `dtype` has of it, then what it has of the rest, and so on, and
+    all are added: two of bfloat16 have 16 bits, about what is left of a float32 that summed many terms; three have 24.
+
     `out` has the own rows alone, or is the `whole` of the product, of which they are written and counted too.
 
     Parameters
     ----------
     dtype : str
         Of A and B, and of the partial sums: ``"float16"`` or ``"bfloat16"``.
+    pieces : int
+        How many numbers of `dtype` a partial sum is sent as.
     groups : int
         At most how many groups of columns are sent one after the other.
 
@@ -87,18 +93,28 @@ def matmul_scatter(
             "tile, by whose unit matrix partial sums are multiplied; valid is a divisor"
         )
     steps, parts = -(-k // block_k), side // block_k
-    more, last, slots = parts * (devices - 1), devices - 1, devices if whole else 1
+    each, last, slots = parts * pieces, devices - 1, devices if whole else 1  # steps of a peer's partial sums
+    more, sums = each * last, (devices, *([pieces] if pieces > 1 else []), rows, n)
     sent, wide = column_groups(n, block_n, groups)
     b_shape, b_tile = ((n, k), (block_n, block_k)) if transpose_b else ((k, n), (block_k, block_n))
-    pieces, height = side // math.gcd(side, 16), math.gcd(side, 16)
+    cut, height = side // math.gcd(side, 16), math.gcd(side, 16)
 
-    def inside(start: Any, extent: int) -> Any:
+    def inside(start: Any, step: Any, extent: int) -> Any:
         """Where a step's partial sums start: what would start behind the end is added to what isn't stored."""
+        start = start + step % parts * block_k
         return start if extent % side == 0 else T.min(start, (extent - 1) // block_k * block_k)
+
+    def peer(me: Any, step: Any) -> Any:
+        """Whose partial sums are added in a step."""
+        return (me + last - step // each) % devices
+
+    def place(slot: Any, piece: Any, row: Any, column: Any) -> Any:
+        """Where the tile at a row and a column of a piece is in the sums of a device."""
+        return (slot, piece, row, column) if pieces > 1 else (slot, row, column)
 
     @T.prim_func
     def prepare(words: T.Buffer((2, devices, sent), "int32"), unit: T.Buffer((side, side), dtype)) -> None:
-        with tile.kernel(pieces) as i:
+        with tile.kernel(cut) as i:
             with tile.parallel(height, side) as (x, y):
                 unit[i * height + x, y] = T.cast(T.Select(i * height + x == y, T.float32(1), T.float32(0)), dtype)
             if i == 0:
@@ -111,9 +127,9 @@ def matmul_scatter(
         B: T.Buffer(b_shape, dtype),
         me: T.int32,
         unit: T.Buffer((side, side), dtype),
-        arrived: T.Buffer((devices, rows, n), dtype),
+        arrived: T.Buffer(sums, dtype),
         words: T.Buffer((2, devices, sent), "int32"),
-        mine: T.Buffer((devices, rows, n), dtype),
+        mine: T.Buffer(sums, dtype),
         out: T.Buffer((slots, rows, n), out),
     ) -> None:
         with _turns(devices, tile.cdiv(rows, block_m), tile.cdiv(n, block_n), swizzle) as (s, i, j):
@@ -127,14 +143,17 @@ def matmul_scatter(
                     tile.copy(A[owner, i * block_m, l * block_k], a)
                     tile.copy(B[j * block_n, l * block_k] if transpose_b else B[l * block_k, j * block_n], b)
                 else:
-                    if (l - steps) % parts == 0:
-                        tile.wait(words[FLAGS, (me + last - (l - steps) // parts) % devices, j // wide], loads=True)
+                    if (l - steps) % each == 0:
+                        tile.wait(words[FLAGS, peer(me, l - steps), j // wide], loads=True)
                     if transpose_b:
                         tile.copy(
                             arrived[
-                                (me + last - (l - steps) // parts) % devices,
-                                i * block_m,
-                                inside(j * block_n + (l - steps) % parts * block_k, n),
+                                place(
+                                    peer(me, l - steps),
+                                    (l - steps) // parts % pieces,
+                                    i * block_m,
+                                    inside(j * block_n, l - steps, n),
+                                )
                             ],
                             a,
                         )
@@ -143,15 +162,26 @@ def matmul_scatter(
                         tile.copy(unit[0, (l - steps) % parts * block_k], a)
                         tile.copy(
                             arrived[
-                                (me + last - (l - steps) // parts) % devices,
-                                inside(i * block_m + (l - steps) % parts * block_k, rows),
-                                j * block_n,
+                                place(
+                                    peer(me, l - steps),
+                                    (l - steps) // parts % pieces,
+                                    inside(i * block_m, l - steps, rows),
+                                    j * block_n,
+                                )
                             ],
                             b,
                         )
                 tile.gemm(a, b, c, transpose_b=transpose_b)
             if s < last:
-                tile.copy(c, mine[owner, i * block_m, j * block_n])
+                tile.copy(c, mine[place(owner, 0, i * block_m, j * block_n)])
+                if pieces > 1:
+                    with tile.parallel(block_m, block_n) as (x, y):
+                        c[x, y] = c[x, y] - T.cast(T.cast(c[x, y], dtype), "float32")
+                    tile.copy(c, mine[place(owner, 1, i * block_m, j * block_n)])
+                if pieces > 2:
+                    with tile.parallel(block_m, block_n) as (x, y):
+                        c[x, y] = c[x, y] - T.cast(T.cast(c[x, y], dtype), "float32")
+                    tile.copy(c, mine[place(owner, 2, i * block_m, j * block_n)])
                 tile.signal(words[COUNTERS, owner, j // wide], add=True)
             else:
                 tile.copy(c, out[me % slots, i * block_m, j * block_n])

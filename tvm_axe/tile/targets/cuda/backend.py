@@ -65,6 +65,10 @@ class CudaTileBackend(CudaBackend, TileBackend):
     def pairs(self) -> bool:
         return self.gpu.tensor_cores == "wgmma"  # the specialized model's, whose producer alone waits
 
+    @property
+    def meets(self) -> bool:
+        return True
+
     def plan(self, program: TileProgram, target: Target) -> Plan:
         return decide(program, target)
 

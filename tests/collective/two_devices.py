@@ -1,0 +1,112 @@
+"""What tests of devices with memory of their own share: two of them, a program, and what may be left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from apart import launched
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from tvm_axe.collective import Argument, Coord, LoadedProgram, MeshTensor, Workers
+from tvm_axe.layout import Mesh
+from tvm_axe.machines import resolve_target
+
+TWO = Mesh({"tp": 2})
+
+
+@I.ir_module
+class Turns:
+    """Counts up what the neighbour has, meets, and does it again; what has not been waited for shows."""
+
+    @T.prim_func(s_tir=True)
+    def step(a: T.handle, out: T.Buffer((1000,), "int32"), tp: T.int32):
+        A = T.match_buffer(a, (2, 1000), "int32", strides=[524288, 1])
+        for i in range(1000):
+            with T.sblock("step"):
+                vi = T.axis.spatial(1000, i)
+                out[vi] = A[1 - tp, vi] + 1
+
+    @R.function(pure=False)
+    def main(
+        a: R.Tensor((2, 1000), "int32"),
+        own_a: R.Tensor((1000,), "int32"),
+        b: R.Tensor((2, 1000), "int32"),
+        own_b: R.Tensor((1000,), "int32"),
+        tp: R.Prim("int32"),
+    ):
+        R.func_attr({"relax.force_pure": False})
+        cls = Turns
+        _: R.Tuple() = cls.step(a, own_b, tp)
+        _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+        _2: R.Tuple() = cls.step(b, own_a, tp)
+        _3: R.Tuple() = R.call_packed("axe.arrive", sinfo_args=(R.Tuple(),))
+        _4: R.Tuple() = R.call_packed("axe.wait", 0, sinfo_args=(R.Tuple(),))
+        return R.tuple()
+
+
+def turning(workers: Workers) -> tuple[LoadedProgram, list[Argument], MeshTensor]:
+    """The program, its arguments, and what it counts up by 2 a run."""
+    a, b = workers.mesh_tensor((1000,), "int32"), workers.mesh_tensor((1000,), "int32")
+    program = workers.load(Turns, resolve_target(workers.target))
+    return program, [(a, "tp"), (a, "slab"), (b, "tp"), (b, "slab"), Coord("tp")], a
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> str:
+    if request.param.startswith("cuda"):
+        request.getfixturevalue("cuda")
+    return request.param
+
+
+def workers_here() -> list[psutil.Process]:
+    """The workers' processes of every launch of this process, the newest last: other tests' launches stay open."""
+    there = [worker for server in servers_here() for worker in server.children(recursive=True)]
+    return sorted(there, key=lambda worker: (worker.create_time(), worker.pid))
+
+
+def servers_here() -> list[psutil.Process]:
+    """The processes that fork workers."""
+    return [child for child in psutil.Process().children() if "tvm_axe.processes.server" in command_of(child)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """What a process was started with; nothing of one that has ended and isn't collected yet."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # of which a zombie is one
+        return ""
+
+
+@pytest.fixture
+def nothing_left(place: str) -> Iterator[None]:
+    """No process of a worker, no descriptor and no mapping of an arena is left."""
+    with launched(TWO, place) as workers:  # what stays for the whole process is there now
+        check_usable(workers)
+        if workers.device_type == "cuda" and not workers.apart:  # the driver's files of what is loaded, for one
+            program, arguments, _ = turning(workers)
+            workers.call(program, arguments)
+    gc.collect()
+
+    def held() -> tuple[int, int, int]:
+        with open("/proc/self/maps") as maps:
+            arenas = sum("memfd:tvm_axe" in line for line in maps)
+        return len(os.listdir("/proc/self/fd")), len(workers_here()), arenas
+
+    before = held()
+    yield
+    assert held() == before
+
+
+def check_usable(workers: Workers) -> None:
+    x = workers.mesh_tensor((3,), "float32")
+    for device in range(workers.mesh.size):
+        x.slab(device)[:] = device + 1
+    workers.all_reduce(x, x, "tp")
+    assert x.slab(0).tolist() == [workers.mesh.size * (workers.mesh.size + 1) / 2] * 3
+    workers.free(x)
