@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +56,13 @@ class Found:
     inserted: tuple[str, ...]
 
     def __str__(self) -> str:
+        return self.row()
+
+    def row(self, apart: Sequence[str] = ()) -> str:
+        """Its line of a table, with the steps ``apart`` that set it apart from others of the same notation."""
         median = self.why_not if self.median_ms is None else f"{self.median_ms:10.3f}"
         line = f"{self.notation:<44} {self.bytes:>13,} {self.estimate_ms:>9.3f} {median}"
+        line += f"  by {', '.join(apart)}" if apart else ""
         return "\n".join([line, *(f"  redistributed: {copies}" for copies in self.inserted)])
 
     def _repr_html_(self) -> str:
@@ -145,14 +151,28 @@ class TuneResult:
         return self.best.notation
 
     def table(self) -> str:
-        """The schedules of a program on a mesh, one a line; of kernels, their times."""
+        """The schedules of a program on a mesh, one a line; of kernels, their times.
+
+        Where several schedules have one notation, a line ends with the steps that not all of them have: the dimension
+        that is scattered, the number of chunks.
+        """
         if not self.schedules:
             lines = [f"{'function':<44} {'untuned ms':>12} {'best ms':>12} {'trials':>8}"]
             for task in self.tasks:
                 cells = " ".join(f"{'-' if ms is None else f'{ms:.3f}':>12}" for ms in (task.before_ms, task.best_ms))
                 lines.append(f"{task.name:<44} {cells} {task.trials:>8}")
             return "\n".join(lines)
-        return "\n".join([_HEAD, *map(str, self.schedules)])
+        return "\n".join([_HEAD, *(found.row(apart) for found, apart in _set_apart(self.schedules))])
 
     def _repr_html_(self) -> str:
         return preformatted(self.table())
+
+
+def _set_apart(schedules: Sequence[Found]) -> Iterator[tuple[Found, list[str]]]:
+    """Each schedule with those of its steps that others of its notation don't have."""
+    alike: dict[str, list[set[str]]] = {}
+    for found in schedules:
+        alike.setdefault(found.notation, []).append(set(found.steps))
+    for found in schedules:
+        common = set.intersection(*alike[found.notation])
+        yield found, [step for step in found.steps if step not in common]

@@ -1,6 +1,7 @@
 """axe.search: what it measures, what it keeps, what it says of the rest."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,9 @@ def test_the_best_runs_and_is_right(sgd, tmp_path):
         outputs = axe.compile(result.best.sch, work_dir=None).run(workers, *arrays)
     assert sgd.error(outputs, sgd.reference(*arrays)) < sgd.tolerance
     assert result.best.notation in result.table()
+    twin = replace(result.best, steps=(*result.best.steps, "overlap([mm, rs], tp, 4)"))
+    _, once, again = replace(result, schedules=(result.best, twin)).table().splitlines()
+    assert again == f"{once}  by overlap([mm, rs], tp, 4)"
     assert (result.schedule, result.notation) == (result.best.sch, result.best.notation)
     (task,) = result.tasks
     assert task.best_ms == result.best.median_ms
