@@ -40,6 +40,7 @@ from tvm_axe.collective.cuda.source import (
     exchanging,
     kernels,
     source,
+    threads,
 )
 from tvm_axe.collective.merging import Held
 from tvm_axe.collective.plan import Corner, Move
@@ -218,7 +219,7 @@ class Mover:
     def _launch(self, work: _Kernel, blocks: int, around: Around) -> None:
         pointers = (ctypes.c_void_p * 2)(ctypes.addressof(work.moved), ctypes.addressof(around))
         place, function = ctypes.addressof(pointers), self._functions[work.name]
-        call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, self._stream, place, 0)
+        call("cuLaunchKernel", function, blocks, 1, 1, threads(work.name), 1, 1, 0, self._stream, place, 0)
 
     def _copy(self, copy: _Copy) -> None:
         if copy.rows == 1:
