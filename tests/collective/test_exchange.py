@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tvm_axe.collective.algorithms import Algorithm, phases
 from tvm_axe.collective.cuda import meeting
+from tvm_axe.collective.cuda.exchange import Exchange
 from tvm_axe.collective.cuda.meeting import Meeting
 from tvm_axe.collective.cuda.moving import Mover, Side
-from tvm_axe.collective.cuda.source import Around, Exchange, kernels
+from tvm_axe.collective.cuda.source import Around, kernels
 from tvm_axe.collective.merging import Held
 
 VECTOR = 16  # bytes

@@ -4,7 +4,7 @@ A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bi
 in float32, rounded once. What is only copied may be left to a copy engine, which takes no processor: 367 GB/s beside
 374 of a kernel over NVLink 4, from some MiB on.
 
-A sum of few bytes of all devices is an exchange (`source`), which is a meeting itself. Where another collective is
+A sum of few bytes of all devices is an exchange (`exchange`), which is a meeting itself. Where another collective is
 between meetings, its first kernel holds the one and its last the other, so that a small one is a
 single launch. All devices must then have as many blocks, whatever each of them moves: as the whole message has, which
 is of one size on all.
@@ -22,16 +22,14 @@ import tvm_ffi
 
 from tvm_axe.collective.algorithms import Phase
 from tvm_axe.collective.cuda.driver import call, enum, struct
+from tvm_axe.collective.cuda.exchange import THREADS, VECTOR, Exchange
 from tvm_axe.collective.cuda.meeting import ROWS, Meeting
 from tvm_axe.collective.cuda.source import (
     DIMS,
     MOST,
     PIECES,
-    THREADS,
-    VECTOR,
     Around,
     Box,
-    Exchange,
     Piece,
     Pieces,
     Sum,

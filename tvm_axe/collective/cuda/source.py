@@ -12,19 +12,7 @@ threads before the thread that fences (``fence.acq_rel.sys`` is cumulative) and 
 behind it in its stream, see them. No load of a peer's memory may go by the read-only cache, which an acquire leaves as
 it is: pointers carry no ``__restrict__``.
 
-An all-reduce of few bytes holds no meeting: it is one, an exchange. A device stores its slab to each peer's *staging*,
-a part of the tensor of words, and adds what has come to its own, so that the way of a message is gone once, not there
-and back and there again, as where a peer is told, reads, and tells that it has read. Who has all that its peers sent
-knows that they have come to the exchange, and nobody reads what is another's. The staging has two halves, of which
-exchanges take turns: who sends the next but one has what the peers sent in the next, which they did behind this one.
-Very small messages say themselves that they are there: each 8 bytes are 4 of data and the exchange's number, stored at
-once, so any data may be sent. Of larger ones a block says so, as where it meets.
-
-An exchange orders what is before and behind it as a meeting does, and for that a thread fences and tells, is told and
-fences. That isn't in the way of marked words, which need no order: a warp of the first block does it beside those that
-move, and the kernel ends when both have. A fence also waits for what its thread has stored, so nothing is stored ahead
-of it: the number of a block's exchange is written last. A thread has its data and the number at once, as it reads both
-by itself, and keeps the data to add them.
+An all-reduce of few bytes holds no meeting: it is one, an exchange (`tvm_axe.collective.cuda.exchange`).
 
 Loads of several peers are issued before the first of them is added, since each takes about a microsecond; the sum is
 then in the order of the slabs.
@@ -37,29 +25,18 @@ from __future__ import annotations
 import ctypes
 import functools
 
+from tvm_axe.collective.cuda import exchange
+from tvm_axe.collective.cuda.exchange import THREADS, VECTOR, WARP
+from tvm_axe.collective.cuda.waiting import COUNT, MEET, OFF, PRIMITIVES, ROW
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import InputError
 
-THREADS = 512
-"""Of a block; of those of an exchange, whose `WARP` others tell and wait, those that move."""
-WARP = 32
-VECTOR = 16
-"""Bytes of the longest load."""
 DIMS = 4
 """Dimensions of the runs of a box."""
 MOST = 72
 """Slabs of a sum, as many GPUs as one NVLink domain has."""
 PIECES = 24
 """Boxes that one kernel copies."""
-ROW, SENT, EXCHANGE, COUNT, OFF = 256, 240, 253, 254, 255
-"""Words of a block's row: the peers', those that say what peers sent, the numbers of the block's last exchange and last
-meeting, and, in row 0, whether a meeting has been called off."""
-BLOCKS = 128
-"""The most blocks of a kernel that waits, each of which has a row of words."""
-PHASES, KEPT = 8, 32
-"""What is sampled of an exchange, and of how many, where that is asked for: see `source`."""
-EXCHANGED = 8
-"""The most devices of an exchange."""
 
 # Types that are added: the CUDA type, and what it is added in. Others are only copied, as words of their size.
 _SUMS = {
@@ -121,24 +98,6 @@ class Sum(ctypes.Structure):
     )
 
 
-class Exchange(ctypes.Structure):
-    """What an exchange adds: `total` vectors of `VECTOR` bytes of each device, `share` a block.
-
-    The staging begins at byte `staging` of a slab; a device's part of a half has `half` bytes, of which a block has
-    `region`.
-    """
-
-    _fields_ = (
-        ("source", ctypes.c_uint64),
-        ("target", ctypes.c_uint64),
-        ("total", ctypes.c_int64),
-        ("share", ctypes.c_int64),
-        ("staging", ctypes.c_int64),
-        ("half", ctypes.c_int64),
-        ("region", ctypes.c_int64),
-    )
-
-
 class Piece(ctypes.Structure):
     """A box that is copied."""
 
@@ -150,66 +109,6 @@ class Pieces(ctypes.Structure):
 
     _fields_ = (("piece", Piece * PIECES), ("count", ctypes.c_int64))
 
-
-PRIMITIVES = """
-__device__ void axe_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-
-__device__ unsigned axe_load(const unsigned* word) {
-  unsigned seen;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
-  return seen;
-}
-__device__ void axe_store(unsigned* word, unsigned value) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-
-// Two words of 8 bytes, each of which is stored, or loaded, at once.
-__device__ void axe_store_pair(char* place, unsigned long long first, unsigned long long second) {
-  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(place), "l"(first), "l"(second) : "memory");
-}
-__device__ void axe_load_pair(const char* place, unsigned long long& first, unsigned long long& second) {
-  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(place) : "memory");
-}
-
-__device__ unsigned long long axe_nanoseconds() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
-"""
-"""How kernels touch what peers touch at the same time; all that waiting and telling is made of."""
-
-MEET = """
-// Whether a wait is given up at this poll, since it takes too long or a peer has called it off: then it is reported.
-__device__ bool axe_given_up(int polls, unsigned long long& start, unsigned* off, unsigned* missing,
-                             unsigned long long limit) {
-  if (polls % 64 != 63) return false;
-  unsigned called_off = axe_load(off);
-  unsigned long long now = axe_nanoseconds();
-  if (start == 0) start = now;
-  if (!called_off && now - start <= limit) return false;
-  *missing = 1;
-  axe_store(off, 1);  // no later wait goes on
-  return true;
-}
-
-// Wait until a word of the device's own slab is as large as a target, or that is given up.
-__device__ void axe_await(unsigned* word, unsigned target, unsigned* off, unsigned* missing,
-                          unsigned long long limit) {
-  unsigned long long start = 0;
-  for (int polls = 0;; ++polls) {
-    unsigned seen = axe_load(word);
-    if (static_cast<int>(seen - target) >= 0 || axe_given_up(polls, start, off, missing, limit)) break;
-  }
-  axe_fence();
-}
-
-// Tell a peer that what happened before, in this device's memory or another's, has.
-__device__ void axe_tell(unsigned* word, unsigned count) {
-  axe_fence();
-  axe_store(word, count);
-}
-"""
 
 _HEAD = f"""
 #include <cuda_bf16.h>
@@ -348,145 +247,6 @@ template <typename T, typename Wide, int LANES> __device__ void add(const Sum& m
 """
 
 
-_EXCHANGE = f"""
-#ifdef AXE_PHASES
-// When each block came where, in its last exchanges; only measurements build this.
-struct Phases {{ long long ticks[{PHASES}]; unsigned long long nanoseconds[2]; }};
-__device__ Phases axe_phases[{KEPT}][{BLOCKS}];
-__device__ void axe_came(unsigned number, int phase) {{
-  Phases& phases = axe_phases[number % {KEPT}][blockIdx.x];
-  phases.ticks[phase] = clock64();
-  if (phase == 0 || phase == {PHASES} - 1) phases.nanoseconds[phase != 0] = axe_nanoseconds();
-}}
-#define AXE_CAME(thread, phase) if (threadIdx.x == (thread)) axe_came(number, phase)
-#else
-#define AXE_CAME(thread, phase)
-#endif
-
-// 16 bytes as two words of 8, of which each is stored at once: 4 of data, and the number of the exchange.
-__device__ void send_marked(char* place, uint4 data, unsigned number) {{
-  unsigned long long mark = static_cast<unsigned long long>(number) << 32;
-  axe_store_pair(place, data.x | mark, data.y | mark);
-  axe_store_pair(place + 16, data.z | mark, data.w | mark);
-}}
-
-// What a peer sent there, if it is of that exchange.
-__device__ bool is_marked(const char* place, unsigned number, uint4& data) {{
-  unsigned long long word[4];
-  axe_load_pair(place, word[0], word[1]);
-  axe_load_pair(place + 16, word[2], word[3]);
-  bool there = true;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) there = there && static_cast<unsigned>(word[k] >> 32) == number;
-  data = make_uint4(word[0], word[1], word[2], word[3]);
-  return there;
-}}
-
-// All but the last warp of a block move; the last tells peers and waits for what they tell.
-template <typename T, typename Wide, int LANES, bool MARKED>
-__device__ void exchange(const Exchange& moved, const Around& around) {{
-  union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
-  const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR}, AHEAD = MARKED ? 1 : 4;  // vectors of a thread at a time
-  const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;
-  unsigned* words = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance);
-  unsigned* row = words + {ROW} * blockIdx.x;
-  long long first = blockIdx.x * moved.share;
-  const int count = lane >= 0 ? 0 : static_cast<int>(min(moved.share, moved.total - first)), step = AHEAD * movers;
-  const uint4* source = reinterpret_cast<const uint4*>(moved.source) + first;
-  uint4* target = reinterpret_cast<uint4*>(moved.target) + first;
-  uint4 own[AHEAD] = {{}};
-  auto load = [&](int base) {{
-#pragma unroll
-    for (int k = 0; k < AHEAD; ++k) {{
-      int i = base + k * movers;
-      if (i < count) own[k] = source[i];
-    }}
-  }};
-  load(threadIdx.x);  // beside the number: neither waits for the other
-  const unsigned number = row[{EXCHANGE}] + 1;
-  AXE_CAME(0, 0);
-  // Where this block's vectors of a device are in another's staging, in the half whose turn it is.
-  auto staged = [&](int whose, int from) {{
-    return around.slabs + whose * around.distance + moved.staging +
-           ((number & 1) * around.devices + from) * moved.half + blockIdx.x * moved.region;
-  }};
-  auto meet = [&]() {{
-    if (lane < 0 || lane >= around.devices || lane == around.me) return;
-    unsigned* theirs = reinterpret_cast<unsigned*>(around.slabs + lane * around.distance) + {ROW} * blockIdx.x;
-    axe_tell(theirs + {SENT} + around.me, number);
-    AXE_CAME(movers + (around.me == 0), 5);
-    axe_await(row + {SENT} + lane, number, words + {OFF}, around.missing + lane, around.limit);
-    AXE_CAME(movers + (around.me == 0), 6);
-  }};
-  for (int base = threadIdx.x; base < count; base += step) {{
-    if (base != threadIdx.x) load(base);
-    if (base == threadIdx.x) {{ AXE_CAME(0, 1); }}
-    for (int away = 1; away < around.devices; ++away) {{
-      char* place = staged((around.me + away) % around.devices, around.me);
-#pragma unroll
-      for (int k = 0; k < AHEAD; ++k) {{
-        int i = base + k * movers;
-        if (i >= count) continue;
-        if (MARKED) send_marked(place + i * WIDTH, own[k], number);
-        else *reinterpret_cast<uint4*>(place + i * WIDTH) = own[k];
-      }}
-    }}
-  }}
-  AXE_CAME(0, 2);
-  if (!MARKED) {{
-    __syncthreads();
-    meet();
-    __syncthreads();
-  }} else if (blockIdx.x == 0) {{
-    meet();  // one block's is enough to order what is before and behind, and nobody waits for it to move
-  }}
-  for (int base = threadIdx.x; base < count; base += step) {{
-    if (count > step) load(base);
-    Wide sum[AHEAD][LANES];
-    for (int from = 0; from < around.devices; ++from) {{
-      Vector term[AHEAD] = {{}};
-      const char* place = staged(around.me, from);
-      unsigned long long start = 0;
-      for (int polls = 0;; ++polls) {{
-        bool there = true;
-#pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {{
-          int i = base + k * movers;
-          if (i >= count) continue;
-          if (from == around.me) term[k].whole = own[k];
-          else if (MARKED) there = is_marked(place + i * WIDTH, number, term[k].whole) && there;
-          else term[k].whole = *reinterpret_cast<const uint4*>(place + i * WIDTH);
-        }}
-        if (there || axe_given_up(polls, start, words + {OFF}, around.missing + from, around.limit)) break;
-      }}
-#pragma unroll
-      for (int k = 0; k < AHEAD; ++k) {{
-#pragma unroll
-        for (int at = 0; at < LANES; ++at) {{
-          Wide wide = widened<Wide, T>(term[k].pack.lane[at]);
-          sum[k][at] = from == 0 ? wide : sum[k][at] + wide;
-        }}
-      }}
-    }}
-    AXE_CAME(0, 3);
-#pragma unroll
-    for (int k = 0; k < AHEAD; ++k) {{
-      int i = base + k * movers;
-      Vector result;
-#pragma unroll
-      for (int at = 0; at < LANES; ++at) result.pack.lane[at] = narrowed<T, Wide>(sum[k][at]);
-      if (i < count) target[i] = result.whole;
-    }}
-  }}
-  AXE_CAME(0, 4);
-  __syncthreads();  // all of the block have read its number
-  if (threadIdx.x == 0) row[{EXCHANGE}] = number;
-  meet_block(around, around.after);
-  AXE_CAME(0, 7);
-}}
-"""
-
-
 def exchanging(dtype: str, marked: bool) -> str:
     """Return the name of the kernel that exchanges and adds, by words that are `marked` or by blocks that tell."""
     return f"exchange_{dtype}_{'marked' if marked else 'told'}"
@@ -532,15 +292,15 @@ def threads(name: str) -> int:
 def source(phases: bool = False) -> str:
     """Return the kernels' source; to measure where the time goes, with samples of an exchange's `phases`.
 
-    Of each block and each of the last `KEPT` exchanges, ``axe_phases`` then has the ticks of the clock when a thread
-    that moves knew its number, had its data, had sent it, had what peers sent, had stored the sum, and ended, as 0 to 4
-    and 7; when the warp that waits had told a peer, 5, and been told, 6; and the nanoseconds at the first and the last.
+    Of each block and each of the last `exchange.KEPT` exchanges, ``axe_phases`` then has the ticks of the clock when a
+    thread that moves knew its number, had its data, had sent it, had what peers sent, had stored the sum, and ended, as
+    0 to 4 and 7; when the warp that waits had told a peer, 5, and been told, 6; and nanoseconds at the first and last.
     """
     moved = {"copy": "Pieces", "add": "Sum", "exchange": "Exchange"}
     return (
         ("#define AXE_PHASES\n" if phases else "")
         + _HEAD
-        + _EXCHANGE
+        + exchange.SOURCE
         + "".join(
             f'extern "C" __global__ void __launch_bounds__({threads(name)}) {name}(const __grid_constant__ '
             f"{moved[name.partition('_')[0]]} moved, const __grid_constant__ Around around) "
