@@ -12,7 +12,8 @@ to begin on all devices, nor, of the norm, a barrier between two runs, which tak
 
 Run `python scripts/bench_mesh_gpu.py [--rows PREFIX ...] [--rounds N] [--reps N] [--json]` where two GPUs are, or more.
 `--engine threads` runs our side alone, at tiny sizes, on CPU workers, and `--shared` on devices that share the first
-GPU: they say whether results are right, not how fast anything is.
+GPU: they say whether results are right, not how fast anything is. `--phases` says where the time of a small all-reduce
+goes, by samples in its kernel (`bench_mesh_phases`); with `--shared` or `--devices 1` on a single GPU.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bench_mesh_pairs as pairs
+import bench_mesh_phases
 
 import tvm_axe as axe
 from tvm_axe.collective import MeshKernel, Workers
@@ -395,6 +397,25 @@ def refusal(shared: bool) -> str | None:
     )
 
 
+def of_phases(args: argparse.Namespace) -> int:
+    """Where the time of small all-reduces goes."""
+    wanted = 1 if args.shared else args.devices
+    try:
+        gpus = driver.gpus()
+        why = None if gpus >= wanted else f"this process sees {gpus} GPU{'s' * (gpus != 1)} of {wanted}"
+    except InputError as error:
+        why = str(error)
+    if why is not None:
+        print(f"bench_mesh_gpu: no phases are measured: {why}", file=sys.stderr)
+        return 1
+    print(f"before: {power()}")
+    found = bench_mesh_phases.measured(args.devices, args.shared, collective)
+    print(f"after: {power()}")
+    if args.json:
+        print(json.dumps({"devices": args.devices, "shared": args.shared, "phases": found}))
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", default=[""], metavar="PREFIX", help="of the names of rows (default: all)")
@@ -403,8 +424,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--phases", action="store_true", help="say where a small all-reduce's time goes, and end")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     args = parser.parse_args(arguments)
+    if args.phases:
+        return of_phases(args)
     why = refusal(args.shared) if args.engine == "cuda" else None
     if why is not None:
         print(f"bench_mesh_gpu: nothing is measured: {why}; --engine threads tries our side on CPUs", file=sys.stderr)

@@ -119,7 +119,7 @@ def test_devices_may_get_on_in_any_order(
         ("there = is_marked(", "is_marked(", [3]),
         ("    meet();\n    __syncthreads();", "    __syncthreads();", [12]),
         # The number is stored before all of the block have read it.
-        ("  AXE_CAME(0, 0);", f"  if (threadIdx.x == 0) row[{EXCHANGE}] = number;", [3, 3]),
+        ("  auto meet =", f"  if (threadIdx.x == 0) row[{EXCHANGE}] = number;\n  auto meet =", [3, 3]),
         # Only some of the words are looked at.
         ("for (int k = 0; k < 4; ++k) there = there", "for (int k = 0; k < 3; ++k) there = there", [3, 3, 3]),
         # A block tells before all of it have sent.

@@ -56,16 +56,28 @@ class Exchange(ctypes.Structure):
 SOURCE = f"""
 #ifdef AXE_PHASES
 // When each block came where, in its last exchanges; only measurements build this.
-struct Phases {{ long long ticks[{PHASES}]; unsigned long long nanoseconds[2]; }};
+struct Phases {{ long long ticks[{PHASES}]; unsigned long long nanoseconds[2]; unsigned long long seen; }};
 __device__ Phases axe_phases[{KEPT}][{BLOCKS}];
-__device__ void axe_came(unsigned number, int phase) {{
+// A warp issues in order, so what is stored first must be there when the clock is read.
+__device__ void axe_came(unsigned number, int phase, unsigned seen) {{
   Phases& phases = axe_phases[number % {KEPT}][blockIdx.x];
+  *const_cast<volatile unsigned long long*>(&phases.seen) = seen;
   phases.ticks[phase] = clock64();
-  if (phase == 0 || phase == {PHASES} - 1) phases.nanoseconds[phase != 0] = axe_nanoseconds();
+  if (phase == {PHASES} - 1) phases.nanoseconds[1] = axe_nanoseconds();
 }}
-#define AXE_CAME(thread, phase) if (threadIdx.x == (thread)) axe_came(number, phase)
+#define AXE_BEGAN const long long began = clock64(); const unsigned long long begun = axe_nanoseconds();
+#define AXE_CAME(thread, phase, seen) \\
+  if (threadIdx.x == (thread)) axe_came(number, phase, static_cast<unsigned>(seen))
+#define AXE_ENDED                                             \\
+  if (threadIdx.x == 0) {{                                     \\
+    Phases& phases = axe_phases[number % {KEPT}][blockIdx.x]; \\
+    phases.ticks[0] = began, phases.nanoseconds[0] = begun;   \\
+    axe_came(number, {PHASES} - 1, number);                   \\
+  }}
 #else
-#define AXE_CAME(thread, phase)
+#define AXE_BEGAN
+#define AXE_CAME(thread, phase, seen)
+#define AXE_ENDED
 #endif
 
 // 16 bytes as two words of 8, of which each is stored at once: 4 of data, and the number of the exchange.
@@ -90,6 +102,7 @@ __device__ bool is_marked(const char* place, unsigned number, uint4& data) {{
 // All but the last warp of a block move; the last tells peers and waits for what they tell.
 template <typename T, typename Wide, int LANES, bool MARKED>
 __device__ void exchange(const Exchange& moved, const Around& around) {{
+  AXE_BEGAN
   union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
   const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR}, AHEAD = MARKED ? 1 : 4;  // vectors of a thread at a time
   const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;
@@ -109,7 +122,6 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
   }};
   load(threadIdx.x);  // beside the number: neither waits for the other
   const unsigned number = row[{EXCHANGE}] + 1;
-  AXE_CAME(0, 0);
   // Where this block's vectors of a device are in another's staging, in the half whose turn it is.
   auto staged = [&](int whose, int from) {{
     return around.slabs + whose * around.distance + moved.staging +
@@ -119,13 +131,13 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
     if (lane < 0 || lane >= around.devices || lane == around.me) return;
     unsigned* theirs = reinterpret_cast<unsigned*>(around.slabs + lane * around.distance) + {ROW} * blockIdx.x;
     axe_tell(theirs + {SENT} + around.me, number);
-    AXE_CAME(movers + (around.me == 0), 5);
+    AXE_CAME(movers + (around.me == 0), 5, number);
     axe_await(row + {SENT} + lane, number, words + {OFF}, around.missing + lane, around.limit);
-    AXE_CAME(movers + (around.me == 0), 6);
+    AXE_CAME(movers + (around.me == 0), 6, number);
   }};
   for (int base = threadIdx.x; base < count; base += step) {{
     if (base != threadIdx.x) load(base);
-    if (base == threadIdx.x) {{ AXE_CAME(0, 1); }}
+    if (base == threadIdx.x) {{ AXE_CAME(0, 1, own[0].x); }}
     for (int away = 1; away < around.devices; ++away) {{
       char* place = staged((around.me + away) % around.devices, around.me);
 #pragma unroll
@@ -137,7 +149,7 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
       }}
     }}
   }}
-  AXE_CAME(0, 2);
+  AXE_CAME(0, 2, number);
   if (!MARKED) {{
     __syncthreads();
     meet();
@@ -173,7 +185,7 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
         }}
       }}
     }}
-    AXE_CAME(0, 3);
+    AXE_CAME(0, 3, sum[0][0]);
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {{
       int i = base + k * movers;
@@ -183,10 +195,10 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
       if (i < count) target[i] = result.whole;
     }}
   }}
-  AXE_CAME(0, 4);
+  AXE_CAME(0, 4, number);
   __syncthreads();  // all of the block have read its number
   if (threadIdx.x == 0) row[{EXCHANGE}] = number;
   meet_block(around, around.after);
-  AXE_CAME(0, 7);
+  AXE_ENDED
 }}
 """

@@ -18,11 +18,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tvm_ffi
 
 from tvm_axe.collective.algorithms import Phase
 from tvm_axe.collective.cuda.driver import call, enum, struct
-from tvm_axe.collective.cuda.exchange import THREADS, VECTOR, Exchange
+from tvm_axe.collective.cuda.exchange import KEPT, PHASES, THREADS, VECTOR, Exchange
 from tvm_axe.collective.cuda.meeting import ROWS, Meeting
 from tvm_axe.collective.cuda.source import (
     DIMS,
@@ -40,6 +41,7 @@ from tvm_axe.collective.cuda.source import (
     source,
     threads,
 )
+from tvm_axe.collective.cuda.waiting import BLOCKS
 from tvm_axe.collective.merging import Held
 from tvm_axe.collective.plan import Corner, Move
 from tvm_axe.collective.tensor import check_dtype
@@ -97,11 +99,14 @@ class Mover:
         How many blocks may wait at once on any of the devices' GPUs.
     """
 
+    phases = False
+    """Whether exchanges sample where their time goes (`samples`), which only measurements ask for."""
+
     def __init__(self, arch: str, stream: Any, room: int) -> None:
         self._stream = stream
         self._rows = max(1, min(room, ROWS))
         target = resolve_target(f"cuda:{arch}")
-        self._module = call("cuModuleLoadData", nvcc.cubin(source(), target, cache.Cache()))
+        self._module = call("cuModuleLoadData", nvcc.cubin(source(self.phases), target, cache.Cache()))
         self._functions: dict[str, Any] = {}
         loaded = enum("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_NUM_REGS")
         for name in kernels():
@@ -114,6 +119,18 @@ class Mover:
         other = copy.copy(self)
         other._stream = stream
         return other
+
+    def samples(self) -> np.ndarray:
+        """Return what the last exchanges sampled (`source.source`), once the stream has finished.
+
+        Of each exchange's and each block's, fields ``ticks`` and ``nanoseconds``; zeros where there was none.
+        """
+        kind = np.dtype([("ticks", "int64", PHASES), ("nanoseconds", "uint64", 2), ("seen", "uint64")])
+        found = np.zeros((KEPT, BLOCKS), kind)
+        place, nbytes = call("cuModuleGetGlobal", self._module, b"axe_phases")
+        assert int(nbytes) == found.nbytes, (nbytes, found.nbytes)
+        call("cuMemcpyDtoH", found.ctypes.data, place, found.nbytes)
+        return found
 
     def close(self) -> None:
         """Give back what it has."""
