@@ -293,8 +293,8 @@ def source(phases: bool = False) -> str:
     """Return the kernels' source; to measure where the time goes, with samples of an exchange's `phases`.
 
     Of each block and each of the last `exchange.KEPT` exchanges, ``axe_phases`` then has the ticks of the clock when a
-    thread that moves began, had number and data, had sent it, had what peers sent, had stored the sum, and ended, as 0 to
-    4 and 7; when the warp that waits had told a peer, 5, and been told, 6; and nanoseconds at the first and last.
+    thread that moves began, had number and data, had sent it, had what peers sent, had stored the sum, and ended, as
+    0 to 4 and 7; when the warp that waits had told a peer, 5, and been told, 6; nanoseconds at the first and the last.
     """
     moved = {"copy": "Pieces", "add": "Sum", "exchange": "Exchange"}
     return (
