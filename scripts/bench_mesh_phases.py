@@ -1,6 +1,7 @@
 """Where the time of a small all-reduce on GPUs goes, by samples of the clock in its kernel (`bench_mesh_gpu --phases`).
 
-The kernels are built with samples, the product's without. Devices are threads of this process, each with a GPU, or all
+The kernels are built with samples, the product's without, and each size is measured as the product launches it and as
+the kernel before ends its last block ("launched early"). Devices are threads of this process, each with a GPU, or all
 with the first one (`--shared`), where the way between GPUs is left out; with `--devices 1` peers are left out, too, and
 what remains is launching, loading, fencing and storing. A sample costs some nanoseconds itself, and a fence behind one
 waits for it, so the sum of a phase is what tells, not its last digits.
@@ -9,6 +10,7 @@ waits for it, so the sum of a phase is what tells, not its last digits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -67,19 +69,21 @@ def measured(
     found = []
     Mover.phases, Mover.__init__ = True, kept  # type: ignore[method-assign]
     try:
-        for nbytes in SIZES:
+        for nbytes, early in product(SIZES, (False, True)):
             movers.clear()
+            Mover.early = early
             options: dict[str, Any] = {"gpus": (0,) * devices} if shared else {}
             mesh = Mesh({"tp": devices})
             with axe.launch(mesh, engine="cuda", processes=False, barriers="device", **options) as workers:
+                said = ", launched early" if early else ""
                 seconds = collective("all_reduce", nbytes, workers)(5)
-                print(f"all_reduce, {nbytes:,} bytes: {1e6 * float(np.median(seconds)):.2f} us with samples")
+                print(f"all_reduce, {nbytes:,} bytes: {1e6 * float(np.median(seconds)):.2f} us with samples{said}")
                 for number, samples in enumerate(sampled(movers)):
                     times = summary(samples)
-                    found.append({"nbytes": nbytes, "device": number, "us": times})
+                    found.append({"nbytes": nbytes, "early": early, "device": number, "us": times})
                     print(f"  device {number}: " + "; ".join(f"{name} {value:.2f}" for name, value in times.items()))
     finally:
-        Mover.phases, Mover.__init__ = False, begin  # type: ignore[method-assign]
+        Mover.phases, Mover.early, Mover.__init__ = False, False, begin  # type: ignore[method-assign]
     return found
 
 

@@ -87,6 +87,7 @@ static void axe_load_pair(const char* place, unsigned long long& first, unsigned
   stay();
   std::memcpy(&second, place + 8, 8);
 }
+static void axe_behind() {}
 static unsigned long long axe_nanoseconds() { return steps; }
 """
 

@@ -103,6 +103,7 @@ __device__ bool is_marked(const char* place, unsigned number, uint4& data) {{
 template <typename T, typename Wide, int LANES, bool MARKED>
 __device__ void exchange(const Exchange& moved, const Around& around) {{
   AXE_BEGAN
+  axe_behind();
   union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
   const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR}, AHEAD = MARKED ? 1 : 4;  // vectors of a thread at a time
   const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;

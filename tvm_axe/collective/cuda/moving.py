@@ -102,6 +102,9 @@ class Mover:
     phases = False
     """Whether exchanges sample where their time goes (`samples`), which only measurements ask for."""
 
+    early = False
+    """Whether an exchange is launched while the kernel before ends; only measurements ask for it until it is tried."""
+
     def __init__(self, arch: str, stream: Any, room: int) -> None:
         self._stream = stream
         self._rows = max(1, min(room, ROWS))
@@ -234,6 +237,9 @@ class Mover:
     def _launch(self, work: _Kernel, blocks: int, around: Around) -> None:
         pointers = (ctypes.c_void_p * 2)(ctypes.addressof(work.moved), ctypes.addressof(around))
         place, function = ctypes.addressof(pointers), self._functions[work.name]
+        if self.early and isinstance(work.moved, Exchange):
+            call("cuLaunchKernelEx", _early(blocks, threads(work.name), self._stream), function, place, 0)
+            return
         call("cuLaunchKernel", function, blocks, 1, 1, threads(work.name), 1, 1, 0, self._stream, place, 0)
 
     def _copy(self, copy: _Copy) -> None:
@@ -246,6 +252,21 @@ class Mover:
         told.srcPitch, told.dstPitch = copy.pitches
         told.WidthInBytes, told.Height = copy.nbytes, copy.rows
         call("cuMemcpy2DAsync", told, self._stream)
+
+
+def _early(blocks: int, count: int, stream: Any) -> Any:
+    """A launch of so many blocks and threads that begins as the kernel before ends its last block.
+
+    The kernel waits for what that one wrote (``griddepcontrol.wait``).
+    """
+    config, attribute = struct("CUlaunchConfig"), struct("CUlaunchAttribute")
+    attribute.id = enum("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = count, 1, 1
+    config.sharedMemBytes, config.hStream = 0, stream
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 def _known(meeting: Meeting | None) -> Meeting:

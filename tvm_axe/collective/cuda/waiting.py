@@ -31,6 +31,13 @@ __device__ void axe_load_pair(const char* place, unsigned long long& first, unsi
   asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(place) : "memory");
 }
 
+// What a kernel does behind this is behind the kernel before, also if it was launched while that one ended.
+__device__ void axe_behind() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ unsigned long long axe_nanoseconds() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
