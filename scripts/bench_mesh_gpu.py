@@ -6,15 +6,21 @@ run with rests between, and medians with their ranges are printed. Ours is check
 float64, or exactly. Clocks, power and throttling are printed before and after each row: a run that was capped is no
 figure.
 
+Of a collective and of the norm, two graphs are measured on either side, of as many operations (20 and 60 where they are
+small), and the difference over 40 is the time of one. So it counts on neither side what it takes to launch a graph and
+to begin on all devices, nor, of the norm, a barrier between two runs, which take turns with two sets of flags.
+
 Run `python scripts/bench_mesh_gpu.py [--rows PREFIX ...] [--rounds N] [--reps N] [--json]` where two GPUs are, or more.
 `--engine threads` runs our side alone, at tiny sizes, on CPU workers, and `--shared` on devices that share the first
-GPU: they say whether results are right, not how fast anything is.
+GPU: they say whether results are right, not how fast anything is. `--phases` says where the time of a small all-reduce
+goes, by samples in its kernel (`bench_mesh_phases`); with `--shared` or `--devices 1` on a single GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -28,6 +34,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bench_mesh_pairs as pairs
+import bench_mesh_phases
 
 import tvm_axe as axe
 from tvm_axe.collective import MeshKernel, Workers
@@ -50,6 +57,7 @@ MODELS = {"Llama-3.1-8B": (4096, 14336), "Llama-3.1-70B": (8192, 28672), "Qwen3-
 TOKENS = (128, 512, 2048, 8192)
 EXPERTS = Extents(4096, 2048, 768, 128, 8)  # of Qwen3-30B-A3B, of all devices
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+MANY = ", many"  # what the name of a graph of many ends with
 WORST = 5e-2  # of an error of 16-bit types, largest over largest
 
 Run = Callable[[int], list[float]]
@@ -70,20 +78,32 @@ class Row(NamedTuple):
 # ---- Ours ------------------------------------------------------------------------------------------------------------
 
 
+def in_a_graph(nbytes: int) -> tuple[int, int]:
+    """Of how many operations on messages of so many bytes the two graphs are that are compared, on either side."""
+    few = max(1, min(20, int(4e7 / nbytes)))
+    return few, 3 * few
+
+
+def one_more(counts: tuple[int, int], few: Sequence[float], many: Sequence[float]) -> list[float]:
+    """The seconds of an operation among others, from those of a graph of few and of one of many."""
+    return [(more - less) / (counts[1] - counts[0]) for less, more in zip(few, many, strict=True)]
+
+
 def collective(name: str, nbytes: int, workers: Workers) -> Run:
     """A collective of messages of so many bytes, each device's share of a run of many."""
-    (axis,), times = workers.mesh.names, max(1, min(20, int(4e7 / nbytes)))
+    (axis,), counts = workers.mesh.names, in_a_graph(nbytes)
     parts = workers.mesh.size
-    made = chain(name, nbytes, axis, parts, times)
+    chains = [chain(name, nbytes, axis, parts, times) for times in counts]
+    made = chains[0]
     source, target = (workers.mesh_tensor(slab, "float32") for slab in (made.source, made.target))
     rng = np.random.default_rng()
     given = [rng.integers(-99, 99, made.source).astype("float32") for _ in range(parts)]
     for device, array in enumerate(given):
         source.slab(device)[...] = array
         target.slab(device)[...] = np.nan
-    program = workers.load(made.module, resolve_target(workers.target))
+    programs = [workers.load(each.module, resolve_target(workers.target)) for each in chains]
     arguments = [(tensor, axis if is_view else SLAB) for tensor, is_view in zip((source, target), VIEWS[name])]
-    workers.call(program, arguments)
+    workers.call(programs[0], arguments)
     for device in range(parts):
         found, whole = target.slab(device), np.zeros(made.target, "float32")
         if name == "all_reduce":
@@ -99,31 +119,44 @@ def collective(name: str, nbytes: int, workers: Workers) -> Run:
             found, whole = found[:, : share.shape[1]], share
         if not np.array_equal(found, whole):
             raise RuntimeError(f"{name} of {nbytes} bytes: device {device} has other numbers")
-    return lambda reps: [seconds / times for seconds in workers.time(program, arguments, reps, 3)]
+    return lambda reps: one_more(counts, *(workers.time(each, arguments, reps, 3) for each in programs))
 
 
 def norm(rows: int, columns: int, dtype: str, workers: Workers) -> Run:
-    """RMSNorm of an all-reduce and a residual, in one kernel."""
+    """RMSNorm of an all-reduce and a residual, in one kernel; runs take turns with two sets of flags."""
     problem = {"devices": workers.mesh.size, "rows": rows, "columns": columns, "dtype": dtype}
     target = resolve_target(workers.target)
     share = REDUCE_NORM.parameters(target, problem)["share"][0]
     (program,) = REDUCE_NORM.recipe(target, problem, share=share).programs
     kernel, arrays = MeshKernel(workers, program), REDUCE_NORM.inputs(np.random.default_rng(), problem)
-    tensors = {
-        param.name: workers.mesh_tensor(param.shape[1:] if param.is_mesh else param.shape, param.dtype)
-        for param in program.params
-    }
-    for name, tensor in tensors.items():
+
+    def made(param: Any) -> Any:
+        return workers.mesh_tensor(param.shape[1:] if param.is_mesh else param.shape, param.dtype)
+
+    def filled(name: str) -> None:
         for device in range(workers.mesh.size):
             own = name in ("x", "flags")
-            tensor.slab(device)[...] = np.nan if name == "out" else arrays[name][device] if own else arrays[name]
-    kernel(*tensors.values())
+            tensors[name].slab(device)[...] = np.nan if name == "out" else arrays[name][device] if own else arrays[name]
+
+    tensors = {param.name: made(param) for param in program.params}
+    others = tensors | {param.name: made(param) for param in program.params if param.name == "flags"}
     expected = REDUCE_NORM.reference(problem, arrays)
-    for device in range(workers.mesh.size):
-        _, fault = judged({"out": tensors["out"].slab(device)}, expected, TOLERANCE[dtype])
-        if fault:
-            raise RuntimeError(f"norm of {rows} rows on device {device}: {fault}")
-    return lambda reps: kernel.time(*tensors.values(), repeat=reps, warmup=3, times=40)
+
+    def taken(times: int, reps: int) -> list[float]:
+        found = kernel.time(*tensors.values(), repeat=reps, warmup=3, times=times, turns=[list(others.values())])
+        return [seconds * times for seconds in found]
+
+    for name in tensors:
+        filled(name)
+    counts = in_a_graph(rows * columns)
+    for run in (lambda: kernel(*tensors.values()), lambda: taken(counts[0], 1)):
+        filled("out")
+        run()
+        for device in range(workers.mesh.size):
+            _, fault = judged({"out": tensors["out"].slab(device)}, expected, TOLERANCE[dtype])
+            if fault:
+                raise RuntimeError(f"norm of {rows} rows on device {device}: {fault}")
+    return lambda reps: one_more(counts, *(taken(times, reps) for times in counts))
 
 
 def program(made: DistributedProgram, schedule: str, workers: Workers) -> Run:
@@ -147,7 +180,16 @@ def pair(kind: str, size: Sequence[int], workers: Workers) -> Run:
 # ---- Theirs ----------------------------------------------------------------------------------------------------------
 
 
-class Moved(pairs.Peer):
+class Chained(pairs.Peer):
+    """Operations in CUDA graphs, of as few and as many as ours."""
+
+    def chained(self, name: str, told: Callable[[], Any], nbytes: int) -> dict[str, Callable[[], Any]]:
+        """What launches either graph."""
+        few, many = (captured(self.torch, told, times) for times in in_a_graph(nbytes))
+        return {name: few, name + MANY: many}
+
+
+class Moved(Chained):
     """NCCL's collectives of float32, captured in a CUDA graph."""
 
     def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
@@ -161,10 +203,10 @@ class Moved(pairs.Peer):
             "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
             "all_to_all": lambda: dist.all_to_all_single(other, whole),
         }[kind]
-        return {"NCCL": captured(torch, told)}
+        return self.chained("NCCL", told, size[0])
 
 
-class Normed(pairs.Peer):
+class Normed(Chained):
     """NCCL's all-reduce, PyTorch's sum and RMSNorm, captured in a CUDA graph."""
 
     def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
@@ -176,7 +218,7 @@ class Normed(pairs.Peer):
             dist.all_reduce(x)
             return torch.nn.functional.rms_norm(x + residual, (size[1],), weight)
 
-        return {"NCCL and PyTorch": captured(torch, told)}
+        return self.chained("NCCL and PyTorch", told, size[0] * size[1])
 
 
 class Stepped(pairs.Peer):
@@ -233,14 +275,15 @@ class Routed(pairs.Peer):
         return {"NCCL and grouped_mm": told}
 
 
-def captured(torch: Any, told: Callable[[], Any]) -> Callable[[], Any]:
-    """What launches a CUDA graph of an operation."""
+def captured(torch: Any, told: Callable[[], Any], times: int) -> Callable[[], Any]:
+    """What launches a CUDA graph of so many operations, one behind the other."""
     for _ in range(3):
         told()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        told()
+        for _ in range(times):
+            told()
     return lambda: graph.replay()
 
 
@@ -304,10 +347,11 @@ def measured(row: Row, devices: int, engine: str, rounds: int, reps: int, shared
     try:
         with axe.launch(Mesh({row.axis: devices}), engine=engine, **options) as workers:
             ours = row.ours(workers)
-            taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in (peers.names if peers else ())}}
+            names = [name for name in (peers.names if peers else ()) if not name.endswith(MANY)]
+            taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in names}}
             for turn in range(rounds + 1):  # one to warm up
                 for name, seconds in taken.items():
-                    found = ours(reps) if name == "ours" or peers is None else peers.run(name, reps)
+                    found = ours(reps) if name == "ours" or peers is None else rival(peers, name, row, reps)
                     seconds += found if turn else []
     finally:
         if peers is not None:
@@ -329,6 +373,14 @@ def measured(row: Row, devices: int, engine: str, rounds: int, reps: int, shared
     }
 
 
+def rival(peers: pairs.Theirs, name: str, row: Row, reps: int) -> list[float]:
+    """Seconds of theirs, measured as ours are."""
+    found = peers.run(name, reps)
+    if name + MANY not in peers.names:
+        return found
+    return one_more(in_a_graph(math.prod(row.size)), found, peers.run(name + MANY, reps))
+
+
 def refusal(shared: bool) -> str | None:
     """Why nothing can be measured here, if so."""
     try:
@@ -345,6 +397,25 @@ def refusal(shared: bool) -> str | None:
     )
 
 
+def of_phases(args: argparse.Namespace) -> int:
+    """Where the time of small all-reduces goes."""
+    wanted = 1 if args.shared else args.devices
+    try:
+        gpus = driver.gpus()
+        why = None if gpus >= wanted else f"this process sees {gpus} GPU{'s' * (gpus != 1)} of {wanted}"
+    except InputError as error:
+        why = str(error)
+    if why is not None:
+        print(f"bench_mesh_gpu: no phases are measured: {why}", file=sys.stderr)
+        return 1
+    print(f"before: {power()}")
+    found = bench_mesh_phases.measured(args.devices, args.shared, collective)
+    print(f"after: {power()}")
+    if args.json:
+        print(json.dumps({"devices": args.devices, "shared": args.shared, "phases": found}))
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", default=[""], metavar="PREFIX", help="of the names of rows (default: all)")
@@ -353,8 +424,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--phases", action="store_true", help="say where a small all-reduce's time goes, and end")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     args = parser.parse_args(arguments)
+    if args.phases:
+        return of_phases(args)
     why = refusal(args.shared) if args.engine == "cuda" else None
     if why is not None:
         print(f"bench_mesh_gpu: nothing is measured: {why}; --engine threads tries our side on CPUs", file=sys.stderr)

@@ -70,7 +70,7 @@ class MeshKernel:
             if isinstance(param, Scalar) and param.dtype != "int32":
                 raise InputError(f"{self.name}: {param} is a parameter; valid for workers are int32 and tensors")
         self._func, self._target = emit(decided), decided.target
-        self._programs = {1: self._load(1)}
+        self._programs = {(1, 1): self._load(1, 1)}
 
     def __call__(self, *arguments: MeshTensor | int) -> None:
         """Run once on every device.
@@ -88,24 +88,33 @@ class MeshKernel:
         WorkerError
             A worker failed, or waited too long for a flag; flags may be anything then.
         """
-        self.workers.call(self._programs[1], self._bound(arguments))
+        self.workers.call(self._programs[1, 1], self._bound(arguments))
 
-    def time(self, *arguments: MeshTensor | int, repeat: int, warmup: int = 1, times: int = 1) -> list[float]:
+    def time(
+        self,
+        *arguments: MeshTensor | int,
+        repeat: int,
+        warmup: int = 1,
+        times: int = 1,
+        turns: Sequence[Sequence[MeshTensor | int]] = (),
+    ) -> list[float]:
         """Return the seconds of a run in each of `repeat` measurements, on the slowest worker; errors are a call's.
 
         A measurement is of so many `times`, one behind the other: devices begin it at different times, and a short
         kernel that waits for its peers takes as long as that. Between two runs is a barrier, which counts: a flag that
         is reset must not be set for the next run before.
-        """
-        if times not in self._programs:
-            self._programs[times] = self._load(times)
-        return [
-            seconds / times
-            for seconds in self.workers.time(self._programs[times], self._bound(arguments), repeat, warmup)
-        ]
 
-    def _load(self, times: int) -> LoadedProgram:
-        return self.workers.load(_module(self.name, self._func, self._params, times), self._target)
+        With `turns`, arguments of runs that take turns with these, there is no barrier. That is right where runs of
+        different arguments have different flags, and none writes what a peer's run before it may still read.
+        """
+        sets = 1 + len(turns)
+        if (times, sets) not in self._programs:
+            self._programs[times, sets] = self._load(times, sets)
+        bound = [argument for each in (arguments, *turns) for argument in self._bound(each)]
+        return [seconds / times for seconds in self.workers.time(self._programs[times, sets], bound, repeat, warmup)]
+
+    def _load(self, times: int, sets: int) -> LoadedProgram:
+        return self.workers.load(_module(self.name, self._func, self._params, times, sets), self._target)
 
     def _bound(self, arguments: Sequence[MeshTensor | int]) -> list[Argument]:
         wanted = [param for param in self._params if not _is_device(param)]
@@ -139,20 +148,25 @@ def _is_device(param: Parameter | Scalar) -> bool:
     return isinstance(param, Scalar) and param.devices is not None
 
 
-def _module(name: str, func: tirx.PrimFunc, params: Sequence[Parameter | Scalar], times: int) -> tvm.IRModule:
-    """A program whose ``main`` calls the kernel so many times, with barriers between."""
+def _module(
+    name: str, func: tirx.PrimFunc, params: Sequence[Parameter | Scalar], times: int, sets: int
+) -> tvm.IRModule:
+    """A program whose ``main`` calls the kernel so many times, with sets of arguments in turns, or barriers between."""
     builder = relax.BlockBuilder()
     kernel = builder.add_func(func.with_attr("global_symbol", name), name)
     arguments = [
-        relax.Var(param.name, tvm.ir.PrimType(param.dtype))
-        if isinstance(param, Scalar)
-        else relax.Var(param.name, relax.TensorType([int(extent) for extent in param.shape], param.dtype))
-        for param in params
+        [
+            relax.Var(param.name, tvm.ir.PrimType(param.dtype))
+            if isinstance(param, Scalar)
+            else relax.Var(param.name, relax.TensorType([int(extent) for extent in param.shape], param.dtype))
+            for param in params
+        ]
+        for _ in range(sets)
     ]
-    with builder.function("main", arguments, pure=False):
+    with builder.function("main", [var for each in arguments for var in each], pure=False):
         for run in range(times):
-            if run:
+            if run and sets == 1:
                 builder.emit(relax.Call(relax.ExternFunc("axe.barrier"), [], ty_args=[relax.TupleType([])]))
-            builder.emit(relax.Call(kernel, arguments))
+            builder.emit(relax.Call(kernel, arguments[run % sets]))
         builder.emit_func_output(relax.Tuple([]))
     return builder.finalize()

@@ -101,9 +101,18 @@ def test_it_compiles_without_a_gpu():
         assert "axe_wait" in compile_all(programs, HOPPER)[0].source
 
 
+@pytest.mark.parametrize("columns, threads", [(8192, 1024), (1024, None)])
+def test_long_rows_have_more_threads(columns, threads):
+    problem = {"devices": 2, "rows": 2, "columns": columns, "dtype": "bfloat16"}
+    (program,) = REDUCE_NORM.recipe(HOPPER, problem, share=0).programs
+    assert program.options.get("threads") == threads
+
+
 def test_many_rows_are_shared():
     shares = [REDUCE_NORM.parameters(HOPPER, case)["share"] for case in REDUCE_NORM.cases]
     assert shares == [(0,), (0, 4), (16, 0), (16, 0), (0,)]
+    two = {"devices": 2, "rows": 64, "columns": 8192, "dtype": "bfloat16"}
+    assert REDUCE_NORM.parameters(HOPPER, two)["share"] == (0, 32)  # as many bytes, and a meeting less
     with pytest.raises(
         TileError, match="reduce_norm: shares of 3 rows of 2 devices are not 8 rows; valid is 0, or 8 / 2"
     ):

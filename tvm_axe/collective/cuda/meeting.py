@@ -27,23 +27,24 @@ from typing import Any
 import numpy as np
 
 from tvm_axe.collective.cuda.driver import call
-from tvm_axe.collective.cuda.source import COUNT, EXCHANGED, MEET, OFF, ROW, SENT, VECTOR, Around, Exchange
+from tvm_axe.collective.cuda.exchange import EXCHANGED, VECTOR, Exchange
+from tvm_axe.collective.cuda.source import Around
+from tvm_axe.collective.cuda.waiting import BLOCKS, COUNT, MEET, OFF, PRIMITIVES, ROW, SENT
 from tvm_axe.machines import cache, nvcc
 from tvm_axe.machines.target import resolve_target
 
-ROWS = 128
-"""The most blocks of a kernel that waits, each of which has a row of words."""
+ROWS = BLOCKS
 _TOLD = 8 << 20  # bytes of a half of the staging, for messages of which a block says that they are there
 _MARKED = 256 << 10  # bytes of a message whose words say so themselves; twice as many are sent
 WORDS = ROWS * ROW + 2 * (_TOLD + EXCHANGED * 2 * _MARKED) // 4
-"""Words of 32 bits that a device's slab has: the rows, and the staging of exchanges (see `source`)."""
+"""Words of 32 bits that a device's slab has: the rows, and the staging of exchanges (see `exchange`)."""
 MOST = SENT
 """The most devices that meet."""
 _SHARE = 8 << 10  # bytes of a message that a block exchanges, where there are blocks enough
 _MAPPED = 2  # CU_MEMHOSTALLOC_DEVICEMAP
 
 _SOURCE = f"""
-{MEET}
+{PRIMITIVES}{MEET}
 extern "C" __global__ void meet(char* slabs, long long distance, int me, int devices, unsigned arrives, int behind,
                                 unsigned* missing, unsigned long long limit) {{
   __shared__ unsigned count;

@@ -4,7 +4,7 @@ A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bi
 in float32, rounded once. What is only copied may be left to a copy engine, which takes no processor: 367 GB/s beside
 374 of a kernel over NVLink 4, from some MiB on.
 
-A sum of few bytes of all devices is an exchange (`source`), which is a meeting itself. Where another collective is
+A sum of few bytes of all devices is an exchange (`exchange`), which is a meeting itself. Where another collective is
 between meetings, its first kernel holds the one and its last the other, so that a small one is a
 single launch. All devices must then have as many blocks, whatever each of them moves: as the whole message has, which
 is of one size on all.
@@ -18,20 +18,19 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tvm_ffi
 
 from tvm_axe.collective.algorithms import Phase
 from tvm_axe.collective.cuda.driver import call, enum, struct
+from tvm_axe.collective.cuda.exchange import KEPT, PHASES, THREADS, VECTOR, Exchange
 from tvm_axe.collective.cuda.meeting import ROWS, Meeting
 from tvm_axe.collective.cuda.source import (
     DIMS,
     MOST,
     PIECES,
-    THREADS,
-    VECTOR,
     Around,
     Box,
-    Exchange,
     Piece,
     Pieces,
     Sum,
@@ -40,7 +39,9 @@ from tvm_axe.collective.cuda.source import (
     exchanging,
     kernels,
     source,
+    threads,
 )
+from tvm_axe.collective.cuda.waiting import BLOCKS
 from tvm_axe.collective.merging import Held
 from tvm_axe.collective.plan import Corner, Move
 from tvm_axe.collective.tensor import check_dtype
@@ -98,11 +99,17 @@ class Mover:
         How many blocks may wait at once on any of the devices' GPUs.
     """
 
+    phases = False
+    """Whether exchanges sample where their time goes (`samples`), which only measurements ask for."""
+
+    early = False
+    """Whether an exchange is launched while the kernel before ends; only measurements ask for it until it is tried."""
+
     def __init__(self, arch: str, stream: Any, room: int) -> None:
         self._stream = stream
         self._rows = max(1, min(room, ROWS))
         target = resolve_target(f"cuda:{arch}")
-        self._module = call("cuModuleLoadData", nvcc.cubin(source(), target, cache.Cache()))
+        self._module = call("cuModuleLoadData", nvcc.cubin(source(self.phases), target, cache.Cache()))
         self._functions: dict[str, Any] = {}
         loaded = enum("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_NUM_REGS")
         for name in kernels():
@@ -115,6 +122,18 @@ class Mover:
         other = copy.copy(self)
         other._stream = stream
         return other
+
+    def samples(self) -> np.ndarray:
+        """Return what the last exchanges sampled (`source.source`), once the stream has finished.
+
+        Of each exchange's and each block's, fields ``ticks`` and ``nanoseconds``; zeros where there was none.
+        """
+        kind = np.dtype([("ticks", "int64", PHASES), ("nanoseconds", "uint64", 2), ("seen", "uint64")])
+        found = np.zeros((KEPT, BLOCKS), kind)
+        place, nbytes = call("cuModuleGetGlobal", self._module, b"axe_phases")
+        assert int(nbytes) == found.nbytes, (nbytes, found.nbytes)
+        call("cuMemcpyDtoH", found.ctypes.data, place, found.nbytes)
+        return found
 
     def close(self) -> None:
         """Give back what it has."""
@@ -218,7 +237,10 @@ class Mover:
     def _launch(self, work: _Kernel, blocks: int, around: Around) -> None:
         pointers = (ctypes.c_void_p * 2)(ctypes.addressof(work.moved), ctypes.addressof(around))
         place, function = ctypes.addressof(pointers), self._functions[work.name]
-        call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, self._stream, place, 0)
+        if self.early and isinstance(work.moved, Exchange):
+            call("cuLaunchKernelEx", _early(blocks, threads(work.name), self._stream), function, place, 0)
+            return
+        call("cuLaunchKernel", function, blocks, 1, 1, threads(work.name), 1, 1, 0, self._stream, place, 0)
 
     def _copy(self, copy: _Copy) -> None:
         if copy.rows == 1:
@@ -230,6 +252,21 @@ class Mover:
         told.srcPitch, told.dstPitch = copy.pitches
         told.WidthInBytes, told.Height = copy.nbytes, copy.rows
         call("cuMemcpy2DAsync", told, self._stream)
+
+
+def _early(blocks: int, count: int, stream: Any) -> Any:
+    """A launch of so many blocks and threads that begins as the kernel before ends its last block.
+
+    The kernel waits for what that one wrote (``griddepcontrol.wait``).
+    """
+    config, attribute = struct("CUlaunchConfig"), struct("CUlaunchAttribute")
+    attribute.id = enum("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = count, 1, 1
+    config.sharedMemBytes, config.hStream = 0, stream
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 def _known(meeting: Meeting | None) -> Meeting:

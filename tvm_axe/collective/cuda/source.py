@@ -12,15 +12,7 @@ threads before the thread that fences (``fence.acq_rel.sys`` is cumulative) and 
 behind it in its stream, see them. No load of a peer's memory may go by the read-only cache, which an acquire leaves as
 it is: pointers carry no ``__restrict__``.
 
-An all-reduce of few bytes holds no meeting: it is one, an exchange. A device stores its slab to each peer's *staging*,
-a part of the tensor of words, and adds what has come to its own, so that the way of a message is gone once, not there
-and back and there again, as where a peer is told, reads, and tells that it has read. Who has all that its peers sent
-knows that they have come to the exchange, and nobody reads what is another's. The staging has two halves, of which
-exchanges take turns: who sends the next but one has what the peers sent in the next, which they did behind this one.
-Very small messages say themselves that they are there: each 8 bytes are 4 of data and the exchange's number, stored at
-once, so any data may be sent. Of larger ones a block says so, as where it meets. In both, a thread of each block fences
-before it sends and behind what it has waited for, so that an exchange orders what is before and behind it as a meeting
-does.
+An all-reduce of few bytes holds no meeting: it is one, an exchange (`tvm_axe.collective.cuda.exchange`).
 
 Loads of several peers are issued before the first of them is added, since each takes about a microsecond; the sum is
 then in the order of the slabs.
@@ -33,24 +25,18 @@ from __future__ import annotations
 import ctypes
 import functools
 
+from tvm_axe.collective.cuda import exchange
+from tvm_axe.collective.cuda.exchange import THREADS, VECTOR, WARP
+from tvm_axe.collective.cuda.waiting import COUNT, MEET, OFF, PRIMITIVES, ROW
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import InputError
 
-THREADS = 512
-"""Of a block."""
-VECTOR = 16
-"""Bytes of the longest load."""
 DIMS = 4
 """Dimensions of the runs of a box."""
 MOST = 72
 """Slabs of a sum, as many GPUs as one NVLink domain has."""
 PIECES = 24
 """Boxes that one kernel copies."""
-ROW, SENT, EXCHANGE, COUNT, OFF = 256, 240, 253, 254, 255
-"""Words of a block's row: the peers', those that say what peers sent, the numbers of the block's last exchange and last
-meeting, and, in row 0, whether a meeting has been called off."""
-EXCHANGED = 8
-"""The most devices of an exchange."""
 
 # Types that are added: the CUDA type, and what it is added in. Others are only copied, as words of their size.
 _SUMS = {
@@ -112,24 +98,6 @@ class Sum(ctypes.Structure):
     )
 
 
-class Exchange(ctypes.Structure):
-    """What an exchange adds: `total` vectors of `VECTOR` bytes of each device, `share` a block.
-
-    The staging begins at byte `staging` of a slab; a device's part of a half has `half` bytes, of which a block has
-    `region`.
-    """
-
-    _fields_ = (
-        ("source", ctypes.c_uint64),
-        ("target", ctypes.c_uint64),
-        ("total", ctypes.c_int64),
-        ("share", ctypes.c_int64),
-        ("staging", ctypes.c_int64),
-        ("half", ctypes.c_int64),
-        ("region", ctypes.c_int64),
-    )
-
-
 class Piece(ctypes.Structure):
     """A box that is copied."""
 
@@ -141,43 +109,6 @@ class Pieces(ctypes.Structure):
 
     _fields_ = (("piece", Piece * PIECES), ("count", ctypes.c_int64))
 
-
-MEET = """
-__device__ void axe_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-
-// Whether a wait is given up at this poll, since it takes too long or a peer has called it off: then it is reported.
-__device__ bool axe_given_up(int polls, unsigned long long& start, unsigned* off, unsigned* missing,
-                             unsigned long long limit) {
-  if (polls % 64 != 63) return false;
-  unsigned called_off;
-  unsigned long long now;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(called_off) : "l"(off) : "memory");
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  if (start == 0) start = now;
-  if (!called_off && now - start <= limit) return false;
-  *missing = 1;
-  asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(off) : "memory");  // no later wait goes on
-  return true;
-}
-
-// Wait until a word of the device's own slab is as large as a target, or that is given up.
-__device__ void axe_await(unsigned* word, unsigned target, unsigned* off, unsigned* missing,
-                          unsigned long long limit) {
-  unsigned seen;
-  unsigned long long start = 0;
-  for (int polls = 0;; ++polls) {
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
-    if (static_cast<int>(seen - target) >= 0 || axe_given_up(polls, start, off, missing, limit)) break;
-  }
-  axe_fence();
-}
-
-// Tell a peer that what happened before, in this device's memory or another's, has.
-__device__ void axe_tell(unsigned* word, unsigned count) {
-  axe_fence();
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(count) : "memory");
-}
-"""
 
 _HEAD = f"""
 #include <cuda_bf16.h>
@@ -213,7 +144,7 @@ template <> __device__ Boolean narrowed<Boolean, unsigned>(unsigned value) {{
 }}
 
 template <typename T, int LANES> struct alignas(sizeof(T) * LANES) Pack {{ T lane[LANES]; }};
-{MEET}
+{PRIMITIVES}{MEET}
 // Meet the blocks of this number of all devices, if `whether`.
 __device__ void meet_block(const Around& around, int whether) {{
   __shared__ unsigned count;
@@ -316,104 +247,6 @@ template <typename T, typename Wide, int LANES> __device__ void add(const Sum& m
 """
 
 
-_EXCHANGE = f"""
-// 16 bytes as two words of 8, of which each is stored at once: 4 of data, and the number of the exchange.
-__device__ void send_marked(char* place, uint4 data, unsigned number) {{
-  unsigned long long mark = static_cast<unsigned long long>(number) << 32, word[4];
-  word[0] = data.x | mark, word[1] = data.y | mark, word[2] = data.z | mark, word[3] = data.w | mark;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {{
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {{%1, %2}};" ::"l"(place + 16 * half), "l"(word[2 * half]),
-                 "l"(word[2 * half + 1])
-                 : "memory");
-  }}
-}}
-
-// What a peer sent there, once it has come, or the wait for it is given up.
-__device__ uint4 marked(const char* place, unsigned number, unsigned* off, unsigned* missing,
-                        unsigned long long limit) {{
-  unsigned long long word[4], start = 0;
-  for (int polls = 0;; ++polls) {{
-    bool there = true;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {{
-      asm volatile("ld.relaxed.sys.global.v2.b64 {{%0, %1}}, [%2];"
-                   : "=l"(word[2 * half]), "=l"(word[2 * half + 1])
-                   : "l"(place + 16 * half)
-                   : "memory");
-    }}
-#pragma unroll
-    for (int k = 0; k < 4; ++k) there = there && static_cast<unsigned>(word[k] >> 32) == number;
-    if (there || axe_given_up(polls, start, off, missing, limit)) break;
-  }}
-  return make_uint4(word[0], word[1], word[2], word[3]);
-}}
-
-template <typename T, typename Wide, int LANES, bool MARKED>
-__device__ void exchange(const Exchange& moved, const Around& around) {{
-  union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
-  __shared__ unsigned shared_number;
-  const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR};
-  char* slab = around.slabs + around.me * around.distance;
-  unsigned *words = reinterpret_cast<unsigned*>(slab), *row = words + {ROW} * blockIdx.x;
-  if (threadIdx.x == 0) {{
-    row[{EXCHANGE}] = shared_number = row[{EXCHANGE}] + 1;
-    axe_fence();
-  }}
-  __syncthreads();
-  unsigned number = shared_number;
-  long long first = blockIdx.x * moved.share, count = min(moved.share, moved.total - first);
-  const uint4* source = reinterpret_cast<const uint4*>(moved.source) + first;
-  uint4* target = reinterpret_cast<uint4*>(moved.target) + first;
-  // Where this block's vectors of a device are in another's staging, in the half whose turn it is.
-  auto staged = [&](int whose, int from) {{
-    return around.slabs + whose * around.distance + moved.staging +
-           ((number & 1) * around.devices + from) * moved.half + blockIdx.x * moved.region;
-  }};
-  for (long long i = threadIdx.x; i < count; i += blockDim.x) {{
-    uint4 own = source[i];
-    for (int away = 1; away < around.devices; ++away) {{
-      int peer = (around.me + away) % around.devices;
-      char* place = staged(peer, around.me) + i * WIDTH;
-      if (MARKED) send_marked(place, own, number);
-      else *reinterpret_cast<uint4*>(place) = own;
-    }}
-  }}
-  int peer = threadIdx.x;
-  if (!MARKED) {{
-    __syncthreads();
-    if (peer < around.devices && peer != around.me) {{
-      unsigned* theirs = reinterpret_cast<unsigned*>(around.slabs + peer * around.distance) + {ROW} * blockIdx.x;
-      axe_tell(theirs + {SENT} + around.me, number);
-      axe_await(row + {SENT} + peer, number, words + {OFF}, around.missing + peer, around.limit);
-    }}
-    __syncthreads();
-  }}
-  for (long long i = threadIdx.x; i < count; i += blockDim.x) {{
-    Wide sum[LANES];
-    for (int from = 0; from < around.devices; ++from) {{
-      Vector term;
-      const char* place = staged(around.me, from) + i * WIDTH;
-      if (from == around.me) term.whole = source[i];
-      else if (MARKED) term.whole = marked(place, number, words + {OFF}, around.missing + from, around.limit);
-      else term.whole = *reinterpret_cast<const uint4*>(place);
-#pragma unroll
-      for (int lane = 0; lane < LANES; ++lane) {{
-        Wide wide = widened<Wide, T>(term.pack.lane[lane]);
-        sum[lane] = from == 0 ? wide : sum[lane] + wide;
-      }}
-    }}
-    Vector result;
-#pragma unroll
-    for (int lane = 0; lane < LANES; ++lane) result.pack.lane[lane] = narrowed<T, Wide>(sum[lane]);
-    target[i] = result.whole;
-  }}
-  if (MARKED && threadIdx.x == 0) axe_fence();
-  meet_block(around, around.after);
-}}
-"""
-
-
 def exchanging(dtype: str, marked: bool) -> str:
     """Return the name of the kernel that exchanges and adds, by words that are `marked` or by blocks that tell."""
     return f"exchange_{dtype}_{'marked' if marked else 'told'}"
@@ -450,15 +283,26 @@ def kernels() -> dict[str, str]:
     return bodies
 
 
+def threads(name: str) -> int:
+    """Return how many threads a block of a kernel has."""
+    return THREADS + WARP if name.startswith("exchange") else THREADS
+
+
 @functools.cache
-def source() -> str:
-    """Return the kernels' source."""
+def source(phases: bool = False) -> str:
+    """Return the kernels' source; to measure where the time goes, with samples of an exchange's `phases`.
+
+    Of each block and each of the last `exchange.KEPT` exchanges, ``axe_phases`` then has the ticks of the clock when a
+    thread that moves began, had number and data, had sent it, had what peers sent, had stored the sum, and ended, as
+    0 to 4 and 7; when the warp that waits had told a peer, 5, and been told, 6; nanoseconds at the first and the last.
+    """
     moved = {"copy": "Pieces", "add": "Sum", "exchange": "Exchange"}
     return (
-        _HEAD
-        + _EXCHANGE
+        ("#define AXE_PHASES\n" if phases else "")
+        + _HEAD
+        + exchange.SOURCE
         + "".join(
-            f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(const __grid_constant__ '
+            f'extern "C" __global__ void __launch_bounds__({threads(name)}) {name}(const __grid_constant__ '
             f"{moved[name.partition('_')[0]]} moved, const __grid_constant__ Around around) "
             f"{{ {body}(moved, around); }}\n"
             for name, body in kernels().items()

@@ -1,0 +1,205 @@
+"""The source of exchanges: all-reduces of few bytes.
+
+An all-reduce of few bytes holds no meeting: it is one, an exchange. A device stores its slab to each peer's *staging*,
+a part of the tensor of words, and adds what has come to its own, so that the way of a message is gone once, not there
+and back and there again, as where a peer is told, reads, and tells that it has read. Who has all that its peers sent
+knows that they have come to the exchange, and nobody reads what is another's. The staging has two halves, of which
+exchanges take turns: who sends the next but one has what the peers sent in the next, which they did behind this one.
+Very small messages say themselves that they are there: each 8 bytes are 4 of data and the exchange's number, stored at
+once, so any data may be sent. Of larger ones a block says so, as where it meets.
+
+An exchange orders what is before and behind it as a meeting does, and for that a thread fences and tells, is told and
+fences. That isn't in the way of marked words, which need no order: a warp of the first block does it beside those that
+move, and the kernel ends when both have. A fence also waits for what its thread has stored, so nothing is stored ahead
+of it: the number of a block's exchange is written last. A thread has its data and the number at once, as it reads both
+by itself, and keeps the data to add them.
+
+Source: PTX ISA, "Memory Consistency Model", "Vector Data-types" and "Release and Acquire Patterns".
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from tvm_axe.collective.cuda.waiting import BLOCKS, EXCHANGE, OFF, ROW, SENT
+
+THREADS = 512
+"""Of a block; in an exchange those that move, beside a warp more."""
+WARP = 32
+"""Threads that tell and wait."""
+VECTOR = 16
+"""Bytes of the longest load."""
+PHASES, KEPT = 8, 32
+"""What is sampled of an exchange, and of how many, where that is asked for: see `source`."""
+EXCHANGED = 8
+"""The most devices of an exchange."""
+
+
+class Exchange(ctypes.Structure):
+    """What an exchange adds: `total` vectors of `VECTOR` bytes of each device, `share` a block.
+
+    The staging begins at byte `staging` of a slab; a device's part of a half has `half` bytes, of which a block has
+    `region`.
+    """
+
+    _fields_ = (
+        ("source", ctypes.c_uint64),
+        ("target", ctypes.c_uint64),
+        ("total", ctypes.c_int64),
+        ("share", ctypes.c_int64),
+        ("staging", ctypes.c_int64),
+        ("half", ctypes.c_int64),
+        ("region", ctypes.c_int64),
+    )
+
+
+SOURCE = f"""
+#ifdef AXE_PHASES
+// When each block came where, in its last exchanges; only measurements build this.
+struct Phases {{ long long ticks[{PHASES}]; unsigned long long nanoseconds[2]; unsigned long long seen; }};
+__device__ Phases axe_phases[{KEPT}][{BLOCKS}];
+// A warp issues in order, so what is stored first must be there when the clock is read.
+__device__ void axe_came(unsigned number, int phase, unsigned seen) {{
+  Phases& phases = axe_phases[number % {KEPT}][blockIdx.x];
+  *const_cast<volatile unsigned long long*>(&phases.seen) = seen;
+  phases.ticks[phase] = clock64();
+  if (phase == {PHASES} - 1) phases.nanoseconds[1] = axe_nanoseconds();
+}}
+#define AXE_BEGAN const long long began = clock64(); const unsigned long long begun = axe_nanoseconds();
+#define AXE_CAME(thread, phase, seen) \\
+  if (threadIdx.x == (thread)) axe_came(number, phase, static_cast<unsigned>(seen))
+#define AXE_ENDED                                             \\
+  if (threadIdx.x == 0) {{                                     \\
+    Phases& phases = axe_phases[number % {KEPT}][blockIdx.x]; \\
+    phases.ticks[0] = began, phases.nanoseconds[0] = begun;   \\
+    axe_came(number, {PHASES} - 1, number);                   \\
+  }}
+#else
+#define AXE_BEGAN
+#define AXE_CAME(thread, phase, seen)
+#define AXE_ENDED
+#endif
+
+// 16 bytes as two words of 8, of which each is stored at once: 4 of data, and the number of the exchange.
+__device__ void send_marked(char* place, uint4 data, unsigned number) {{
+  unsigned long long mark = static_cast<unsigned long long>(number) << 32;
+  axe_store_pair(place, data.x | mark, data.y | mark);
+  axe_store_pair(place + 16, data.z | mark, data.w | mark);
+}}
+
+// What a peer sent there, if it is of that exchange.
+__device__ bool is_marked(const char* place, unsigned number, uint4& data) {{
+  unsigned long long word[4];
+  axe_load_pair(place, word[0], word[1]);
+  axe_load_pair(place + 16, word[2], word[3]);
+  bool there = true;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) there = there && static_cast<unsigned>(word[k] >> 32) == number;
+  data = make_uint4(word[0], word[1], word[2], word[3]);
+  return there;
+}}
+
+// All but the last warp of a block move; the last tells peers and waits for what they tell.
+template <typename T, typename Wide, int LANES, bool MARKED>
+__device__ void exchange(const Exchange& moved, const Around& around) {{
+  AXE_BEGAN
+  axe_behind();
+  union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
+  const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR}, AHEAD = MARKED ? 1 : 4;  // vectors of a thread at a time
+  const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;
+  unsigned* words = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance);
+  unsigned* row = words + {ROW} * blockIdx.x;
+  long long first = blockIdx.x * moved.share;
+  const int count = lane >= 0 ? 0 : static_cast<int>(min(moved.share, moved.total - first)), step = AHEAD * movers;
+  const uint4* source = reinterpret_cast<const uint4*>(moved.source) + first;
+  uint4* target = reinterpret_cast<uint4*>(moved.target) + first;
+  uint4 own[AHEAD] = {{}};
+  auto load = [&](int base) {{
+#pragma unroll
+    for (int k = 0; k < AHEAD; ++k) {{
+      int i = base + k * movers;
+      if (i < count) own[k] = source[i];
+    }}
+  }};
+  load(threadIdx.x);  // beside the number: neither waits for the other
+  const unsigned number = row[{EXCHANGE}] + 1;
+  // Where this block's vectors of a device are in another's staging, in the half whose turn it is.
+  auto staged = [&](int whose, int from) {{
+    return around.slabs + whose * around.distance + moved.staging +
+           ((number & 1) * around.devices + from) * moved.half + blockIdx.x * moved.region;
+  }};
+  auto meet = [&]() {{
+    if (lane < 0 || lane >= around.devices || lane == around.me) return;
+    unsigned* theirs = reinterpret_cast<unsigned*>(around.slabs + lane * around.distance) + {ROW} * blockIdx.x;
+    axe_tell(theirs + {SENT} + around.me, number);
+    AXE_CAME(movers + (around.me == 0), 5, number);
+    axe_await(row + {SENT} + lane, number, words + {OFF}, around.missing + lane, around.limit);
+    AXE_CAME(movers + (around.me == 0), 6, number);
+  }};
+  for (int base = threadIdx.x; base < count; base += step) {{
+    if (base != threadIdx.x) load(base);
+    if (base == threadIdx.x) {{ AXE_CAME(0, 1, own[0].x); }}
+    for (int away = 1; away < around.devices; ++away) {{
+      char* place = staged((around.me + away) % around.devices, around.me);
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {{
+        int i = base + k * movers;
+        if (i >= count) continue;
+        if (MARKED) send_marked(place + i * WIDTH, own[k], number);
+        else *reinterpret_cast<uint4*>(place + i * WIDTH) = own[k];
+      }}
+    }}
+  }}
+  AXE_CAME(0, 2, number);
+  if (!MARKED) {{
+    __syncthreads();
+    meet();
+    __syncthreads();
+  }} else if (blockIdx.x == 0) {{
+    meet();  // one block's is enough to order what is before and behind, and nobody waits for it to move
+  }}
+  for (int base = threadIdx.x; base < count; base += step) {{
+    if (count > step) load(base);
+    Wide sum[AHEAD][LANES];
+    for (int from = 0; from < around.devices; ++from) {{
+      Vector term[AHEAD] = {{}};
+      const char* place = staged(around.me, from);
+      unsigned long long start = 0;
+      for (int polls = 0;; ++polls) {{
+        bool there = true;
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {{
+          int i = base + k * movers;
+          if (i >= count) continue;
+          if (from == around.me) term[k].whole = own[k];
+          else if (MARKED) there = is_marked(place + i * WIDTH, number, term[k].whole) && there;
+          else term[k].whole = *reinterpret_cast<const uint4*>(place + i * WIDTH);
+        }}
+        if (there || axe_given_up(polls, start, words + {OFF}, around.missing + from, around.limit)) break;
+      }}
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {{
+#pragma unroll
+        for (int at = 0; at < LANES; ++at) {{
+          Wide wide = widened<Wide, T>(term[k].pack.lane[at]);
+          sum[k][at] = from == 0 ? wide : sum[k][at] + wide;
+        }}
+      }}
+    }}
+    AXE_CAME(0, 3, sum[0][0]);
+#pragma unroll
+    for (int k = 0; k < AHEAD; ++k) {{
+      int i = base + k * movers;
+      Vector result;
+#pragma unroll
+      for (int at = 0; at < LANES; ++at) result.pack.lane[at] = narrowed<T, Wide>(sum[k][at]);
+      if (i < count) target[i] = result.whole;
+    }}
+  }}
+  AXE_CAME(0, 4, number);
+  __syncthreads();  // all of the block have read its number
+  if (threadIdx.x == 0) row[{EXCHANGE}] = number;
+  meet_block(around, around.after);
+  AXE_ENDED
+}}
+"""
