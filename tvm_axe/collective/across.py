@@ -62,12 +62,12 @@ class Across:
 
     Attributes
     ----------
-    axes : frozenset of str
-        The mesh axes along which there are devices of several machines.
+    controllers : frozenset of int
+        The workers of rank 0's machine.
     """
 
     def __init__(self, job: Job, mesh: Mesh, control: Control, timeout: float) -> None:
-        self.axes = spanning_axes(mesh, job.hosts)
+        self.controllers = frozenset(job.hosts[0])
         self._job = job
         self._mesh = mesh
         self._control = control

@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -45,7 +46,15 @@ _MESSAGE = 160 << 10  # bytes of a command; those of sockets are kept below the 
 _ENDS = b""  # what a worker reads when the controller has closed its end
 
 
-class DiscreteSession(Session):
+class Exchanging(Session):
+    """A session whose workers see the memory of each other's devices."""
+
+    @abstractmethod
+    def exchange(self, places: Sequence[Place]) -> None:
+        """Have all the workers get the memory of slabs, and see their neighbours'."""
+
+
+class DiscreteSession(Exchanging):
     """The workers of one launch, all on this machine.
 
     Parameters
@@ -139,7 +148,7 @@ class DiscreteSession(Session):
                 self._forked.start(rank, _ENTRY, arguments, [self.arena.fd, theirs.fileno()])
             return
         site = Site(self._mesh, self.arena, self._timeout, CORES, alone=False, neighbours=self._neighbours)
-        made = _maker(self._maker, device, self.arena.size)
+        made = make_device(self._maker, device, self.arena.size)
         thread = threading.Thread(target=_work, args=(Worker(site, rank, made), theirs), daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -227,13 +236,13 @@ class DeviceMirror(Mirror):
 
     Parameters
     ----------
-    session : DiscreteSession
+    session : Exchanging
         Whose slabs they are.
     """
 
     discrete = True
 
-    def __init__(self, session: DiscreteSession) -> None:
+    def __init__(self, session: Exchanging) -> None:
         super().__init__(session._command, [[], *([device] for device in range(session._mesh.size))])
         self._session = session
         self._zeros: set[Place] = set()  # the slabs that nothing has written to
@@ -296,7 +305,8 @@ def _left(connection: socket.socket) -> list[int]:
     return found
 
 
-def _maker(maker: str, device: Mapping[str, Any], size: int) -> Device:
+def make_device(maker: str, device: Mapping[str, Any], size: int) -> Device:
+    """Make a worker's device of what it is told, and the bytes of its range of addresses; see `DiscreteSession`."""
     home, _, function = maker.partition(":")
     make: Callable[..., Device] = getattr(import_module(home), function)
     return make(device, size)
@@ -304,18 +314,17 @@ def _maker(maker: str, device: Mapping[str, Any], size: int) -> Device:
 
 def _work(worker: Worker, connection: socket.socket) -> None:
     """Be a worker: do what comes, until the controller closes its end."""
-    worker.connection = connection
+    worker.slabs.connection = connection
     # A controller that is gone, or closed its end before it read all, resets the connection.
     with connection, contextlib.suppress(ConnectionError):
         while True:
             message, descriptors, *_ = socket.recv_fds(connection, _MESSAGE, 1)
-            worker.received += descriptors
+            worker.slabs.received += descriptors
             if message == _ENDS:
                 break
             if not descriptors:
                 sequence, _, command = message.decode().partition(" ")
                 attend(worker, int(sequence), command)
-    worker.forget()
     worker.close()
 
 
@@ -355,7 +364,7 @@ def serve(
     shared, connection, *errors = descriptors
     arena = Arena(shared, memory, page)
     site = Site(Mesh(axes), arena, timeout, cores, neighbours=neighbours)
-    worker = Worker(site, rank, _maker(maker, device, memory))
+    worker = Worker(site, rank, make_device(maker, device, memory))
     speak(errors)
     _work(worker, socket.socket(fileno=connection))
     sys.stdout.flush()

@@ -20,25 +20,29 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import secrets
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from tvm_axe.collective import start
 from tvm_axe.collective.across import spanning_axes
-from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.arena import PAGE, Arena
 from tvm_axe.collective.calls import attend
+from tvm_axe.collective.device import Device
+from tvm_axe.collective.discrete import DeviceMirror, Exchanging, make_device
 from tvm_axe.collective.engine import Engine, Finding
 from tvm_axe.collective.job import ABORT, ANSWER, CLOSE, COMMAND, DO, END, LAUNCH, MEMORY, Job, join
 from tvm_axe.collective.messages import Messages, Nap
-from tvm_axe.collective.mirror import Mirror
+from tvm_axe.collective.mirror import Mirror, Place
 from tvm_axe.collective.mpi_messages import MpiMessages
 from tvm_axe.collective.rendezvous import Variables, meet
-from tvm_axe.collective.session import CORES, GRACE, STARTUP, Session
+from tvm_axe.collective.session import CORES, GRACE, STARTUP
 from tvm_axe.collective.site import Site
+from tvm_axe.collective.staging import BUFFER
 from tvm_axe.collective.sync import FAILED, SLICE, Control
 from tvm_axe.collective.tcp import TcpMessages
 from tvm_axe.collective.worker import Worker
@@ -49,7 +53,33 @@ _IDLE = 5e-3  # seconds; the longest nap between looks for a command
 _MEETING = 5.0  # seconds; the least that ranks may be apart when they launch: each has imported the compiler by itself
 
 
-class RankedSession(Session):
+class Devices(NamedTuple):
+    """What ranks compute on, if not on their cores.
+
+    Attributes
+    ----------
+    maker : str
+        What makes a rank's `Device`, as ``module:function`` of one of `told` and the bytes of its range of addresses.
+    told : sequence of mapping
+        What it is told for each rank, that JSON can hold.
+    size, page : int
+        Bytes of the range, and of the arena; bytes that the devices' memory comes in.
+    neighbours : sequence of sequence of int
+        The ranks whose devices see each other's memory, of one host each.
+    unique : callable, optional
+        What makes the bytes by which devices have a communicator along the axes that are apart; else what goes along
+        them goes through the memory of hosts.
+    """
+
+    maker: str
+    told: Sequence[Mapping[str, Any]]
+    size: int
+    page: int
+    neighbours: Sequence[Sequence[int]]
+    unique: Callable[[], bytes] | None = None
+
+
+class RankedSession(Exchanging):
     """The workers of one launch, as rank 0 of their job holds them.
 
     Parameters
@@ -60,17 +90,19 @@ class RankedSession(Session):
         Seconds that a worker may be behind another.
     job : Job
         The job that this process is rank 0 of.
+    devices : Devices, optional
+        What the ranks compute on; their cores if left out.
     """
 
-    def __init__(self, mesh: Mesh, timeout: float, job: Job) -> None:
-        super().__init__(mesh, timeout)
-        self._job = job
+    def __init__(self, mesh: Mesh, timeout: float, job: Job, devices: Devices | None = None) -> None:
+        super().__init__(mesh, timeout, None if devices is None else Arena.create(devices.size, devices.page))
+        self._job, self._devices = job, devices
         self._far = frozenset(range(mesh.size)).difference(job.host)
-        self._axes = spanning_axes(mesh, job.hosts)
+        self._axes = spanning_axes(mesh, job.hosts if devices is None else devices.neighbours)
         self._failed = False
         self._nap = Nap()
         self._work: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
-        self._site = Site(mesh, self.arena, timeout, CORES, job)
+        self._site = _site(mesh, self.arena, timeout, job, devices)
         self._control = self._site.control
 
     def start(self) -> None:
@@ -91,24 +123,51 @@ class RankedSession(Session):
                 "timeout": self._timeout,
                 "size": self.arena.size,
                 "commands": commands,
+                "devices": None if self._devices is None else self._devices._replace(unique=None),
             }
             for rank in range(1, size):
                 self._job.send(rank, COMMAND, [LAUNCH, launch])
             _lend(self._job, self.arena)
             # Ends with the process, if it doesn't come out of a command before.
-            threading.Thread(target=_work, args=(Worker(self._site, 0), self._work), daemon=True).start()
+            worker = Worker(self._site, 0, _device(self._devices, 0))
+            threading.Thread(target=_work, args=(worker, self._work), daemon=True).start()
             self._command("start")
+            if self._devices is not None:
+                self._use(self._devices)
+            elif self._far:
+                self.mirror = Mirror(self._command, self._job.hosts)
         except BaseException:
             self.close(force=True)
             raise
+
+    def _use(self, devices: Devices) -> None:
+        """Have the devices be there for each other, and their slabs for the host."""
+        self.mirror = DeviceMirror(self)
         if self._far:
-            self.mirror = Mirror(self._command, self._job.hosts)
+            self.messages = Mirror(self._command_of_hosts, self._job.hosts)
+        self._command("greet", secrets.token_hex(8))
+        if not self._axes:
+            return
+        if devices.unique is None:
+            self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
+        else:
+            self._command("connect", devices.unique().hex(), sorted(self._axes))
+
+    def _command_of_hosts(self, name: str, *arguments: Any) -> None:
+        """What is asked of slabs, asked of what hosts have of them."""
+        self._command({"reserve": "take", "release": "drop", "move": "carry"}[name], *arguments)
+
+    def exchange(self, places: Sequence[Place]) -> None:
+        """Have the ranks get memory for slabs, and see their neighbours'."""
+        self._command("reserve", places)
+        self._command("share", places)
 
     def is_apart(self, axis: str) -> bool:
         return axis in self._axes
 
     def _command(self, *command: Any) -> None:
-        if self._far and self._failed and not self.closed:
+        if (self._far or self._devices) and self._failed and not self.closed:
+            self._failed = False
             super()._command("settle")
         self._failed = True
         super()._command(*command)
@@ -147,7 +206,8 @@ class RankedSession(Session):
 
     def _place(self, rank: int) -> str:
         where = self._job.ranks[rank]
-        return f"rank {rank}, pid {where.pid} on {where.node}"
+        name = None if self._devices is None else self._devices.told[rank].get("name")
+        return f"rank {rank}{'' if name is None else f', {name}'}, pid {where.pid} on {where.node}"
 
     def _close(self, force: bool) -> None:
         if self.closed:
@@ -183,6 +243,15 @@ def _work(worker: Worker, commands: queue.SimpleQueue[tuple[int, str] | None]) -
     """Be worker 0."""
     while (command := commands.get()) is not None:
         attend(worker, *command)
+    worker.close()
+
+
+def _site(mesh: Mesh, arena: Arena, timeout: float, job: Job, devices: Devices | None) -> Site:
+    return Site(mesh, arena, timeout, CORES, job, neighbours=None if devices is None else devices.neighbours)
+
+
+def _device(devices: Devices | None, rank: int) -> Device | None:
+    return None if devices is None else make_device(devices.maker, devices.told[rank], devices.size)
 
 
 def serve(job: Job) -> NoReturn:
@@ -197,14 +266,14 @@ def serve(job: Job) -> NoReturn:
             job.leave()
         if kind == LAUNCH:
             try:
-                site = _join_launch(job, **content[0])
+                site, devices = _join_launch(job, **content[0])
+                launched = site, Worker(site, job.rank, _device(devices, job.rank))
             except Exception as error:
                 job.send(0, ANSWER, [1, FAILED, "".join(traceback.format_exception(error))])
-            else:
-                launched = site, Worker(site, job.rank)
         elif launched is not None:
             site, worker = launched
             if kind == CLOSE:
+                worker.close()
                 site.control.close()
                 site.arena.close()
                 launched = None
@@ -216,11 +285,15 @@ def serve(job: Job) -> NoReturn:
                     job.send(0, ANSWER, [sequence, *site.control.answer(job.rank)])
 
 
-def _join_launch(job: Job, axes: dict[str, int], timeout: float, size: int, commands: int) -> Site:
+def _join_launch(
+    job: Job, axes: dict[str, int], timeout: float, size: int, commands: int, devices: list[Any] | None
+) -> tuple[Site, Devices | None]:
     """Make or open the arena of this machine, for a launch of rank 0's."""
     job.commands = commands
+    given = None if devices is None else Devices(*devices)
+    page = PAGE if given is None else given.page
     if job.rank == job.host[0]:
-        arena = Arena.create(size)
+        arena = Arena.create(size, page)
         arena.allocate(Control.nbytes(Mesh(axes).size))
         _lend(job, arena)
     else:
@@ -228,8 +301,8 @@ def _join_launch(job: Job, axes: dict[str, int], timeout: float, size: int, comm
         if lent is None:
             raise WorkerError(f"rank {job.host[0]} made no shared memory within {STARTUP:g} s")
         pid, descriptor = lent
-        arena = Arena(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC), size)
-    return Site(Mesh(axes), arena, timeout, CORES, job)
+        arena = Arena(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC), size, page)
+    return _site(Mesh(axes), arena, timeout, job, given), given
 
 
 def _lend(job: Job, arena: Arena) -> None:
@@ -278,15 +351,20 @@ class _Watch:
                         self._current[1].abort()
 
 
-def launch(start_messages: Callable[[float], Messages], mesh: Mesh, timeout: float) -> RankedSession:
+def launch(
+    start_messages: Callable[[float], Messages],
+    mesh: Mesh,
+    timeout: float,
+    devices: Callable[[Job], Devices] | None = None,
+) -> RankedSession:
     """Launch workers as rank 0 of the job; on another rank, serve rank 0's launches and never return.
 
-    For errors see `Engine.launch`.
+    The ranks compute on the devices that `devices` says on rank 0, or on their cores. For errors see `Engine.launch`.
     """
     job = join(start_messages, mesh, max(timeout, _MEETING), CORES)
     if job.rank:
         serve(job)
-    session = RankedSession(mesh, timeout, job)
+    session = RankedSession(mesh, timeout, job, None if devices is None else devices(job))
     session.start()
     return session
 

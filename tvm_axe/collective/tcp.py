@@ -237,7 +237,7 @@ class _Links:
 
 def _view(content: Any) -> memoryview:
     view = memoryview(content)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
 def _fill(request: _Receiving, come: bytearray) -> None:
