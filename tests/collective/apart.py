@@ -206,7 +206,7 @@ class ApartEngine(Engine):
     def launch(self, mesh, timeout, **options):
         names = ("room", "page", "fails", "processes", "barriers", "neighbours", "ranks")
         room, page, fails, processes, barriers, neighbours, ranks = self.options(options, *names)
-        told = {"room": room or SIZE, "page": page or PAGE, "fails": fails or 0}
+        told = {"room": room or SIZE, "page": page or (mmap.PAGESIZE if ranks else PAGE), "fails": fails or 0}
         if ranks:
             return ranked.launch(
                 ranked.start_messages, mesh, timeout, functools.partial(self._devices, told, neighbours)

@@ -1,4 +1,4 @@
-"""Collectives by a communicator: what devices tell theirs and move themselves, done here; NCCL's binding is the real one.
+"""Collectives by a communicator: what devices tell theirs and move themselves, done here by the real binding of NCCL.
 
 What the binding calls is fake_nccl.py's, and devices' memory is the host's. Their threads get on in any order.
 """

@@ -13,8 +13,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+
+from tvm_axe.collective.hosts import commands
+from tvm_axe.layout import Mesh
 
 HERE = Path(__file__).parent
 NAMES = f"""
@@ -86,6 +90,8 @@ def test_what_every_engine_does(engine: str, ranks: int, hosts_of: int) -> None:
     """On the ranks' cores, and on devices with memory of their own, which those of a host map."""
     files = [str(HERE / name) for name in ("in_job.py", "test_workers.py", "test_recording.py")]
     others = "not at_once and not bound and not examples and not bad_launches"
+    if engine != "ranks":  # these launch by name
+        others += " and not closed_workers and not other_runs"
     (output, errors, status), *rest = ended(
         start(ranks, str(HERE / "ranks.py"), *files, "-k", others, hosts_of=hosts_of, engine=engine), 300
     )
@@ -204,3 +210,61 @@ def test_a_process_of_no_job_is_told_how_to_start_one() -> None:
     environment = {name: text for name, text in os.environ.items() if name not in ("RANK", "PMI_RANK")}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert "InputError: launch: this process is no rank of a job: start it by torchrun, by mpiexec" in found.stderr
+
+
+@pytest.mark.parametrize("hosts", [[], ["--hosts", "localhost,localhost"]])
+def test_the_command_line(tmp_path: Path, hosts: list[str]) -> None:
+    """The command starts the ranks; of one host, and of two that are this one."""
+    rng = np.random.default_rng(0)
+    arrays = {"A": rng.standard_normal((12, 24), dtype="float32"), "B": rng.standard_normal((24, 9), dtype="float32")}
+    np.savez(tmp_path / "in.npz", **arrays)
+    options = ["--mesh", "tp=2", "--schedule", f"{HERE / 'in_job.py'}:on_slices", "--inputs", str(tmp_path / "in.npz")]
+    command = ["-m", "tvm_axe", "run", f"{HERE / 'in_job.py'}:product", *options, "--output", str(tmp_path / "out.npz")]
+    found = subprocess.run(
+        [sys.executable, *command, "--engine", "ranks", *hosts],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"TVM_AXE_TEST_JOB": str(os.getpid())},
+        check=False,
+    )
+    assert (found.stderr, found.returncode) == ("", 0)
+    assert "on tp=2 (ranks, llvm): out: float32[12, 9] to" in found.stdout and found.stdout.count("\n") == 1
+    expected = np.maximum(arrays["A"].astype("float64") @ arrays["B"], 0)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npz")["out"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_error_on_rank_0_is_the_commands() -> None:
+    kernel = [f"{HERE / 'in_job.py'}:product", "--mesh", "tp=2", "--output", "none.npz", "--inputs", "none.npz"]
+    command = [sys.executable, "-m", "tvm_axe", "run", *kernel, "--engine", "ranks", "--hosts", "localhost,localhost"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 2 and "none.npz: no such file" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--engine", "ranks", "--hosts", "a,b,c"], "mesh tp=2 has 2 devices, which 3 hosts can't share evenly"),
+        (["--engine", "mpi", "--hosts", "a,b"], "--hosts is for --engine ranks or cuda"),
+        (["--engine", "ranks", "-n", "3"], "--hosts is for --engine ranks or cuda, with a rank for each"),
+    ],
+)
+def test_hosts_that_do_not_fit_are_refused(options: list[str], message: str) -> None:
+    kernel = [f"{HERE / 'in_job.py'}:product", "--mesh", "tp=2", "--output", "none.npz", "--inputs", "none.npz"]
+    found = subprocess.run(
+        [sys.executable, "-m", "tvm_axe", "run", *kernel, *options], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2 and message in found.stderr
+
+
+def test_what_is_started_on_other_hosts() -> None:
+    """Through ssh, with the job's variables and nothing that a shell would take apart."""
+    told = commands(["localhost", "far away", "b"], Mesh({"tp": 6}), ["python", "a b.py"], 4321, "job")
+    assert [command[0] for command, _ in told] == ["python"] * 2 + ["ssh"] * 4
+    assert told[1][1]["RANK"] == "1" and told[1][1]["LOCAL_RANK"] == "1" and told[1][1]["LOCAL_WORLD_SIZE"] == "2"
+    *options, host, line = told[2][0][1:]
+    assert options == ["-o", "BatchMode=yes"] and host == "far away"
+    assert "RANK=2" in line and "MASTER_PORT=4321" in line and line.endswith("python 'a b.py'")
+    assert "TVM_AXE_RANKS_PER_HOST" not in line
+    again = commands(["localhost", "localhost"], Mesh({"tp": 4}), ["python"], 4321, "job")
+    assert again[3][1]["TVM_AXE_RANKS_PER_HOST"] == "2" and again[3][1]["MASTER_ADDR"] == "127.0.0.1"

@@ -90,7 +90,7 @@ class Device(ABC):
         unique: bytes,
         size: int,
         rank: int,
-        groups: Mapping[str, tuple[int, int]],
+        groups: Mapping[str, tuple[int, int, int]],
         seconds: float,
         is_off: Callable[[], bool],
     ) -> None:
@@ -101,7 +101,7 @@ class Device(ABC):
         unique : bytes
             What all `size` devices are told, of which this is the one of that `rank`.
         groups : mapping
-            By axis, a number that the devices of a group have in common, and the device's coordinate in it.
+            By axis, a number that the devices of a group have in common, how many they are, and its coordinate.
         seconds : float
             The longest that it waits for its peers, now and later.
         is_off : callable

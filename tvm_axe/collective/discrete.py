@@ -78,6 +78,10 @@ class DiscreteSession(Exchanging):
         workers meet.
     neighbours : sequence of sequence of int, optional
         The workers whose devices see each other's memory; all of them if left out.
+    axes : sequence of str
+        The axes along which devices have a communicator; along others that are apart, the arena is between them.
+    unique : callable, optional
+        What makes the bytes that a communicator is made of.
     """
 
     def __init__(
@@ -91,11 +95,14 @@ class DiscreteSession(Exchanging):
         alone: bool,
         meets: int | None = None,
         neighbours: Sequence[Sequence[int]] | None = None,
+        axes: Sequence[str] = (),
+        unique: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__(mesh, timeout, Arena.create(size, page))
         self._maker, self._devices, self._alone, self._meets = maker, devices, alone, meets
         self._neighbours = [list(range(mesh.size))] if neighbours is None else list(map(list, neighbours))
         self._axes = spanning_axes(mesh, self._neighbours)
+        self._connected, self._unique = tuple(axes), unique
         self._forked = Forked()
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
@@ -122,7 +129,9 @@ class DiscreteSession(Exchanging):
             if self._meets is not None:
                 self._words = MeshTensor(self.arena, self._mesh, (self._meets,), "int32", False, self.mirror)
                 self._command("meet", self._words.encode(ALL))
-            if self._axes:
+            if self._unique is not None:
+                self._command("connect", self._unique().hex(), self._connected)
+            if self._axes.difference(self._connected):
                 self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
         except OSError as error:
             self.close(force=True)

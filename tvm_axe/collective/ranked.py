@@ -45,6 +45,7 @@ from tvm_axe.collective.site import Site
 from tvm_axe.collective.staging import BUFFER
 from tvm_axe.collective.sync import FAILED, SLICE, Control
 from tvm_axe.collective.tcp import TcpMessages
+from tvm_axe.collective.tensor import ALL, MeshTensor
 from tvm_axe.collective.worker import Worker
 from tvm_axe.errors import InputError, WorkerError
 from tvm_axe.layout import Mesh
@@ -66,9 +67,12 @@ class Devices(NamedTuple):
         Bytes of the range, and of the arena; bytes that the devices' memory comes in.
     neighbours : sequence of sequence of int
         The ranks whose devices see each other's memory, of one host each.
+    meets : int, optional
+        See `DiscreteSession`.
+    axes : sequence of str
+        The axes along which devices have a communicator; along others that are apart, hosts' memory is between them.
     unique : callable, optional
-        What makes the bytes by which devices have a communicator along the axes that are apart; else what goes along
-        them goes through the memory of hosts.
+        What makes the bytes that a communicator is made of.
     """
 
     maker: str
@@ -76,6 +80,8 @@ class Devices(NamedTuple):
     size: int
     page: int
     neighbours: Sequence[Sequence[int]]
+    meets: int | None = None
+    axes: Sequence[str] = ()
     unique: Callable[[], bytes] | None = None
 
 
@@ -146,12 +152,13 @@ class RankedSession(Exchanging):
         if self._far:
             self.messages = Mirror(self._command_of_hosts, self._job.hosts)
         self._command("greet", secrets.token_hex(8))
-        if not self._axes:
-            return
-        if devices.unique is None:
+        if devices.meets is not None:
+            self._words = MeshTensor(self.arena, self._mesh, (devices.meets,), "int32", False, self.mirror)
+            self._command("meet", self._words.encode(ALL))
+        if devices.unique is not None:
+            self._command("connect", devices.unique().hex(), devices.axes)
+        if self._axes.difference(devices.axes):
             self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
-        else:
-            self._command("connect", devices.unique().hex(), sorted(self._axes))
 
     def _command_of_hosts(self, name: str, *arguments: Any) -> None:
         """What is asked of slabs, asked of what hosts have of them."""
@@ -388,6 +395,11 @@ def start_messages(timeout: float) -> Messages:
         "launch: this process is no rank of a job: start it by torchrun, by mpiexec, or by tvm-axe run --hosts, or set "
         "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each"
     )
+
+
+def of_job() -> bool:
+    """Whether this process was started as a rank of a job of several."""
+    return Variables.told() is not None or start.ranks() > 1
 
 
 class RanksEngine(Engine):

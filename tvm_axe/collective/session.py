@@ -112,7 +112,7 @@ class Session(ABC):
                 self._reset()
                 self._sequence = (self._sequence + 1) & 0xFFFFFFFF
                 self._send(json.dumps(command))
-                self._wait(max(self._timeout, STARTUP) if command[0] in ("start", "load") else self._timeout)
+                self._wait(max(self._timeout, STARTUP) if command[0] in ("start", "load", "connect") else self._timeout)
             except BaseException:
                 with uninterrupted():
                     self._close(force=True)

@@ -342,7 +342,7 @@ class Worker:
     def connect(self, unique: str, axes: Sequence[str]) -> None:
         """Have the device do collectives along mesh axes by a communicator from now on; waits for all workers."""
         mesh = self._site.mesh
-        groups = {axis: (mesh.group(self.rank, axis)[0], self.coords[axis]) for axis in axes}
+        groups = {axis: (mesh.group(self.rank, axis)[0], mesh.axis_size(axis), self.coords[axis]) for axis in axes}
         self.device.connect(bytes.fromhex(unique), mesh.size, self.rank, groups, self._site.timeout, self._is_off)
 
     def _is_off(self) -> bool:

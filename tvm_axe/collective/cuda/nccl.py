@@ -122,10 +122,6 @@ class Nccl(Communicator):
         """End what it is doing, and itself."""
         _call("comm_abort", self._comm)
 
-    def close(self) -> None:
-        """Give it back; all it was told is done."""
-        _call("comm_destroy", self._comm)
-
 
 def connected(
     told: bytes,
@@ -169,7 +165,7 @@ def connected(
     Aborted
         If it was to stop.
     """
-    nccl = _bindings()
+    _bindings()  # or an error now
     found: list[tuple[Nccl, dict[str, Nccl]]] = []
     faults: list[BaseException] = []
 
@@ -186,7 +182,6 @@ def connected(
         except BaseException as error:
             faults.append(error)
 
-    assert nccl is not None
     thread = threading.Thread(target=begin, name="tvm_axe NCCL", daemon=True)
     thread.start()
     waited = 0.0
