@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import mmap
 import os
 import random
@@ -18,7 +19,7 @@ import numpy as np
 import tvm
 
 from tvm_axe import _tvm
-from tvm_axe.collective import Workers, launch, ops, side
+from tvm_axe.collective import Workers, launch, ops, ranked, side
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine
@@ -203,9 +204,13 @@ class ApartEngine(Engine):
     name = "apart"
 
     def launch(self, mesh, timeout, **options):
-        names = ("room", "page", "fails", "processes", "barriers", "neighbours")
-        room, page, fails, processes, barriers, neighbours = self.options(options, *names)
-        told = {"room": room or SIZE, "page": page or PAGE, "fails": fails or 0}
+        names = ("room", "page", "fails", "processes", "barriers", "neighbours", "ranks")
+        room, page, fails, processes, barriers, neighbours, ranks = self.options(options, *names)
+        told = {"room": room or SIZE, "page": page or (mmap.PAGESIZE if ranks else PAGE), "fails": fails or 0}
+        if ranks:
+            return ranked.launch(
+                ranked.start_messages, mesh, timeout, functools.partial(self._devices, told, neighbours)
+            )
         alone = processes is None or processes
         maker, meets = f"{__name__}:HostMemory", mesh.size + 1 if barriers == "device" else None
         session = DiscreteSession(
@@ -213,6 +218,11 @@ class ApartEngine(Engine):
         )
         session.start()
         return session
+
+    @staticmethod
+    def _devices(told, neighbours, job):
+        maker = f"{__name__}:HostMemory"
+        return ranked.Devices(maker, [told] * len(job.ranks), SIZE, told["page"], neighbours or job.hosts)
 
 
 APART = ApartEngine()
@@ -229,6 +239,8 @@ def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -
         options["peers"] = False
     elif "staged" in how:
         options["neighbours"] = [[device] for device in range(mesh.size)]
+    if "ranks" in how:
+        options["ranks"] = True
     if engine == "apart":
         return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
     if engine == "cuda":

@@ -5,8 +5,9 @@ Besides those that start workers on the host's cores there are, by `WHERE`, devi
 devices share; as processes and, ``-threads``, as threads; of ``-meeting`` the devices wait for each other, not their
 workers; those of ``-staged`` don't see each other's memory.
 
-In rank 0 of an MPI job (`TVM_AXE_TEST_RANKS`, see test_mpi.py) they are the engine `mpi` and the meshes of that many
-devices. A job has one launch at a time, so workers are launched for each test there; it takes a tenth of a second.
+In rank 0 of a job (`TVM_AXE_TEST_RANKS`, see test_mpi.py and test_ranked.py) they are the engine `mpi`, or what
+`TVM_AXE_TEST_ENGINE` says, and the meshes of that many devices. A job has one launch at a time, so workers are launched
+for each test there; it takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from apart import launched  # noqa: E402
 from two_devices import nothing_left, place  # noqa: E402, F401, fixtures of all tests here
 
 RANKS = int(os.environ.get("TVM_AXE_TEST_RANKS", "0"))
-ENGINES = ["mpi"] if RANKS else ["processes", "threads"]
+ENGINES = [os.environ.get("TVM_AXE_TEST_ENGINE", "mpi")] if RANKS else ["processes", "threads"]
 _GPUS = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-threads", "cuda-meeting", "cuda-staged")]
 WHERE = ENGINES if RANKS else [*ENGINES, "apart", "apart-threads", "apart-staged", "apart-staged-threads", *_GPUS]
 MESHES = [{"tp": 1}, {"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}]

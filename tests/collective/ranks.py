@@ -1,13 +1,16 @@
-"""Run under mpiexec by test_mpi.py: the tests named on the command line, on rank 0 of a job."""
+"""Run as each rank of a job by test_mpi.py and test_ranked.py: the tests named on the command line, on rank 0."""
 
 import os
 import sys
 
 import pytest
+from apart import launched
 
-from tvm_axe.collective import launch
+from tvm_axe.collective import registry
 from tvm_axe.layout import Mesh
 
+registry.register("apart", "apart:APART")  # what was measured on it asks for its rates
+
 # On the other ranks this serves rank 0's launches, whatever their axes, and never returns.
-launch(Mesh({"tp": int(os.environ["TVM_AXE_TEST_RANKS"])}), engine="mpi").close()
+launched(Mesh({"tp": int(os.environ["TVM_AXE_TEST_RANKS"])}), os.environ.get("TVM_AXE_TEST_ENGINE", "mpi")).close()
 sys.exit(pytest.main(["-rs", *sys.argv[1:]]))

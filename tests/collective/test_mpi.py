@@ -130,7 +130,7 @@ def test_a_killed_rank_is_named(hosts_of: int, function: str) -> None:
     died, closed, lost, pid = output.splitlines()
     assert re.fullmatch(rf"worker 3 \(tp=3; rank 3, pid {pid} on \S+\) has ended", died)
     assert closed == "the workers are closed; launch new ones"
-    assert lost == "launch: the MPI job can't go on (rank 3 has ended); start it again"
+    assert lost == "launch: the job can't go on (rank 3 has ended); start it again"
     assert status != 0
 
 
@@ -158,7 +158,7 @@ def test_a_stopped_rank_is_named(hosts_of: int, victim: int, function: str) -> N
     assert re.match(
         rf"worker {victim} \(tp={victim}; rank {victim}, pid \d+ on \S+\) did not (arrive|answer)", output
     ), output
-    assert f"rank {victim} did not come back from a command; ending the MPI job" in errors
+    assert f"rank {victim} did not come back from a command; ending the job" in errors
 
 
 @pytest.mark.parametrize("hosts_of", [3, 1])
@@ -303,7 +303,7 @@ def test_another_number_of_ranks_is_refused_everywhere() -> None:
         except ValueError as error:
             print(error)
     """
-    expected = "launch: mesh tp=2,dp=2 has 4 devices, but the MPI job has {}; start one rank a device: mpiexec -n 4 "
+    expected = "launch: mesh tp=2,dp=2 has 4 devices, but the job has {}; start one rank a device: mpiexec -n 4 "
     for ranks, names in ((3, "3 (ranks 0 to 2)"), (1, "1 (rank 0 alone)")):
         output, errors, status = run(ranks, script)
         assert output.replace("\n", "") == (expected.format(names) + "python ...") * ranks
@@ -327,10 +327,10 @@ def test_a_rank_that_does_not_launch_is_named_everywhere(missing: int) -> None:
             time.sleep(1)
         """,
     )
-    expected = f"launch: of the 3 ranks of the MPI job, rank 1 did not launch in {seconds} s"
+    expected = f"launch: of the 3 ranks of the job, rank 1 did not launch in {seconds} s"
     if missing == 0:
-        expected = f"launch: rank 0 of the MPI job did not launch in {seconds} s"
-    assert output.replace("\n", "") == expected * 2 and f"rank {missing} did not launch; ending the MPI job" in errors
+        expected = f"launch: rank 0 of the job did not launch in {seconds} s"
+    assert output.replace("\n", "") == expected * 2 and f"rank {missing} did not launch; ending the job" in errors
     assert status != 0
 
 

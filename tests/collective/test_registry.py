@@ -58,11 +58,11 @@ def test_a_new_engine_is_a_module_and_a_line(few: None, capsys: pytest.CaptureFi
         assert x.slab(1).tolist() == [3, 3] and workers.engine == "few"
     with pytest.raises(InputError, match="engine 'few' has at most 2 devices; mesh tp=3 has 3"):
         launch(Mesh({"tp": 3}), engine="few")
-    with pytest.raises(InputError, match="unknown engine 'many'; valid: processes, threads, mpi, cuda, few"):
+    with pytest.raises(InputError, match="unknown engine 'many'; valid: processes, threads, mpi, ranks, cuda, few"):
         launch(Mesh({"tp": 3}), engine="many")
     with pytest.raises(SystemExit):
         main(["run", "--help"])
-    assert "processes, threads, mpi, cuda, few" in " ".join(capsys.readouterr().out.split())
+    assert "processes, threads, mpi, ranks, cuda, few" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_name_is_one_engine(few: None) -> None:
@@ -76,7 +76,7 @@ def test_engines_know_their_names_and_devices(name: str) -> None:
     engine = registry.find(name)
     on_gpu = name == "cuda"
     assert engine.name == name and engine.device_type == ("cuda" if on_gpu else "cpu")
-    assert engine.has_ranks == (name == "mpi")
+    assert engine.has_ranks == (name in ("mpi", "ranks"))
     assert engine.matches(Target("llvm")) != on_gpu
     assert engine.matches(Target({"kind": "cuda", "arch": "sm_90a"})) == on_gpu
 

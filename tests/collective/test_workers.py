@@ -293,7 +293,7 @@ def test_collectives_that_do_not_fit_are_refused(pair: Workers) -> None:
 
 
 def test_bad_launches_are_refused() -> None:
-    with pytest.raises(InputError, match="unknown engine 'gloo'; valid: processes, threads, mpi, cuda"):
+    with pytest.raises(InputError, match="unknown engine 'gloo'; valid: processes, threads, mpi, ranks, cuda"):
         launch(Mesh({"tp": 2}), engine="gloo")
     with pytest.raises(InputError, match=r"numbered row-major; leave the order of mesh tp=2@1\.0 out"):
         launch(Mesh({"tp": 2}, order=(1, 0)))

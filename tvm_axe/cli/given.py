@@ -83,10 +83,20 @@ def add_engine_argument(parser: argparse.ArgumentParser, ranks: bool = False, gp
         )
     if ranks:
         parser.add_argument("-n", type=positive, metavar="RANKS", help="with --engine mpi: how many ranks to start")
+        parser.add_argument(
+            "--hosts",
+            type=_names,
+            metavar="HOST,...",
+            help="with --engine ranks or cuda: start as many ranks on each of these hosts, by ssh",
+        )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -131,14 +141,20 @@ def given_kernel(args: argparse.Namespace) -> GivenKernel:
 def given_workers(args: argparse.Namespace, mesh: Mesh) -> Workers:
     """Launch the engine that the arguments name, in a job of ranks if it has them.
 
-    To be called before anything is computed, because the other ranks of an MPI job go no further.
+    To be called before anything is computed, because the other ranks of a job go no further.
     """
     from tvm_axe.collective import launch
+    from tvm_axe.collective.hosts import start_on_hosts
     from tvm_axe.collective.start import start_ranks
     from tvm_axe.processes import interpreter
 
-    if registry.find(args.engine).has_ranks:
-        start_ranks(mesh, args.n, interpreter(_MAIN, *args.arguments))
+    program = interpreter(_MAIN, *args.arguments)
+    if args.hosts is not None or args.engine == "ranks":
+        if args.engine not in ("ranks", "cuda") or args.n not in (None, mesh.size):
+            raise InputError(f"--hosts is for --engine ranks or cuda, with a rank for each of mesh {mesh}'s devices")
+        start_on_hosts(args.hosts or ("localhost",), mesh, program)
+    elif registry.find(args.engine).has_ranks:
+        start_ranks(mesh, args.n, program)
     elif args.n is not None:
         by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
         raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")

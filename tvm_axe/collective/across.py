@@ -1,7 +1,7 @@
-"""What one rank of an MPI job does together with ranks on other machines, whose slabs it can't see.
+"""What one rank of a job does together with ranks on other machines, whose slabs it can't see.
 
 Everything is made of one operation, the exchange: arrays to some ranks and arrays from some, none of them waited for
-inside MPI. A collective is what `plan` says: each worker gets the boxes that it sums from those who have them, and then
+inside. A collective is what `plan` says: each worker gets the boxes that it sums from those who have them, and then
 sends the sum to those whose slabs it belongs to. MPI's own collectives move as little as that (of an all-reduce, twice
 (n - 1) / n of a slab each way), but they don't say who is missing when one doesn't come, know no float16 and no
 bfloat16, and add in an order of their own; here the sums are those of `ops`, bit for bit.
@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from tvm_axe.collective import ops
-from tvm_axe.collective.job import Job, Nap
+from tvm_axe.collective.job import Job
+from tvm_axe.collective.messages import Nap
 from tvm_axe.collective.plan import VIEWS, Corner, Move, plan
 from tvm_axe.collective.sync import Aborted, Control, Late
 from tvm_axe.layout import Mesh
@@ -51,7 +52,7 @@ class Across:
     Parameters
     ----------
     job : Job
-        The MPI job.
+        The job.
     mesh : Mesh
         The workers; device d is rank d.
     control : Control
@@ -61,21 +62,21 @@ class Across:
 
     Attributes
     ----------
-    axes : frozenset of str
-        The mesh axes along which there are devices of several machines.
+    controllers : frozenset of int
+        The workers of rank 0's machine.
     """
 
     def __init__(self, job: Job, mesh: Mesh, control: Control, timeout: float) -> None:
-        self.axes = spanning_axes(mesh, job.hosts)
+        self.controllers = frozenset(job.hosts[0])
         self._job = job
         self._mesh = mesh
         self._control = control
         self._timeout = timeout
         self._tag = 0
-        self._tags = job.comm.Get_attr(job.mpi.TAG_UB) // 2  # of a command: one for its data, one for arrivals
+        self._tags = job.data.tags // 2  # of a command: one for its data, one for arrivals
         self._arrivals: dict[int, int] = {}  # at barriers in this command, by rank
         self._sent: list[Any] = []
-        self._abandoned: list[tuple[list[Any], list[Parcel]]] = []  # memory that MPI may still use
+        self._abandoned: list[tuple[list[Any], list[Parcel]]] = []  # memory that may still be used
 
     def begin(self, sequence: int) -> None:
         """Begin a command; what is left of the last one is not part of it."""
@@ -89,11 +90,10 @@ class Across:
 
         A message a rank, so that each knows whom it waits for.
         """
-        nothing = [bytearray(), self._job.mpi.BYTE]
         self._arrivals[self._job.rank] += 1
         others = [rank for rank in self._arrivals if rank != self._job.rank]
         self._sent = [request for request in self._sent if not request.Test()]
-        self._sent += [self._job.comm.Isend(nothing, rank, self._tag + 1) for rank in others]
+        self._sent += [self._job.data.send(rank, self._tag + 1, bytearray()) for rank in others]
 
     def wait(self, behind: int) -> None:
         """Wait until all on the other machines have arrived as often as this worker less `behind` times.
@@ -164,13 +164,12 @@ class Across:
         Late
             If a rank didn't come in time.
         """
-        byte = self._job.mpi.BYTE  # the small float types are unknown to MPI
         incoming = [(rank, _dense(array)) for rank, array in receives]
         outgoing = [(rank, np.ascontiguousarray(array)) for rank, array in sends]
-        requests = [self._job.comm.Irecv([_bytes(array), byte], rank, self._tag) for rank, array in incoming]
-        requests += [self._job.comm.Isend([_bytes(array), byte], rank, self._tag) for rank, array in outgoing]
+        requests = [self._job.data.receive(rank, self._tag, _bytes(array)) for rank, array in incoming]
+        requests += [self._job.data.send(rank, self._tag, _bytes(array)) for rank, array in outgoing]
         pending = dict(enumerate([*incoming, *outgoing]))
-        # Data may only move when MPI is called, a buffer's worth a time, so no nap is longer than one takes to fill.
+        # By MPI data may only move when it is called, a buffer's worth a time: no nap is longer than one takes to fill.
         deadline, nap = time.monotonic() + self._timeout, Nap(longest=1e-4)
         try:
             while pending := {i: parcel for i, parcel in pending.items() if not requests[i].Test()}:
@@ -191,15 +190,12 @@ class Across:
 
     def _listen(self) -> None:
         """Count the arrivals that were told."""
-        mpi = self._job.mpi
-        status = mpi.Status()
-        while (message := self._job.comm.Improbe(mpi.ANY_SOURCE, self._tag + 1, status)) is not None:
-            message.Recv([bytearray(), mpi.BYTE])
-            self._arrivals[status.Get_source()] += 1
+        while (message := self._job.data.take(self._tag + 1)) is not None:
+            self._arrivals[message[0]] += 1
 
     def _abandon(self, receives: list[Any], sends: list[Any], parcels: list[Parcel]) -> None:
         """Take back what was to be received; what was sent can't be, and nobody takes it."""
-        receives = [request for request in receives if request]
+        receives = [request for request in receives if not request.Test()]
         for request in receives:
             request.Cancel()
         deadline = time.monotonic() + _CANCELLING

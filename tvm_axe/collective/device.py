@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,10 +33,13 @@ class Device(ABC):
         What the virtual machine runs programs on.
     meets : bool
         Whether it meets its peers by itself, `arrive` and `wait`, without its worker.
+    in_arena : bool
+        Whether its slabs are in the arena, and not in memory of its own.
     """
 
     runtime: tvm.runtime.Device
     meets = False
+    in_arena = False
 
     @abstractmethod
     def start(self, threads: int, cores: Sequence[int]) -> None:
@@ -81,6 +84,46 @@ class Device(ABC):
     ) -> None:
         """Do the same on the side stream, if there is one, or now."""
         self.collective(name, source, target, numbers, rank)
+
+    def connect(
+        self,
+        unique: bytes,
+        size: int,
+        rank: int,
+        groups: Mapping[str, tuple[int, int, int]],
+        seconds: float,
+        is_off: Callable[[], bool],
+    ) -> None:
+        """Have a communicator with the devices of a group along each of some axes from now on; waits for all devices.
+
+        Parameters
+        ----------
+        unique : bytes
+            What all `size` devices are told, of which this is the one of that `rank`.
+        groups : mapping
+            By axis, a number that the devices of a group have in common, how many they are, and its coordinate.
+        seconds : float
+            The longest that it waits for its peers, now and later.
+        is_off : callable
+            Whether it is to stop waiting for them.
+        """
+        raise NotImplementedError
+
+    def passes(self, axis: str) -> bool:
+        """Whether it has a communicator along a mesh axis, by which it does all collectives there."""
+        return False
+
+    def passed(
+        self,
+        name: str,
+        source: tvm_ffi.Tensor,
+        target: tvm_ffi.Tensor,
+        numbers: Sequence[int],
+        rank: int,
+        axis: str,
+    ) -> None:
+        """Do a collective along such an axis, on views or slabs of which only the own slab is touched."""
+        raise NotImplementedError
 
     @abstractmethod
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
@@ -202,6 +245,8 @@ class Cores(Device):
     arena : Arena
         The memory.
     """
+
+    in_arena = True
 
     def __init__(self, arena: Arena) -> None:
         self.runtime = tvm.cpu()

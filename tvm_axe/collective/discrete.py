@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -45,7 +46,15 @@ _MESSAGE = 160 << 10  # bytes of a command; those of sockets are kept below the 
 _ENDS = b""  # what a worker reads when the controller has closed its end
 
 
-class DiscreteSession(Session):
+class Exchanging(Session):
+    """A session whose workers see the memory of each other's devices."""
+
+    @abstractmethod
+    def exchange(self, places: Sequence[Place]) -> None:
+        """Have all the workers get the memory of slabs, and see their neighbours'."""
+
+
+class DiscreteSession(Exchanging):
     """The workers of one launch, all on this machine.
 
     Parameters
@@ -69,6 +78,10 @@ class DiscreteSession(Session):
         workers meet.
     neighbours : sequence of sequence of int, optional
         The workers whose devices see each other's memory; all of them if left out.
+    axes : sequence of str
+        The axes along which devices have a communicator; along others that are apart, the arena is between them.
+    unique : callable, optional
+        What makes the bytes that a communicator is made of.
     """
 
     def __init__(
@@ -82,11 +95,14 @@ class DiscreteSession(Session):
         alone: bool,
         meets: int | None = None,
         neighbours: Sequence[Sequence[int]] | None = None,
+        axes: Sequence[str] = (),
+        unique: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__(mesh, timeout, Arena.create(size, page))
         self._maker, self._devices, self._alone, self._meets = maker, devices, alone, meets
         self._neighbours = [list(range(mesh.size))] if neighbours is None else list(map(list, neighbours))
         self._axes = spanning_axes(mesh, self._neighbours)
+        self._connected, self._unique = tuple(axes), unique
         self._forked = Forked()
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
@@ -113,7 +129,9 @@ class DiscreteSession(Session):
             if self._meets is not None:
                 self._words = MeshTensor(self.arena, self._mesh, (self._meets,), "int32", False, self.mirror)
                 self._command("meet", self._words.encode(ALL))
-            if self._axes:
+            if self._unique is not None:
+                self._command("connect", self._unique().hex(), self._connected)
+            if self._axes.difference(self._connected):
                 self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
         except OSError as error:
             self.close(force=True)
@@ -139,7 +157,7 @@ class DiscreteSession(Session):
                 self._forked.start(rank, _ENTRY, arguments, [self.arena.fd, theirs.fileno()])
             return
         site = Site(self._mesh, self.arena, self._timeout, CORES, alone=False, neighbours=self._neighbours)
-        made = _maker(self._maker, device, self.arena.size)
+        made = make_device(self._maker, device, self.arena.size)
         thread = threading.Thread(target=_work, args=(Worker(site, rank, made), theirs), daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -227,13 +245,13 @@ class DeviceMirror(Mirror):
 
     Parameters
     ----------
-    session : DiscreteSession
+    session : Exchanging
         Whose slabs they are.
     """
 
     discrete = True
 
-    def __init__(self, session: DiscreteSession) -> None:
+    def __init__(self, session: Exchanging) -> None:
         super().__init__(session._command, [[], *([device] for device in range(session._mesh.size))])
         self._session = session
         self._zeros: set[Place] = set()  # the slabs that nothing has written to
@@ -296,7 +314,8 @@ def _left(connection: socket.socket) -> list[int]:
     return found
 
 
-def _maker(maker: str, device: Mapping[str, Any], size: int) -> Device:
+def make_device(maker: str, device: Mapping[str, Any], size: int) -> Device:
+    """Make a worker's device of what it is told, and the bytes of its range of addresses; see `DiscreteSession`."""
     home, _, function = maker.partition(":")
     make: Callable[..., Device] = getattr(import_module(home), function)
     return make(device, size)
@@ -304,18 +323,17 @@ def _maker(maker: str, device: Mapping[str, Any], size: int) -> Device:
 
 def _work(worker: Worker, connection: socket.socket) -> None:
     """Be a worker: do what comes, until the controller closes its end."""
-    worker.connection = connection
+    worker.slabs.connection = connection
     # A controller that is gone, or closed its end before it read all, resets the connection.
     with connection, contextlib.suppress(ConnectionError):
         while True:
             message, descriptors, *_ = socket.recv_fds(connection, _MESSAGE, 1)
-            worker.received += descriptors
+            worker.slabs.received += descriptors
             if message == _ENDS:
                 break
             if not descriptors:
                 sequence, _, command = message.decode().partition(" ")
                 attend(worker, int(sequence), command)
-    worker.forget()
     worker.close()
 
 
@@ -355,7 +373,7 @@ def serve(
     shared, connection, *errors = descriptors
     arena = Arena(shared, memory, page)
     site = Site(Mesh(axes), arena, timeout, cores, neighbours=neighbours)
-    worker = Worker(site, rank, _maker(maker, device, memory))
+    worker = Worker(site, rank, make_device(maker, device, memory))
     speak(errors)
     _work(worker, socket.socket(fileno=connection))
     sys.stdout.flush()

@@ -1,13 +1,11 @@
-"""The ranks of an MPI job: how they meet, what they tell each other besides the data, and how they part.
+"""The ranks of a job: how they meet, what they tell each other besides the data, and how they part.
 
-No call here waits inside MPI, where a thread could neither be interrupted nor notice that a rank is gone: messages are
-sent and probed for without blocking, with naps between the looks, and Ctrl-C's exception comes before or behind a call
-of MPI's and never within what belongs to it. The exceptions are MPI's own beginning (`initialize`) and end, which is
-agreed on first.
+Their messages go by MPI, if `mpiexec` started them, or by TCP, if torchrun's variables say where to meet (`Messages`).
 
 Rank 0 is the controller. The other ranks say hello with their mesh, and rank 0 welcomes them or says what is wrong, the
-same to each; all of it, MPI's beginning included, has one deadline. Ranks of one machine watch rank 0 and are watched
-by it, in /proc. Deaths on other machines are `mpiexec`'s to notice: unless told otherwise it ends the whole job.
+same to each; all of it, the beginning of the messages included, has one deadline. Ranks of one machine watch rank 0 and
+are watched by it, in /proc. Of other machines a death shows by TCP; by MPI it is `mpiexec`'s to notice: unless told
+otherwise it ends the whole job.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from tvm_axe.collective.initialize import start_mpi
+from tvm_axe.collective.messages import Deadline, Messages, Nap, Request
 from tvm_axe.collective.ranks import Rank, find_fault, is_alive, open_process, ranks_per_host, split_hosts
 from tvm_axe.errors import AxeError, InputError, WorkerError
 from tvm_axe.interrupts import uninterrupted
@@ -42,77 +40,33 @@ _INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended
 _LOOKS = 20  # looks before the first nap
 
 
-class Nap:
-    """Ever longer naps between the looks at something that nothing wakes one for."""
-
-    def __init__(self, longest: float = 1e-3) -> None:
-        self._longest = longest
-        self._count = 0
-
-    def take(self) -> None:
-        """Let others run; the first times for no longer than that."""
-        self._count += 1
-        if self._count <= _LOOKS:
-            os.sched_yield()
-        else:
-            time.sleep(min(self._longest, 2e-5 * 1.1 ** (self._count - _LOOKS)))
-
-
-class Deadline:
-    """A point in time that several waits share.
-
-    Parameters
-    ----------
-    seconds : float
-        How far away it is.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._end = time.monotonic() + seconds
-
-    @property
-    def passed(self) -> bool:
-        """Whether it is past."""
-        return self.left <= 0
-
-    @property
-    def left(self) -> float:
-        """Seconds until it, at least 0."""
-        return max(0.0, self._end - time.monotonic())
-
-
 class Job:
-    """The MPI job that this process is a rank of; there is one, made by `join`.
+    """The job that this process is a rank of; there is one, made by `join`.
 
     Attributes
     ----------
-    mpi : module
-        mpi4py.MPI.
     rank : int
         This process's number.
     ranks : tuple of Rank
         All of them.
     hosts : tuple of tuple of int
         The ranks of each machine; rank 0's is the first.
-    comm : mpi4py.MPI.Comm
-        For the workers' data; messages between the processes have another one.
+    data : Messages
+        For the workers' data; messages between the processes are others.
     lost : dict of int to str
         The ranks that can't be reached any more, and why.
     commands : int
         How many commands rank 0 gave in earlier launches, so that each command of the job has a number of its own.
     """
 
-    def __init__(self, mesh: Mesh, timeout: float, cores: Sequence[int]) -> None:
+    def __init__(self, start: Callable[[float], Messages], mesh: Mesh, timeout: float, cores: Sequence[int]) -> None:
         deadline = Deadline(timeout)
         self._ranks_per_host = ranks_per_host()
-        self.mpi, self._finalizes = start_mpi(timeout)
-        self._comm = self.mpi.COMM_WORLD
-        self._outbox: list[tuple[Any, bytes]] = []  # requests with the memory that they use
-        self._inbox: list[tuple[int, int, Any, bytearray]] = []  # tags and sources, requests with their memory
+        self._messages = start(timeout)
+        self._outbox: list[tuple[Request, bytes]] = []  # with the memory that they use
         self._using = threading.Lock()
         self._process = os.getpid()
-        self.rank: int = self._comm.Get_rank()
+        self.rank = self._messages.rank
         self.ranks: tuple[Rank, ...] = ()
         self.lost: dict[int, str] = {}
         self.commands = 0
@@ -137,8 +91,8 @@ class Job:
         self.hosts: tuple[tuple[int, ...], ...] = tuple(map(tuple, welcome["hosts"]))
         for rank in range(1, len(self.ranks)) if self.rank == 0 else [0]:
             self._watch(rank, self.ranks[rank], me)
-        self.comm = self._duplicate(deadline)
-        self._comm = self._duplicate(deadline)
+        self.data = self._duplicate(deadline)
+        self._messages = self._duplicate(deadline)
 
     def _watch(self, rank: int, them: Rank, me: Rank) -> None:
         """See from now on whether a rank is alive, if it is on this machine."""
@@ -165,23 +119,12 @@ class Job:
         message = json.dumps(content).encode()
         with uninterrupted(), self._using:
             self._outbox = [(request, kept) for request, kept in self._outbox if not request.Test()]
-            self._outbox.append((self._comm.Isend([message, self.mpi.BYTE], rank, tag), message))
+            self._outbox.append((self._messages.send(rank, tag, message), message))
 
     def receive(self, tag: int, rank: int | None = None) -> tuple[int, Any] | None:
         """Return a message of that tag, from `rank` or any, with the rank that it is from; None if there is none."""
-        with uninterrupted(), self._using:
-            status = self.mpi.Status()
-            message = self._comm.Improbe(self.mpi.ANY_SOURCE if rank is None else rank, tag, status)
-            if message is not None:
-                content = bytearray(status.Get_count(self.mpi.BYTE))
-                request = message.Irecv([content, self.mpi.BYTE])
-                self._inbox.append((tag, status.Get_source(), request, content))
-            for entry in self._inbox:
-                found, source, request, content = entry
-                if found == tag and rank in (None, source) and request.Test():
-                    self._inbox.remove(entry)
-                    return source, json.loads(content)
-        return None
+        found = self._messages.take(tag, rank)
+        return None if found is None else (found[0], json.loads(found[1]))
 
     def await_message(self, tag: int, rank: int, seconds: float | None = None, longest: float = 1e-3) -> Any:
         """Return the next message of that tag from `rank`; None if there is none within `seconds`."""
@@ -193,8 +136,9 @@ class Job:
         return found[1]
 
     def dead(self) -> list[int]:
-        """The ranks watched by this one whose processes have ended."""
-        return [rank for rank, (_, folder) in self._watched.items() if folder is None or not is_alive(folder)]
+        """The ranks that this one sees to have ended; those that serve look at rank 0 alone, which says who died."""
+        ended = [rank for rank, (_, folder) in self._watched.items() if folder is None or not is_alive(folder)]
+        return sorted({*ended, *(rank for rank in self._messages.gone() if 0 in (rank, self.rank))})
 
     def claim(self, close: Callable[[], object]) -> None:
         """Use the ranks for a launch, which `close` ends if the process does before `release`."""
@@ -208,14 +152,14 @@ class Job:
     def leave(self) -> NoReturn:
         """End this process, as a rank that rank 0 has told to."""
         self.send(0, BYE, None)
-        self.mpi.Finalize()
+        self._messages.finish(whoever_began=True)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # what the script left to do is rank 0's; and taking the compiler down takes long
 
     def _gather(self, me: Rank, deadline: Deadline) -> dict[str, Any]:
         """As rank 0: hear from all the ranks, and tell them how it stands."""
-        size = self._comm.Get_size()
+        size = self._messages.size
         ranks = {0: me}
         nap = Nap()
         while len(ranks) < size and not deadline.passed and not self.dead():
@@ -235,7 +179,7 @@ class Job:
                 if dead
                 else (f"did not launch in {deadline.seconds:g} s", "did not launch")
             )
-            fault = f"launch: of the {size} ranks of the MPI job, {names} {what}"
+            fault = f"launch: of the {size} ranks of the job, {names} {what}"
             welcome: dict[str, Any] = {"fault": fault, "lost": dict.fromkeys(missing, why)}
         else:
             fault = find_fault([ranks[rank].mesh for rank in range(size)])
@@ -250,13 +194,13 @@ class Job:
         self.send(0, HELLO, vars(me))
         welcome = self.await_message(WELCOME, 0, deadline.left + _PARTING)
         if welcome is None:
-            fault = f"launch: rank 0 of the MPI job did not launch in {deadline.seconds:g} s"
+            fault = f"launch: rank 0 of the job did not launch in {deadline.seconds:g} s"
             return {"fault": fault, "lost": {0: "did not launch"}}
         return welcome
 
-    def _duplicate(self, deadline: Deadline) -> Any:
+    def _duplicate(self, deadline: Deadline) -> Messages:
         with uninterrupted():
-            comm, request = self._comm.Idup()
+            other, request = self._messages.another()
             self._outbox.append((request, b""))
         last, nap = Deadline(deadline.left + _PARTING), Nap()
         while not self._sent():
@@ -264,9 +208,9 @@ class Job:
             if gone or last.passed:
                 self.lost = dict.fromkeys(gone, "has ended") or {self.rank: "did not hear from all the ranks"}
                 who = f"rank {gone[0]} has ended" if gone else f"they did not all answer in {deadline.seconds:g} s"
-                raise WorkerError(f"launch: the ranks of the MPI job did not agree on a communicator: {who}")
+                raise WorkerError(f"launch: the ranks of the job did not agree on a communicator: {who}")
             nap.take()
-        return comm
+        return other
 
     def _sent(self) -> bool:
         """Whether what was asked of MPI is done."""
@@ -295,16 +239,15 @@ class Job:
             self.lost = {self.rank: "could not tell the others all that it had to"}
         if self.lost:
             for rank, why in self.lost.items():
-                print(f"tvm_axe: rank {rank} {why}; ending the MPI job", file=sys.stderr)
+                print(f"tvm_axe: rank {rank} {why}; ending the job", file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
             time.sleep(_FORWARDING)
             for rank in set(self._watched).difference(self.dead()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._watched[rank][0], signal.SIGKILL)  # mpiexec may have a shell between it and the rank
-            self.mpi.COMM_WORLD.Abort(self._status)
-        if self._finalizes:
-            self.mpi.Finalize()
+            self._messages.abort(self._status)
+        self._messages.finish()
 
     def _part(self) -> None:
         """Tell the ranks that serve to end; those that don't answer are lost."""
@@ -322,8 +265,10 @@ class Job:
 _job: Job | None = None
 
 
-def join(mesh: Mesh, timeout: float, cores: Sequence[int]) -> Job:
-    """Join the MPI job that this process was started in, or return it if that is done; all the ranks must.
+def join(start: Callable[[float], Messages], mesh: Mesh, timeout: float, cores: Sequence[int]) -> Job:
+    """Join the job that this process was started in, or return it if that is done; all the ranks must.
+
+    What has messages with the others is told the seconds in which all are to come.
 
     Raises
     ------
@@ -334,12 +279,12 @@ def join(mesh: Mesh, timeout: float, cores: Sequence[int]) -> Job:
     """
     global _job
     if _job is None:
-        _job = Job(mesh, timeout, cores)
+        _job = Job(start, mesh, timeout, cores)
     if _job.lost:
         names = ", ".join(f"rank {rank} {why}" for rank, why in _job.lost.items())
-        raise WorkerError(f"launch: the MPI job can't go on ({names}); start it again")
+        raise WorkerError(f"launch: the job can't go on ({names}); start it again")
     if _job.claimed:
-        raise WorkerError("launch: the ranks of an MPI job serve one launch at a time; close the other one first")
+        raise WorkerError("launch: the ranks of a job serve one launch at a time; close the other one first")
     fault = find_fault([str(mesh)] * len(_job.ranks))
     if fault:
         raise InputError(fault)

@@ -1,278 +1,16 @@
-"""The workers of one launch as the ranks of an MPI job, on one machine or on many.
-
-Rank 0 is the controller, with worker 0 as a thread; every other rank is a worker. Workers of one machine share an arena
-that its first rank has made and the others have opened through /proc, and meet at the same control block as the engine
-`processes`; commands come by MPI instead of a pipe. With workers on several machines, each has an arena of its own in
-which everything has the same offset:
-
-- a barrier is one within each machine, and then one across (`Across.arrive` and `wait`);
-- a collective along an axis of several machines is done by messages (`Across.collective`), and the view of a tensor
-  along it has the own slab only;
-- the answers of other machines' workers come to the controller by MPI, which writes them into its control block, and
-  the word that calls a command off goes out by MPI;
-- the controller's view of other machines' slabs is a copy (`Mirror`).
-
-After a fault the job can only end: a rank that is gone can't be replaced.
-"""
+"""The engine ``"mpi"``: the ranks of a job that `mpiexec` started, by MPI."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
-import signal
-import threading
-import time
-import traceback
-from collections.abc import Iterator
 from importlib import metadata
-from typing import Any, NoReturn
+from typing import Any
 
-from tvm_axe.collective.across import spanning_axes
-from tvm_axe.collective.arena import Arena
-from tvm_axe.collective.calls import attend
+from tvm_axe.collective import ranked
 from tvm_axe.collective.engine import Engine, Finding
-from tvm_axe.collective.job import ABORT, ANSWER, CLOSE, COMMAND, DO, END, LAUNCH, MEMORY, Job, Nap, join
-from tvm_axe.collective.mirror import Mirror
-from tvm_axe.collective.session import CORES, GRACE, STARTUP, Session
-from tvm_axe.collective.site import Site
+from tvm_axe.collective.mpi_messages import MpiMessages
 from tvm_axe.collective.start import mpiexec
-from tvm_axe.collective.sync import FAILED, SLICE, Control
-from tvm_axe.collective.worker import Worker
-from tvm_axe.errors import InputError, WorkerError
+from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
-
-_IDLE = 5e-3  # seconds; the longest nap between looks for a command
-_MEETING = 5.0  # seconds; the least that ranks may be apart when they launch: each has imported the compiler by itself
-
-
-class MpiSession(Session):
-    """The workers of one launch, as rank 0 of their job holds them.
-
-    Parameters
-    ----------
-    mesh : Mesh
-        One worker for each of its devices.
-    timeout : float
-        Seconds that a worker may be behind another.
-    job : Job
-        The job that this process is rank 0 of.
-    """
-
-    def __init__(self, mesh: Mesh, timeout: float, job: Job) -> None:
-        super().__init__(mesh, timeout)
-        self._job = job
-        self._far = frozenset(range(mesh.size)).difference(job.host)
-        self._axes = spanning_axes(mesh, job.hosts)
-        self._failed = False
-        self._nap = Nap()
-        self._work: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
-        self._site = Site(mesh, self.arena, timeout, CORES, job)
-        self._control = self._site.control
-
-    def start(self) -> None:
-        """Have the ranks be workers of this launch.
-
-        Raises
-        ------
-        WorkerError
-            If one didn't start, or the job has lost ranks.
-        """
-        self._job.claim(self.close)
-        size = self._mesh.size
-        try:
-            self.arena.allocate(Control.nbytes(size))  # the first allocation, so at offset 0, where Control looks
-            commands = self._job.commands
-            launch = {
-                "axes": dict(self._mesh.axes),
-                "timeout": self._timeout,
-                "size": self.arena.size,
-                "commands": commands,
-            }
-            for rank in range(1, size):
-                self._job.send(rank, COMMAND, [LAUNCH, launch])
-            _lend(self._job, self.arena)
-            # Ends with the process, if it doesn't come out of a command before.
-            threading.Thread(target=_work, args=(Worker(self._site, 0), self._work), daemon=True).start()
-            self._command("start")
-        except BaseException:
-            self.close(force=True)
-            raise
-        if self._far:
-            self.mirror = Mirror(self._command, self._job.hosts)
-
-    def is_apart(self, axis: str) -> bool:
-        return axis in self._axes
-
-    def _command(self, *command: Any) -> None:
-        if self._far and self._failed and not self.closed:
-            super()._command("settle")
-        self._failed = True
-        super()._command(*command)
-        self._failed = False
-
-    def _send(self, command: str) -> None:
-        self._nap = Nap()
-        for rank in range(1, self._mesh.size):
-            self._job.send(rank, COMMAND, [DO, self._sequence, command])
-        self._work.put((self._sequence, command))
-
-    def _reset(self) -> None:
-        # No worker of another machine can be seen to be out of its barrier, so there each forgets its own (`settle`).
-        if not self._far:
-            super()._reset()
-
-    def _await(self, rank: int) -> None:
-        if rank in self._far:
-            self._nap.take()
-        else:
-            super()._await(rank)
-
-    def _call_off(self) -> None:
-        super()._call_off()
-        for rank in self._far:
-            self._job.send(rank, ABORT, self._job.commands + self._sequence)
-
-    def _check_alive(self) -> None:
-        while (answer := self._job.receive(ANSWER)) is not None:
-            rank, (sequence, outcome, text) = answer
-            self._control.finish(rank, sequence, outcome, text)
-        gone = self._job.dead()
-        if gone:
-            self._job.lost |= dict.fromkeys(gone, "has ended")
-            raise WorkerError(f"{self._name(gone)} has ended")
-
-    def _place(self, rank: int) -> str:
-        where = self._job.ranks[rank]
-        return f"rank {rank}, pid {where.pid} on {where.node}"
-
-    def _close(self, force: bool) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        if os.getpid() != self._pid:  # a child that was forked: the workers are its parent's
-            return
-        idle = self._threads_idle([0])
-        if force:
-            self._recall()
-        for rank in range(1, self._mesh.size):
-            self._job.send(rank, COMMAND, [CLOSE])
-        self._work.put(None)
-        self._job.release(self._sequence)
-        if idle:  # else its thread still uses the memory
-            self._control.close()
-            self.arena.close()
-        else:
-            self._job.lost[0] = "is still in a command"
-
-    def _recall(self) -> None:
-        """Have the workers leave the command that they are in; the job loses those that don't."""
-        self._call_off()
-        deadline = time.monotonic() + GRACE
-        while (behind := set(self._behind()).difference(self._job.lost)) and time.monotonic() < deadline:
-            with contextlib.suppress(WorkerError):
-                self._check_alive()
-            time.sleep(SLICE / 10)
-        self._job.lost |= {rank: "did not come back from a command" for rank in behind if rank}
-
-
-def _work(worker: Worker, commands: queue.SimpleQueue[tuple[int, str] | None]) -> None:
-    """Be worker 0."""
-    while (command := commands.get()) is not None:
-        attend(worker, *command)
-
-
-def serve(job: Job) -> NoReturn:
-    """Be a worker of rank 0's launches, one after the other, until its process ends; then end this one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
-    watch = _Watch(job)
-    launched: tuple[Site, Worker] | None = None
-    while True:
-        kind, *content = job.await_message(COMMAND, 0, longest=_IDLE)
-        if kind == END:
-            watch.stop()
-            job.leave()
-        if kind == LAUNCH:
-            try:
-                site = _join_launch(job, **content[0])
-            except Exception as error:
-                job.send(0, ANSWER, [1, FAILED, "".join(traceback.format_exception(error))])
-            else:
-                launched = site, Worker(site, job.rank)
-        elif launched is not None:
-            site, worker = launched
-            if kind == CLOSE:
-                site.control.close()
-                site.arena.close()
-                launched = None
-            else:
-                sequence, command = content
-                with watch.over(job.commands + sequence, site.control):
-                    attend(worker, sequence, command)
-                if 0 not in job.host:
-                    job.send(0, ANSWER, [sequence, *site.control.answer(job.rank)])
-
-
-def _join_launch(job: Job, axes: dict[str, int], timeout: float, size: int, commands: int) -> Site:
-    """Make or open the arena of this machine, for a launch of rank 0's."""
-    job.commands = commands
-    if job.rank == job.host[0]:
-        arena = Arena.create(size)
-        arena.allocate(Control.nbytes(Mesh(axes).size))
-        _lend(job, arena)
-    else:
-        lent = job.await_message(MEMORY, job.host[0], STARTUP)
-        if lent is None:
-            raise WorkerError(f"rank {job.host[0]} made no shared memory within {STARTUP:g} s")
-        pid, descriptor = lent
-        arena = Arena(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC), size)
-    return Site(Mesh(axes), arena, timeout, CORES, job)
-
-
-def _lend(job: Job, arena: Arena) -> None:
-    """Tell the other ranks of this machine where its arena is open; it has no name that they could find it by."""
-    for rank in job.host[1:]:
-        job.send(rank, MEMORY, [os.getpid(), arena.fd])
-
-
-class _Watch:
-    """A thread of a serving rank: ends the process when rank 0 is gone, and takes its word that a command is off.
-
-    Its looks also keep MPI's messages moving while the worker computes.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._lock = threading.Lock()
-        self._current: tuple[int, Control] | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    @contextlib.contextmanager
-    def over(self, number: int, control: Control) -> Iterator[None]:
-        """Watch over the command that the worker is in."""
-        with self._lock:
-            self._current = number, control
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._current = None
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._stopped.wait(SLICE):
-            if self._job.dead():
-                os._exit(1)
-            while (order := self._job.receive(ABORT, 0)) is not None:
-                with self._lock:
-                    if self._current is not None and self._current[0] == order[1]:
-                        self._current[1].abort()
 
 
 class MpiEngine(Engine):
@@ -295,7 +33,7 @@ class MpiEngine(Engine):
             found.append(Finding("mpiexec", "missing", remedy))
         return found
 
-    def launch(self, mesh: Mesh, timeout: float, **options: Any) -> MpiSession:
+    def launch(self, mesh: Mesh, timeout: float, **options: Any) -> ranked.RankedSession:
         """Launch workers as rank 0; on another rank, serve rank 0's launches and never return.
 
         Raises
@@ -306,12 +44,7 @@ class MpiEngine(Engine):
             If a worker didn't start, or the job has lost ranks.
         """
         self.options(options)
-        job = join(mesh, max(timeout, _MEETING), CORES)
-        if job.rank:
-            serve(job)
-        session = MpiSession(mesh, timeout, job)
-        session.start()
-        return session
+        return ranked.launch(MpiMessages.started, mesh, timeout)
 
 
 MPI = MpiEngine()

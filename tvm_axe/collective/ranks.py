@@ -1,4 +1,4 @@
-"""Who the ranks of an MPI job are: on which machines, of which launch, and whether they are alive."""
+"""Who the ranks of a job are: on which machines, of which launch, and whether they are alive."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def find_fault(meshes: Sequence[str]) -> str:
     if size != len(meshes):
         names = "rank 0 alone" if len(meshes) == 1 else f"ranks 0 to {len(meshes) - 1}"
         return (
-            f"launch: mesh {first} has {size} devices, but the MPI job has {len(meshes)} ({names}); start one rank a "
+            f"launch: mesh {first} has {size} devices, but the job has {len(meshes)} ({names}); start one rank a "
             f"device: mpiexec -n {size} python ..."
         )
     return ""

@@ -4,7 +4,7 @@ A new engine is a module that has an `Engine`, and a line here. What it needs, t
 when it is asked for.
 
 >>> names()
-('processes', 'threads', 'mpi', 'cuda')
+('processes', 'threads', 'mpi', 'ranks', 'cuda')
 >>> find("threads").device_type
 'cpu'
 """
@@ -39,6 +39,7 @@ def register(name: str, home: str) -> None:
 register("processes", "tvm_axe.collective.local:PROCESSES")
 register("threads", "tvm_axe.collective.local:THREADS")
 register("mpi", "tvm_axe.collective.mpi:MPI")
+register("ranks", "tvm_axe.collective.ranked:RANKS")
 register("cuda", "tvm_axe.collective.cuda.engine:CUDA")
 
 

@@ -59,9 +59,12 @@ class Session(ABC):
         Which algorithms collectives take, where there is a choice.
     mirror : Mirror or None
         What keeps the controller's copies of slabs on other machines up to date, if there are any.
+    messages : Mirror or None
+        The same for what hosts tell each other, if `mirror` keeps copies of devices' memory.
     """
 
     mirror: Mirror | None = None
+    messages: Mirror | None = None
     table: Table | None = None
 
     def __init__(self, mesh: Mesh, timeout: float, arena: Arena | None = None) -> None:
@@ -86,17 +89,18 @@ class Session(ABC):
         WorkerError
             If a worker failed, died or fell behind, or if the workers are closed.
         """
-        if self.mirror is None:
-            self._command(*command)
-            return
-        self.mirror.push()
+        mirrors = [mirror for mirror in (self.mirror, self.messages) if mirror is not None]
+        for mirror in mirrors:
+            mirror.push()
         try:
             self._command(*command)
         except BaseException:
-            self.mirror.outdate()
+            for mirror in mirrors:
+                mirror.outdate()
             raise
         if command[0] not in _READS:
-            self.mirror.pull()
+            for mirror in mirrors:
+                mirror.pull()
 
     def _command(self, *command: Any) -> None:
         """The same, with copies of slabs as they are."""
@@ -108,7 +112,7 @@ class Session(ABC):
                 self._reset()
                 self._sequence = (self._sequence + 1) & 0xFFFFFFFF
                 self._send(json.dumps(command))
-                self._wait(max(self._timeout, STARTUP) if command[0] in ("start", "load") else self._timeout)
+                self._wait(max(self._timeout, STARTUP) if command[0] in ("start", "load", "connect") else self._timeout)
             except BaseException:
                 with uninterrupted():
                     self._close(force=True)

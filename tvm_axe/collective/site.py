@@ -24,6 +24,8 @@ class Site:
         What this process's worker does with workers on other machines, if there are any.
     neighbours : tuple of tuple of int
         The workers whose devices see each other's memory.
+    hosts : tuple of tuple of int
+        The workers of each host.
     apart : frozenset of str
         The mesh axes along which there are devices that don't.
     alone : bool
@@ -51,6 +53,7 @@ class Site:
             self.across = Across(job, mesh, self.control, timeout)
         if neighbours is None:
             neighbours = [range(mesh.size)] if job is None else job.hosts
+        self.hosts = ((tuple(range(mesh.size)),)) if job is None else job.hosts
         self.neighbours = tuple(map(tuple, neighbours))
         self.apart = spanning_axes(mesh, self.neighbours)
         self.alone = alone

@@ -13,6 +13,7 @@ from tvm_axe.layout import Mesh
 
 # What the process managers of MPICH and those made from it, of Open MPI and of PALS tell a rank.
 _RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
+_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
 
 # MPICH's mpiexec tells the other ranks of a death by SIGUSR1, which would end them. And it ORs the ranks' statuses: one
 # that died of SIGINT (2) and one that was killed (9) come out as a segmentation fault (11). So a shell waits for each
@@ -25,6 +26,14 @@ _SHOWN = _SHELL + "code=$?; [ $code -le 128 ] || [ $code -eq 130 ] || kill -$((c
 def is_rank() -> bool:
     """Whether this process is a rank of an MPI job."""
     return any(name in os.environ for name in _RANK)
+
+
+def ranks() -> int:
+    """Return how many ranks the MPI job has that this process is one of; 1 if that isn't known, or it is none."""
+    for name in _SIZE:
+        if is_rank() and os.environ.get(name, "").isdecimal():
+            return int(os.environ[name])
+    return 1
 
 
 def mpiexec() -> str:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -23,12 +21,14 @@ import tvm
 from tvm import relax
 
 from tvm_axe import _tvm
+from tvm_axe.collective import slabs
 from tvm_axe.collective.device import Cores, Device
 from tvm_axe.collective.link import SUPPORTED, link
 from tvm_axe.collective.merging import Held, merged
 from tvm_axe.collective.native import SPINS
 from tvm_axe.collective.recording import Recorder, Recording, clock
 from tvm_axe.collective.site import Site
+from tvm_axe.collective.slabs import Slabs
 from tvm_axe.collective.staging import BUFFER, Staging
 from tvm_axe.collective.stored import Piece, Stored, fill
 from tvm_axe.collective.sync import ABORTED, DONE, FAILED, LATE, LOST, Aborted, Late
@@ -67,11 +67,8 @@ class Worker:
         Its coordinate on each mesh axis.
     device : Device
         What it computes on.
-    connection : socket or None
-        Through which descriptors of memory go to the controller and come from it, if devices have their own
-        (`discrete`).
-    received : list of int
-        The descriptors that have come, and aren't used yet.
+    slabs : Slabs
+        Where its slabs are.
     """
 
     def __init__(self, site: Site, rank: int, device: Device | None = None) -> None:
@@ -85,8 +82,7 @@ class Worker:
         self._repeating: set[int] = set()  # the programs that tell the device the same each time
         self._left_barrier: tuple[int, str] | None = None
         self._staging: Staging | None = None
-        self.connection: socket.socket | None = None
-        self.received: list[int] = []
+        self.slabs = Slabs(site, rank, self.device)
 
     def barrier(self) -> None:
         """Wait for all the workers of the launch."""
@@ -128,7 +124,13 @@ class Worker:
         It `holds` the barrier right before it, and the one right behind it, if the program leaves them to it
         (`tvm_axe.collective.merging`). The device does it on its side stream if it is `beside` what follows.
         """
-        if beside and axis not in self._site.apart:
+        if self.device.passes(axis):
+            if holds.behind:
+                self.barrier()
+            self.device.passed(name, source, target, numbers, self.coords[axis], axis)
+            if holds.before:
+                self.barrier()
+        elif beside and axis not in self._site.apart:
             self.device.beside(name, source, target, numbers, self.coords[axis])
         elif any(holds):
             self.device.between(name, source, target, numbers, self.coords[axis], *holds)
@@ -168,8 +170,11 @@ class Worker:
         outcome, text = DONE, ""
         try:
             name, *arguments = json.loads(command)
-            with np.errstate(all="ignore"):  # as in compiled code, an overflow is an infinity and not worth a warning
-                COMMANDS[name](self, *arguments)
+            with (
+                self._meeting(),
+                np.errstate(all="ignore"),
+            ):  # as in compiled code, an overflow is an infinity and not worth a warning
+                self._do(name, arguments)
         except BaseException as error:
             failure = FAILED if self.device.usable() else LOST
             outcome, text = self._left_barrier or (failure, "".join(traceback.format_exception(error)))
@@ -178,6 +183,14 @@ class Worker:
             if outcome == FAILED:
                 self.device.call_off()
         control.finish(self.rank, sequence, outcome, text)
+
+    def _do(self, name: str, arguments: Sequence[Any]) -> None:
+        if name in COMMANDS:
+            COMMANDS[name](self, *arguments)
+            return
+        if name == "release":
+            self._views.clear()
+        slabs.COMMANDS[name](self.slabs, *arguments)
 
     def start(self) -> None:
         """Give this worker its share of the cores."""
@@ -301,62 +314,11 @@ class Worker:
         self.take_part(name, self._decode(source), self._decode(target), *others, axis=axis)
         self._finish()
 
-    def reserve(self, places: Sequence[tuple[int, int, int]]) -> None:
-        """Get memory for the slabs of a new tensor that are on this machine: (worker, offset, bytes) each."""
-        for worker, offset, nbytes in places:
-            if worker == self.rank:
-                self.device.reserve(offset, nbytes)
-                if self.connection is not None:
-                    socket.send_fds(self.connection, [b"\0"], [self.device.lent(offset)])
-
-    def share(self, places: Sequence[tuple[int, int, int]]) -> None:
-        """See the memory that its neighbours have got for their slabs, the descriptors of which have come."""
-        own = {offset for worker, offset, _ in places if worker == self.rank}
-        neighbours = next(each for each in self._site.neighbours if self.rank in each)
-        seen = [place for place in places if place[0] in neighbours]
-        try:
-            for (_, offset, nbytes), descriptor in zip(seen, self.received, strict=True):
-                if offset not in own:  # of what is shared, each has its own
-                    self.device.share(offset, nbytes, descriptor)
-        finally:
-            self.forget()
-
-    def forget(self) -> None:
-        """Close the descriptors that have come."""
-        while self.received:
-            os.close(self.received.pop())
-
-    def release(self, places: Sequence[tuple[int, int, int]]) -> None:
-        """Give that memory back."""
-        self._views.clear()
-        for worker, offset, nbytes in places:
-            if worker == self.rank or self.connection is not None:
-                self.device.release(offset, nbytes)
-
-    def move(self, places: Sequence[tuple[int, int, int]], home: bool) -> None:
-        """Copy slabs between the controller's memory and theirs, to the controller if they go `home`."""
-        across = self._site.across
-        if across is None:
-            for worker, offset, nbytes in places:
-                if worker == self.rank:
-                    self.device.move(offset, self._site.arena.bytes(offset, nbytes), home)
-            return
-        parcels = [
-            (worker if self.rank == 0 else 0, self._site.arena.bytes(offset, nbytes))
-            for worker, offset, nbytes in places
-            if self.rank in (0, worker)
-        ]
-        with self._meeting():
-            if home == (self.rank == 0):
-                across.exchange([], parcels)
-            else:
-                across.exchange(parcels, [])
-
     def read(self, requests: Sequence[tuple[Sequence[Any], Sequence[Any], Sequence[Sequence[Piece]]]]) -> None:
         """Fill this worker's slabs out of files: of each tensor, the array in the file and each worker's pieces."""
         for tensor, source, pieces in requests:
             _, _, stride, *_ = tensor
-            view, in_arena = self._view(tensor), isinstance(self.device, Cores)
+            view, in_arena = self._view(tensor), self.device.in_arena
             if not stride and in_arena and self.rank != self._site.control.ranks[0]:
                 continue  # it is the same memory
             slab = view.array(self._site.arena) if in_arena else np.zeros(view.shape, view.dtype)
@@ -373,8 +335,19 @@ class Worker:
         """Do collectives along axes that are apart through buffers from here on, one for each worker, from now on."""
         site = self._site
         buffers = site.arena.bytes(offset, site.mesh.size * BUFFER).reshape(site.mesh.size, 2, -1)
-        hosts = [range(site.mesh.size)]
-        self._staging = Staging(self.device.copies(buffers), buffers, site.mesh, self.rank, hosts, self._meet_here)
+        exchange = None if site.across is None else site.across.exchange
+        copies = self.device.copies(buffers)
+        self._staging = Staging(copies, buffers, site.mesh, self.rank, site.hosts, self._meet_here, exchange)
+
+    def connect(self, unique: str, axes: Sequence[str]) -> None:
+        """Have the device do collectives along mesh axes by a communicator from now on; waits for all workers."""
+        mesh = self._site.mesh
+        groups = {axis: (mesh.group(self.rank, axis)[0], mesh.axis_size(axis), self.coords[axis]) for axis in axes}
+        self.device.connect(bytes.fromhex(unique), mesh.size, self.rank, groups, self._site.timeout, self._is_off)
+
+    def _is_off(self) -> bool:
+        """Whether the command that the worker is in was called off."""
+        return self._site.control.aborted
 
     def _meet_here(self) -> None:
         """Wait for the workers of this host, whatever their devices are doing."""
@@ -385,6 +358,8 @@ class Worker:
         if self._staging is not None and self.device.usable():
             self._staging.close()
         self._staging = None  # the buffers are the arena's
+        self.slabs.forget()
+        self.slabs.close()
         self.device.close()
 
     def settle(self) -> None:
@@ -423,11 +398,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "time": Worker.time,
     "trace": Worker.trace,
     "collective": Worker.collective,
-    "reserve": Worker.reserve,
-    "share": Worker.share,
-    "release": Worker.release,
-    "move": Worker.move,
     "meet": Worker.meet,
     "settle": Worker.settle,
     "stage": Worker.stage,
+    "connect": Worker.connect,
 }

@@ -168,10 +168,9 @@ class Workers:
         """Make a tensor of zeros by which the host's code talks to the workers', in the host's memory."""
         self._check_open()
         self._free_discarded()
-        mirror = self._session.mirror
-        tensor = MeshTensor(
-            self._session.arena, self.mesh, shape, dtype, shared, None if mirror is None or mirror.discrete else mirror
-        )
+        session = self._session
+        mirror = session.messages if session.mirror is not None and session.mirror.discrete else session.mirror
+        tensor = MeshTensor(session.arena, self.mesh, shape, dtype, shared, mirror)
         self._tensors.add(tensor)
         return tensor
 

@@ -49,7 +49,7 @@ def test_devices_that_dont_run_the_code(tmp_path):
         axe.search(program.func, TP, target=HOPPER, engine="threads", work_dir=tmp_path)
     with pytest.raises(TuneError, match=message):
         tune(program.func, mesh=TP, target=HOPPER, engine="threads", work_dir=tmp_path)
-    with pytest.raises(InputError, match="unknown engine 'gpu'; valid: processes, threads, mpi, cuda"):
+    with pytest.raises(InputError, match="unknown engine 'gpu'; valid: processes, threads, mpi, ranks, cuda"):
         axe.search(program.func, TP, engine="gpu", work_dir=tmp_path)
 
 

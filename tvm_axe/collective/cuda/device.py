@@ -22,6 +22,7 @@ from tvm_axe.collective.choice import Table
 from tvm_axe.collective.cuda.copying import StreamCopies
 from tvm_axe.collective.cuda.driver import call, enum, ready, struct
 from tvm_axe.collective.cuda.graphs import Graphs
+from tvm_axe.collective.cuda.linked import Linked
 from tvm_axe.collective.cuda.meeting import Meeting
 from tvm_axe.collective.cuda.moving import Mover
 from tvm_axe.collective.cuda.side import SideStream
@@ -64,6 +65,7 @@ class CudaDevice(Device):
         self._size = size
         self._slabs: dict[int, _Slab] = {}
         self._meeting: Meeting | None = None
+        self._linked: Linked | None = None
         self.runtime = tvm.cuda(self._gpu)
 
     def start(self, threads: int, cores: Sequence[int]) -> None:
@@ -155,7 +157,37 @@ class CudaDevice(Device):
                 "stages out of overlap"
             )
 
+    def connect(
+        self,
+        unique: bytes,
+        size: int,
+        rank: int,
+        groups: Mapping[str, tuple[int, int, int]],
+        seconds: float,
+        is_off: Callable[[], bool],
+    ) -> None:
+        self._linked = Linked(self._context, self._stream, self._mover, size, rank, seconds, is_off)
+        self._linked.connect(unique, groups)
+
+    def passes(self, axis: str) -> bool:
+        return self._linked is not None and axis in self._linked.axes
+
+    def passed(
+        self,
+        name: str,
+        source: tvm_ffi.Tensor,
+        target: tvm_ffi.Tensor,
+        numbers: Sequence[int],
+        rank: int,
+        axis: str,
+    ) -> None:
+        assert self._linked is not None  # it passes
+        one, other = (Mover.side(tensor, is_view) for tensor, is_view in zip((source, target), VIEWS[name]))
+        self._linked.collective(axis, name, one, other, [int(number) for number in numbers])
+
     def finish(self) -> None:
+        if self._linked is not None:
+            self._linked.finish()
         call("cuStreamSynchronize", self._stream)
 
     def follow(self) -> None:
@@ -176,9 +208,12 @@ class CudaDevice(Device):
         self._meeting.meet(False, behind)
 
     def missing(self) -> list[int]:
-        return [] if self._meeting is None else self._meeting.missing()
+        found = [] if self._meeting is None else self._meeting.missing()
+        return found if found or self._linked is None else self._linked.missing()
 
     def call_off(self) -> None:
+        if self._linked is not None:
+            self._linked.call_off()
         if self._meeting is not None:
             self._meeting.call_off()
 
@@ -208,7 +243,7 @@ class CudaDevice(Device):
         return StreamCopies(self._stream, memory)
 
     def usable(self) -> bool:
-        return ready("cuStreamQuery", self._stream)
+        return ready("cuStreamQuery", self._stream) and (self._linked is None or self._linked.usable)
 
     def reserve(self, offset: int, nbytes: int) -> None:
         length = self._whole(nbytes)
@@ -273,6 +308,8 @@ class CudaDevice(Device):
     def close(self) -> None:
         with _counting:
             _here[self._gpu] -= 1
+        if self._linked is not None:
+            self._linked.close()
         if not self.usable():
             return
         self.finish()

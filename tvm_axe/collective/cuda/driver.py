@@ -67,6 +67,21 @@ def ready(name: str, *arguments: Any) -> bool:
     return code in (driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY)
 
 
+def done(name: str, *arguments: Any) -> bool:
+    """Call the driver and return whether what it was asked for is done.
+
+    Raises
+    ------
+    WorkerError
+        If it failed.
+    """
+    driver = _bindings()
+    code = getattr(driver, name)(*arguments)[0]
+    if code not in (driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY):
+        raise WorkerError(f"{name}: {_said(driver, code)}")
+    return bool(code == driver.CUresult.CUDA_SUCCESS)
+
+
 def _said(driver: Any, code: Any) -> str:
     found, text = driver.cuGetErrorString(code)
     known = found == driver.CUresult.CUDA_SUCCESS and text is not None

@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
-from tvm_axe.collective import choice
+from tvm_axe.collective import choice, ranked
 from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.algorithms import Algorithm
 from tvm_axe.collective.arena import round_up
-from tvm_axe.collective.cuda import driver
+from tvm_axe.collective.cuda import driver, nccl
+from tvm_axe.collective.cuda.job import devices_of, linked_axes
 from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine, Finding, Measured, Rates
+from tvm_axe.collective.job import Job
 from tvm_axe.collective.measuring import measure, table_of
+from tvm_axe.collective.ranked import Devices
 from tvm_axe.collective.session import Session
 from tvm_axe.collective.staging import BUFFER
 from tvm_axe.collective.workers import Workers
@@ -58,6 +61,7 @@ class CudaEngine(Engine):
             found.append(Finding(f"GPU {gpu}", f"{driver.name_of(gpu)}, {driver.memory_of(gpu) >> 30} GiB"))
         for first, second in combinations(gpus, 2):
             found.append(_between(first, second))
+        found.append(_nccl())
         if len(gpus) > 1:
             found += _collectives(gpus, self.rates.link)
         return found
@@ -86,6 +90,31 @@ class CudaEngine(Engine):
         table = choice.find(assumed, self.rates.link)
         return choice.Table(table.rows, f"{table.source}; supposing {assumed}, as this process sees fewer GPUs")
 
+    def _table(self, machine: choice.Machine, algorithm: str | None) -> choice.Table:
+        if algorithm in (None, "nccl", "host"):
+            return choice.find(machine, self.rates.link)
+        return choice.forced(algorithm)
+
+    def _launch_in_job(self, mesh: Mesh, timeout: float, options: Mapping[str, Any]) -> Session:
+        """The same where this process is a rank of a job: each rank has a GPU, in the order of those of a machine."""
+        collectives, peers = self.options(options, "collectives", "peers")
+        driver.gpus()  # or an error, on every rank
+        tables: list[choice.Table] = []
+
+        def devices(job: Job) -> Devices:
+            here = range(min(len(job.host), driver.gpus()))
+            table = self._table(machine_of(here), collectives)
+            tables.append(table)
+            page = backend_of(resolve_target(self.target)).page
+            alike = {"page": page, "room": min(map(driver.room, here)), "collectives": table.encode()}
+            size = _ROOM * mesh.size * driver.memory_of(0) + round_up(mesh.size * BUFFER, page)
+            meets = WORDS if mesh.size <= MOST else None
+            return devices_of(mesh, job, alike, size, meets, peers, collectives)
+
+        session = ranked.launch(ranked.start_messages, mesh, timeout, devices)
+        session.table = tables[0]
+        return session
+
     def _forced(self, mesh: Mesh, algorithm: Algorithm) -> Workers:
         return Workers(mesh, self, self.launch(mesh, _PATIENCE, collectives=str(algorithm)))
 
@@ -106,7 +135,9 @@ class CudaEngine(Engine):
             some share a GPU, where one that waits would keep the other from running, or some don't see each other's
             memory. `collectives`, the algorithm that does all collectives that it is offered for
             (`algorithms.Algorithm`): ``"one-shot"``, ``"two-shot"``, ``"copy-engine"``; that of the machine's table if
-            left out (`tvm_axe.collective.choice`). `peers`, a bool: False has no device see another's memory, as where
+            left out (`tvm_axe.collective.choice`). Or ``"nccl"``: all collectives go by NCCL; and ``"host"``: where
+            devices don't see each other's memory, through their hosts'. If left out that is so on one host; between
+            hosts it is NCCL, if it is there. With NCCL `timeout` also limits what a command takes. `peers`, a bool: False has no device see another's memory, as where
             GPUs aren't peers; what the driver says if left out.
 
         Raises
@@ -117,6 +148,8 @@ class CudaEngine(Engine):
         WorkerError
             If a worker didn't start; then none is left.
         """
+        if ranked.of_job():
+            return self._launch_in_job(mesh, timeout, options)
         names = ("gpus", "processes", "barriers", "collectives", "peers")
         named, processes, barriers, algorithm, peers = self.options(options, *names)
         if barriers not in (None, "device", "host"):
@@ -134,7 +167,10 @@ class CudaEngine(Engine):
                 )
             _LOG.warning("%s", _said(mesh, gpus, neighbours, peers))
         page = backend_of(resolve_target(self.target)).page
-        table = choice.find(machine_of(gpus), self.rates.link) if algorithm is None else choice.forced(algorithm)
+        axes, unique = linked_axes(mesh, frozenset(), 1, algorithm)
+        if unique is not None and len(set(gpus)) < len(gpus):
+            raise InputError(f'launch: collectives="nccl" needs a GPU for each device, and gpus is {tuple(gpus)}')
+        table = self._table(machine_of(gpus), algorithm)
         shared = max(gpus.count(gpu) for gpu in gpus)
         # What every device is told alike: where they differed, they would wait for blocks that others don't have.
         alike = {"page": page, "room": min(map(driver.room, gpus)) // shared, "collectives": table.encode()}
@@ -143,7 +179,7 @@ class CudaEngine(Engine):
         ]
         size = _ROOM * sum(map(driver.memory_of, gpus)) + round_up(mesh.size * BUFFER, page)
         alone = processes is None or bool(processes)
-        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets, neighbours)
+        session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets, neighbours, axes, unique)
         session.table = table
         session.start()
         return session
@@ -168,6 +204,14 @@ def _compiler() -> Finding:
         return Finding("CUDA compiler", "missing", str(error))
     release = found.version.split("release ")[-1].split(",")[0]
     return Finding("CUDA compiler", f"nvrtc {found.version}" if found.path is None else f"nvcc {release}, {found.path}")
+
+
+def _nccl() -> Finding:
+    """NCCL, which collectives between hosts go by."""
+    try:
+        return Finding("NCCL", f"{nccl.version()}: collectives between hosts; on one host if asked for")
+    except InputError:
+        return Finding("NCCL", "missing: what goes between hosts takes the way through their memory; tvm-axe[cuda]")
 
 
 def _collectives(gpus: Sequence[int], link: Link) -> list[Finding]:
