@@ -46,7 +46,7 @@ class _Step:
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     strategies: list[Strategy]
-    group: int = -1  # equal for calls that may be made in the same ways
+    group: tuple[object, ...] = ()
 
 
 def choose(
@@ -77,19 +77,10 @@ class _Search:
         self.link, self.devices = operators.rates.link, operators.devices
         self.sizes = [dtype_bytes(value.dtype, value.size) for value in graph.values]
         self.price = 0.0
-        # The search compares states millions of times: of what is equal in them it has one object.
-        self._sets: dict[frozenset[Form], frozenset[Form]] = {}
-        self._groups: dict[tuple[object, ...], int] = {}
-        kinds: dict[tuple[object, ...], int] = {}
-        self._kinds = [kinds.setdefault((of.shape, n), len(kinds)) for of, n in zip(graph.values, self.sizes)]
         self.steps = [self._step(node) for node in graph.nodes]
         self._spread_forms()
         self._met: dict[Any, list[tuple[float, Strategy, State, tuple[Any, ...]]]] = {}
         self._reached: dict[Any, float] = {}
-
-    def _held(self, forms: frozenset[Form]) -> frozenset[Form]:
-        """The one object that is equal to this."""
-        return self._sets.setdefault(forms, forms)
 
     def _moves(self, value: int) -> bool:
         """Whether a value is moved to the form that is wanted; another is placed in it from the start."""
@@ -130,14 +121,13 @@ class _Search:
         results = set(self.graph.results)
         for step in self.steps:
             step.strategies = [s for s in step.strategies if not self._leaves_terms(step, s, results)]
-            group = (
+            step.group = (
                 id(step.operator) if step.operator else step.node and step.node.name,
                 tuple(s.ins + s.outs for s in step.strategies),
                 tuple(self._moves(v) for v in step.ins),
                 tuple((self.sizes[v], self.pinned.get(v)) for v in step.ins),
                 tuple(step.ins.index(v) for v in step.ins),
             )
-            step.group = self._groups.setdefault(group, len(self._groups))
 
     def _leaves_terms(self, step: _Step, strategy: Strategy, results: set[int]) -> bool:
         return any(form.partial and value in results for form, value in zip(strategy.outs, step.outs))
@@ -203,7 +193,6 @@ class _Search:
         now = forms[first] if WHOLE in forms[first] else frozenset({WHOLE}) if target == WHOLE else (
             frozenset(f for f in forms[first] if not f.partial) | {target}
         )  # fmt: skip
-        now = self._held(now)
         return tuple(now if step.ins[i] == step.ins[first] else f for i, f in enumerate(forms))
 
     # ---- Dynamic programming
@@ -230,7 +219,7 @@ class _Search:
         self._met.clear()
         solved: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
         segments = self._segments()
-        start: State = tuple(self._held(frozenset({self.pinned[v]})) for v in segments[0][1][0]) if segments else ()
+        start: State = tuple(frozenset({self.pinned[v]}) for v in segments[0][1][0]) if segments else ()
         table: dict[State, tuple[float, State | None, list[Any]]] = {start: (0.0, None, [])}
         history = []
         for steps, live in segments:
@@ -266,16 +255,15 @@ class _Search:
         self, steps: Sequence[_Step], live: Sequence[Sequence[int]], entry: State
     ) -> dict[State, tuple[float, list[Any]]]:
         table: dict[State, tuple[float, State | None, Any, Any]] = {entry: (0.0, None, None, ())}
-        whole = self._held(frozenset({WHOLE}))
         history = []
         for step, before, after in zip(steps, live, live[1:]):
             where = {v: at for at, v in enumerate(before)}
             new: dict[State, tuple[float, State | None, Any, Any]] = {}
             for state, (cost, *_) in table.items():
-                held = tuple(state[where[v]] if v in where else whole for v in step.ins)
+                held = tuple(state[where[v]] if v in where else frozenset({WHOLE}) for v in step.ins)
                 for seconds, strategy, forms, moves in self._met_by(step, held):
                     changed = dict(zip(step.ins, forms))
-                    changed.update((v, self._held(frozenset({form}))) for v, form in zip(step.outs, strategy.outs))
+                    changed.update((v, frozenset({form})) for v, form in zip(step.outs, strategy.outs))
                     now = tuple(changed[v] if v in changed else state[where[v]] for v in after)
                     if now not in new or cost + seconds < new[now][0]:
                         new[now] = cost + seconds, state, strategy, moves
@@ -296,7 +284,7 @@ class _Search:
         """The states without those that cost no less than a cheaper one and moves from it."""
 
         def reach(have: frozenset[Form], want: frozenset[Form], value: int) -> float:
-            key = have, want, self._kinds[value]
+            key = have, want, self.graph.values[value].shape, self.sizes[value]
             if key not in self._reached:
                 made = [[m.seconds for h in have if (m := self._move(h, f, value)) is not None] for f in want]
                 self._reached[key] = sum(min(seconds, default=math.inf) for seconds in made)
