@@ -11,13 +11,12 @@ they need it, is indexed in a way that upstream sees no interval in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.blocks import statements
 from tvm_axe.analysis.expressions import variables_of
 
 __all__ = ["allocated_as_declared"]
@@ -58,7 +57,7 @@ def _common(func: tirx.PrimFunc) -> set[tirx.Buffer]:
     if not isinstance(func.body, s_tir.SBlockRealize):
         return set()
     counts: Counter[tirx.Buffer] = Counter()
-    for nest in statements(func.body.block.body):
+    for nest in _nests(func.body.block.body):
         touched: set[tirx.Buffer] = set()
         tvm_ffi.structural_walk(
             nest,
@@ -69,6 +68,19 @@ def _common(func: tirx.PrimFunc) -> set[tirx.Buffer]:
         )
         counts.update(touched)
     return {buffer for buffer in func.body.block.alloc_buffers if counts[buffer] > 1}
+
+
+def _nests(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
+    """The statements that aren't made of others, but by loops: also those of branches, of which one runs."""
+    if isinstance(stmt, tirx.IfThenElse):
+        yield from _nests(stmt.then_case)
+        if stmt.else_case is not None:
+            yield from _nests(stmt.else_case)
+    elif isinstance(stmt, tirx.SeqStmt):
+        for each in stmt.seq:
+            yield from _nests(each)
+    else:
+        yield stmt
 
 
 def _quotients(stmt: tirx.Stmt) -> Collection[tirx.Var]:
