@@ -1,23 +1,24 @@
 """Memory inside a function of symbolic extents: as much as is declared.
 
-Upstream allocates of a buffer that lives inside of a function what is seen to be touched, an interval in each dimension.
-Of a loop that runs over several dimensions at once an index is a quotient, ``i // n``; of a quotient by what may be
-negative or 0, for all that upstream knows, the interval is a choice among quotients by the same. The compiler divides by 0
-when it simplifies such choices one inside the other, and the compiled function does so where it works out how much to
-allocate, since it does that of a dimension of no elements, too. So what several nests have in common, which is declared as
-they need it, is indexed in a way that upstream sees no interval in.
+Upstream allocates of a buffer that lives inside of a function what it sees to be touched, an interval in each dimension.
+Of a loop that runs over several dimensions at once an index is a quotient, ``i // n``. The interval of a quotient by what
+may be negative or 0, for all that upstream knows, is a choice among quotients by the same. The compiler divides by 0 when
+it simplifies such choices one inside the other, and so does the compiled function where it works out how much to allocate,
+since it does that of a dimension of no elements, too; and quotients of quotients are taken for a single index, with the
+loops' variables in it. So what several nests have in common, which is declared as they need it, is indexed here in a way
+in which upstream sees no interval: by the bits of the same number.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.expressions import variables_of
+from tvm_axe.analysis.expressions import substitute, variables_of
 
 __all__ = ["allocated_as_declared"]
 
@@ -33,13 +34,18 @@ def allocated_as_declared(func: tirx.PrimFunc, _mod: ir.IRModule, _context: ir.t
     common = _common(func)
     if not common:
         return func
-    iterators = _quotients(func.body)
+    values = _values(func.body)
 
     def hidden(index: tirx.Expr) -> tirx.Expr:
-        on_quotient = [(kind, lambda expr: expr if _is_known(expr) else _opaque(_shown(expr))) for kind in _QUOTIENTS]
-        return _tvm.structural_map(
-            index, [*on_quotient, (tirx.Var, lambda var: _opaque(var) if var in iterators else var)]
-        )
+        """The index with the bits of its quotients in their place; they are of the bits of loops' variables."""
+        on_quotient = [(kind, lambda expr: expr if _is_known(expr) else _bits(_of_loops(expr))) for kind in _QUOTIENTS]
+        return _tvm.structural_map(index, [*on_quotient, (tirx.Var, on_iterator)])
+
+    def on_iterator(var: tirx.Var) -> tirx.Expr:
+        return _bits(values[var]) if var in values and _has_quotient(values[var]) else var
+
+    def _of_loops(expr: tirx.Expr) -> tirx.Expr:
+        return substitute(_without_bits(expr), values)
 
     def on_load(load: ir.TensorLoad) -> ir.TensorLoad:
         return tirx.BufferLoad(load.source, [*map(hidden, load.indices)]) if load.source in common else load
@@ -58,15 +64,11 @@ def _common(func: tirx.PrimFunc) -> set[tirx.Buffer]:
         return set()
     counts: Counter[tirx.Buffer] = Counter()
     for nest in _nests(func.body.block.body):
-        touched: set[tirx.Buffer] = set()
-        tvm_ffi.structural_walk(
-            nest,
-            [
-                (ir.TensorLoad, lambda load, touched=touched: touched.add(load.source)),
-                (tirx.BufferStore, lambda store, touched=touched: touched.add(store.buffer)),
-            ],
-        )
-        counts.update(touched)
+        touched: list[tirx.Buffer] = []
+        on_load = ir.TensorLoad, lambda load, touched=touched: touched.append(load.source)
+        on_store = tirx.BufferStore, lambda store, touched=touched: touched.append(store.buffer)
+        tvm_ffi.structural_walk(nest, [on_load, on_store])
+        counts.update({*touched})
     return {buffer for buffer in func.body.block.alloc_buffers if counts[buffer] > 1}
 
 
@@ -83,45 +85,41 @@ def _nests(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
         yield stmt
 
 
-def _quotients(stmt: tirx.Stmt) -> Collection[tirx.Var]:
-    """The iterators of blocks that are bound to quotients of which the divisor isn't known, or to what is made of such."""
-    bound: list[tuple[tirx.Var, tirx.Expr]] = []
-    tvm_ffi.structural_walk(
-        stmt,
-        (
-            s_tir.SBlockRealize,
-            lambda realize: bound.extend(zip((iv.var for iv in realize.block.iter_vars), realize.iter_values)),
-        ),
-    )
-    found = {var for var, value in bound if _has_quotient(value)}
-    while more := {var for var, value in bound if var not in found and variables_of(value) & found}:
-        found |= more
-    return found
+def _values(stmt: tirx.Stmt) -> Mapping[tirx.Var, tirx.Expr]:
+    """What the iterators of all blocks are in terms of loops' variables, and these, of each its bits."""
+    loops: list[tirx.For] = []
+    realizes: list[s_tir.SBlockRealize] = []
+    tvm_ffi.structural_walk(stmt, [(tirx.For, loops.append), (s_tir.SBlockRealize, realizes.append)])
+    bound = {iv.var: value for each in realizes for iv, value in zip(each.block.iter_vars, each.iter_values)}
+    while inner := {var: value for var, value in bound.items() if variables_of(value) & {*bound}}:
+        bound |= {var: substitute(value, bound) for var, value in inner.items()}
+    bits: dict[tirx.Var, tirx.Expr] = {loop.loop_var: _bits(loop.loop_var) for loop in loops}
+    return {**bits, **{var: substitute(value, bits) for var, value in bound.items()}}
 
 
 def _has_quotient(expr: tirx.Expr) -> bool:
     found: list[tirx.Expr] = []
-    tvm_ffi.structural_walk(expr, [(kind, lambda each: _is_known(each) or found.append(each)) for kind in _QUOTIENTS])
-    return bool(found)
+    tvm_ffi.structural_walk(expr, [(kind, found.append) for kind in _QUOTIENTS])
+    return not all(map(_is_known, found))
 
 
 def _is_known(quotient: tirx.Expr) -> bool:
     return isinstance(quotient.b, tirx.IntImm)
 
 
-_HIDES = "tirx.reinterpret"
+_BITS = "tirx.reinterpret"
 
 
-def _opaque(index: tirx.Expr) -> tirx.Expr:
-    """The index as bits of the same type, which are no instruction and of no interval."""
-    return tirx.call_intrin(str(index.ty), _HIDES, index)
+def _bits(index: tirx.Expr) -> tirx.Expr:
+    """The bits of an index as one of the same type, which are no instruction."""
+    return tirx.call_intrin(str(index.ty), _BITS, index)
 
 
-def _shown(expr: tirx.Expr) -> tirx.Expr:
-    """What is inside of `_opaque`, anywhere in an expression."""
+def _without_bits(expr: tirx.Expr) -> tirx.Expr:
+    """What `_bits` is of, anywhere in an expression."""
 
     def on_call(call: ir.Call) -> tirx.Expr:
-        same = isinstance(call.op, ir.Op) and call.op.name == _HIDES and str(call.ty) == str(call.args[0].ty)
+        same = isinstance(call.op, ir.Op) and call.op.name == _BITS and str(call.ty) == str(call.args[0].ty)
         return call.args[0] if same else call
 
     return _tvm.structural_map(expr, (ir.Call, on_call))
