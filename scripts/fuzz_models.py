@@ -80,7 +80,7 @@ class Model:
 
     def extent(self, *choices: int) -> Extent:
         """One of some numbers, or a size, if there are any."""
-        if self.sizes and self.rng.random() < 0.3:
+        if self.sizes and self.rng.random() < float(__import__("os").environ.get("SYM","0.3")):
             return self.sizes[int(self.rng.integers(len(self.sizes)))]
         return self.pick(*choices)
 
@@ -305,11 +305,12 @@ def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
     reference = alone(model.module)
     on = workers[int(rng.integers(len(workers)))]
     devices = on.mesh.size
-    shared = share_model(
-        model.module, on.mesh, memory=float(rng.choice([0.0, 1 / devices + 0.05, 1.0])),
-        rates=HOST if rng.integers(4) == 0 else SLOW, page=on.page,
-        pins=pins(model, on.mesh, rng) if rng.integers(2) else None,
-    )  # fmt: skip
+    memory = float(rng.choice([0.0, 1 / devices + 0.05, 1.0]))
+    rates = HOST if rng.integers(4) == 0 else SLOW
+    pinned = pins(model, on.mesh, rng) if rng.integers(2) else None
+    if pinned:
+        memory = 1.0  # what is pinned whole is more than less would allow
+    shared = share_model(model.module, on.mesh, memory=memory, rates=rates, page=on.page, pins=pinned)
     target = resolve_target("llvm")
     work = Work(shared.module, target)
     if rng.integers(2):

@@ -62,6 +62,10 @@ def conversion(
             return None  # what is dealt out along that axis is another part of it before and after
         if at != moved[0]:
             extents = form.local(extents)
+    # What other axes have cut is counted by itself: a function knows a size that is an extent of what it takes.
+    extents = tuple(
+        extent if isinstance(extent, int) else tirx.Var(f"n{at}", "int64") for at, extent in enumerate(extents)
+    )
     view = SLAB if held == WHOLE else axis
     kernel = taking(extents, dtype, held.cut, wanted.cut, held.partial, mesh, axis, view, page)
     builder = relax.BlockBuilder()

@@ -110,7 +110,7 @@ def _nests(func: tirx.PrimFunc) -> _Nests | None:
     None too where two extents or more aren't known: what is made of such a function and its neighbours didn't always
     compile.
     """
-    if KERNEL in (func.attrs or {}) or not is_sharable(func) or len(unknown_extents(func)) > 1:
+    if KERNEL in (func.attrs or {}) or not is_sharable(func):
         return None
     blocks = tuple(nested_blocks(nest)[0].block for nest in statements(func.body.block.body))
     patterns = [pattern_of(block) for block in blocks]
