@@ -6,7 +6,7 @@ one reaches by moves are dropped, so that the result is exact but for a bound on
 alone is needed, or no fewer are for a while, the function is cut; equal segments, as layers are, are solved once.
 
 Weights cost nothing to hold, and with free weights every device would have them all. A limit on their bytes is met by a
-price on them, found by bisection.
+price on them, found by bisection, and what is left of it is used by a lower price on a part of the function.
 """
 
 from __future__ import annotations
@@ -83,9 +83,11 @@ class _Search:
         self.graph, self.operators, self.pinned = graph, operators, pinned
         self.link, self.devices = operators.rates.link, operators.devices
         self.sizes = [dtype_bytes(value.dtype, value.size) for value in graph.values]
-        self.price = 0.0
+        self.price = 0.0  # seconds a byte of weights
+        self._solutions: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
         self.steps = [self._step(node) for node in graph.nodes]
         self._spread_forms()
+        self.segments = self._segments()
         self._met: dict[Any, list[tuple[float, Strategy, State, tuple[Any, ...]]]] = {}
         self._reached: dict[Any, NDArray[np.float64]] = {}
 
@@ -148,7 +150,7 @@ class _Search:
 
     def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
         """The ways to make a call: the time, the strategy, what is held after, and moves by position."""
-        key = step.group, held
+        key = step.group, held, self.price
         if key not in self._met:
             best: dict[Any, tuple[float, Strategy, State, tuple[Any, ...]]] = {}
             for strategy in step.strategies:
@@ -226,26 +228,25 @@ class _Search:
                 begin = end
         return found
 
-    def _solved(self, price: float) -> Chosen:
-        self.price = price
-        self._met.clear()
-        solved: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
-        segments = self._segments()
+    def _solved(self, price: float, other: float = 0.0, behind: int = 0) -> Chosen:
+        """The cheapest choice where weights have a price, and another in all segments but the first few."""
+        segments = self.segments
         table: dict[State, tuple[float, State | None, list[Any]]] = {(): (0.0, None, [])}
         history = []
-        for steps, live in segments:
+        for at, (steps, live) in enumerate(segments):
+            self.price = price if not behind or at < behind else other
             number: dict[int, int] = {}  # values by their first appearance: equal segments are solved once
 
             def local(values: Sequence[int], number: dict[int, int] = number) -> tuple[int, ...]:
                 return tuple(number.setdefault(v, len(number)) for v in values)
 
             calls = tuple((s.group, local(before), local(s.ins), local(s.outs)) for s, before in zip(steps, live))
-            key = calls, local(live[-1])
+            key = calls, local(live[-1]), self.price
             new: dict[State, tuple[float, State | None, list[Any]]] = {}
             for entry, (cost, *_) in table.items():
-                if (key, entry) not in solved:
-                    solved[key, entry] = self._segment(steps, live, entry)
-                for state, (seconds, ways) in solved[key, entry].items():
+                if (key, entry) not in self._solutions:
+                    self._solutions[key, entry] = self._segment(steps, live, entry)
+                for state, (seconds, ways) in self._solutions[key, entry].items():
                     if state not in new or cost + seconds < new[state][0]:
                         new[state] = cost + seconds, entry, ways
             table = self._pruned(new, live[-1], FEWER)
@@ -356,6 +357,23 @@ class _Search:
                 found, high = trial, middle
             else:
                 low = middle
+        return self._filled(found, low, high, limit)
+
+    def _filled(self, found: Chosen, low: float, high: float, limit: float) -> Chosen:
+        """What is left of a limit is used: as many segments as fit it are chosen at a lower price.
+
+        Equal layers are shared alike at any price, and between two prices all of them may change at once.
+        """
+        few, many = 0, len(self.segments)
+        while found.weights[0] <= limit and many - few > 1:
+            middle = (few + many) // 2
+            trial = self._solved(low, high, middle)
+            if trial.weights[0] > limit:
+                many = middle
+                continue
+            few = middle
+            if trial.seconds < found.seconds:
+                found = trial
         return found
 
     def _chosen(self, choices: Sequence[Choice]) -> Chosen:
