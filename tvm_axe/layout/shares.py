@@ -11,7 +11,7 @@ device holds ``size`` neighbouring values of one digit, from its own start on, a
 >>> print(Share.blocks(2, 4))
 1@0+1 1@2+3
 >>> print(Share.blocks(8, 3), [Share.blocks(8, 3).indices(device).tolist() for device in range(3)])
-3@0 3@1 3@2 [[0, 1, 2], [3, 4, 5], [5, 6, 7]]
+3@0 3@1 3@2 [[0, 1, 2], [2, 3, 4], [5, 6, 7]]
 
 All devices hold equally many indices. Where these don't divide, shares overlap: what two devices hold both compute, so
 that there is no padding that a function would have to be kept from, and indices stay in range. Where each index must
@@ -126,15 +126,14 @@ class Share:
 
     @staticmethod
     def blocks(extent: int, devices: int) -> Share:
-        """Return the share in blocks of ceil(extent / devices), the last of which begin sooner where it doesn't divide.
+        """Return the share in blocks of ceil(extent / devices), which overlap a little each where it doesn't divide.
 
-        More devices than indices hold each index in groups, as far as the indices divide the devices.
+        Each begins at floor(device * extent / devices): near to where blocks of a finer digit begin, so that little has
+        to move between the two, and no device's block is all another's if there are enough indices. More devices than
+        indices hold each index in groups, as far as the indices divide the devices.
         """
         size = -(-extent // devices)
-        if extent < devices:
-            starts = [device * extent // devices for device in range(devices)]
-        else:
-            starts = [min(device * size, extent - size) for device in range(devices)]
+        starts = [device * extent // devices for device in range(devices)]
         return Share.of([Run(1, extent, 1, tuple(starts), size)])
 
     @staticmethod

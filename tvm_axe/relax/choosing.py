@@ -3,10 +3,10 @@
 The search goes along the calls. A state says in which forms each value that is still needed is held; a call takes one
 of its strategies, and what it needs in another form is moved to it (`tvm_axe.relax.forms.move`). States that a cheaper
 one reaches by moves are dropped, so that the result is exact but for a bound on the number of states. Where one value
-alone is needed the function is cut; equal segments, as layers are, are solved once.
+alone is needed, or no fewer are for a while, the function is cut; equal segments, as layers are, are solved once.
 
 Weights cost nothing to hold, and with free weights every device would have them all. A limit on their bytes is met by a
-price on them, found by bisection.
+price on them, found by bisection, and what is left of it is used by a lower price on a part of the function.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.relax.chosen import Choice, Chosen, Moved
@@ -31,6 +34,10 @@ __all__ = ["choose"]
 
 BEAM = 128
 """States that are kept at most."""
+FEWER = 16
+"""States that are kept where a function is cut."""
+AHEAD, FEW = 48, 4
+"""Calls that are looked at behind a place for one where fewer values are needed, and how many these may be."""
 MOST_FORMS = 24
 """Forms of a value that are tried at most."""
 
@@ -76,11 +83,13 @@ class _Search:
         self.graph, self.operators, self.pinned = graph, operators, pinned
         self.link, self.devices = operators.rates.link, operators.devices
         self.sizes = [dtype_bytes(value.dtype, value.size) for value in graph.values]
-        self.price = 0.0
+        self.price = 0.0  # seconds a byte of weights
+        self._solutions: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
         self.steps = [self._step(node) for node in graph.nodes]
         self._spread_forms()
+        self.segments = self._segments()
         self._met: dict[Any, list[tuple[float, Strategy, State, tuple[Any, ...]]]] = {}
-        self._reached: dict[Any, float] = {}
+        self._reached: dict[Any, NDArray[np.float64]] = {}
 
     def _moves(self, value: int) -> bool:
         """Whether a value is moved to the form that is wanted; another is placed in it from the start."""
@@ -141,7 +150,7 @@ class _Search:
 
     def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
         """The ways to make a call: the time, the strategy, what is held after, and moves by position."""
-        key = step.group, held
+        key = step.group, held, self.price
         if key not in self._met:
             best: dict[Any, tuple[float, Strategy, State, tuple[Any, ...]]] = {}
             for strategy in step.strategies:
@@ -198,47 +207,50 @@ class _Search:
     # ---- Dynamic programming
 
     def _segments(self) -> list[tuple[list[_Step], list[list[int]]]]:
-        """The function, cut where one value is needed: calls, and the values needed before the first and after each."""
-        wanted = tuple(dict.fromkeys(v for v in self.graph.results if self._moves(v)))
+        """The function, cut where the fewest values are needed: calls, and the values needed before the first and after
+        each.
+
+        Where one alone is, or no more than anywhere in the calls that follow: what all layers read, as a mask or the
+        angles of positions, is needed beside what goes from one to the next. A result is what a call leaves, so that
+        behind those who read it nothing has to be known of it; what is pinned is as it is until it is moved.
+        """
         last = {v: at for at, step in enumerate(self.steps) for v in step.ins}
-        last.update({v: len(self.steps) for v in wanted})
-        start = [v for v in self.pinned if v in last]
-        found, part, live = [], list[_Step](), [start]
+        live: list[list[int]] = [[]]
         for at, step in enumerate(self.steps):
-            part.append(step)
-            live.append([v for v in live[-1] if last[v] > at] + [v for v in step.outs if last.get(v, -1) > at])
-            if len(live[-1]) < 2:
-                found.append((part, live))
-                part, live = [], [live[-1]]
-        if part:
-            found.append((part, live))
+            pinned = (v for v in dict.fromkeys(step.ins) if v in self.pinned and v not in live[-1])
+            live.append([v for v in (*live[-1], *pinned, *step.outs) if last.get(v, -1) > at])
+        counts = [len(each) for each in live]
+        found, begin = [], 0
+        for end in range(1, len(live)):
+            least = min(counts[end : end + AHEAD])
+            if counts[end] < 2 or counts[end] == least <= FEW or end == len(self.steps):
+                found.append((self.steps[begin:end], live[begin : end + 1]))
+                begin = end
         return found
 
-    def _solved(self, price: float) -> Chosen:
-        self.price = price
-        self._met.clear()
-        solved: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
-        segments = self._segments()
-        start: State = tuple(frozenset({self.pinned[v]}) for v in segments[0][1][0]) if segments else ()
-        table: dict[State, tuple[float, State | None, list[Any]]] = {start: (0.0, None, [])}
+    def _solved(self, price: float, other: float = 0.0, behind: int = 0) -> Chosen:
+        """The cheapest choice where weights have a price, and another in all segments but the first few."""
+        segments = self.segments
+        table: dict[State, tuple[float, State | None, list[Any]]] = {(): (0.0, None, [])}
         history = []
-        for steps, live in segments:
+        for at, (steps, live) in enumerate(segments):
+            self.price = price if not behind or at < behind else other
             number: dict[int, int] = {}  # values by their first appearance: equal segments are solved once
 
             def local(values: Sequence[int], number: dict[int, int] = number) -> tuple[int, ...]:
                 return tuple(number.setdefault(v, len(number)) for v in values)
 
             calls = tuple((s.group, local(before), local(s.ins), local(s.outs)) for s, before in zip(steps, live))
-            key = calls, local(live[-1])
+            key = calls, local(live[-1]), self.price
             new: dict[State, tuple[float, State | None, list[Any]]] = {}
             for entry, (cost, *_) in table.items():
-                if (key, entry) not in solved:
-                    solved[key, entry] = self._segment(steps, live, entry)
-                for state, (seconds, ways) in solved[key, entry].items():
+                if (key, entry) not in self._solutions:
+                    self._solutions[key, entry] = self._segment(steps, live, entry)
+                for state, (seconds, ways) in self._solutions[key, entry].items():
                     if state not in new or cost + seconds < new[state][0]:
                         new[state] = cost + seconds, entry, ways
-            history.append(new)
-            table = new
+            table = self._pruned(new, live[-1], FEWER)
+            history.append(table)
         state = min(table, key=lambda each: table[each][0])
         choices: list[Choice] = []
         for (steps, _), reached in zip(reversed(segments), reversed(history)):
@@ -260,14 +272,16 @@ class _Search:
             where = {v: at for at, v in enumerate(before)}
             new: dict[State, tuple[float, State | None, Any, Any]] = {}
             for state, (cost, *_) in table.items():
-                held = tuple(state[where[v]] if v in where else frozenset({WHOLE}) for v in step.ins)
+                held = tuple(
+                    state[where[v]] if v in where else frozenset({self.pinned.get(v, WHOLE)}) for v in step.ins
+                )
                 for seconds, strategy, forms, moves in self._met_by(step, held):
                     changed = dict(zip(step.ins, forms))
                     changed.update((v, frozenset({form})) for v, form in zip(step.outs, strategy.outs))
                     now = tuple(changed[v] if v in changed else state[where[v]] for v in after)
                     if now not in new or cost + seconds < new[now][0]:
                         new[now] = cost + seconds, state, strategy, moves
-            table = self._pruned(new, after)
+            table = self._pruned(new, after, BEAM)
             history.append(table)
         exits = {}
         for last, (cost, *_) in table.items():
@@ -280,31 +294,46 @@ class _Search:
             exits[last] = cost, ways[::-1]
         return exits
 
-    def _pruned(self, states: dict[State, Any], values: Sequence[int]) -> dict[State, Any]:
-        """The states without those that cost no less than a cheaper one and moves from it."""
+    def _pruned(self, states: dict[State, Any], values: Sequence[int], most: int) -> dict[State, Any]:
+        """The states without those that cost no less than a cheaper one and moves from it; the cheapest `most`."""
+        ordered = sorted(states.items(), key=lambda each: each[1][0])
+        if len(ordered) < 2 or not values:
+            return dict(ordered[:1])
+        costs = np.array([entry[0] for _, entry in ordered])
+        held = np.empty((len(ordered), len(values)), dtype=np.intp)
+        tables = []
+        for at, value in enumerate(values):
+            number: dict[frozenset[Form], int] = {}
+            held[:, at] = [number.setdefault(state[at], len(number)) for state, _ in ordered]
+            tables.append(self._reaches(value, tuple(number)))
+        free = np.ones(len(ordered), dtype=bool)
+        kept = []
+        for at, (state, entry) in enumerate(ordered):
+            if not free[at]:
+                continue
+            kept.append((state, entry))
+            if len(kept) == most:
+                break
+            left = np.flatnonzero(free[at + 1 :]) + at + 1
+            reached = np.full(len(left), costs[at])
+            for table, column, own in zip(tables, held.T, held[at]):
+                reached += table[own][column[left]]
+            free[left] = reached > costs[left]
+        return dict(kept)
 
-        def reach(have: frozenset[Form], want: frozenset[Form], value: int) -> float:
-            key = have, want, self.graph.values[value].shape, self.sizes[value]
-            if key not in self._reached:
-                made = [[m.seconds for h in have if (m := self._move(h, f, value)) is not None] for f in want]
-                self._reached[key] = sum(min(seconds, default=math.inf) for seconds in made)
-            return self._reached[key]
-
-        seen = [set(at) for at in zip(*states)]
-        kept: list[tuple[State, Any]] = []
-
-        def dominated(state: State, cost: float) -> bool:
-            for at, have in enumerate(seen):
-                for h in have - {state[at]}:
-                    other = states.get((*state[:at], h, *state[at + 1 :]))
-                    if other and other[0] < cost and other[0] + reach(h, state[at], values[at]) <= cost:
-                        return True
-            return any(entry[0] + sum(map(reach, other, state, values)) <= cost for other, entry in kept[:16])
-
-        for state, entry in sorted(states.items(), key=lambda each: each[1][0]):
-            if not dominated(state, entry[0]):
-                kept.append((state, entry))
-        return dict(kept[:BEAM])
+    def _reaches(self, value: int, held: tuple[frozenset[Form], ...]) -> NDArray[np.float64]:
+        """The time from each way to hold a value to each other."""
+        of = self.graph.values[value]
+        key = held, of.typical, of.dtype
+        if key not in self._reached:
+            found = np.zeros((len(held), len(held)))
+            for i, have in enumerate(held):
+                for j, want in enumerate(held):
+                    for form in want - have:
+                        made = [how.seconds for h in have if (how := self._move(h, form, value)) is not None]
+                        found[i, j] += min(made, default=math.inf)
+            self._reached[key] = found
+        return self._reached[key]
 
     # ---- Memory
 
@@ -328,6 +357,23 @@ class _Search:
                 found, high = trial, middle
             else:
                 low = middle
+        return self._filled(found, low, high, limit)
+
+    def _filled(self, found: Chosen, low: float, high: float, limit: float) -> Chosen:
+        """What is left of a limit is used: as many segments as fit it are chosen at a lower price.
+
+        Equal layers are shared alike at any price, and between two prices all of them may change at once.
+        """
+        few, many = 0, len(self.segments)
+        while found.weights[0] <= limit and many - few > 1:
+            middle = (few + many) // 2
+            trial = self._solved(low, high, middle)
+            if trial.weights[0] > limit:
+                many = middle
+                continue
+            few = middle
+            if trial.seconds < found.seconds:
+                found = trial
         return found
 
     def _chosen(self, choices: Sequence[Choice]) -> Chosen:

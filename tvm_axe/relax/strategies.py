@@ -202,7 +202,31 @@ class Operator:
         ways: list[Assigned] = [assigned]
         for parts in dict.fromkeys(dim for operand in self._params for dim in operand.dims):
             if len(parts) > 1 and any(used & set(part.factors) for part in parts):
-                ways += [way for way in self._completed(parts, assigned) if len(way) > len(assigned)]
+                more = [*self._completed(parts, assigned), *self._alike(parts, assigned)]
+                ways += [way for way in more if len(way) > len(assigned)]
+        return ways
+
+    def _alike(self, parts: Dimension, given: Assigned) -> list[Assigned]:
+        """`given` with the parts that it leaves open shared as one that it shares, as packed queries and keys are.
+
+        Empty if parts have different digits.
+        """
+        ways = list[Assigned]()
+        for part in parts:
+            own = next((names for names in given if set(names) <= set(part.factors)), None)
+            if own is None:
+                continue
+            extents = [self.rule[name].extent for name in part.factors]
+            merged = dict(given)
+            at = part.factors.index(own[0])
+            for other in parts:
+                if any(set(names) & set(other.factors) for names in merged):
+                    continue
+                if [self.rule[name].extent for name in other.factors] != extents:
+                    break
+                merged[other.factors[at : at + len(own)]] = given[own]
+            else:
+                ways.append(merged)
         return ways
 
     def _on_factors(self, names: Sequence[str], share: Share) -> tuple[tuple[str, ...], Share] | None:
