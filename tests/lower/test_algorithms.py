@@ -34,7 +34,7 @@ def test_the_size_decides(schedule: str) -> None:
 
 
 def test_apart_nothing_is_chosen() -> None:
-    lines = described(layers(), TABLE, lambda axis: "through the host's memory" * (axis == "dp"))
+    lines = described(layers(), TABLE, lambda axis: "through the host's memory, in rounds" * (axis == "dp"))
     assert all("through the host's memory, in rounds" in line for line in lines[:-1])
 
 
