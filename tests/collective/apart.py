@@ -20,10 +20,14 @@ import tvm
 
 from tvm_axe import _tvm
 from tvm_axe.collective import Workers, launch, ops, ranked, side
+from tvm_axe.collective.cuda.moving import Mover
+from tvm_axe.collective.cuda.passing import Passing, Scratch
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine
+from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.staging import Copies
+from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
@@ -56,6 +60,7 @@ class HostMemory(Device):
         self._own: dict[int, tuple[int, int]] = {}
         self._lost = False
         self._missing: set[int] = set()
+        self._passing: dict[str, Passing] = {}
 
     def start(self, threads, cores):
         _tvm.use_threads(threads, cores)
@@ -87,6 +92,29 @@ class HostMemory(Device):
         self._words = _tvm.as_array(self.tensor(view))
         self._rank, self._seconds, self._count = rank, seconds, 0
         self.meets = True
+
+    def connect(self, unique, size, rank, groups, seconds, is_off):
+        from tvm_axe.collective.cuda import nccl
+
+        self._warm = np.zeros(16 * max(2, size), "uint8")
+        given = 0, self._warm.ctypes.data, lambda: None, lambda: None, seconds, is_off
+        _, parts = nccl.connected(unique, size, rank, groups, *given)
+        self._kept = []
+        self._passing = {
+            axis: Passing(parts[axis], InPlace(), Scratch(self._scratch, 1 << 10), count, at)
+            for axis, (_, count, at) in groups.items()
+        }
+
+    def _scratch(self, nbytes):
+        self._kept.append(np.full(nbytes, 255, "uint8"))
+        return self._kept[-1].ctypes.data
+
+    def passes(self, axis):
+        return axis in self._passing
+
+    def passed(self, name, source, target, numbers, rank, axis):
+        sides = (Mover.side(tensor, is_view) for tensor, is_view in zip((source, target), VIEWS[name]))
+        self._passing[axis].collective(name, *sides, [int(number) for number in numbers])
 
     def arrive(self):
         self._count += 1
@@ -155,6 +183,21 @@ class HostMemory(Device):
         _libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(self._size))
 
 
+class InPlace:
+    """What moves between slabs and scratch memory of the host, as `Mover` does on a GPU."""
+
+    def run(self, phases, source, target):
+        for move in (move for phase in phases for move in phase.moves):
+            terms = [self._box(source, move.source, slab, move.box) for slab in move.source.slabs]
+            self._box(target, move.target, 0, move.box)[...] = ops.summed(terms)
+
+    @staticmethod
+    def _box(side, corner, slab, box):
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * side.nbytes).from_address(side.slabs[slab]))
+        group = memory.view(check_dtype(side.dtype)).reshape(1, *corner.shape)
+        return ops.boxes(group, dataclasses.replace(corner, slabs=(0,)), box)[0]
+
+
 class HostCopies(Copies):
     """Copies that are made at once, or only when they are waited for, by chance."""
 
@@ -204,8 +247,8 @@ class ApartEngine(Engine):
     name = "apart"
 
     def launch(self, mesh, timeout, **options):
-        names = ("room", "page", "fails", "processes", "barriers", "neighbours", "ranks")
-        room, page, fails, processes, barriers, neighbours, ranks = self.options(options, *names)
+        names = ("room", "page", "fails", "processes", "barriers", "neighbours", "ranks", "axes", "unique")
+        room, page, fails, processes, barriers, neighbours, ranks, axes, unique = self.options(options, *names)
         told = {"room": room or SIZE, "page": page or (mmap.PAGESIZE if ranks else PAGE), "fails": fails or 0}
         if ranks:
             return ranked.launch(
@@ -214,7 +257,7 @@ class ApartEngine(Engine):
         alone = processes is None or processes
         maker, meets = f"{__name__}:HostMemory", mesh.size + 1 if barriers == "device" else None
         session = DiscreteSession(
-            mesh, timeout, maker, [told] * mesh.size, SIZE, told["page"], alone, meets, neighbours
+            mesh, timeout, maker, [told] * mesh.size, SIZE, told["page"], alone, meets, neighbours, axes or (), unique
         )
         session.start()
         return session

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from apart import launched
 from fake_nccl import FakeNccl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_algorithms import Case, cases, do, same, tensors
 
 from tvm_axe.collective.algorithms import Phase
-from tvm_axe.collective.cuda import moving, nccl, passing
+from tvm_axe.collective.cuda import job, moving, nccl, passing
 from tvm_axe.collective.cuda.moving import Side
 from tvm_axe.collective.cuda.passing import Passing, Scratch
 from tvm_axe.collective.plan import VIEWS
@@ -180,6 +181,32 @@ def test_groups_of_a_mesh_of_two_axes(fake: FakeNccl) -> None:
             assert target[rank, : len(group)].tolist() == [member + 1 for member in group]
 
 
+@pytest.mark.parametrize(("apart", "meeting"), [(True, False), (False, False), (False, True)])
+def test_workers_whose_devices_are_connected(fake: FakeNccl, apart: bool, meeting: bool) -> None:
+    """Of one mesh axis that crosses hosts and one that doesn't, or all of one host; near float64."""
+    mesh = Mesh({"dp": 2, "tp": 2})
+    options: dict[str, Any] = {"axes": ["dp"] if apart else ["dp", "tp"], "unique": nccl.unique}
+    if apart:
+        options["neighbours"] = [[0, 1], [2, 3]]
+    with launched(mesh, "apart-threads-meeting" if meeting else "apart-threads", **options) as workers:
+        assert workers.is_apart("dp") == apart and not workers.is_apart("tp")
+        assert workers.way("dp").startswith("by NCCL") and bool(workers.way("tp")) == (not apart)
+        rng = np.random.default_rng(3)
+        x, y = workers.mesh_tensor((5, 7), "float32"), workers.mesh_tensor((3, 7), "float32")
+        z = workers.mesh_tensor((5, 7), "float32")
+        data = rng.standard_normal((4, 5, 7)).astype("float32")
+        for device in range(4):
+            x.slab(device)[:], y.slab(device)[:], z.slab(device)[:] = data[device], np.nan, np.nan
+        fake.called.clear()
+        workers.reduce_scatter(x, y, "dp", 0)
+        workers.all_gather(y, z, "dp", 0)
+        workers.all_reduce(z, z, "tp")
+        assert fake.called.count("exchange") == 8 and fake.called.count("all_reduce") == 4 * (not apart)
+        exact = data.astype("float64").sum(0)
+        for device in range(4):
+            np.testing.assert_allclose(z.slab(device), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_multicast_stays_off(fake: FakeNccl) -> None:
     import os
 
@@ -219,5 +246,36 @@ def test_without_nccl4py_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) ->
     nccl._bindings.cache_clear()
 
 
-def test_the_examples_run() -> None:
-    assert doctest.testmod(passing, optionflags=doctest.ELLIPSIS).failed == 0
+def test_what_goes_by_nccl(fake: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing on one host, unless it is asked for; between hosts what is apart, unless NCCL isn't there."""
+    mesh = Mesh({"dp": 2, "tp": 4, "one": 1})
+    assert job.linked_axes(mesh, frozenset(), 1, None) == ([], None)
+    assert job.linked_axes(mesh, frozenset({"tp"}), 1, None) == ([], None)
+    assert job.linked_axes(mesh, frozenset({"dp"}), 2, "host") == ([], None)
+    assert job.linked_axes(mesh, frozenset({"dp"}), 2, None) == (["dp"], nccl.unique)
+    assert job.linked_axes(mesh, frozenset(), 1, "nccl") == (["dp", "tp"], nccl.unique)
+
+    def missing() -> str:
+        raise InputError("there is none")
+
+    monkeypatch.setattr(nccl, "version", missing)
+    assert job.linked_axes(mesh, frozenset({"dp"}), 2, None) == ([], None)
+    with pytest.raises(InputError, match="there is none"):
+        job.linked_axes(mesh, frozenset({"dp"}), 1, "nccl")
+
+
+def test_which_gpus_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a host, unless the driver or the caller says no; hosts that are one machine are still several."""
+    gpus, hosts = job.machine_numbers(["a"] * 4 + ["b"] * 4), [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert gpus == [0, 1, 2, 3] * 2
+    monkeypatch.setattr(job.driver, "are_peers", lambda first, second: True)
+    assert job.seen_within(hosts, gpus, 4, None) == hosts
+    assert job.seen_within(hosts, gpus, 4, False) == [[rank] for rank in range(8)]
+    monkeypatch.setattr(job.driver, "are_peers", lambda first, second: first == second)
+    assert job.seen_within(hosts, gpus, 4, None) == [[rank] for rank in range(8)]
+    assert job.seen_within(hosts, gpus, 1, None) == hosts
+
+
+@pytest.mark.parametrize("module", [passing, job])
+def test_the_examples_run(module: ModuleType) -> None:
+    assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0

@@ -102,7 +102,7 @@ class DiscreteSession(Exchanging):
         self._maker, self._devices, self._alone, self._meets = maker, devices, alone, meets
         self._neighbours = [list(range(mesh.size))] if neighbours is None else list(map(list, neighbours))
         self._axes = spanning_axes(mesh, self._neighbours)
-        self._connected, self._unique = tuple(axes), unique
+        self.connected, self._unique = frozenset(axes), unique
         self._forked = Forked()
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
@@ -130,8 +130,8 @@ class DiscreteSession(Exchanging):
                 self._words = MeshTensor(self.arena, self._mesh, (self._meets,), "int32", False, self.mirror)
                 self._command("meet", self._words.encode(ALL))
             if self._unique is not None:
-                self._command("connect", self._unique().hex(), self._connected)
-            if self._axes.difference(self._connected):
+                self._command("connect", self._unique().hex(), sorted(self.connected))
+            if self._axes.difference(self.connected):
                 self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
         except OSError as error:
             self.close(force=True)

@@ -37,7 +37,8 @@ def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: f
         MPI job that this process is one of (``mpiexec -n 4 python script.py``), on one machine or on many. On rank 0,
         which is worker 0, this returns; on the others it serves rank 0's launches until rank 0 ends, and then ends the
         process. So all the ranks must come here, with the same mesh, and what the script does before, all of them do.
-        ``"cuda"``: they are processes that each have a GPU, and see the others' memory. `registry` has the engines,
+        ``"ranks"``: the same for ranks that torchrun's variables tell where to meet, by TCP, or that `mpiexec` started.
+        ``"cuda"``: they are processes that each have a GPU, and see the others' memory; or, in a rank of a job, its ranks, on one host or several. `registry` has the engines,
         and takes others.
     timeout : float
         Seconds that a worker may be behind another, at a barrier or at the end of a command, before it is taken for

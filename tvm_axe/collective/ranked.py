@@ -103,6 +103,7 @@ class RankedSession(Exchanging):
     def __init__(self, mesh: Mesh, timeout: float, job: Job, devices: Devices | None = None) -> None:
         super().__init__(mesh, timeout, None if devices is None else Arena.create(devices.size, devices.page))
         self._job, self._devices = job, devices
+        self.connected = frozenset(() if devices is None else devices.axes)
         self._far = frozenset(range(mesh.size)).difference(job.host)
         self._axes = spanning_axes(mesh, job.hosts if devices is None else devices.neighbours)
         self._failed = False
@@ -156,8 +157,8 @@ class RankedSession(Exchanging):
             self._words = MeshTensor(self.arena, self._mesh, (devices.meets,), "int32", False, self.mirror)
             self._command("meet", self._words.encode(ALL))
         if devices.unique is not None:
-            self._command("connect", devices.unique().hex(), devices.axes)
-        if self._axes.difference(devices.axes):
+            self._command("connect", devices.unique().hex(), sorted(self.connected))
+        if self._axes.difference(self.connected):
             self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
 
     def _command_of_hosts(self, name: str, *arguments: Any) -> None:

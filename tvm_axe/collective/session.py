@@ -59,12 +59,15 @@ class Session(ABC):
         Which algorithms collectives take, where there is a choice.
     mirror : Mirror or None
         What keeps the controller's copies of slabs on other machines up to date, if there are any.
+    connected : frozenset of str
+        The mesh axes along which devices have a communicator.
     messages : Mirror or None
         The same for what hosts tell each other, if `mirror` keeps copies of devices' memory.
     """
 
     mirror: Mirror | None = None
     messages: Mirror | None = None
+    connected: frozenset[str] = frozenset()
     table: Table | None = None
 
     def __init__(self, mesh: Mesh, timeout: float, arena: Arena | None = None) -> None:
@@ -76,6 +79,12 @@ class Session(ABC):
         self.closed = False
         self.arena = Arena.create() if arena is None else arena
         self._control: Control
+
+    def way(self, axis: str) -> str:
+        """Say how collectives along a mesh axis go, if not by the table."""
+        if axis in self.connected:
+            return "by NCCL" + (", as devices don't see each other's memory" if self.is_apart(axis) else "")
+        return "through the host's memory, in rounds, as devices don't see each other's" if self.is_apart(axis) else ""
 
     def is_apart(self, axis: str) -> bool:
         """Whether there are devices along a mesh axis that don't see each other's memory, so that no kernel can."""

@@ -17,6 +17,7 @@ from tvm_axe.collective.choice import Table
 from tvm_axe.collective.engine import Engine
 from tvm_axe.collective.fitting import check_block, check_dim, check_exchange, check_pair, check_root, check_same
 from tvm_axe.collective.recording import Recording, aligned
+from tvm_axe.collective.repeating import repeats
 from tvm_axe.collective.session import Session
 from tvm_axe.collective.stored import Piece, Stored
 from tvm_axe.collective.tensor import ALL, SLAB, Coord, Inside, MeshTensor
@@ -101,6 +102,10 @@ class Workers:
         """
         self.mesh.axis_size(axis)
         return self._session.is_apart(axis)
+
+    def way(self, axis: str) -> str:
+        """Return in words how collectives along a mesh axis go, if not by the `table`; else nothing."""
+        return self._session.way(axis)
 
     @property
     def table(self) -> Table | None:
@@ -230,7 +235,7 @@ class Workers:
         carrier.slab(0)[:] = text
         self._loaded += 1
         try:
-            self._session.run("load", self._loaded, carrier.encode(SLAB), str(target), builder, _repeats(mod))
+            self._session.run("load", self._loaded, carrier.encode(SLAB), str(target), builder, repeats(mod))
         finally:
             self._drop(carrier)
         program = LoadedProgram(self._loaded, names)
@@ -509,21 +514,3 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _repeats(mod: IRModule) -> bool:
-    """Whether a program always tells devices the same: what allocates may get other memory the next time, and functions
-    that aren't the program's or the workers' may do anything.
-    """
-    found: list[str] = []
-
-    def visit(node: tvm.relax.Expr) -> None:
-        if isinstance(node, tvm.relax.ExternFunc) and not str(node.global_symbol).startswith("axe."):
-            found.append(str(node.global_symbol))
-        elif isinstance(node, tvm.relax.Call) and "alloc_tensor" in str(getattr(node.op, "name", "")):
-            found.append(str(node.op.name))
-
-    for _, function in mod.functions_items():
-        if isinstance(function, tvm.relax.Function):
-            tvm.relax.analysis.post_order_visit(function, visit)
-    return not found

@@ -200,7 +200,7 @@ class MeshExecutable(OnMesh):
         table = launched[-1].table if launched else registry.find(backend.device).table(self.mesh.size)
         if table is None:
             return []
-        return described(self.lowered, table, launched[-1].is_apart if launched else lambda _: False)
+        return described(self.lowered, table, launched[-1].way if launched else lambda _: "")
 
     def _on(self, workers: Workers) -> _Loaded:
         """The program and its tensors on `workers`, made at the first use."""

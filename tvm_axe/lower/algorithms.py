@@ -15,7 +15,7 @@ from tvm_axe.lower.lowered import Lowered
 __all__ = ["described"]
 
 
-def described(lowered: Lowered, table: Table, is_apart: Callable[[str], bool]) -> list[str]:
+def described(lowered: Lowered, table: Table, way: Callable[[str], str]) -> list[str]:
     """Return a line for each collective, and one on where the table is from; none where there is no collective.
 
     Parameters
@@ -24,8 +24,8 @@ def described(lowered: Lowered, table: Table, is_apart: Callable[[str], bool]) -
         The program.
     table : Table
         That of the devices.
-    is_apart : Callable[[str], bool]
-        Whether there are devices along a mesh axis that don't see each other's memory.
+    way : Callable[[str], str]
+        How collectives along a mesh axis go, if not by the table (`Workers.way`).
     """
     found: dict[str, None] = {}
     for call in lowered.calls:
@@ -37,8 +37,8 @@ def described(lowered: Lowered, table: Table, is_apart: Callable[[str], bool]) -
         axis, dtype = str(call.arguments[-1]), lowered.buffers[(source, target)[VIEWS[name][1]].buffer].dtype
         nbytes = dtype_bytes(dtype, max(math.prod(source.slab), math.prod(target.slab)))
         what = f"{lowered.stages[call.stage].name}: {name} of {nbytes:,} bytes over {axis}"
-        if is_apart(axis):
-            found[f"{what}: through the host's memory, in rounds, as devices don't see each other's"] = None
+        if way(axis):
+            found[f"{what}: {way(axis)}"] = None
             continue
         algorithm = table.chosen(name, nbytes, in_place=source.buffer == target.buffer)
         found[f"{what}: {algorithm} ({table.row(name)})"] = None
