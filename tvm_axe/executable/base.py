@@ -126,6 +126,8 @@ class Executable:
     source : Schedule, PrimFunc or None
         What was compiled, as it was then: `tvm_axe.check` judges by it. None of a model, of what was lowered before,
         and of what was read from a file.
+    kept : bool
+        Whether what workers compile for it is kept on disk.
     """
 
     mesh: Mesh | None = None
@@ -133,6 +135,7 @@ class Executable:
     notation: str = ""
     layouts: Mapping[str, Layout] = MappingProxyType({})
     source: Schedule | tirx.PrimFunc | None = None
+    kept: bool = False
 
     def __init__(self, name: str, module: tvm.IRModule, target: Target, tuned: Mapping[str, float]) -> None:
         self.name, self.module, self.target = name, module, target

@@ -193,7 +193,8 @@ class MeshModelExecutable(OnMesh, Model):
         """The model on workers, who build it at the first use."""
         if workers not in self._programs:
             own = self._fitting(workers)
-            self._programs[workers] = ModelProgram(own.shared, own.runnable, own.workspaces, self.target, workers)
+            parts = own.shared, own.runnable, own.workspaces
+            self._programs[workers] = ModelProgram(*parts, self.target, workers, self.kept)
         return self._programs[workers]
 
     def _check(self, workers: Workers) -> None:
