@@ -191,7 +191,7 @@ def test_ranks_compile_a_program_for_gpus_once_between_them(tmp_path, monkeypatc
         monkeypatch.setattr(nvcc, name, compiling(getattr(nvcc, name), log))
     program = PROGRAMS["sgd"](Mesh({"dp": 3}))
     target = resolve_target("cuda:sm_90a")
-    exe = axe.compile(program.schedule("fuse(RS-C-AG)"), target=target, work_dir=None)
+    exe = axe.compile(program.schedule("fuse(RS-C-AG)"), target=target, work_dir=None, keep=False)
 
     def rank():
         build_program(merged(exe.runnable), target)
