@@ -22,7 +22,9 @@ def _cache(args: argparse.Namespace) -> None:
         print(f"{cache.folder}: {cache.clear()} compiled kernels and programs removed")
         return
     entries = cache.entries()
-    print(f"{cache.folder}: {len(entries)} compiled kernels and programs, {sum(size for _, size, _ in entries):,} bytes")
+    print(
+        f"{cache.folder}: {len(entries)} compiled kernels and programs, {sum(size for _, size, _ in entries):,} bytes"
+    )
 
 
 COMMAND = Command("cache", "compiled kernels and programs on disk: where, how many, how large", _add_arguments, _cache)

@@ -180,7 +180,12 @@ class MeshModelExecutable(OnMesh, Model):
     def _put(self, memory: MeshMemory, arrays: Arrays) -> list[Any]:
         return [memory.put(array, self.name, param.name) for param, array in zip(self._function().params, arrays)]
 
-    def _session(self, params: object, workers: Workers | None) -> Session:
+    def _session(self, params: object, workers: Workers | None, graphs: bool) -> Session:
+        if graphs:
+            raise LowerError(
+                f"{self.name}: graphs are asked for of one GPU; those of a mesh replay what they can by themselves: "
+                "leave graphs out"
+            )
         weights = matched_weights(self.functions, self.attached or None if params is None else params)
         workers = self._workers() if workers is None else workers
         self._check(workers)
