@@ -41,7 +41,9 @@ def counts(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     module, inputs = made(name)
     want, arrays = without_gradients(module, inputs)(), [each.numpy() for each in inputs]
     mesh = axe.Mesh({"tp": args.devices})
-    exe = axe.compile(imported("torch", module, inputs, Path()), mesh=mesh, work_dir=None)
+    exe = axe.compile(
+        imported("torch", module, inputs, Path()), mesh=mesh, work_dir=None, keep=False
+    )  # with its choices
     forms = {"fused": exe, "collectives": exe.apart()}
     with axe.launch(mesh, engine="threads") as workers, axe.launch(mesh, engine="threads") as others:
         calls = {}

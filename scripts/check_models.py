@@ -119,7 +119,7 @@ def rows(name: str, dtype: str, via: str, meshes: list[str], layers: int) -> Ite
     arrays = [as_array(each) for each in inputs]
     for mesh in meshes:
         start = time.process_time()
-        exe: Any = axe.compile(model, mesh=MESHES[mesh] or None, work_dir=None)
+        exe: Any = axe.compile(model, mesh=MESHES[mesh] or None, work_dir=None, keep=False)
         if mesh == "1":
             got = exe(*arrays) if weights is None else exe.load(weights).main(*arrays)
         else:

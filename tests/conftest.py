@@ -23,6 +23,10 @@ import tvm_axe as axe
 from tvm_axe.collective import Workers
 from tvm_axe.layout import Mesh
 
+# Tests change how things are compiled, and count what is; what an earlier run has kept would hide that. Those in
+# executable/test_kept.py turn it on.
+os.environ.setdefault("TVM_AXE_KEEP", "0")
+
 # ---- Several processes: `pytest -n auto` ---------------------------------------------------------------------------
 
 ALONE = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,21 +22,25 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError
 from tvm_axe.executable import Executable
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
+from tvm_axe.executable.kept import get_or_compile, name_of
 from tvm_axe.executable.mesh import MeshExecutable
 from tvm_axe.executable.model import MeshModelExecutable, Told
 from tvm_axe.executable.signatures import signatures
 from tvm_axe.layout import Mesh
 from tvm_axe.lower import Lowered
 from tvm_axe.machines import backend_of
+from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.keeping import store
 from tvm_axe.machines.target import cores_per_device, resolve_target
 from tvm_axe.nests import Values
 from tvm_axe.pipeline import DEVICE_PASSES, PASSES, Work, run
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.alone import model_passes
+from tvm_axe.relax.device import DeviceModule
 from tvm_axe.relax.fuse import check_packing, is_model
 from tvm_axe.relax.packing import attached
 from tvm_axe.relax.prepacked import with_free_weights, with_packs
-from tvm_axe.relax.sharing import Pin, described, share_for
+from tvm_axe.relax.sharing import Pin, share_for
 from tvm_axe.relax.workspace import with_workspaces
 from tvm_axe.schedule import Schedule
 
@@ -55,6 +59,7 @@ def compile(
     axis: str | None = None,
     memory: float | None = None,
     pins: Mapping[str, Pin] | None = None,
+    keep: bool = True,
 ) -> Executable:
     """Compile a program for a mesh, or for one device.
 
@@ -88,6 +93,9 @@ def compile(
     axis, memory, pins
         Of a Relax model on a mesh: the mesh axis along which it is shared, what a device may hold of its weights, and
         parameters that are to be shared in a way of one's own; see `tvm_axe.relax.share_model`.
+    keep : bool
+        Whether what is compiled is kept on disk, and taken from there if the same was compiled before
+        (`tvm_axe.executable.kept`, `tvm_axe.machines.keeping`). ``TVM_AXE_KEEP=0`` does the same as False everywhere.
 
     Returns
     -------
@@ -111,67 +119,88 @@ def compile(
     if redistribute not in ("refuse", "insert"):
         raise LowerError(f'compile: redistribute is {redistribute!r}; valid are "insert" and "refuse"')
     devices = None if mesh is None else Mesh.of(mesh)
-    if devices is not None and isinstance(program, IRModule) and is_model(program):
-        return _model_on_mesh(program, devices, target, work_dir, axis, memory, pins, values, pack_weights)
-    if any(given is not None for given in (axis, memory, pins)):
+    shares = devices is not None and isinstance(program, IRModule) and is_model(program)
+    if not shares and any(given is not None for given in (axis, memory, pins)):
         raise LowerError("compile: axis, memory and pins are for a Relax model on a mesh; leave them out")
-    exe = _compiled(program, devices, target, work_dir, pack_weights, values, redistribute == "insert")
+    if isinstance(program, Schedule | Lowered):
+        if devices is not None and devices != program.mesh:
+            kind = "schedule" if isinstance(program, Schedule) else "program"
+            raise LowerError(f"compile: the {kind} is for the mesh {program.mesh}, not {devices}; leave mesh out")
+        devices = program.mesh
+    resolved = resolve_target(target, threads=None if devices is None else cores_per_device(devices))
+    place, insert = store() if keep else None, redistribute == "insert"
+
+    def shared(meets: bool | None) -> MeshModelExecutable:
+        assert isinstance(program, IRModule) and devices is not None
+        share = functools.partial(share_for, program, devices, resolved, axis, memory, pins, values, meets)
+        return _model_on_mesh(program, share, resolved, work_dir, values, pack_weights)
+
+    def made() -> Executable:
+        if shares:
+            return shared(None)
+        return _compiled(program, devices, resolved, work_dir, pack_weights, values, insert, place)
+
+    name = None
+    if place is not None and not isinstance(program, Lowered):
+        asked = {"axis": axis, "insert": insert, "memory": memory, "pack": pack_weights, "pins": pins, "values": values}
+        name = name_of(program, devices, resolved, work_dir, asked)
+    exe = made() if place is None or name is None else get_or_compile(place, name, program, made)
+    exe.kept = place is not None
+    if isinstance(exe, MeshModelExecutable):
+        exe.apart = functools.partial(shared, False)
+        _LOG.warning("%s", exe.told.lines[0])
+    elif isinstance(exe, MeshExecutable) and not isinstance(program, Lowered):
+        exe.begun = _begun(_function(program, devices), devices, resolved, work_dir, insert)
+        if insert and exe.lowered.inserted:
+            _LOG.warning("%s: redistributed, %s", exe.name, "; ".join(exe.lowered.inserted))
     if isinstance(program, Schedule):
         exe.source = program.copy()  # as it is now
-    elif not isinstance(program, Lowered) and not isinstance(exe, ModelExecutable):
-        module = program.mod if isinstance(program, s_tir.Schedule) else program
-        exe.source = None if isinstance(module, IRModule) and is_model(module) else _function(module)
+    elif not isinstance(program, Lowered) and not isinstance(exe, ModelExecutable | MeshModelExecutable):
+        exe.source = _function(program)
     return exe
 
 
 def _compiled(
     program: Schedule | tirx.PrimFunc | IRModule | Lowered,
     mesh: Mesh | None,
-    target: str | dict[str, Any] | Target,
+    target: Target,
     work_dir: str | Path | None,
     pack_weights: bool,
     values: Values | None,
-    redistribute: bool,
+    insert: bool,
+    place: Cache | None,
 ) -> Executable:
-    if isinstance(program, Schedule | Lowered):
-        if mesh is not None and mesh != program.mesh:
-            kind = "schedule" if isinstance(program, Schedule) else "program"
-            raise LowerError(f"compile: the {kind} is for the mesh {program.mesh}, not {mesh}; leave mesh out")
-        mesh = program.mesh
     if mesh is None and isinstance(program, IRModule) and is_model(program):
-        return _model(program, resolve_target(target), work_dir, pack_weights, values)
+        return _model(program, target, work_dir, pack_weights, values, place)
     if values is not None:
         raise LowerError("compile: values are for a Relax model, whose extents may be unknown; leave them out")
     if pack_weights:
         raise LowerError("compile: pack_weights is for a Relax model; leave it out")
     if mesh is None:
-        return _on_one_device(_function(program), resolve_target(target), work_dir)
-    resolved = resolve_target(target, threads=cores_per_device(mesh))
+        assert not isinstance(program, Lowered)  # it has a mesh
+        return _on_one_device(_function(program), target, work_dir, place)
     if isinstance(program, Lowered):
-        backend = backend_of(resolved)
+        backend = backend_of(target)
         if program.page != backend.page:
             raise LowerError(
                 f"compile: {program.name} was lowered for memory in pages of {program.page} bytes, and on "
                 f"{backend.device} they have {backend.page}: lower(func, mesh, page={backend.page}), or compile the "
                 "function"
             )
-        if program.inserted and not redistribute:
+        if program.inserted and not insert:
             raise LowerError(
                 f"compile: copies were inserted into {program.name}, {'; '.join(program.inserted)}; compile it without "
                 'redistribute="refuse", or lower a schedule that needs none'
             )
-        return _on_mesh(Work.from_lowered(program, resolved, work_dir))
-    return _on_mesh(replace(Work.of(_function(program, mesh), resolved, mesh, work_dir), redistribute=redistribute))
+        return MeshExecutable.of(Work.from_lowered(program, target, work_dir))
+    return MeshExecutable.of(_begun(_function(program, mesh), mesh, target, work_dir, insert))
 
 
-def _on_mesh(work: Work) -> Executable:
-    exe = MeshExecutable.of(work)
-    if work.redistribute and exe.lowered.inserted:  # of a `Lowered`, who inserted it has it
-        _LOG.warning("%s: redistributed, %s", exe.name, "; ".join(exe.lowered.inserted))
-    return exe
+def _begun(func: tirx.PrimFunc, mesh: Mesh | None, target: Target, work_dir: str | Path | None, insert: bool) -> Work:
+    return replace(Work.of(func, target, mesh, work_dir), redistribute=insert)
 
 
-def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | None) -> Executable:
+def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | None, place: Cache | None) -> Executable:
     axes: list[str] = []
 
     def on_loop(loop: tirx.For) -> None:
@@ -187,52 +216,45 @@ def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | N
     name = str(func.attrs["global_symbol"]) if "global_symbol" in (func.attrs or {}) else "main"
     # Nobody splits packing off here, so no weights are packed.
     func = func.without_attr(LAYOUT_FREE).with_attr("global_symbol", "main")
-    work = run(Work.of(func, target, None, work_dir), PASSES)
+    work = run(replace(Work.of(func, target, None, work_dir), store=place), PASSES)
     assert work.scheduled is not None and isinstance(work.built, Module)
     return FunctionExecutable(name, work.scheduled, work.module, work.built, target, work.tuned)
 
 
 def _model(
-    model: IRModule, target: Target, work_dir: str | Path | None, pack_weights: bool, values: Values | None
+    model: IRModule,
+    target: Target,
+    work_dir: str | Path | None,
+    pack_weights: bool,
+    values: Values | None,
+    place: Cache | None,
 ) -> Executable:
-    work = run(Work(model, target, work_dir=work_dir, values=values), model_passes(pack_weights))
+    work = run(Work(model, target, work_dir=work_dir, values=values, store=place), model_passes(pack_weights))
     assert work.scheduled is not None and isinstance(work.built, tvm.relax.VMExecutable)
     return ModelExecutable(signatures(model), pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
 
 
 def _model_on_mesh(
     model: IRModule,
-    mesh: Mesh,
-    target: str | dict[str, Any] | Target,
+    share: Callable[[], DeviceModule],
+    target: Target,
     work_dir: str | Path | None,
-    axis: str | None,
-    memory: float | None,
-    pins: Mapping[str, Pin] | None,
     values: Values | None,
     pack_weights: bool,
-) -> Executable:
-    resolved = resolve_target(target, threads=cores_per_device(mesh))
-    on_host = backend_of(resolved).on_host
+) -> MeshModelExecutable:
     if pack_weights:
-        check_packing(model, resolved)
-
-    def made(meets: bool | None) -> MeshModelExecutable:
-        shared = share_for(model, mesh, resolved, axis, memory, pins, values, meets)
-        if on_host:
-            shared = with_free_weights(shared, pack_weights)
-        work = run(Work(shared.module, resolved, None, work_dir, values=values), DEVICE_PASSES)
-        assert work.scheduled is not None
-        shared, packed = with_packs(shared, work.module)
-        runnable, workspaces = with_workspaces(packed)
-        return MeshModelExecutable(
-            signatures(model), shared, Told.of(shared), work.scheduled, runnable, workspaces, resolved, work.tuned,
-            attached(model), pack_weights,
-        )  # fmt: skip
-
-    exe = made(None)
-    exe.apart = functools.partial(made, False)
-    _LOG.warning("%s", described(exe.shared))
-    return exe
+        check_packing(model, target)
+    shared = share()
+    if backend_of(target).on_host:
+        shared = with_free_weights(shared, pack_weights)
+    work = run(Work(shared.module, target, None, work_dir, values=values), DEVICE_PASSES)
+    assert work.scheduled is not None
+    shared, packed = with_packs(shared, work.module)
+    runnable, workspaces = with_workspaces(packed)
+    return MeshModelExecutable(
+        signatures(model), shared, Told.of(shared), work.scheduled, runnable, workspaces, target, work.tuned,
+        attached(model), pack_weights,
+    )  # fmt: skip
 
 
 def _function(program: Schedule | tirx.PrimFunc | IRModule, mesh: Mesh | None = None) -> tirx.PrimFunc:

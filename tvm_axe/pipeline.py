@@ -44,6 +44,7 @@ from tvm_axe.lower import Lowered, lower
 from tvm_axe.lower.inserting import redistributed
 from tvm_axe.lower.tiles import overlaps, with_default_kernels, with_tile_kernels
 from tvm_axe.machines import backend_of
+from tvm_axe.machines.cache import Cache
 from tvm_axe.nests import Values, with_default_schedules, with_ranges
 from tvm_axe.records import apply_best
 
@@ -94,6 +95,8 @@ class Work:
         functions their default schedules.
     built : Module or VMExecutable or None
         What runs; None where workers are still to build it (`tvm_axe.machines.builder.PROGRAM_BUILDER`).
+    store : Cache or None
+        Where compiled code is kept; None as of `tvm_axe.machines.Backend.build`.
     """
 
     module: IRModule
@@ -107,6 +110,7 @@ class Work:
     tuned: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     scheduled: IRModule | None = None
     built: Module | relax.VMExecutable | None = None
+    store: Cache | None = None
 
     @classmethod
     def of(
@@ -192,7 +196,7 @@ def _tile_kernels(work: Work) -> Work:
 
 def _build(work: Work) -> Work:
     backend = backend_of(work.target)
-    return replace(work, built=backend.build(work.module, work.target, overlap=overlaps(work.module)).module)
+    return replace(work, built=backend.build(work.module, work.target, work.store, overlaps(work.module)).module)
 
 
 REDISTRIBUTE = Pass(

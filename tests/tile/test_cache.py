@@ -191,7 +191,7 @@ def test_ranks_compile_a_program_for_gpus_once_between_them(tmp_path, monkeypatc
         monkeypatch.setattr(nvcc, name, compiling(getattr(nvcc, name), log))
     program = PROGRAMS["sgd"](Mesh({"dp": 3}))
     target = resolve_target("cuda:sm_90a")
-    exe = axe.compile(program.schedule("fuse(RS-C-AG)"), target=target, work_dir=None)
+    exe = axe.compile(program.schedule("fuse(RS-C-AG)"), target=target, work_dir=None, keep=False)
 
     def rank():
         build_program(merged(exe.runnable), target)
@@ -240,9 +240,9 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     (tmp_path / ".tmpleft").write_bytes(b"by a writer that was killed")
     (tmp_path / "mine.txt").write_text("not a kernel")
     assert main(["cache"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: 1 compiled kernels, 1,032 bytes\n"
+    assert capsys.readouterr().out == f"{tmp_path}: 1 compiled kernels and programs, 1,032 bytes\n"
     assert main(["cache", "--clear"]) == 0
-    assert "1 compiled kernels removed" in capsys.readouterr().out
+    assert "1 compiled kernels and programs removed" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

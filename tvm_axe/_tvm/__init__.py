@@ -35,7 +35,7 @@ from tvm_axe._tvm.relax import (
     split_preproc,
     with_kernels_built,
 )
-from tvm_axe._tvm.structural import structural_map
+from tvm_axe._tvm.structural import constant_bytes, content, is_plain_context, load_json, structural_map
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import (
     block_realize,
@@ -73,6 +73,8 @@ __all__ = [
     "build_cuda",
     "build_relax",
     "builder",
+    "constant_bytes",
+    "content",
     "cpu_features",
     "device_call",
     "device_tensor",
@@ -88,9 +90,11 @@ __all__ = [
     "is_building",
     "is_instruction",
     "is_own_fault",
+    "is_plain_context",
     "is_unsaid",
     "is_valid_cpu",
     "legalize_ops",
+    "load_json",
     "load_llvm",
     "memory_layout",
     "node_type",

@@ -161,10 +161,11 @@ def build_relax(
     """
     with target:
         mod = (relax.get_pipeline(pipeline) if isinstance(pipeline, str) else pipeline)(mod)
-    params = dict((mod.attrs or {}).get("const_name_to_constant", {}))
+    attributes = mod.attrs or {}
+    params, libraries = dict(attributes.get("const_name_to_constant", {})), list(attributes.get("external_mods", []))
     executable = relax.ExecBuilder()
     functions = _filter_tir(_vmcodegen(executable, mod, "bytecode"))
-    return relax.VMExecutable(_relax.VMLink(executable, target, build(functions), [], params))
+    return relax.VMExecutable(_relax.VMLink(executable, target, build(functions), libraries, params))
 
 
 def nvrtc_version() -> str | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import tvm_ffi
+from tvm import ir, relax, runtime, transform
+from tvm_ffi.serialization import from_json_graph_str
 from tvm_ffi.structural import _normalize_callbacks
 
 from tvm_axe.interrupts import uninterrupted
@@ -38,3 +42,48 @@ def structural_map(value: Any, callbacks: Any) -> Any:
     if raised:
         raise raised[0]
     return mapped
+
+
+_PLACE = re.compile(r'\{"type":"ir\.Span","data":\{[^{}]*\}\}|\{"type":"ir\.SourceName","data":"(?:[^"\\]|\\.)*"\}')
+
+
+def content(value: Any) -> str:
+    """All that an IRModule or a function says, as text, but for the places in files where it was written.
+
+    Within a string of JSON quotes are escaped, so that what is taken for a place is one.
+    """
+    return _PLACE.sub("{}", str(ir.save_json(value)))
+
+
+def load_json(text: str) -> Any:
+    """What ``tvm.ir.save_json`` of this very version wrote: `tvm.ir.load_json` without its rewriting of older texts.
+
+    That reads the text and writes it in Python, which takes most of the time.
+    """
+    return from_json_graph_str(text)
+
+
+def constant_bytes(mod: ir.IRModule) -> int:
+    """Bytes of the constants of a module's Relax functions."""
+    sizes: list[int] = []
+
+    def on_constant(constant: ir.GenericConst) -> None:
+        if isinstance(constant.value, runtime.Tensor):
+            sizes.append(math.prod(map(int, constant.value.shape)) * constant.value.dtype.itemsize)
+
+    with uninterrupted():
+        for _, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                tvm_ffi.structural_walk(func.body, (ir.GenericConst, on_constant))
+    return sum(sizes)
+
+
+def is_plain_context() -> bool:
+    """Whether nobody has said how passes are to run, by a ``PassContext``."""
+    now, plain = transform.PassContext.current(), transform.PassContext()
+    parts = ("opt_level", "required_pass", "disabled_pass", "instruments", "config")
+    return all(_listed(getattr(now, part)) == _listed(getattr(plain, part)) for part in parts)
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, int) else list(value.items() if hasattr(value, "items") else value)

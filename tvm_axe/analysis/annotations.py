@@ -28,6 +28,7 @@ key                  where            value
 ``axe.kernel.NAME``  the function     what the kernel is asked for: an int, a string, a bool or a float
 ``axe.waits``        the function     its GPU kernels wait for what was launched before them, and so may be
                                       launched while that still runs
+``axe.linked``       the function     it is one worker's: 1 if it has addresses of its process in it, else 0
 ==================== ================ =================================================================
 
 All are plain strings or ints, so that they survive printing, traces and JSON, and an int may be one that MetaSchedule
@@ -56,6 +57,7 @@ LAYOUTS = "axe.layouts"
 TILE = "axe.tile"
 KERNEL = "axe.kernel"
 WAITS = "axe.waits"
+LINKED = "axe.linked"
 
 
 def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFunc:

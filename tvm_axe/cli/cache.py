@@ -1,4 +1,4 @@
-"""`tvm-axe cache`: compiled tile kernels on disk."""
+"""`tvm-axe cache`: compiled kernels and programs on disk."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ def _cache(args: argparse.Namespace) -> None:
 
     cache = Cache()
     if args.clear:
-        print(f"{cache.folder}: {cache.clear()} compiled kernels removed")
+        print(f"{cache.folder}: {cache.clear()} compiled kernels and programs removed")
         return
     entries = cache.entries()
-    print(f"{cache.folder}: {len(entries)} compiled kernels, {sum(size for _, size, _ in entries):,} bytes")
+    print(
+        f"{cache.folder}: {len(entries)} compiled kernels and programs, {sum(size for _, size, _ in entries):,} bytes"
+    )
 
 
-COMMAND = Command("cache", "compiled tile kernels on disk: where, how many, how large", _add_arguments, _cache)
+COMMAND = Command("cache", "compiled kernels and programs on disk: where, how many, how large", _add_arguments, _cache)

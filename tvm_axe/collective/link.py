@@ -16,6 +16,7 @@ from tvm.ir import GlobalVar, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IntImm, PrimFunc
 
+from tvm_axe.analysis.annotations import LINKED
 from tvm_axe.collective.kernels import can_sum, kernel
 from tvm_axe.collective.native import MEETINGS, meeting
 from tvm_axe.collective.plan import VIEWS, plan
@@ -82,7 +83,7 @@ class _Linker(PyExprMutator):
     def _meeting(self, name: str, control: Control, numbers: Sequence[int]) -> relax.Expr:
         key = (name, *numbers)
         if key not in self._functions:
-            self._functions[key] = self._add(name, meeting(name, numbers, control, self._rank, self._spins))
+            self._functions[key] = self._add(name, meeting(name, numbers, control, self._rank, self._spins), True)
         return relax.Call(self._functions[key], [])
 
     def _collective(self, name: str, call: relax.Call) -> relax.Expr:
@@ -97,7 +98,7 @@ class _Linker(PyExprMutator):
             function = self._kernel(name, shapes, dtypes, numbers, axis.value)
             if function is None:
                 return call
-            self._functions[key] = self._add(name, function)
+            self._functions[key] = self._add(name, function, False)
         return relax.Call(self._functions[key], [source, target])
 
     def _kernel(
@@ -116,11 +117,12 @@ class _Linker(PyExprMutator):
             return None
         return kernel(moves, shapes[0], shapes[1], views, dtype)
 
-    def _add(self, name: str, function: PrimFunc) -> GlobalVar:
+    def _add(self, name: str, function: PrimFunc, has_addresses: bool) -> GlobalVar:
         unique = f"axe_{name}_{len(self._functions)}"
         # One function without this mark would cost all the others of the module their vectors: upstream tells LLVM that
         # buffers don't overlap only where every function says so. In place, a sum reads an element before it writes it.
-        return self.builder_.add_func(function.with_attrs({"global_symbol": unique, "tirx.noalias": True}), unique)
+        marks = {"global_symbol": unique, "tirx.noalias": True, LINKED: int(has_addresses)}
+        return self.builder_.add_func(function.with_attrs(marks), unique)
 
 
 def _is_static(tensor: relax.Expr) -> bool:

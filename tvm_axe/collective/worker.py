@@ -204,7 +204,7 @@ class Worker:
 
         def compile_it() -> Any:
             text = self._array(module).tobytes().decode()
-            return builder_named(builder)(self._link(tvm.ir.load_json(text)), tvm.target.Target(json.loads(target)))
+            return builder_named(builder)(self._link(_tvm.load_json(text)), tvm.target.Target(json.loads(target)))
 
         if repeats:
             self._repeating.add(program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -12,20 +13,25 @@ from tvm.target import Target
 
 from tvm_axe.analysis.directions import directions
 from tvm_axe.analysis.parameters import parameters
+from tvm_axe.collective.cuda.graphs import OwnGraphs
 from tvm_axe.errors import LowerError
 from tvm_axe.executable.arguments import Arrays, Input
 from tvm_axe.executable.base import Executable
 from tvm_axe.executable.functions import Model
 from tvm_axe.executable.placed import DeviceMemory
+from tvm_axe.executable.replayed import ROOM, why_told
 from tvm_axe.executable.session import Session
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.tensors import all_fetched, device_of, fetched, put
 from tvm_axe.executable.weights import matched_weights
+from tvm_axe.machines import backend_of
 from tvm_axe.machines.timing import timed
 from tvm_axe.nests import ranges_of
 from tvm_axe.relax.packing import attached, packed_weights
 
 __all__ = ["FunctionExecutable", "ModelExecutable"]
+
+_LOG = logging.getLogger("tvm_axe")
 
 
 class FunctionExecutable(Executable):
@@ -142,16 +148,29 @@ class ModelExecutable(Model):
         tensors = [put(array, device) for array in arrays]
         return timed(self._machine.module, self.name, device, tensors, repeat, warmup)
 
-    def _session(self, params: object, workers: object) -> Session:
+    def _session(self, params: object, workers: object, graphs: bool) -> Session:
         if workers is not None:
             raise LowerError(f"{self.name} was compiled for one device and runs in this process, without workers")
         if params is None:
             params = attached(self.module) or None
         weights = matched_weights(self.functions, params)
-        memory = DeviceMemory(
-            self._built, self.functions, packed_weights(self.runnable), device_of(self.name, self.target)
-        )
+        replayed = self._replayed() if graphs else []
+        device = device_of(self.name, self.target)
+        own = OwnGraphs(device, ROOM) if graphs else None
+        memory = DeviceMemory(self._built, self.functions, packed_weights(self.runnable), device, replayed, own)
         return Session(self.name, self.functions, weights, memory)
+
+    def _replayed(self) -> list[str]:
+        """The functions that can be captured; says of the others why not."""
+        if backend_of(self.target).on_host:
+            raise LowerError(f"{self.name}: graphs are of GPUs, and this is compiled for a CPU; leave graphs out")
+        why = {each.name: why_told(self.runnable, each.name) for each in self.functions}
+        told = "; ".join(f"{name}: {reason}" for name, reason in why.items() if reason is not None)
+        if None not in why.values():
+            raise LowerError(f"{self.name}: no function can be replayed as a graph ({told}); leave graphs out")
+        if told:
+            _LOG.warning("not replayed as a graph: %s", told)
+        return [name for name, reason in why.items() if reason is None]
 
     def _described(self) -> str:
         return "a model compiled for one device"

@@ -49,7 +49,9 @@ def _read(path: str | Path) -> Executable:
     return read(Path(path))
 
 
-def _open(exe: Executable, *arguments: Any, params: Any = None, workers: Workers | None = None) -> Session:
+def _open(
+    exe: Executable, *arguments: Any, params: Any = None, workers: Workers | None = None, graphs: bool = False
+) -> Session:
     """Put a model's weights where it runs, once, for all calls of its functions by name. ::
 
         model = exe.load(params)                       model = exe.load(workers, params)
@@ -63,6 +65,10 @@ def _open(exe: Executable, *arguments: Any, params: Any = None, workers: Workers
         the order of the parameters; or the path of a safetensors file, of its index, of a folder with such, or several.
         Dots in names may be underscores in the model's. Left out, they are those that the model was imported with, if
         it has kept any. On a mesh a device gets its share alone, and what lies in files each worker reads for itself.
+    graphs : bool
+        On one GPU, whether calls are captured as CUDA graphs, one for inputs of the same shapes, and replayed
+        (`tvm_axe.executable.replayed`): the host then launches one thing a call. Inputs and results are copied on the
+        GPU. Functions for which the host decides something run as without, which a line of the log ``tvm_axe`` says.
 
     Returns
     -------
@@ -75,7 +81,8 @@ def _open(exe: Executable, *arguments: Any, params: Any = None, workers: Workers
         If weights are missing, or are given that no function takes, or have another shape or type, all of which is
         listed; or if a file can't be read.
     LowerError
-        If this is no model, the device is missing, or workers are of another mesh or left over.
+        If this is no model, the device is missing, or workers are of another mesh or left over; or if graphs are asked
+        for of what isn't compiled for one GPU, or none of its functions can be replayed.
     WorkerError
         If a worker doesn't start, fails or dies, or there is no room for the weights; then none of them is left.
     """
@@ -86,7 +93,7 @@ def _open(exe: Executable, *arguments: Any, params: Any = None, workers: Workers
         workers = given.pop(0)
     if len(given) > (params is None):
         raise LowerError(f"{exe.name}: load takes workers, if there are any, and params; got {len(given)} values more")
-    return exe._session(given[0] if given else params, workers)
+    return exe._session(given[0] if given else params, workers, graphs)
 
 
 class Executable:
@@ -126,6 +133,8 @@ class Executable:
     source : Schedule, PrimFunc or None
         What was compiled, as it was then: `tvm_axe.check` judges by it. None of a model, of what was lowered before,
         and of what was read from a file.
+    kept : bool
+        Whether what workers compile for it is kept on disk.
     """
 
     mesh: Mesh | None = None
@@ -133,6 +142,7 @@ class Executable:
     notation: str = ""
     layouts: Mapping[str, Layout] = MappingProxyType({})
     source: Schedule | tirx.PrimFunc | None = None
+    kept: bool = False
 
     def __init__(self, name: str, module: tvm.IRModule, target: Target, tuned: Mapping[str, float]) -> None:
         self.name, self.module, self.target = name, module, target
@@ -280,7 +290,7 @@ class Executable:
     def _time(self, workers: Workers | None, arrays: Arrays, repeat: int, warmup: int) -> list[float]:
         raise NotImplementedError
 
-    def _session(self, params: Any, workers: Workers | None) -> Session:
+    def _session(self, params: Any, workers: Workers | None, graphs: bool) -> Session:
         """A session of its model; an error if it is none."""
         raise LowerError(
             f"{self.name}: load(params) is of a Relax model, and this is {self._described()}; "

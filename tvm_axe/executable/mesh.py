@@ -24,7 +24,7 @@ from tvm_axe.lower.algorithms import described
 from tvm_axe.lower.derive import EXCHANGE, MESH_KERNEL
 from tvm_axe.lower.lowered import Lowered, MeshBuffer, Stage
 from tvm_axe.machines import backend_of
-from tvm_axe.machines.builder import PROGRAM_BUILDER
+from tvm_axe.machines.builder import program_builder
 from tvm_axe.pipeline import PASSES, Work, run
 from tvm_axe.tracing import timeline_of
 
@@ -65,7 +65,7 @@ class MeshExecutable(OnMesh):
         self.notation, self.layouts = lowered.notation, lowered.layouts
         self._loaded: weakref.WeakKeyDictionary[Workers, _Loaded] = weakref.WeakKeyDictionary()
         self._measured: Measured | None = None
-        self._begun = begun
+        self.begun = begun
         self._unfused: dict[frozenset[str], MeshExecutable] = {}  # by the axes along which devices are apart
 
     @classmethod
@@ -206,7 +206,7 @@ class MeshExecutable(OnMesh):
         """The program and its tensors on `workers`, made at the first use."""
         exe = self._fitting(workers)
         if workers not in exe._loaded:
-            exe._loaded[workers] = _Loaded(exe.lowered, exe.runnable, exe.target, workers)
+            exe._loaded[workers] = _Loaded(exe.lowered, exe.runnable, exe.target, workers, exe.kept)
         return exe._loaded[workers]
 
     def _fitting(self, workers: Workers) -> MeshExecutable:
@@ -216,18 +216,19 @@ class MeshExecutable(OnMesh):
             return self
         if workers.apart not in self._unfused:
             stage, axes = found[0]
-            if self._begun is None:
+            if self.begun is None:
                 raise LowerError(
                     f"{self.name}: stage {stage.name!r} is a kernel that indexes the slabs of its peers over "
                     f"{', '.join(axes)}, where these devices don't see each other's memory, and only the lowered "
                     "program is at hand; compile its function or its schedule here"
                 )
-            exe = MeshExecutable.of(replace(self._begun, apart=workers.apart))
+            exe = MeshExecutable.of(replace(self.begun, apart=workers.apart))
             self._check_held_alike(exe)
             _LOG.warning(
                 "%s: devices along %s don't see each other's memory; %s runs as %s",
                 self.name, ", ".join(axes), self.notation, exe.notation,
             )  # fmt: skip
+            exe.kept = self.kept
             self._unfused[workers.apart] = exe
         return self._unfused[workers.apart]
 
@@ -260,9 +261,9 @@ class MeshExecutable(OnMesh):
 class _Loaded:
     """A program on one set of workers, with its mesh tensors; they free them once its executable has gone."""
 
-    def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, workers: Workers) -> None:
+    def __init__(self, lowered: Lowered, module: tvm.IRModule, target: Target, workers: Workers, kept: bool) -> None:
         self.lowered, self.mesh = lowered, lowered.mesh
-        self.program: LoadedProgram = workers.load(module, target, PROGRAM_BUILDER)
+        self.program: LoadedProgram = workers.load(module, target, program_builder(kept))
         self.tensors: dict[str, MeshTensor] = {}
         for buffer in lowered.buffers.values():
             # What devices only read and all hold alike is stored once.

@@ -180,7 +180,12 @@ class MeshModelExecutable(OnMesh, Model):
     def _put(self, memory: MeshMemory, arrays: Arrays) -> list[Any]:
         return [memory.put(array, self.name, param.name) for param, array in zip(self._function().params, arrays)]
 
-    def _session(self, params: object, workers: Workers | None) -> Session:
+    def _session(self, params: object, workers: Workers | None, graphs: bool) -> Session:
+        if graphs:
+            raise LowerError(
+                f"{self.name}: graphs are asked for of one GPU; those of a mesh replay what they can by themselves: "
+                "leave graphs out"
+            )
         weights = matched_weights(self.functions, self.attached or None if params is None else params)
         workers = self._workers() if workers is None else workers
         self._check(workers)
@@ -193,7 +198,8 @@ class MeshModelExecutable(OnMesh, Model):
         """The model on workers, who build it at the first use."""
         if workers not in self._programs:
             own = self._fitting(workers)
-            self._programs[workers] = ModelProgram(own.shared, own.runnable, own.workspaces, self.target, workers)
+            parts = own.shared, own.runnable, own.workspaces
+            self._programs[workers] = ModelProgram(*parts, self.target, workers, self.kept)
         return self._programs[workers]
 
     def _check(self, workers: Workers) -> None:

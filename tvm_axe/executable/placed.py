@@ -6,7 +6,7 @@ Weights that are packed are packed here, one after the other, when they are plac
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from tvm_axe import _tvm
 from tvm_axe.collective import Timeline
 from tvm_axe.collective.stored import let_go
 from tvm_axe.errors import LowerError
+from tvm_axe.executable.replayed import Replaying, Replays
 from tvm_axe.executable.signatures import Signature
 from tvm_axe.executable.tensors import fetched, put
 from tvm_axe.executable.weights import Weight
@@ -41,6 +42,10 @@ class DeviceMemory:
         where none are packed.
     device : Device
         Where it runs.
+    replayed : sequence of str
+        The functions whose calls `graphs` captures and replays.
+    graphs : Replaying, optional
+        What does so; nothing is replayed without it.
     """
 
     def __init__(
@@ -49,12 +54,15 @@ class DeviceMemory:
         functions: Sequence[Signature],
         packing: Mapping[str, Sequence[Packed]],
         device: tvm.runtime.Device,
+        replayed: Sequence[str] = (),
+        graphs: Replaying | None = None,
     ) -> None:
         self.copied, self.lock = 0, threading.RLock()
         self.held: tuple[int, ...] = (0,)
         self._device, self._signatures, self._packing = device, tuple(functions), packing
         self._machine = relax.VirtualMachine(built, device)
         self._functions = {each.name: self._machine[each.name] for each in functions}
+        self._replays = None if graphs is None else Replays(self._machine, device, graphs, replayed)
         self._weights: dict[str, list[Any]] = {}
         self._places: dict[str, list[int]] = {}  # of weights that aren't behind all inputs
 
@@ -94,13 +102,16 @@ class DeviceMemory:
         return tensor
 
     def call(self, function: str, arguments: Sequence[Any]) -> Any:
-        given = self._all(function, arguments)
         try:
-            return _nested(self._functions[function](*given))
+            if self._replays is not None:
+                return _nested(self._replays.call(function, arguments, self._told(function)))
+            return _nested(self._told(function)(arguments))
         except _tvm.UPSTREAM_ERRORS as error:
             raise LowerError(f"{function}: the call failed: {_tvm.why_refused(error)}") from error
 
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
+        if self._replays is not None:
+            return self._replays.time(function, arguments, self._told(function), repeat, warmup)
         given = self._all(function, arguments)
         return timed(self._machine.module, function, self._device, given, repeat, warmup)
 
@@ -109,6 +120,10 @@ class DeviceMemory:
             f"{function} is on one device, where a call is one thing; time() says what it takes, and what is "
             "compiled for a mesh can be traced"
         )
+
+    def _told(self, function: str) -> Callable[[Sequence[Any]], Any]:
+        """What runs a function, of its inputs."""
+        return lambda inputs: self._functions[function](*self._all(function, inputs))
 
     def _all(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         """The inputs and the weights, as the function takes them."""
@@ -126,6 +141,8 @@ class DeviceMemory:
         return value
 
     def close(self) -> None:
+        if self._replays is not None:
+            self._replays.close()
         self._weights.clear()
         self._functions.clear()
         del self._machine

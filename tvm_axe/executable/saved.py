@@ -19,13 +19,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import tvm
 from tvm import relax
 from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe import _tvm
 from tvm_axe.errors import InputError
 from tvm_axe.executable.alone import FunctionExecutable, ModelExecutable
 from tvm_axe.executable.base import Executable
@@ -39,12 +40,15 @@ from tvm_axe.lower import Lowered, MeshBuffer, Stage
 from tvm_axe.lower.calls import Argument, Call, Tensor
 from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.window import Window
+from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.keeping import store
 from tvm_axe.pipeline import BUILD, Work
 from tvm_axe.relax.alone import BUILD_MODEL
 from tvm_axe.relax.device import DeviceFunction, DeviceModule
+from tvm_axe.relax.packing import attached, with_weights, without_weights
 from tvm_axe.relax.workspace import Part, Workspace
 
-__all__ = ["read", "write"]
+__all__ = ["read", "read_archive", "write", "write_archive"]
 
 FORMAT, LAYOUT = "tvm_axe executable", 6
 _MANIFEST = "manifest.json"
@@ -66,7 +70,20 @@ def versions() -> dict[str, str]:
 
 def write(exe: Executable, path: Path) -> None:
     """See `Executable.save`; what was there before is replaced at the end."""
-    kind, details, modules = _parts(exe)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            write_archive(exe, temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)  # of a write that failed
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_archive(exe: Executable, file: Path | BinaryIO, has_weights: bool = True) -> None:
+    """Write an executable's archive to a file; without the weights that a model has brought along unless told so."""
+    kind, details, modules = _parts(exe, has_weights)
     texts: list[str] = []
     places = {}
     for role, module in modules.items():
@@ -84,24 +101,25 @@ def write(exe: Executable, path: Path) -> None:
         "modules": places,
         "details": details,
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-                archive.writestr(_MANIFEST, json.dumps(manifest, indent=1))
-                for number, text in enumerate(texts):
-                    archive.writestr(f"{number}.json", text)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)  # of a write that failed
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr(_MANIFEST, json.dumps(manifest, indent=1))
+        for number, text in enumerate(texts):
+            archive.writestr(f"{number}.json", text)
 
 
 def read(path: Path) -> Executable:
     """See `Executable.load`."""
+    return read_archive(path, path, None, store())
+
+
+def read_archive(file: Path | BinaryIO, path: Path, model: tvm.IRModule | None, kept: Cache | None) -> Executable:
+    """What was written to an archive, called `path` in messages.
+
+    A model has again what `model` brought along, and code that is compiled for what was read is kept where that is
+    asked for.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             manifest = json.loads(archive.read(_MANIFEST))
             if not isinstance(manifest, dict) or manifest["format"] != FORMAT:
                 raise ValueError("it says that it is something else")
@@ -109,10 +127,12 @@ def read(path: Path) -> Executable:
             target = Target(dict(manifest["target"]))
             tuned = {str(name): float(seconds) for name, seconds in manifest["tuned"].items()}
             modules = {
-                role: tvm.ir.load_json(archive.read(place).decode()) for role, place in manifest["modules"].items()
+                role: _tvm.load_json(archive.read(place).decode()) for role, place in manifest["modules"].items()
             }
             if not all(isinstance(module, tvm.IRModule) for module in modules.values()):
                 raise ValueError("a part of it is no module")
+            if model is not None:
+                modules = {role: with_weights(module, model) for role, module in modules.items()}
             restore = _KINDS[manifest["kind"]](manifest["details"], modules)
     except InputError:
         raise
@@ -123,7 +143,10 @@ def read(path: Path) -> Executable:
             f"{path}: no executable that Executable.save wrote, or a damaged one ({type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else 'nothing more is known'})"
         ) from error
-    return restore(target, tuned)
+    exe = restore(target, tuned, kept)
+    if model is not None and isinstance(exe, MeshModelExecutable):
+        exe.attached = attached(model)
+    return exe
 
 
 def _check_versions(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -139,35 +162,39 @@ def _check_versions(path: Path, manifest: Mapping[str, Any]) -> None:
 # ---- The kinds -------------------------------------------------------------------------------------------------------
 
 Modules = Mapping[str, tvm.IRModule]
-Restore = Callable[[Target, Mapping[str, float]], Executable]
+Restore = Callable[[Target, Mapping[str, float], Cache | None], Executable]
 """What makes the executable of what was read; it builds, and its faults are none of the file's."""
 
 
-def _parts(exe: Executable) -> tuple[str, dict[str, Any], dict[str, tvm.IRModule]]:
+def _parts(exe: Executable, has_weights: bool) -> tuple[str, dict[str, Any], dict[str, tvm.IRModule]]:
     """The kind of an executable, what the manifest says of it, and its modules by their roles."""
     if isinstance(exe, MeshExecutable):
         roles = {"lowered": exe.lowered.module, "module": exe.module, "runnable": exe.runnable}
         return "mesh", _from_lowered(exe.lowered), roles
     if isinstance(exe, FunctionExecutable):
         return "function", {"name": exe.name}, {"module": exe.module, "runnable": exe.runnable}
+    assert isinstance(exe, MeshModelExecutable | ModelExecutable)  # there are no other kinds
+    roles = {"module": exe.module, "runnable": exe.runnable}
+    if not has_weights:
+        roles = {role: without_weights(module) for role, module in roles.items()}
     if isinstance(exe, MeshModelExecutable):
-        return "mesh model", _from_shared(exe), {"module": exe.module, "runnable": exe.runnable, "arrays": _arrays(exe)}
-    assert isinstance(exe, ModelExecutable)  # there are no other kinds
+        weights = exe.attached if has_weights else {}
+        return "mesh model", _from_shared(exe, weights), roles | {"arrays": _arrays(exe, weights)}
     functions = [each._asdict() for each in exe.functions]
-    return "model", {"functions": functions, "packed": exe.packed}, {"module": exe.module, "runnable": exe.runnable}
+    return "model", {"functions": functions, "packed": exe.packed}, roles
 
 
 def _mesh(details: Mapping[str, Any], modules: Modules) -> Restore:
     lowered = _to_lowered(details, modules["lowered"])
     module, runnable = modules["module"], modules["runnable"]
-    return lambda target, tuned: MeshExecutable(lowered, module, runnable, target, tuned)
+    return lambda target, tuned, kept: MeshExecutable(lowered, module, runnable, target, tuned)
 
 
 def _function(details: Mapping[str, Any], modules: Modules) -> Restore:
     name, module, runnable = str(details["name"]), modules["module"], modules["runnable"]
 
-    def restored(target: Target, tuned: Mapping[str, float]) -> Executable:
-        built = BUILD(Work(runnable, target)).built
+    def restored(target: Target, tuned: Mapping[str, float], kept: Cache | None) -> Executable:
+        built = BUILD(Work(runnable, target, store=kept)).built
         assert isinstance(built, Module)
         return FunctionExecutable(name, module, runnable, built, target, tuned)
 
@@ -178,8 +205,8 @@ def _model(details: Mapping[str, Any], modules: Modules) -> Restore:
     functions = [Signature.parse(each) for each in details["functions"]]
     packed, module, runnable = bool(details["packed"]), modules["module"], modules["runnable"]
 
-    def restored(target: Target, tuned: Mapping[str, float]) -> Executable:
-        built = BUILD_MODEL(Work(runnable, target)).built
+    def restored(target: Target, tuned: Mapping[str, float], kept: Cache | None) -> Executable:
+        built = BUILD_MODEL(Work(runnable, target, store=kept)).built
         assert isinstance(built, relax.VMExecutable)
         return ModelExecutable(functions, packed, module, runnable, built, target, tuned)
 
@@ -218,9 +245,9 @@ def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
         for name, (nbytes, parts) in details["workspaces"].items()
     }
     told = Told(int(details["bytes"]), *(tuple(map(str, details[part])) for part in ("lines", "peers")))
-    attached, packed = dict(zip(map(str, details["attached"]), arrays["attached"])), bool(details["packed"])
-    return lambda target, tuned: MeshModelExecutable(
-        functions, shared, told, module, runnable, spaces, target, tuned, attached, packed
+    weights, packed = dict(zip(map(str, details["attached"]), arrays["attached"])), bool(details["packed"])
+    return lambda target, tuned, kept: MeshModelExecutable(
+        functions, shared, told, module, runnable, spaces, target, tuned, weights, packed
     )
 
 
@@ -235,7 +262,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any], Modules], Restore]] = {
 # ---- What is known of a shared model ---------------------------------------------------------------------------------
 
 
-def _from_shared(exe: MeshModelExecutable) -> dict[str, Any]:
+def _from_shared(exe: MeshModelExecutable, weights: Mapping[str, Any]) -> dict[str, Any]:
     shared = exe.shared
     return {
         "functions": [each._asdict() for each in exe.functions],
@@ -250,7 +277,7 @@ def _from_shared(exe: MeshModelExecutable) -> dict[str, Any]:
         "constants": [each.name for each, _ in shared.constants],
         "packs": encoded(shared.packs),
         "packed": exe.packed,
-        "attached": list(exe.attached),
+        "attached": list(weights),
         "workspaces": exe.workspaces,
         "bytes": exe.told.bytes,
         "lines": exe.told.lines,
@@ -258,10 +285,10 @@ def _from_shared(exe: MeshModelExecutable) -> dict[str, Any]:
     }
 
 
-def _arrays(exe: MeshModelExecutable) -> tvm.IRModule:
+def _arrays(exe: MeshModelExecutable, weights: Mapping[str, Any]) -> tvm.IRModule:
     """The constants and weights that a model has brought along, as a module has them."""
-    constants, attached = [array for _, array in exe.shared.constants], list(exe.attached.values())
-    return tvm.IRModule({}, attrs=tvm.ir.make_node("ir.DictAttrs", constants=constants, attached=attached))
+    constants, brought = [array for _, array in exe.shared.constants], list(weights.values())
+    return tvm.IRModule({}, attrs=tvm.ir.make_node("ir.DictAttrs", constants=constants, attached=brought))
 
 
 # ---- What is known of a lowered function -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tvm_axe.collective.stored import Box, Piece, sliced
 from tvm_axe.collective.workers import Item
 from tvm_axe.errors import WorkerError
 from tvm_axe.executable.on_mesh import discard
-from tvm_axe.machines.builder import PROGRAM_BUILDER
+from tvm_axe.machines.builder import program_builder
 from tvm_axe.relax.conversion import Conversion, conversion
 from tvm_axe.relax.device import DeviceModule, Placed
 from tvm_axe.relax.forms import Forms, are_whole, spots
@@ -38,6 +38,8 @@ class ModelProgram:
         What its functions are called with behind what `shared` says, by their names.
     target, workers
         For whom.
+    kept : bool
+        Whether what workers compile is kept on disk.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class ModelProgram:
         workspaces: Mapping[str, Workspace],
         target: Target,
         workers: Workers,
+        kept: bool,
     ) -> None:
         self.shared, self.target, self.workers, self.workspaces = shared, target, weakref.ref(workers), workspaces
         self.module = module
-        self.loaded = workers.load(module, target, PROGRAM_BUILDER)
+        self.loaded = workers.load(module, target, program_builder(kept))
         self._conversions: dict[tuple[object, ...], tuple[Conversion, LoadedProgram] | None] = {}
         self._items: list[Item] = [self.loaded]
         weakref.finalize(self, discard, self.workers, self._items)

@@ -1,4 +1,4 @@
-"""Builders by name, and that of Relax programs: what workers make of a module with a ``main``.
+"""Builders by name, and those of Relax programs: what workers make of a module with a ``main``.
 
 Functions alone are built by the target's back end (`tvm_axe.machines.Backend.build`).
 
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.ir import IRModule
@@ -20,14 +19,31 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.annotations import WAITS
+from tvm_axe.analysis.annotations import LINKED, WAITS
+from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.registry import backend_of
-from tvm_axe.machines.vector_math import PIPELINE
 
-__all__ = ["PROGRAM_BUILDER", "build_kernels", "build_program", "builder_named", "with_a_kernel"]
+__all__ = [
+    "KEPT_BUILDER",
+    "PROGRAM_BUILDER",
+    "build_kept",
+    "build_kernels",
+    "build_program",
+    "builder_named",
+    "program_builder",
+    "with_a_kernel",
+]
 
 PROGRAM_BUILDER = "tvm_axe.machines.builder:build_program"
 """What workers, which know nothing of the compiler, are told to build programs by."""
+
+KEPT_BUILDER = "tvm_axe.machines.builder:build_kept"
+"""The same, with compiled kernels kept on disk: equal ones are compiled by one worker, at the first start."""
+
+
+def program_builder(kept: bool) -> str:
+    """The name of what builds programs, whose kernels are `kept` on disk or not."""
+    return KEPT_BUILDER if kept else PROGRAM_BUILDER
 
 
 def builder_named(name: str) -> Callable[..., Any]:
@@ -38,32 +54,43 @@ def builder_named(name: str) -> Callable[..., Any]:
 
 
 def build_program(
-    mod: IRModule, target: Target, relax_pipeline: ir.transform.Pass | str = "default"
+    mod: IRModule,
+    target: Target,
+    relax_pipeline: ir.transform.Pass | str = "default",
+    store: Cache | None = None,
 ) -> relax.VMExecutable:
     """Build a Relax program, for ``relax.VirtualMachine``; `relax_pipeline` is what its operators go through.
 
-    On a GPU its functions of TensorIR may be tile programs', too.
+    On a GPU its functions of TensorIR may be tile programs', too. Kernels are kept in `store`, if there is one.
     """
     mod = with_a_kernel(mod)
-    if not backend_of(target).on_host:
-        return _tvm.build_relax(mod, target, relax_pipeline, lambda functions: build_kernels(functions, target))
-    return tvm.compile(mod, target=target, relax_pipeline=relax_pipeline, tir_pipeline=PIPELINE)
+    return _tvm.build_relax(mod, target, relax_pipeline, lambda functions: build_kernels(functions, target, store))
 
 
-def build_kernels(functions: IRModule, target: Target) -> Module:
+def build_kept(mod: IRModule, target: Target) -> relax.VMExecutable:
+    """Build a Relax program whose compiled kernels are kept in the user's cache."""
+    return build_program(mod, target, store=Cache())
+
+
+def build_kernels(functions: IRModule, target: Target, store: Cache | None = None) -> Module:
     """Build functions of blocks and functions of tile programs, which upstream compiles by different pipelines.
 
     What calls one of them is compiled with it. Those that wait by themselves for what was launched before them are
-    launched early.
+    launched early. What is one worker's is apart from what all have alike, and what has addresses of this process in it
+    is never kept.
     """
+    on_host = backend_of(target).on_host
     named = {str(variable.name_hint): function for variable, function in functions.functions_items()}
-    groups: dict[tuple[bool, bool], dict[ir.GlobalVar, ir.BaseFunc]] = {}
+    groups: dict[tuple[bool, bool, int | None], dict[ir.GlobalVar, ir.BaseFunc]] = {}
     for variable, function in functions.functions_items():
-        callees = [named[name] for name in called_by(function) if name in named]
+        callees = [] if on_host else [named[name] for name in called_by(function) if name in named]
         attributes = (callees[0] if callees else function).attrs or {}
-        groups.setdefault(("s_tir" in attributes, WAITS in attributes), {})[variable] = function
+        linked = int(attributes[LINKED]) if LINKED in attributes else None
+        kind = (False, False) if on_host else ("s_tir" in attributes, WAITS in attributes)
+        groups.setdefault((*kind, linked), {})[variable] = function
     first, *others = [
-        backend_of(target).build(IRModule(group), target, overlap=waits).module for (_, waits), group in groups.items()
+        backend_of(target).build(IRModule(group), target, None if linked else store, overlap=waits).module
+        for (_, waits, linked), group in groups.items()
     ]
     for other in others:
         first.import_module(other)

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, by the content of what they were compiled from.
+"""Compiled kernels and programs on disk, by the content of what they were compiled from.
 
 A file's name is the hash of everything that its contents depend on (`key`), so that nothing in the folder is ever out
 of date and several processes may use it at once. It starts with the hash of the rest, so that what a full disk or a
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import tempfile
 import time
@@ -30,6 +31,7 @@ LIMIT = 1 << 30
 PATIENCE = 300.0
 """Seconds that one waits for another to make an artifact, who may have been stopped; then it is made here, too."""
 
+_LOG = logging.getLogger("tvm_axe")
 _DIGEST = hashlib.sha256().digest_size
 _SUFFIX = ".kernel"
 _LOCK, _DRAFT = ".lock-", ".tmp"  # what the names of files that are no artifacts start with
@@ -60,8 +62,8 @@ class Cache:
         self.folder = default_folder() if folder is None else folder
         self.limit = limit
 
-    def get_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The artifact of that name, made and kept if there is none.
+    def get_or_make(self, name: str, make: Callable[[], bytes], most: int | None = None) -> bytes:
+        """The artifact of that name, made if there is none, and kept if it has no more than `most` bytes.
 
         If another thread or process is making it, that one is waited for.
         """
@@ -72,11 +74,12 @@ class Cache:
             found = self.get(name)  # what the one before has made
             if found is None:
                 found = make()
-                self.put(name, found)
+                if most is None or len(found) <= most:
+                    self.put(name, found)
             return found
 
     def get(self, name: str) -> bytes | None:
-        """The artifact of that name; None if there is none, or a broken one, which is removed."""
+        """The artifact of that name; None if there is none, or a broken one, which is said and removed."""
         path = self._path(name)
         try:
             data = path.read_bytes()
@@ -86,9 +89,14 @@ class Cache:
         digest, contents = data[:_DIGEST], data[_DIGEST:]
         if hashlib.sha256(contents).digest() == digest:
             return contents
-        with contextlib.suppress(OSError):
-            path.unlink()
+        _LOG.warning("%s is damaged: what it held is made again", path)
+        self.drop(name)
         return None
+
+    def drop(self, name: str) -> None:
+        """Remove the artifact of that name, if it is there and can be removed."""
+        with contextlib.suppress(OSError):
+            self._path(name).unlink()
 
     def put(self, name: str, contents: bytes) -> None:
         """Keep an artifact; other processes see all of it or nothing.

@@ -16,9 +16,12 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.tree import with_functions
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
+from tvm_axe.machines.cache import key
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.records.database import (
     FAILED_SECONDS,
+    RECORDS,
+    WORKLOADS,
     Record,
     find_databases,
     normalize,
@@ -28,9 +31,9 @@ from tvm_axe.records.database import (
 )
 from tvm_axe.records.devices import named_as, on_first_device
 from tvm_axe.records.packing import LAYOUT_FREE, split_packing
-from tvm_axe.records.shipped import shipped_folders, stand_ins
+from tvm_axe.records.shipped import all_shipped, shipped_folders, stand_ins
 
-__all__ = ["apply_best", "records_of"]
+__all__ = ["apply_best", "records_key", "records_of"]
 
 
 def apply_best(
@@ -116,6 +119,19 @@ def _found(
         sorted((pair for digest in own for pair in found.get(digest, [])), key=lambda pair: pair[0].seconds)
         for own in forms
     ]
+
+
+def records_key(target: Target, work_dir: Path) -> str:
+    """What records say that `apply_best` may find for a resolved target, as a hash: of all there are, found or not.
+
+    Raises
+    ------
+    TuneError
+        As `tvm_axe.records.database.find_databases`.
+    """
+    shipped = [folder for other in stand_ins(target) for folder in all_shipped(other)]
+    files = [folder / name for folder in (*find_databases(work_dir), *shipped) for name in (WORKLOADS, RECORDS)]
+    return key(*(file.read_bytes() for file in files if file.is_file()))
 
 
 def _forms(func: tirx.PrimFunc) -> dict[str, IRModule]:

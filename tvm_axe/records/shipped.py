@@ -17,7 +17,7 @@ import tvm_axe
 from tvm_axe.machines import find_backend
 from tvm_axe.records.folders import target_name, workload_suffix
 
-__all__ = ["SHIPPED", "shipped_folders", "stand_ins"]
+__all__ = ["SHIPPED", "all_shipped", "shipped_folders", "stand_ins"]
 
 _PACKAGE = Path(tvm_axe.__file__).parent
 _CHECKOUT = _PACKAGE.parent / "tuning_logs"
@@ -44,3 +44,8 @@ def stand_ins(target: Target) -> list[Target]:
 def shipped_folders(target: Target, digest: str) -> list[Path]:
     """The shipped databases of a workload, by its hash, for exactly this target."""
     return sorted((SHIPPED / target_name(target)).glob(f"*{workload_suffix(digest)}"))
+
+
+def all_shipped(target: Target) -> list[Path]:
+    """The shipped databases of all workloads for exactly this target."""
+    return sorted(folder for folder in (SHIPPED / target_name(target)).glob("*") if folder.is_dir())

@@ -99,7 +99,8 @@ def _lowering(target: Target) -> tvm.transform.Pass:
 
 
 def _build_model(work: Work) -> Work:
-    return replace(work, built=builder.build_program(work.module, work.target, _lowering(work.target)))
+    lowering = _lowering(work.target)
+    return replace(work, built=builder.build_program(work.module, work.target, lowering, work.store))
 
 
 BUILD_MODEL = Pass("build", "the model becomes a program of upstream's virtual machine", _build_model)

@@ -10,14 +10,15 @@ whose parameters are weights by their names.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import chain, count
 from typing import Any
 
 import tvm_ffi
 from tvm import relax
-from tvm.ir import GlobalVar, IRModule, Op
+from tvm.ir import BaseFunc, GlobalVar, IRModule, Op
 
-__all__ = ["Packed", "attached", "packed_weights", "with_packers"]
+__all__ = ["Packed", "attached", "packed_weights", "with_packers", "with_weights", "without_weights"]
 
 _PACKED = "axe.packed"
 _TRANSFORM = "_transform_params"
@@ -50,10 +51,37 @@ def attached(module: IRModule) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for _, func in module.functions_items():
-        if isinstance(func, relax.Function) and func.attrs and "params" in func.attrs:
+        if _brings(func):
             values = list(func.attrs["params"])
             found.update(zip([str(param.name) for param in func.params[-len(values) :]], values))
     return found
+
+
+def without_weights(module: IRModule) -> IRModule:
+    """A module whose functions have brought along no weights any more; that they had some is still said."""
+    return _with_attribute(module, {str(v.name_hint): [] for v, func in module.functions_items() if _brings(func)})
+
+
+def with_weights(module: IRModule, model: IRModule) -> IRModule:
+    """What `without_weights` made of a module, with those again that functions of these names have in a model."""
+    found = {str(v.name_hint): func.attrs["params"] for v, func in model.functions_items() if _brings(func)}
+    return _with_attribute(module, found)
+
+
+def _brings(func: BaseFunc) -> bool:
+    return isinstance(func, relax.Function) and bool(func.attrs) and "params" in func.attrs
+
+
+def _with_attribute(module: IRModule, weights: Mapping[str, Any]) -> IRModule:
+    """The module with other weights where functions have brought some."""
+    changed = {
+        variable: func.with_attr("params", weights[str(variable.name_hint)])
+        for variable, func in module.functions_items()
+        if _brings(func) and str(variable.name_hint) in weights
+    }
+    if not changed:
+        return module
+    return IRModule({**dict(module.functions_items()), **changed}, attrs=module.attrs, global_infos=module.global_infos)
 
 
 def with_packers(module: IRModule, model: IRModule) -> IRModule:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import tvm
+
 from tvm_axe.collective.cuda.driver import call, enum
 from tvm_axe.errors import WorkerError
 
@@ -25,14 +27,21 @@ class Graphs:
     ----------
     stream : CUstream
         The stream.
+    room : int
+        How many are kept.
+    mode : str
+        How the driver captures: ``RELAXED``, or ``THREAD_LOCAL``, in which it refuses what no graph can hold.
     """
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, room: int = _ROOM, mode: str = "RELAXED") -> None:
+        self._stream, self._room, self._mode = stream, room, mode
         self._graphs: dict[Hashable, Any] = {}
 
-    def run(self, key: Hashable, tell: Callable[[], object]) -> None:
-        """Have the stream do what `tell` tells it, the same each time for one key."""
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._graphs
+
+    def run(self, key: Hashable, tell: Callable[[], object]) -> bool:
+        """Have the stream do what `tell` tells it, the same each time for one key; whether a graph did it."""
         graph = self._graphs.pop(key, None)
         if graph is None:
             tell()  # the first time memory is allocated and modules are loaded, which a graph can't hold
@@ -48,8 +57,9 @@ class Graphs:
         else:
             call("cuGraphLaunch", graph, self._stream)
         self._graphs[key] = graph  # the last one used
-        while len(self._graphs) > _ROOM:
+        while len(self._graphs) > self._room:
             self._destroy(next(iter(self._graphs)))
+        return graph not in (_TOLD, _NEVER)
 
     def clear(self) -> None:
         """Drop them all."""
@@ -63,7 +73,8 @@ class Graphs:
 
     def _captured(self, tell: Callable[[], object]) -> Any:
         """The graph of what `tell` tells the stream; `_NEVER` if that holds what no graph does."""
-        call("cuStreamBeginCapture", self._stream, enum("CUstreamCaptureMode", "CU_STREAM_CAPTURE_MODE_RELAXED"))
+        mode = enum("CUstreamCaptureMode", f"CU_STREAM_CAPTURE_MODE_{self._mode}")
+        call("cuStreamBeginCapture", self._stream, mode)
         fault: Exception | None = None
         try:
             tell()
@@ -77,3 +88,37 @@ class Graphs:
             return _NEVER if fault is not None else call("cuGraphInstantiate", graph, 0)
         finally:
             call("cuGraphDestroy", graph)
+
+
+class OwnGraphs(Graphs):
+    """Graphs of a GPU that this process uses by itself, on a stream of their own that the default one waits for.
+
+    Parameters
+    ----------
+    device : Device
+        The GPU, as the runtime knows it.
+    room : int
+        How many are kept.
+    """
+
+    def __init__(self, device: tvm.runtime.Device, room: int) -> None:
+        self._device = device
+        self._context = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", device.index))
+        call("cuCtxSetCurrent", self._context)
+        super().__init__(call("cuStreamCreate", int(enum("CUstream_flags", "CU_STREAM_DEFAULT"))), room, "THREAD_LOCAL")
+
+    def run(self, key: Hashable, tell: Callable[[], object]) -> bool:
+        call("cuCtxSetCurrent", self._context)  # calls may come from any thread
+        self._device.set_raw_stream(int(self._stream))
+        try:
+            return super().run(key, tell)
+        finally:
+            self._device.set_raw_stream(0)
+
+    def close(self) -> None:
+        """Drop them all, and the stream."""
+        call("cuCtxSetCurrent", self._context)
+        call("cuStreamSynchronize", self._stream)
+        self.clear()
+        call("cuStreamDestroy", self._stream)
+        call("cuDevicePrimaryCtxRelease", call("cuDeviceGet", self._device.index))

@@ -125,7 +125,7 @@ class ProgramBench:
         key = id(lowered)  # which is no other's as long as it is kept here
         _, exe = self._kept.pop(key, (lowered, None))
         if exe is None:
-            exe = compile(lowered, target=self.target, work_dir=self.work_dir)
+            exe = compile(lowered, target=self.target, work_dir=self.work_dir, keep=False)
         self._kept[key] = lowered, exe
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]

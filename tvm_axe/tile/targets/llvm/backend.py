@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 
 import tvm
 from tvm import tirx
@@ -12,6 +11,7 @@ from tvm.target import Target
 from tvm_axe import _tvm
 from tvm_axe.machines import Built, Cpu, resolve_target
 from tvm_axe.machines.cache import Cache, key
+from tvm_axe.machines.keeping import content, sources
 from tvm_axe.machines.vector_math import PIPELINE
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.plans import Plan
@@ -19,7 +19,6 @@ from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.llvm.emit import lower
 from tvm_axe.tile.targets.llvm.plan import CpuPlan, decide
 
-_VERSIONS = [metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
 _LEVELS = {512: ("x86-64-v4", "x86-64-v3"), 256: ("x86-64-v3",)}  # by bits of a vector register
 
 
@@ -49,13 +48,13 @@ class LlvmBackend(TileBackend):
     def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
         if store is None:
             module = tvm.compile(mod, target=target, tir_pipeline=PIPELINE).jit()
-            for variable in mod.get_global_vars():
-                module.get_function(str(variable.name_hint))  # generates the code
-            return Built(module, None)
-        # Scripts say all but where the text stood; the hash says what they leave out.
-        name = key("llvm", mod.script(show_meta=True), _tvm.workload_hash(mod), str(target), *_VERSIONS)
-        code = store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target, tir_pipeline=PIPELINE).mod))
-        return Built(_tvm.load_llvm(code), None)
+        else:
+            name = key("llvm", content(mod), str(target), sources())
+            code = store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target, tir_pipeline=PIPELINE).mod))
+            module = _tvm.load_llvm(code)
+        for variable in mod.get_global_vars():
+            module.get_function(str(variable.name_hint))  # generates the code
+        return Built(module, None)
 
     def stand_ins(self, target: Target) -> list[Target]:
         """The generic levels of x86-64 with the vectors that the target has."""
