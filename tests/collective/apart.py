@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 
 from tvm_axe import _tvm
-from tvm_axe.collective import Workers, launch, ops, ranked, side
+from tvm_axe.collective import Workers, launch, ops, ranked, ranks_engine, side
 from tvm_axe.collective.cuda.moving import Mover
 from tvm_axe.collective.cuda.passing import Passing, Scratch
 from tvm_axe.collective.device import Device
@@ -252,7 +252,7 @@ class ApartEngine(Engine):
         told = {"room": room or SIZE, "page": page or (mmap.PAGESIZE if ranks else PAGE), "fails": fails or 0}
         if ranks:
             return ranked.launch(
-                ranked.start_messages, mesh, timeout, functools.partial(self._devices, told, neighbours)
+                ranks_engine.start_messages, mesh, timeout, functools.partial(self._devices, told, neighbours)
             )
         alone = processes is None or processes
         maker, meets = f"{__name__}:HostMemory", mesh.size + 1 if barriers == "device" else None

@@ -87,7 +87,12 @@ def test_a_program_with_each_collective_does_what_ops_does(workers: Workers, dty
         workers.call(workers.load(program(axis, n, dtype), "llvm"), views)
         for (name, target), targets in zip(pairs, expected):
             for device in range(mesh.size):
-                np.testing.assert_array_equal(target.slab(device), targets[device], err_msg=name)
+                if workers.engine == "apart" and workers.is_apart(axis):  # sums are of those of hosts
+                    found, wanted = (array.astype("float64") for array in (target.slab(device), targets[device]))
+                    tolerance = 1e-5 if dtype == "float32" else 3e-2
+                    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance, err_msg=name)
+                else:
+                    np.testing.assert_array_equal(target.slab(device), targets[device], err_msg=name)
 
 
 def test_an_array_over_a_slab_stays_up_to_date(workers: Workers) -> None:

@@ -81,7 +81,7 @@ def ended(processes: list[subprocess.Popen[str]], seconds: float) -> list[tuple[
 
 
 def run(ranks: int, script: str, hosts_of: int = 1) -> list[tuple[str, str, int]]:
-    return ended(start(ranks, "-c", NAMES + textwrap.dedent(script), hosts_of=hosts_of), 90)
+    return ended(start(ranks, "-c", NAMES + textwrap.dedent(script), hosts_of=hosts_of), 240)
 
 
 @pytest.mark.parametrize(("ranks", "hosts_of"), [(2, 2), (2, 1), (3, 2), (4, 2)])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_axe.collective.messages import Deadline, Messages, Request
+from tvm_axe.collective.messages import Deadline, Messages, Nap, Request
 from tvm_axe.collective.rendezvous import Variables, meet
 from tvm_axe.collective.tcp import TcpMessages
 from tvm_axe.errors import InputError, WorkerError
@@ -62,6 +62,12 @@ def taken(messages: Messages, tag: int, rank: int | None = None) -> tuple[int, b
         assert not deadline.passed, f"nothing came with tag {tag}"
         time.sleep(1e-3)
     return found[0], bytes(found[1])
+
+
+def test_naps_may_go_on_for_long() -> None:
+    nap = Nap(longest=1e-9)
+    for _ in range(20_000):
+        nap.take()
 
 
 def test_what_torchrun_says() -> None:

@@ -17,8 +17,8 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tvm_axe.collective import Coord, Inside, WorkerError, Workers, launch, slab_stride
+from tvm_axe.collective.repeating import repeats
 from tvm_axe.collective.session import CORES
-from tvm_axe.collective.workers import _repeats
 from tvm_axe.errors import AxeError, InputError, LayoutError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines import resolve_target
@@ -393,4 +393,4 @@ def test_bound_calls(pair: Workers) -> None:
 
 
 def test_what_tells_devices_the_same_each_time() -> None:
-    assert _repeats(summing()) and not _repeats(summing("vm.builtin.anything"))
+    assert repeats(summing()) and not repeats(summing("vm.builtin.anything"))

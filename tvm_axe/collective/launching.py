@@ -38,8 +38,8 @@ def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: f
         which is worker 0, this returns; on the others it serves rank 0's launches until rank 0 ends, and then ends the
         process. So all the ranks must come here, with the same mesh, and what the script does before, all of them do.
         ``"ranks"``: the same for ranks that torchrun's variables tell where to meet, by TCP, or that `mpiexec` started.
-        ``"cuda"``: they are processes that each have a GPU, and see the others' memory; or, in a rank of a job, its ranks, on one host or several. `registry` has the engines,
-        and takes others.
+        ``"cuda"``: they are processes that each have a GPU, and see the others' memory; or, in a rank of a job, its
+        ranks, on one host or several. `registry` has the engines, and takes others.
     timeout : float
         Seconds that a worker may be behind another, at a barrier or at the end of a command, before it is taken for
         hung. Not a limit to what all of them do together. With ``"mpi"`` also how far apart ranks may come here, which
@@ -48,7 +48,8 @@ def launch(mesh: Mesh | Mapping[str, int], engine: str = "processes", timeout: f
     **options
         What the engine takes beside. ``"cuda"``: `gpus`, the number of each device's GPU, the first ones if left out
         (devices may share one, to try a mesh on fewer GPUs); `processes`, False for threads of this process, for
-        debuggers and sanitizers; `peers`, False to have no device see another's memory, as where GPUs aren't peers.
+        debuggers and sanitizers; `peers`, False to have no device see another's memory, as where GPUs aren't peers;
+        `collectives`, what does them: ``"nccl"`` and ``"host"``, or one of `tvm_axe.collective.algorithms.Algorithm`.
         The others take nothing.
 
     Raises

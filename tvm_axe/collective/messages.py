@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol
 __all__ = ["Deadline", "Messages", "Nap", "Request"]
 
 _LOOKS = 20  # looks before the first nap
+_SHORTEST = 2e-5  # seconds of that
 
 
 class Nap:
@@ -23,7 +24,7 @@ class Nap:
 
     def __init__(self, longest: float = 1e-3) -> None:
         self._longest = longest
-        self._count = 0
+        self._count, self._next = 0, min(longest, _SHORTEST)
 
     def take(self) -> None:
         """Let others run; the first times for no longer than that."""
@@ -31,7 +32,8 @@ class Nap:
         if self._count <= _LOOKS:
             os.sched_yield()
         else:
-            time.sleep(min(self._longest, 2e-5 * 1.1 ** (self._count - _LOOKS)))
+            time.sleep(self._next)
+            self._next = min(self._longest, 1.1 * self._next)
 
 
 class Deadline:

@@ -28,26 +28,21 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from tvm_axe.collective import start
 from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.arena import PAGE, Arena
 from tvm_axe.collective.calls import attend
 from tvm_axe.collective.device import Device
 from tvm_axe.collective.discrete import DeviceMirror, Exchanging, make_device
-from tvm_axe.collective.engine import Engine, Finding
 from tvm_axe.collective.job import ABORT, ANSWER, CLOSE, COMMAND, DO, END, LAUNCH, MEMORY, Job, join
 from tvm_axe.collective.messages import Messages, Nap
 from tvm_axe.collective.mirror import Mirror, Place
-from tvm_axe.collective.mpi_messages import MpiMessages
-from tvm_axe.collective.rendezvous import Variables, meet
 from tvm_axe.collective.session import CORES, GRACE, STARTUP
 from tvm_axe.collective.site import Site
 from tvm_axe.collective.staging import BUFFER
 from tvm_axe.collective.sync import FAILED, SLICE, Control
-from tvm_axe.collective.tcp import TcpMessages
 from tvm_axe.collective.tensor import ALL, MeshTensor
 from tvm_axe.collective.worker import Worker
-from tvm_axe.errors import InputError, WorkerError
+from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
 
 _IDLE = 5e-3  # seconds; the longest nap between looks for a command
@@ -360,7 +355,7 @@ class _Watch:
 
 
 def launch(
-    start_messages: Callable[[float], Messages],
+    begin: Callable[[float], Messages],
     mesh: Mesh,
     timeout: float,
     devices: Callable[[Job], Devices] | None = None,
@@ -369,60 +364,9 @@ def launch(
 
     The ranks compute on the devices that `devices` says on rank 0, or on their cores. For errors see `Engine.launch`.
     """
-    job = join(start_messages, mesh, max(timeout, _MEETING), CORES)
+    job = join(begin, mesh, max(timeout, _MEETING), CORES)
     if job.rank:
         serve(job)
     session = RankedSession(mesh, timeout, job, None if devices is None else devices(job))
     session.start()
     return session
-
-
-def start_messages(timeout: float) -> Messages:
-    """Return messages with the other ranks of the job that this process was started in, however that was.
-
-    Raises
-    ------
-    InputError
-        If it was started in none.
-    WorkerError
-        If ranks don't come in time.
-    """
-    variables = Variables.told()
-    if variables is not None:
-        return TcpMessages(variables.rank, meet(variables, timeout))
-    if start.is_rank():
-        return MpiMessages.started(timeout)
-    raise InputError(
-        "launch: this process is no rank of a job: start it by torchrun, by mpiexec, or by tvm-axe run --hosts, or set "
-        "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each"
-    )
-
-
-def of_job() -> bool:
-    """Whether this process was started as a rank of a job of several."""
-    return Variables.told() is not None or start.ranks() > 1
-
-
-class RanksEngine(Engine):
-    """The workers are the ranks of the job that this process is one of, however it was started."""
-
-    name = "ranks"
-    has_ranks = True
-
-    def findings(self) -> list[Finding]:
-        found = super().findings()
-        try:
-            variables = Variables.told()
-        except InputError as error:
-            return [*found, Finding("job", str(error), "start the ranks by torchrun, mpiexec or tvm-axe run --hosts")]
-        if variables is not None:
-            where = f"{variables.address}:{variables.port}"
-            return [*found, Finding("job", f"rank {variables.rank} of {variables.size}, by TCP, which meet at {where}")]
-        return [*found, Finding("job", "a rank of mpiexec's" if start.is_rank() else "this process is no rank of one")]
-
-    def launch(self, mesh: Mesh, timeout: float, **options: Any) -> RankedSession:
-        self.options(options)
-        return launch(start_messages, mesh, timeout)
-
-
-RANKS = RanksEngine()

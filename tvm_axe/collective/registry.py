@@ -39,7 +39,7 @@ def register(name: str, home: str) -> None:
 register("processes", "tvm_axe.collective.local:PROCESSES")
 register("threads", "tvm_axe.collective.local:THREADS")
 register("mpi", "tvm_axe.collective.mpi:MPI")
-register("ranks", "tvm_axe.collective.ranked:RANKS")
+register("ranks", "tvm_axe.collective.ranks_engine:RANKS")
 register("cuda", "tvm_axe.collective.cuda.engine:CUDA")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
-from tvm_axe.collective import choice, ranked
+from tvm_axe.collective import choice, ranked, ranks_engine
 from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.algorithms import Algorithm
 from tvm_axe.collective.arena import round_up
@@ -111,7 +111,7 @@ class CudaEngine(Engine):
             meets = WORDS if mesh.size <= MOST else None
             return devices_of(mesh, job, alike, size, meets, peers, collectives)
 
-        session = ranked.launch(ranked.start_messages, mesh, timeout, devices)
+        session = ranked.launch(ranks_engine.start_messages, mesh, timeout, devices)
         session.table = tables[0]
         return session
 
@@ -149,7 +149,7 @@ class CudaEngine(Engine):
         WorkerError
             If a worker didn't start; then none is left.
         """
-        if ranked.of_job():
+        if ranks_engine.of_job():
             return self._launch_in_job(mesh, timeout, options)
         names = ("gpus", "processes", "barriers", "collectives", "peers")
         named, processes, barriers, algorithm, peers = self.options(options, *names)
