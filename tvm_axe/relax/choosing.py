@@ -7,6 +7,9 @@ alone is needed, or no fewer are for a while, the function is cut; equal segment
 
 Weights cost nothing to hold, and with free weights every device would have them all. A limit on their bytes is met by a
 price on them, found by bisection, and what is left of it is used by a lower price on a part of the function.
+
+Of two choices that take about equally long the one that moves less is better: times are estimates, bytes aren't. So the
+search is made again with bytes that cost more than their time.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ BEAM = 128
 """States that are kept at most."""
 FEWER = 16
 """States that are kept where a function is cut."""
+TOLLS, NEAR = (0, 2), 1.01
+"""What a byte that is moved is taken to cost beyond its time, in multiples of it; and how much longer a call may take
+for fewer bytes."""
 AHEAD, FEW = 48, 4
 """Calls that are looked at behind a place for one where fewer values are needed, and how many these may be."""
 MOST_FORMS = 24
@@ -83,7 +89,10 @@ class _Search:
         self.graph, self.operators, self.pinned = graph, operators, pinned
         self.link, self.devices = operators.rates.link, operators.devices
         self.sizes = [dtype_bytes(value.dtype, value.size) for value in graph.values]
-        self.price = 0.0  # seconds a byte of weights
+        self.price, self.toll = (
+            0.0,
+            0.0,
+        )  # seconds a byte of weights, and of what is moved beyond the time that it takes
         self._solutions: dict[Any, dict[State, tuple[float, list[Any]]]] = {}
         self.steps = [self._step(node) for node in graph.nodes]
         self._spread_forms()
@@ -150,7 +159,7 @@ class _Search:
 
     def _met_by(self, step: _Step, held: State) -> list[tuple[float, Strategy, State, tuple[Any, ...]]]:
         """The ways to make a call: the time, the strategy, what is held after, and moves by position."""
-        key = step.group, held, self.price
+        key = step.group, held, self.price, self.toll
         if key not in self._met:
             best: dict[Any, tuple[float, Strategy, State, tuple[Any, ...]]] = {}
             for strategy in step.strategies:
@@ -179,7 +188,7 @@ class _Search:
                     made = [(found, f) for f in forms[first] if (found := self._move(f, target, value)) is not None]
                     if not made:
                         continue
-                    how, source = min(made, key=lambda each: each[0].seconds)
+                    how, source = min(made, key=lambda each: each[0].seconds + self.toll * each[0].bytes)
                     options.append((how, source, target))
                     if not how.kind and target == need:
                         options = options[-1:]
@@ -194,7 +203,7 @@ class _Search:
                         assert cut is not None  # a slice
                         then += ((first, target, need, cut),)
                         extra += cut.seconds
-                    more.append((seconds + extra, after, then))
+                    more.append((seconds + extra + self.toll * how.bytes, after, then))
             ways = more
         return ways
 
@@ -241,7 +250,7 @@ class _Search:
                 return tuple(number.setdefault(v, len(number)) for v in values)
 
             calls = tuple((s.group, local(before), local(s.ins), local(s.outs)) for s, before in zip(steps, live))
-            key = calls, local(live[-1]), self.price
+            key = calls, local(live[-1]), self.price, self.toll
             new: dict[State, tuple[float, State | None, list[Any]]] = {}
             for entry, (cost, *_) in table.items():
                 if (key, entry) not in self._solutions:
@@ -324,13 +333,17 @@ class _Search:
     def _reaches(self, value: int, held: tuple[frozenset[Form], ...]) -> NDArray[np.float64]:
         """The time from each way to hold a value to each other."""
         of = self.graph.values[value]
-        key = held, of.typical, of.dtype
+        key = held, of.typical, of.dtype, self.toll
         if key not in self._reached:
             found = np.zeros((len(held), len(held)))
             for i, have in enumerate(held):
                 for j, want in enumerate(held):
                     for form in want - have:
-                        made = [how.seconds for h in have if (how := self._move(h, form, value)) is not None]
+                        made = [
+                            how.seconds + self.toll * how.bytes
+                            for h in have
+                            if (how := self._move(h, form, value)) is not None
+                        ]
                         found[i, j] += min(made, default=math.inf)
             self._reached[key] = found
         return self._reached[key]
@@ -338,11 +351,23 @@ class _Search:
     # ---- Memory
 
     def within(self, limit: float | None) -> Chosen:
-        """The cheapest choice whose weights fit the limit."""
+        """The choice whose weights fit the limit: of those that take about the least time, what moves the least."""
         total = sum(size for size, value in zip(self.sizes, self.graph.values) if value.kind == "weight")
-        if limit is None or total <= limit:
-            return self._solved(0.0)
-        low, high = 1e-12, 1e-10  # seconds a byte
+        found, prices = [], None if limit is None or total <= limit else (1e-12, 1e-10)
+        for toll in TOLLS:
+            self.toll = toll / self.link.bandwidth
+            if prices is None or limit is None:
+                found.append(self._solved(0.0))
+                continue
+            chosen, prices = self._cheapest(limit, *prices)
+            found.append(chosen)
+        least = min(each.weights[0] for each in found)
+        fitting = [each for each in found if limit is None or each.weights[0] <= max(least, limit)]
+        fastest = min(each.seconds for each in fitting)
+        return min((each for each in fitting if each.seconds <= NEAR * fastest), key=lambda each: each.bytes)
+
+    def _cheapest(self, limit: float, low: float, high: float) -> tuple[Chosen, tuple[float, float]]:
+        """The cheapest choice within a limit at the present toll, looked for between two prices; and closer ones."""
         found = self._solved(high)
         while found.weights[0] > limit and high < 1:
             low, high = high, high * 100
@@ -357,7 +382,7 @@ class _Search:
                 found, high = trial, middle
             else:
                 low = middle
-        return self._filled(found, low, high, limit)
+        return self._filled(found, low, high, limit), (low, high)
 
     def _filled(self, found: Chosen, low: float, high: float, limit: float) -> Chosen:
         """What is left of a limit is used: as many segments as fit it are chosen at a lower price.
