@@ -74,10 +74,8 @@ def name_of(
         module = without_weights(module)
         if _tvm.constant_bytes(module) > MOST or "external_mods" in (module.attrs or {}):
             return None
-    try:
-        text = content(module)
-    except _tvm.UPSTREAM_ERRORS as error:
-        _LOG.info("a program isn't kept, which can't be written: %s", str(error).partition("\n")[0])
+    text = content(module)
+    if text is None:
         return None
     records = "" if work_dir is None else records_key(target, Path(work_dir))
     said = [f"{name}={value!r}" for name, value in sorted(options.items())]
