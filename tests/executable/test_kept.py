@@ -288,3 +288,22 @@ def test_another_process_finds_it(tmp_path):
         for _ in range(2)
     ]
     assert [line.strip() for line in said] == ["1", "0"]
+
+
+@pytest.mark.parametrize("place", ["given", "made"])
+def test_what_can_not_be_written_is_compiled_and_not_kept(store, compiled, monkeypatch, place):
+    func = scaled()
+    if place == "given":
+        func = func.with_attr("library", axe.compile(scaled(3.0), work_dir=None, keep=False).built)
+    else:
+
+        def refuse(*_args, **_named):
+            raise tvm.error.InternalError("it holds a library")
+
+        monkeypatch.setattr(kept, "write_archive", refuse)
+    compiled.clear()
+    for _ in range(2):
+        y = axe.compile(func, work_dir=None)(np.ones((8, 8), "float32"))
+        np.testing.assert_array_equal(y, np.full((8, 8), 2, "float32"))
+    assert len(compiled) == 2
+    assert not [path for path, *_ in store.entries() if path.read_bytes()[32:34] == b"PK"]

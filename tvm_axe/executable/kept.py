@@ -38,6 +38,10 @@ MOST = 64 << 20
 _LOG = logging.getLogger("tvm_axe")
 
 
+class _Unwritten(Exception):
+    """What was compiled holds what can't be written."""
+
+
 def name_of(
     program: Schedule | s_tir.Schedule | tirx.PrimFunc | tvm.IRModule,
     mesh: Mesh | None,
@@ -47,8 +51,9 @@ def name_of(
 ) -> str | None:
     """The name of what is compiled of a program; None if it isn't to be kept.
 
-    That is so of large constants; of a back end that isn't this package's, of which nobody knows when it changes; and
-    under a ``PassContext`` of the user's own, which may hold anything.
+    That is so of what can't be written, such as code of other compilers; of large constants; of a back end that isn't
+    this package's, of which nobody knows when it changes; and under a ``PassContext`` of the user's own, which may hold
+    anything.
 
     Parameters
     ----------
@@ -69,9 +74,12 @@ def name_of(
         module = without_weights(module)
         if _tvm.constant_bytes(module) > MOST or "external_mods" in (module.attrs or {}):
             return None
+    text = content(module)
+    if text is None:
+        return None
     records = "" if work_dir is None else records_key(target, Path(work_dir))
     said = [f"{name}={value!r}" for name, value in sorted(options.items())]
-    return key("executable", content(module), str(mesh), str(target), records, sources(), *said)
+    return key("executable", text, str(mesh), str(target), records, sources(), *said)
 
 
 def get_or_compile(store: Cache, name: str, program: object, compile_it: Callable[[], Executable]) -> Executable:
@@ -95,10 +103,16 @@ def get_or_compile(store: Cache, name: str, program: object, compile_it: Callabl
     def make() -> bytes:
         made.append(compile_it())
         file = io.BytesIO()
-        write_archive(made[0], file, has_weights=False)
+        try:
+            write_archive(made[0], file, has_weights=False)
+        except _tvm.UPSTREAM_ERRORS as error:
+            raise _Unwritten from error
         return file.getvalue()
 
-    contents = store.get_or_make(name, make, MOST)
+    try:
+        contents = store.get_or_make(name, make, MOST)
+    except _Unwritten as error:
+        _LOG.info("%s isn't kept: %s", made[0].name, error.__cause__)
     if made:
         return made[0]
     model = program if isinstance(program, tvm.IRModule) else None

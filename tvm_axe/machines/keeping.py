@@ -10,9 +10,13 @@ upgrade, or an edit of the package, makes everything anew, and nothing is ever o
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from importlib import metadata
 from pathlib import Path
+
+from tvm.ir import IRModule
+from tvm.tirx import PrimFunc
 
 import tvm_axe
 from tvm_axe import _tvm
@@ -24,7 +28,8 @@ __all__ = ["KEEP", "content", "keeps", "sources", "store"]
 KEEP = "TVM_AXE_KEEP"
 """Environment variable: ``0`` if nothing that is compiled is to be kept, ``1`` or nothing otherwise."""
 
-content = _tvm.content
+
+_LOG = logging.getLogger("tvm_axe")
 
 
 def keeps() -> bool:
@@ -39,6 +44,15 @@ def keeps() -> bool:
     if value not in ("0", "1"):
         raise InputError(f"{KEEP} is {value!r}; valid are 0, to keep nothing that is compiled, and 1")
     return value == "1"
+
+
+def content(program: IRModule | PrimFunc) -> str | None:
+    """All that a program says, but for where its text stood; None of what can't be written, as code of others is."""
+    try:
+        return _tvm.content(program)
+    except _tvm.UPSTREAM_ERRORS as error:
+        _LOG.info("a program isn't kept, which can't be written: %s", str(error).partition("\n")[0])
+        return None
 
 
 def store() -> Cache | None:

@@ -46,10 +46,11 @@ class LlvmBackend(TileBackend):
         return lower(plan)
 
     def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
-        if store is None:
+        text = None if store is None else content(mod)
+        if store is None or text is None:
             module = tvm.compile(mod, target=target, tir_pipeline=PIPELINE).jit()
         else:
-            name = key("llvm", content(mod), str(target), sources())
+            name = key("llvm", text, str(target), sources())
             code = store.get_or_make(name, lambda: _tvm.save_llvm(tvm.compile(mod, target, tir_pipeline=PIPELINE).mod))
             module = _tvm.load_llvm(code)
         for variable in mod.get_global_vars():
