@@ -27,12 +27,12 @@ from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import called_by
 from tvm_axe.schedule import TILE, tile_kernel
 from tvm_axe.schedule.einsum import Einsum
-from tvm_axe.schedule.offers import Offer, compiles, is_worth, offers, preferred
+from tvm_axe.schedule.offers import Offer, is_worth, offers, preferred
 from tvm_axe.schedule.tiles import AnyProduct, Choice, choice_of, has_choice, kernel_for, problem_of, product_in
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
-from tvm_axe.tile.kernels import KERNELS, Recipe
+from tvm_axe.tile.kernels import KERNELS, Recipe, compiles
 from tvm_axe.tile.program import TileProgram
 
 
@@ -80,7 +80,7 @@ def _with_defaults(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     names = {str(sch.get(block).name_hint) for block in blocks}
     chosen: dict[str, Offer] = {}
     for offer in preferred(offers(sch, target), target):
-        if offer.block not in chosen and is_worth(offer) and compiles(offer, target):
+        if offer.block not in chosen and is_worth(offer) and compiles(offer.kernel, target, offer.problem):
             chosen[offer.block] = offer
     if not chosen or names != {name for offer in chosen.values() for name in (offer.block, offer.epilogue) if name}:
         return None

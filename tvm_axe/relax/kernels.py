@@ -26,13 +26,11 @@ from tvm.topi import nn as topi
 
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.expressions import uses
-from tvm_axe.errors import TileError
 from tvm_axe.machines import backend_of
 from tvm_axe.relax.attention import DTYPES, Attention, attentions, laid
 from tvm_axe.relax.values import extents_of, shape_of
-from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend
-from tvm_axe.tile.kernels import KERNELS
+from tvm_axe.tile.kernels import compiles
 from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
 from tvm_axe.tile.kernels.kernel import Problem
 
@@ -121,7 +119,7 @@ class _Rewriter(PyExprMutator):
             problem = {key: value for key, value in problem.items() if key not in ("queries", "keys", "causal")}
         else:
             problem["order"] = order
-        if not self._compiles(name, problem):
+        if not compiles(name, self._target, problem):
             return None
         emit = self.builder_.emit
         operands = [
@@ -218,7 +216,7 @@ class _Rewriter(PyExprMutator):
             if {dtype} != {str(data.ty.dtype), str(call.ty.dtype)} or dtype not in (*DTYPES, "float32"):
                 continue
             told = {"rows": math.prod(lead), "n": n, "k": k, "groups": shape[0]}
-            if not self._compiles("gathered_matmul", {**told, "dtype": dtype, "transpose_b": by_columns}):
+            if not compiles("gathered_matmul", self._target, {**told, "dtype": dtype, "transpose_b": by_columns}):
                 continue
             emit, op = self.builder_.emit, relax.op
             x = emit(op.broadcast_to(emit(op.reshape(data, (*rows[:-2], k))), (*lead, k)))
@@ -242,16 +240,7 @@ class _Rewriter(PyExprMutator):
         if len(dtypes) > 1 or not dtypes <= {*DTYPES} or not rows:
             return None
         problem = {"rows": math.prod(rows), "columns": columns, "dtype": dtypes.pop(), "epsilon": epsilon}
-        return self._called(name, problem, arguments, blocks) if self._compiles(name, problem) else None
-
-    def _compiles(self, name: str, problem: Problem) -> bool:
-        """Whether a kernel can be compiled for the target."""
-        try:
-            for program in KERNELS[name].recipe(self._target, problem).programs:
-                lowering.plan(program, self._target)
-        except TileError:
-            return False
-        return True
+        return self._called(name, problem, arguments, blocks) if compiles(name, self._target, problem) else None
 
     def _called(
         self, name: str, problem: Problem, arguments: Sequence[relax.Expr], blocks: Sequence[te.Tensor]

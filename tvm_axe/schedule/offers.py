@@ -14,16 +14,15 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from tvm_axe.analysis.patterns import is_pointwise, loads_of
-from tvm_axe.errors import ScheduleError, TileError
+from tvm_axe.errors import ScheduleError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.schedule import query
 from tvm_axe.schedule.tiles import GATHERED, PRODUCTS, SUMS, AnyProduct, kernel_for, problem_of, product_at
-from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels import matmul_for
 from tvm_axe.tile.kernels.einsum import Operands
 from tvm_axe.tile.kernels.kernel import Knobs, Problem
 
-__all__ = ["Offer", "compiles", "is_worth", "offers", "preferred"]
+__all__ = ["Offer", "is_worth", "offers", "preferred"]
 
 _ON_CPU = ("matmul", "batched_matmul")  # the others spread one product's work over more blocks than it has tiles
 
@@ -89,16 +88,6 @@ def is_worth(offer: Offer) -> bool:
     if offer.kernel == GATHERED:
         return bool(offer.problem["n"] > 1)
     return offer.kernel == "skinny_matmul" or min(offer.problem["m"], offer.problem["n"]) > 1
-
-
-def compiles(offer: Offer, target: Target) -> bool:
-    """Return whether the kernel can be compiled with its defaults."""
-    try:
-        for program in kernel_for(offer.kernel).recipe(target, offer.problem).programs:
-            lowering.plan(program, target)
-    except TileError:
-        return False
-    return True
 
 
 def _default(offer: Offer, target: Target) -> str:

@@ -20,8 +20,9 @@ from tvm.target import Target
 from tvm_axe.machines import backend_of
 from tvm_axe.meta.spaces.mutator import MutateChoice
 from tvm_axe.nests.kernels import choose
-from tvm_axe.schedule.offers import Offer, compiles, offers, preferred
+from tvm_axe.schedule.offers import Offer, offers, preferred
 from tvm_axe.schedule.tiles import choice_of
+from tvm_axe.tile.kernels import compiles
 from tvm_axe.tile.kernels.kernel import Problem, stored
 from tvm_axe.tile.targets.cuda.instructions.wgmma import ROWS, WARPGROUP
 from tvm_axe.tile.targets.cuda.plan import gpu_of
@@ -41,7 +42,9 @@ def cuda_space(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
         A resolved CUDA target: upstream's rules ask for what `resolve_target` puts in.
     """
     sch = s_tir.Schedule(func)
-    offered = [offer for offer in preferred(offers(sch, target), target) if compiles(offer, target)]
+    offered = [
+        offer for offer in preferred(offers(sch, target), target) if compiles(offer.kernel, target, offer.problem)
+    ]
     blocks = [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]
     if not {*blocks} <= {name for offer in offered for name in (offer.block, offer.epilogue)}:
         rules = backend_of(target).rules

@@ -12,6 +12,6 @@
 
 from tvm_axe.tile.kernels.kernel import Expected, Kernel, Recipe
 from tvm_axe.tile.kernels.reduce_norm import REDUCE_NORM
-from tvm_axe.tile.kernels.registry import KERNELS, matmul_for
+from tvm_axe.tile.kernels.registry import KERNELS, compiles, matmul_for
 
-__all__ = ["KERNELS", "REDUCE_NORM", "Expected", "Kernel", "Recipe", "matmul_for"]
+__all__ = ["KERNELS", "REDUCE_NORM", "Expected", "Kernel", "Recipe", "compiles", "matmul_for"]

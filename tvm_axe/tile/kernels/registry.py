@@ -1,13 +1,17 @@
-"""The kernels, by name, and which of them multiplies matrices of a shape."""
+"""The kernels, by name, whether a target runs one, and which of them multiplies matrices of a shape."""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from tvm.target import Target
 
+from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
+from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels.attention import ATTENTION
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
 from tvm_axe.tile.kernels.einsum import EINSUM
@@ -28,6 +32,25 @@ _ALL = (
 )  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})
+
+
+def compiles(name: str, target: Target, problem: Problem) -> bool:
+    """Whether a kernel can be compiled for a target with its defaults.
+
+    A model asks the same of each of its layers, so what was answered is remembered.
+    """
+    return _compiles(name, str(target), json.dumps(problem))
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiles(name: str, target: str, problem: str) -> bool:
+    resolved = Target(json.loads(target))
+    try:
+        for program in KERNELS[name].recipe(resolved, json.loads(problem)).programs:
+            lowering.plan(program, resolved)
+    except TileError:
+        return False
+    return True
 
 
 def matmul_for(target: Target, problem: Problem) -> Kernel:
