@@ -1,5 +1,7 @@
 """What a device does of a function, against the whole function: every factor of operators and of made-up functions."""
 
+import functools
+
 import numpy as np
 import pytest
 import tvm
@@ -54,9 +56,15 @@ def functions(shapes, compute):
     return [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
 
 
+@functools.lru_cache(maxsize=64)
+def compiled(func):
+    """A function, compiled once for all the devices that run it, and for all the shares that it is compared with."""
+    return tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target="llvm")["main"]
+
+
 def run(func, inputs, outputs, rank=None):
     """The outputs of a function, of (shape, dtype) each; what it doesn't write is NaN."""
-    main = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target="llvm")["main"]
+    main = compiled(func)
     made = [np.full(shape, np.nan if dtype.startswith("float") else 77, dtype) for shape, dtype in outputs]
     tensors = [tvm.runtime.tensor(array) for array in made]
     given = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in inputs]
