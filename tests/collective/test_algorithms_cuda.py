@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import tvm
-from test_algorithms import Case, same, values
+from algorithm_cases import Case, same, values
 from test_link import program
 from two_devices import workers_here
 
