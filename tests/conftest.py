@@ -47,12 +47,17 @@ ALONE = (
 is left, time kernels, or need the GPU."""
 
 LONG = (
+    "relax/test_sharing.py",
+    "relax/test_imports.py",
     "programs/test_programs.py",
     "tile/kernels/test_programs.py",
     "tile/kernels/test_on_cuda.py",
-    "relax/test_model.py",
     "tile/targets/llvm/test_gemm.py",
     "tile/targets/llvm/test_lower.py",
+    "meta/mesh/test_exhaustive.py",
+    "relax/test_symbolic.py",
+    "meta/mesh/test_job.py",
+    "relax/test_pipeline.py",
 )
 """The files that take longest, which start first."""
 

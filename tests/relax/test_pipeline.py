@@ -74,16 +74,23 @@ T = tvm.relax.transform
 FUSED = [T.LegalizeOps(), T.AnnotateTIROpPattern(), T.FoldConstant(), T.FuseOps(), T.FuseTIR()]
 
 
+@pytest.fixture(scope="module")
+def normalized(export):
+    """A model of any number of rows, what it is given, and what it makes of that as `axe.compile` has it."""
+    layers = {"up": nn.Linear(8, 12), "down": nn.Linear(12, 8)}
+    mod = export(layers, lambda m, x: nn.op.softmax(m.down(nn.op.gelu(m.up(x))) + x), x=("n", 8))
+    arrays = [np.random.default_rng(2).standard_normal((5, 8), dtype="float32"), *draw_weights(mod)]
+    (want,) = axe.compile(mod, work_dir=None)._run(None, tuple(arrays))
+    return mod, arrays, want
+
+
 @pytest.mark.parametrize(
     "before",
     [[], [T.LegalizeOps()], FUSED, [tvm.relax.get_pipeline("zero")], [*FUSED, ApplyDefaultSchedule(GEMV())]],
     ids=["nothing", "legalized", "fused", "zero", "dlight"],
 )
-def test_one_device_is_compiled_by_upstreams_compile(export, draw, before):
-    layers = {"up": nn.Linear(8, 12), "down": nn.Linear(12, 8)}
-    mod = export(layers, lambda m, x: nn.op.softmax(m.down(nn.op.gelu(m.up(x))) + x), x=("n", 8))
-    arrays = [np.random.default_rng(2).standard_normal((5, 8), dtype="float32"), *draw_weights(mod)]
-    (want,) = axe.compile(mod, work_dir=None)._run(None, tuple(arrays))
+def test_one_device_is_compiled_by_upstreams_compile(normalized, before):
+    mod, arrays, want = normalized
     target = tvm.target.Target("llvm")
     with target:
         given = tvm.transform.Sequential(before)(mod)
