@@ -6,7 +6,7 @@ becomes an expression of the coordinate in the end.
 >>> from tvm import tirx
 >>> numbering = Numbering(tirx.Var("rank", "int64"), 2)
 >>> i = tirx.Var("i", "int64")
->>> number = numbering.number(Piece(i, i, Share.blocks(8, 2), None, tirx.IntImm("int64", 8)))
+>>> number = numbering.number(Iterated(i, i, Share.blocks(8, 2), None, tirx.IntImm("int64", 8)))
 >>> number, [str(value) for value in numbering.known().values()]
 (start * T.int64(4) + i, ['rank'])
 """
@@ -21,11 +21,11 @@ from tvm import ir, tirx
 from tvm_axe.layout.shares import Run, Share
 from tvm_axe.lower.told import first_of, part_of, table
 
-__all__ = ["Numbering", "Piece"]
+__all__ = ["Iterated", "Numbering"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Iterated:
     """An iterator, or one run of it, in a nest.
 
     Attributes
@@ -114,7 +114,7 @@ class Numbering:
         known = {var: table(self.rank, starts, dtype) for (starts, dtype), var in self._starts.items()}
         return known | {var: first_of(extent, self.rank, self.devices) for extent, var in self._unknown}
 
-    def number(self, piece: Piece) -> tirx.Expr:
+    def number(self, piece: Iterated) -> tirx.Expr:
         """The number that an iterator has in the whole function."""
         share, dtype = piece.share, str(piece.var.ty)
         if share.is_whole:

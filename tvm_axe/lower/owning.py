@@ -13,7 +13,7 @@ from tvm import s_tir, tirx
 
 from tvm_axe.analysis.patterns import REDUCE
 from tvm_axe.layout.shares import Share
-from tvm_axe.lower.numbering import Piece
+from tvm_axe.lower.numbering import Iterated
 from tvm_axe.lower.told import table
 
 __all__ = ["counted", "holds", "masked"]
@@ -45,7 +45,7 @@ def holds(rank: tirx.Var, index: tirx.Expr, share: Share) -> tirx.Expr:
 
 
 def counted(
-    rank: tirx.Var, body: tirx.Stmt, combiner: str, term: tirx.Expr, block: s_tir.SBlock, pieces: Sequence[Piece]
+    rank: tirx.Var, body: tirx.Stmt, combiner: str, term: tirx.Expr, block: s_tir.SBlock, pieces: Sequence[Iterated]
 ) -> tirx.Stmt:
     """The body of a reduction that leaves out the terms that are another device's, though this one has them too."""
     if combiner not in _IDENTITIES:
@@ -59,7 +59,7 @@ def counted(
     return masked(body, combiner, term, functools.reduce(tirx.And, conditions), _IDENTITIES[combiner])
 
 
-def _owned(rank: tirx.Var, piece: Piece) -> tirx.Expr:
+def _owned(rank: tirx.Var, piece: Iterated) -> tirx.Expr:
     """Whether what the device does in an iteration is its own."""
     dtype = str(piece.var.ty)
     found: tirx.Expr = tirx.IntImm("bool", 1)

@@ -14,7 +14,7 @@ from tvm.sym import Analyzer
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import is_choice, substitute
 from tvm_axe.layout.shares import Run, Share
-from tvm_axe.lower.numbering import Numbering, Piece
+from tvm_axe.lower.numbering import Iterated, Numbering
 
 __all__ = ["Placing"]
 
@@ -27,7 +27,7 @@ class Placing:
         slabs: Mapping[tirx.Buffer, tirx.Buffer],
         shares: Mapping[tirx.Buffer, Sequence[Share]],
         numbering: Numbering,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Iterated],
         numbers: Mapping[tirx.Var, tirx.Expr],
         analyzer: Analyzer,
     ) -> None:

@@ -38,7 +38,7 @@ from tvm_axe.analysis.sharding_rule import ShardingRule
 from tvm_axe.analysis.sizes import Sizes
 from tvm_axe.layout.shares import Share
 from tvm_axe.lower.dealing import Assigned, shares_of
-from tvm_axe.lower.numbering import Numbering, Piece
+from tvm_axe.lower.numbering import Iterated, Numbering
 from tvm_axe.lower.owning import counted, holds, masked
 from tvm_axe.lower.placing import Placing
 from tvm_axe.lower.told import RANK, part_of, with_coordinates
@@ -213,7 +213,7 @@ class _Localizer:
         runs: Sequence[int | None],
     ) -> tirx.Stmt:
         pieces = [
-            Piece(iv.var, tirx.Var(iv.var.name, iv.var.ty), share, run, iv.dom.extent)
+            Iterated(iv.var, tirx.Var(iv.var.name, iv.var.ty), share, run, iv.dom.extent)
             for iv, share, run in zip(block.iter_vars, shares, runs)
         ]
         analyzer = Analyzer()
