@@ -337,7 +337,7 @@ def check(seed: int, workers: dict[int, axe.Workers], symbolic: float = 0.3) -> 
 
 
 def main(count: int, seed: int, symbolic: float = 0.3) -> int:
-    """Check `count` models from `seed` on, of sizes as often as `symbolic` says; return how many were wrong or failed."""
+    """Check `count` models from `seed` on, as symbolic as told; return how many were wrong or failed."""
     logging.getLogger("tvm_axe").setLevel(logging.ERROR)
     bad, parts, start = 0, [], time.perf_counter()
     with launched() as workers:

@@ -9,6 +9,7 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir.instrument import pass_instrument
 from tvm.script import tirx as T
 
 from tvm_axe.machines.allocation import allocated_as_declared
@@ -55,15 +56,15 @@ def reshaped():
             with T.sblock("outer"):
                 a, b = T.axis.remap("SS", [i, j])
                 first = T.meta_var(T.min(r * ((m * m + 1) // 2), m * m - (m * m + 1) // 2))
-                y[a, b] = inner[((first + a) * m + b) // m // m % m, ((first + a) * m + b) // m % m, ((first + a) * m + b) % m]
+                y[a, b] = inner[
+                    ((first + a) * m + b) // m // m % m, ((first + a) * m + b) // m % m, ((first + a) * m + b) % m
+                ]
 
     return func
 
 
 def allocated(func):
     """The shapes that upstream allocates of what is inside of a function."""
-    from tvm.ir.instrument import pass_instrument
-
     found = []
 
     @pass_instrument
