@@ -1,6 +1,6 @@
 """Random Relax models, shared over meshes at random, against upstream's build of the same on one device.
 
-    python scripts/fuzz_models.py --count 100 --seed 0 [--delays]
+    python scripts/fuzz_models.py --count 100 --seed 0 [--symbolic 0.6] [--delays]
 
 Each model is a chain of operators on values of two, three or four dimensions, with reuse of earlier values, constants,
 tuples and several results. Extents of every other model are symbolic here and there, and it is called at several sizes,
@@ -59,9 +59,12 @@ class Model:
     ----------
     seed : int
         What it is drawn from.
+    symbolic : float
+        How likely an extent of a model with sizes is one of them.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, symbolic: float = 0.3) -> None:
+        self.symbolic = symbolic
         self.rng = np.random.default_rng(seed)
         self.sizes = [tirx.Var(name, "int64") for name in "nm"] if seed % 2 else []
         self.builder = relax.BlockBuilder()
@@ -80,7 +83,7 @@ class Model:
 
     def extent(self, *choices: int) -> Extent:
         """One of some numbers, or a size, if there are any."""
-        if self.sizes and self.rng.random() < float(__import__("os").environ.get("SYM","0.3")):
+        if self.sizes and self.rng.random() < self.symbolic:
             return self.sizes[int(self.rng.integers(len(self.sizes)))]
         return self.pick(*choices)
 
@@ -299,9 +302,9 @@ def poisoned(session: Session) -> None:
                 tensor.slab(device).reshape(-1).view("uint8")[:] = 0xFF  # as large as it was used last
 
 
-def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
+def check(seed: int, workers: dict[int, axe.Workers], symbolic: float = 0.3) -> tuple[str, float]:
     """What is wrong with one model, empty if nothing is, and the part of its products that was shared."""
-    model, rng = Model(seed), np.random.default_rng(seed + 1_000_000)
+    model, rng = Model(seed, symbolic), np.random.default_rng(seed + 1_000_000)
     reference = alone(model.module)
     on = workers[int(rng.integers(len(workers)))]
     devices = on.mesh.size
@@ -333,14 +336,14 @@ def check(seed: int, workers: dict[int, axe.Workers]) -> tuple[str, float]:
     return "", shared.functions["forward"].chosen.divided
 
 
-def main(count: int, seed: int) -> int:
-    """Check `count` models from `seed` on; return how many were wrong or failed."""
+def main(count: int, seed: int, symbolic: float = 0.3) -> int:
+    """Check `count` models from `seed` on, as symbolic as told; return how many were wrong or failed."""
     logging.getLogger("tvm_axe").setLevel(logging.ERROR)
     bad, parts, start = 0, [], time.perf_counter()
     with launched() as workers:
         for at in range(seed, seed + count):
             try:
-                wrong, part = check(at, workers)
+                wrong, part = check(at, workers, symbolic)
             except Exception:
                 wrong, part = traceback.format_exc(limit=-4), 0.0
             parts.append(part)
@@ -356,10 +359,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--symbolic", type=float, default=0.3, help="how likely an extent is symbolic, of every other")
     parser.add_argument("--delays", action="store_true", help="have workers stop at random round everything they call")
     options = parser.parse_args()
     if options.delays:
         import fuzz_delays
 
         fuzz_delays.install()
-    sys.exit(bool(main(options.count, options.seed)))
+    sys.exit(bool(main(options.count, options.seed, options.symbolic)))

@@ -1,12 +1,12 @@
 """Memory inside a function of symbolic extents: as much as is declared.
 
-Upstream allocates of a buffer that lives inside of a function what it sees to be touched, an interval in each dimension.
-Of a loop that runs over several dimensions at once an index is a quotient, ``i // n``. The interval of a quotient by what
-may be negative or 0, for all that upstream knows, is a choice among quotients by the same. The compiler divides by 0 when
-it simplifies such choices one inside the other, and so does the compiled function where it works out how much to allocate,
-since it does that of a dimension of no elements, too; and quotients of quotients are taken for a single index, with the
-loops' variables in it. So what several nests have in common, which is declared as they need it, is indexed here in a way
-in which upstream sees no interval: by the bits of the same number.
+Upstream allocates of a buffer that lives inside of a function what it sees to be touched, an interval in each
+dimension. Of a loop that runs over several dimensions at once an index is a quotient, ``i // n``. The interval of a
+quotient by what may be negative or 0, for all that upstream knows, is a choice among quotients by the same. The
+compiler divides by 0 when it simplifies such choices one inside the other. So does the compiled function, which works
+out of them how much to allocate, of a dimension of no elements, too. And quotients of quotients are taken for a single
+index, with the loops' variables in it. So what several nests have in common, which is declared as they need it, is
+indexed here in a way in which upstream sees no interval: by the bits of the same number.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.patterns import Pattern, is_move, is_pointwise, loads_of, pattern_of
-from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.collective import SLAB
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower.joining import joined
@@ -105,11 +104,7 @@ class _Nests(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _nests(func: tirx.PrimFunc) -> _Nests | None:
-    """A function's nests, if each is loops around one block, of one that isn't for a kernel to compute.
-
-    None too where two extents or more aren't known: what is made of such a function and its neighbours didn't always
-    compile.
-    """
+    """A function's nests, if each is loops around one block, of one that isn't for a kernel to compute."""
     if KERNEL in (func.attrs or {}) or not is_sharable(func):
         return None
     blocks = tuple(nested_blocks(nest)[0].block for nest in statements(func.body.block.body))
