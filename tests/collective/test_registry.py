@@ -104,7 +104,7 @@ def test_names_are_known_without_the_compiler() -> None:
         print(*registry.names(), "tvm" in sys.modules)
     """
     shown = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert shown.stdout == "processes threads mpi cuda False\n"
+    assert shown.stdout == "processes threads mpi ranks cuda False\n"
 
 
 def test_the_examples_run() -> None:
