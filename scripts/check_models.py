@@ -14,9 +14,13 @@ error
 divided
     The part of the products' operations that devices share; and of them what each axis shares.
 
-With --bytes nothing is run: a row says what the busiest device receives for a layer (of models of four and of two, what
-differs), over Megatron's closed form, two all-reduces a layer, each 2(n - 1)/n of the tokens' values; and what a device
-holds of the weights.
+With --bytes nothing is run: a row says what the busiest device receives in a model of four layers, over Megatron's
+closed form: two all-reduces a layer, each twice (n - 1)/n of the tokens' values, and once that for what comes before
+the first (an embedding, patches or convolutions, whose sums are scattered or whose columns are gathered). Layers
+needn't be alike. Where devices don't divide the heads the closed form of attention by rows is printed beside it: rows
+are gathered, queries go from columns to rows, keys and values are gathered, and behind attention each device has the
+output's rows (5 + 1/n of those units a layer where each holds the output's weight, 6 + 2/n where none does). And a
+row says what a device holds of the weights, over 1/n of them, and of all.
 
 The exit status is 0 if nothing is wrong. Needs the extra `models`.
 """
@@ -42,6 +46,10 @@ VIA = ("torch", "onnx", "nn")
 WIDTHS = {"minilm": (128, 384), "vit": (197, 192), "whisper": (1500, 384), "llama prefill": (64, 512),
           "llama decode": (1, 512), "moe prefill": (64, 256), "moe decode": (1, 256)}  # fmt: skip
 """Tokens and width of the transformers."""
+HEADS = {"minilm": 12, "vit": 3, "whisper": 6}
+"""Heads of those that have as many of keys as of queries."""
+LAYERS = 4
+"""Of a model whose bytes are counted."""
 
 
 def as_array(tensor: Any) -> Any:
@@ -146,7 +154,7 @@ def as_numpy(handle: Any) -> Any:
 
 
 def moved(name: str, dtype: str, meshes: list[str]) -> Iterator[dict[str, Any]]:
-    """What devices move for a layer of a transformer, and hold of its weights."""
+    """What devices move in a transformer, and hold of its weights."""
     import torch
     from models_nn import exported
     from models_torch import made
@@ -155,20 +163,23 @@ def moved(name: str, dtype: str, meshes: list[str]) -> Iterator[dict[str, Any]]:
     from tvm_axe.relax import share_model
 
     tokens, width = WIDTHS[name]
-    models = {}
-    for layers in (2, 4):
-        module, inputs = made(name, layers)
-        kind = getattr(torch, dtype)
-        models[layers] = exported(name, module, [x.to(kind) if x.is_floating_point() else x for x in inputs], dtype)
+    module, inputs = made(name, LAYERS)
+    kind = getattr(torch, dtype)
+    model = exported(name, module, [x.to(kind) if x.is_floating_point() else x for x in inputs], dtype)
     for mesh in meshes:
         if len(MESHES[mesh]) != 1:
             continue
-        few, many = (share_model(models[layers], axe.Mesh(MESHES[mesh])).functions["main"].chosen for layers in (2, 4))
+        chosen = share_model(model, axe.Mesh(MESHES[mesh])).functions["main"].chosen
         devices, size = MESHES[mesh]["tp"], {"float32": 4}.get(dtype, 2)
-        closed = 2 * 2 * (devices - 1) / devices * tokens * width * size
-        here, there = many.weights
-        yield {"model": name, "type": dtype, "mesh": mesh, "divided": many.divided, "weights": here / there * devices,
-               "bytes": (many.bytes - few.bytes) // 2, "megatron": (many.bytes - few.bytes) / 2 / closed}  # fmt: skip
+        unit = (devices - 1) / devices * tokens * width * size
+        here, there = chosen.weights
+        ratio = chosen.bytes / unit / (4 * LAYERS + 1)
+        row = {"model": name, "type": dtype, "mesh": mesh, "divided": chosen.divided, "weights": here / there * devices,
+               "part": here / there, "bytes": chosen.bytes, "megatron": ratio}  # fmt: skip
+        if HEADS.get(name, devices) % devices:
+            layer = 5 + 1 / devices, 6 + 2 / devices
+            row["rows"] = [(each * LAYERS + 1) / (4 * LAYERS + 1) for each in layer]
+        yield row
 
 
 def main() -> int:
@@ -204,10 +215,11 @@ def main() -> int:
             for dtype in args.types:
                 for row in moved(name, dtype, args.meshes):
                     made.append(row)
+                    forms = " to ".join(f"{each:.3f}" for each in row.get("rows", ()))
                     print(
-                        f"{name:13} {dtype:8} on {row['mesh']:3}  {row['bytes']:,} bytes a layer, "
-                        f"{row['megatron']:.3f} of Megatron's; {row['divided']:.1%} divided; "
-                        f"weights {row['weights']:.3f} of 1/n",
+                        f"{name:13} {dtype:8} on {row['mesh']:3}  {row['bytes']:,} bytes, {row['megatron']:.3f} of "
+                        f"Megatron's{f' (by rows {forms})' if forms else ''}; {row['divided']:.1%} divided; "
+                        f"weights {row['weights']:.3f} of 1/n, {row['part']:.1%} of all",
                         flush=True,
                     )
         if args.json:

@@ -64,3 +64,15 @@ def test_a_layout_says_the_same(extent, devices):
 def test_blocks_that_overlap_or_differ_are_no_layout():
     assert Share.blocks(8, 3).iters("tp", 1) is None
     assert Share.joined([Share.blocks(8, 2), Share.blocks(4, 2)]).iters("tp", 1) is None
+
+
+@pytest.mark.parametrize("extent", range(1, 24))
+@pytest.mark.parametrize("devices", range(1, 8))
+def test_blocks_hold_every_index_and_no_two_devices_the_same(extent: int, devices: int) -> None:
+    share = Share.blocks(extent, devices)
+    held = [share.indices(device).tolist() for device in range(devices)]
+    assert {index for each in held for index in each} == set(range(extent))
+    assert {len(each) for each in held} == {-(-extent // devices)}
+    if extent >= devices:
+        assert len({tuple(each) for each in held}) == devices or extent == 1
+        assert all(abs(each[0] - device * extent / devices) < 1 for device, each in enumerate(held))

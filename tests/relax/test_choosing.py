@@ -1,0 +1,92 @@
+"""The choice of forms: its work doesn't grow with the layers, and packed parts are shared alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tvm.relax.frontend import nn
+
+from tvm_axe.collective.engine import HOST
+from tvm_axe.layout import Mesh
+from tvm_axe.layout.shares import Share
+from tvm_axe.relax import choosing, share_model
+from tvm_axe.relax.forms import Form
+from tvm_axe.relax.graph import graph_of, legalized
+from tvm_axe.relax.operators import Operators
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        self.up, self.down = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
+
+    def forward(self, x: nn.Tensor, mask: nn.Tensor) -> nn.Tensor:
+        return self.down(nn.op.relu(self.up(x * mask))) + x
+
+
+class Model(nn.Module):
+    """Layers that all read a value that is computed once, and of which each leaves a result, as a cache is."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = nn.ModuleList([Layer() for _ in range(layers)])
+
+    def forward(self, x: nn.Tensor, mask: nn.Tensor) -> list[nn.Tensor]:
+        mask, results = nn.op.exp(nn.op.exp(mask)), []
+        for layer in self.layers:
+            x = layer(x, mask)
+            results.append(nn.op.exp(x))
+        return results
+
+
+def exported(layers: int) -> Any:
+    spec = {"x": nn.spec.Tensor([16, 32], "float32"), "mask": nn.spec.Tensor([16, 32], "float32")}
+    return Model(layers).export_tvm({"forward": spec})[0]
+
+
+def test_equal_layers_are_solved_once_beside_what_all_of_them_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    segment = choosing._Search._segment
+
+    def count(self: Any, *args: Any) -> Any:
+        counted.append(len(args[0]))
+        return segment(self, *args)
+
+    monkeypatch.setattr(choosing._Search, "_segment", count)
+    calls = []
+    for layers in (24, 48):
+        counted.clear()
+        share_model(exported(layers), Mesh({"tp": 2}))
+        calls.append(sum(counted))
+    assert calls[1] < 1.3 * calls[0]
+
+
+def test_what_is_left_of_a_limit_is_used() -> None:
+    """Weights that all layers would hold whole at one price, and none at another, some hold."""
+    model = exported(8)
+    parts = [share_model(model, Mesh({"tp": 2}), memory=part).functions["forward"].chosen for part in (0.5, 0.8, 1.0)]
+    held = [chosen.weights[0] / chosen.weights[1] for chosen in parts]
+    assert held[0] == 0.5
+    assert held[1] <= 0.8
+    seconds = [chosen.seconds for chosen in parts]
+    assert seconds[1] <= choosing.NEAR * seconds[0]
+
+
+def test_parts_that_are_packed_are_shared_alike() -> None:
+    """Three heads of queries, keys and values, packed, on two devices: a half of each head's columns."""
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            self.qkv = nn.Linear(48, 3 * 48, bias=False)
+
+        def forward(self, x: nn.Tensor) -> tuple[nn.Tensor, ...]:
+            q, k, v = nn.op.split(self.qkv(x), 3, axis=-1)
+            q, k, v = (nn.op.reshape(each, [16, 3, 16]) for each in (q, k, v))
+            return q, k, v
+
+    model, _ = Packed().export_tvm({"forward": {"x": nn.spec.Tensor([16, 48], "float32")}})
+    graph = graph_of(legalized(model), "forward")
+    (node,) = (each for each in graph.nodes if len(each.outs) == 3)
+    assert node.func is not None
+    halves = Form(1, Share.blocks(16, 2).around(3, 1))
+    ways = Operators(2, HOST).of(node.func, 1).strategies(frozenset({(1, halves)}))
+    assert [way.outs for way in ways if str(way.ins[0]) == "S1[9(8@0 8@1)]"] == [(halves,) * 3]
