@@ -473,7 +473,7 @@ def test_the_command_line(tmp_path: Path, plain: bool) -> None:
     [
         (["--engine", "mpi", "--inputs", "none.npz"], "none.npz: no such file"),
         (["--engine", "mpi", "-n", "3", "--inputs", "none.npz"], "-n 3: mesh tp=2 has 2 devices"),
-        (["-n", "2", "--inputs", "none.npz"], "-n is for --engine mpi or ranks; processes has a worker for each of the mesh's"),
+        (["-n", "2", "--inputs", "none.npz"], "-n is for --engine mpi or ranks; processes has a worker for each"),
     ],
 )
 def test_errors_of_the_command_line(options: list[str], message: str) -> None:
