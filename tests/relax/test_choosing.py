@@ -60,17 +60,6 @@ def test_equal_layers_are_solved_once_beside_what_all_of_them_read(monkeypatch: 
     assert calls[1] < 1.3 * calls[0]
 
 
-def test_what_is_left_of_a_limit_is_used() -> None:
-    """Weights that all layers would hold whole at one price, and none at another, some hold."""
-    model = exported(8)
-    parts = [share_model(model, Mesh({"tp": 2}), memory=part).functions["forward"].chosen for part in (0.5, 0.8, 1.0)]
-    held = [chosen.weights[0] / chosen.weights[1] for chosen in parts]
-    assert held[0] == 0.5
-    assert held[1] <= 0.8
-    seconds = [chosen.seconds for chosen in parts]
-    assert seconds[1] <= choosing.NEAR * seconds[0]
-
-
 def test_parts_that_are_packed_are_shared_alike() -> None:
     """Three heads of queries, keys and values, packed, on two devices: a half of each head's columns."""
 

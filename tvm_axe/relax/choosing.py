@@ -6,7 +6,7 @@ one reaches by moves are dropped, so that the result is exact but for a bound on
 alone is needed, or no fewer are for a while, the function is cut; equal segments, as layers are, are solved once.
 
 Weights cost nothing to hold, and with free weights every device would have them all. A limit on their bytes is met by a
-price on them, found by bisection, and what is left of it is used by a lower price on a part of the function.
+price on them, found by bisection.
 
 Of two choices that take about equally long the one that moves less is better: times are estimates, bytes aren't. So the
 search is made again with bytes that cost more than their time.
@@ -237,13 +237,12 @@ class _Search:
                 begin = end
         return found
 
-    def _solved(self, price: float, other: float = 0.0, behind: int = 0) -> Chosen:
-        """The cheapest choice where weights have a price, and another in all segments but the first few."""
-        segments = self.segments
+    def _solved(self, price: float) -> Chosen:
+        """The cheapest choice where weights have a price."""
+        self.price, segments = price, self.segments
         table: dict[State, tuple[float, State | None, list[Any]]] = {(): (0.0, None, [])}
         history = []
-        for at, (steps, live) in enumerate(segments):
-            self.price = price if not behind or at < behind else other
+        for steps, live in segments:
             number: dict[int, int] = {}  # values by their first appearance: equal segments are solved once
 
             def local(values: Sequence[int], number: dict[int, int] = number) -> tuple[int, ...]:
@@ -382,24 +381,7 @@ class _Search:
                 found, high = trial, middle
             else:
                 low = middle
-        return self._filled(found, low, high, limit), (low, high)
-
-    def _filled(self, found: Chosen, low: float, high: float, limit: float) -> Chosen:
-        """What is left of a limit is used: as many segments as fit it are chosen at a lower price.
-
-        Equal layers are shared alike at any price, and between two prices all of them may change at once.
-        """
-        few, many = 0, len(self.segments)
-        while found.weights[0] <= limit and many - few > 1:
-            middle = (few + many) // 2
-            trial = self._solved(low, high, middle)
-            if trial.weights[0] > limit:
-                many = middle
-                continue
-            few = middle
-            if trial.seconds < found.seconds:
-                found = trial
-        return found
+        return found, (low, high)
 
     def _chosen(self, choices: Sequence[Choice]) -> Chosen:
         held: dict[int, dict[Form, None]] = {number: {} for number in self.graph.params}
