@@ -153,19 +153,22 @@ class Slabs:
 
     def move(self, places: Sequence[_Place], home: bool) -> None:
         """Copy slabs between the controller's memory and theirs, to the controller if they go `home`."""
-        own = [place for place in places if place[0] == self._rank]
-        if home:
-            self._copy(own, True)
-        self.carry(places, home)
-        if not home:
-            self._copy(own, False)
-        if self._site.across is not None and not self._device.in_arena:
-            self.drop([place for place in own if place[0] not in self._site.across.controllers])
-
-    def _copy(self, own: Sequence[_Place], home: bool) -> None:
-        """Copy between a device's memory and its host's."""
-        for _, offset, nbytes in () if self._device.in_arena else own:
-            self._device.move(offset, self._host(offset, nbytes), home)
+        if self._device.in_arena:
+            self.carry(places, home)
+            return
+        # On the way from and to other machines they are in memory of this process: those of a shared tensor have one
+        # place in the arena, and each would write there, and drop it, while others read.
+        far = self._site.across is not None and self._rank not in self._site.across.controllers
+        held = {
+            offset: np.empty(nbytes, "uint8") if far else self._host(offset, nbytes)
+            for worker, offset, nbytes in places
+            if worker == self._rank
+        }
+        for offset, array in held.items() if home else ():
+            self._device.move(offset, array, True)
+        self._carry(places, home, lambda offset, nbytes: held[offset])
+        for offset, array in () if home else held.items():
+            self._device.move(offset, array, False)
 
     def take(self, places: Sequence[_Place]) -> None:
         """Get memory for what the host has of a tensor; see `reserve`."""
@@ -181,15 +184,18 @@ class Slabs:
 
     def carry(self, places: Sequence[_Place], home: bool) -> None:
         """Send what hosts have to the controller's, if it goes `home`, or from there; what is there already stays."""
+        self._carry(places, home, self._host)
+
+    def _carry(self, places: Sequence[_Place], home: bool, held: Callable[[int, int], np.ndarray]) -> None:
+        """The same, where what this worker sends or receives is in what `held` returns of an offset and its bytes."""
         across = self._site.across
         if across is None:
             return
-        far = [(worker, offset, nbytes) for worker, offset, nbytes in places if worker not in across.controllers]
-        parcels = [
-            (worker if self._rank == 0 else 0, self._host(offset, nbytes))
-            for worker, offset, nbytes in far
-            if self._rank in (0, worker)
-        ]
+        far = [place for place in places if place[0] not in across.controllers]
+        if self._rank == 0:
+            parcels = [(worker, self._host(offset, nbytes)) for worker, offset, nbytes in far]
+        else:
+            parcels = [(0, held(offset, nbytes)) for worker, offset, nbytes in far if worker == self._rank]
         if home == (self._rank == 0):
             across.exchange([], parcels)
         else:
