@@ -42,10 +42,10 @@ def summary(samples: np.ndarray) -> dict[str, float]:
     rate = (ticks[..., 7] - ticks[..., 0]).sum() / (nanoseconds[..., 1] - nanoseconds[..., 0]).sum() * 1e3
     since = (ticks - ticks[..., :1]) / rate  # microseconds, each block's since it began
     found = {step: float(np.median(since[..., 1 + at].max(axis=1))) for at, step in enumerate(STEPS)}
-    first = ticks[:, 0, 5] != 0  # whether the first block's warp that waits told a peer
-    if first.any():
-        found["has told a peer"] = float(np.median(since[first, 0, 5]))
-        found["has been told"] = float(np.median(since[first, 0, 6]))
+    told = ticks[:, -1, 5] != 0  # whether the last block, which meets in any case, told a peer
+    if told.any():
+        found["has told a peer"] = float(np.median(since[told, -1, 5]))
+        found["has been told"] = float(np.median(since[told, -1, 6]))
     found["ends"] = float(np.median(since[..., 7].max(axis=1)))
     begun, ended = nanoseconds[..., 0].min(axis=1), nanoseconds[..., 1].max(axis=1)
     if len(kept) > 1:
@@ -83,7 +83,7 @@ def measured(
                     found.append({"nbytes": nbytes, "early": early, "device": number, "us": times})
                     print(f"  device {number}: " + "; ".join(f"{name} {value:.2f}" for name, value in times.items()))
     finally:
-        Mover.phases, Mover.early, Mover.__init__ = False, False, begin  # type: ignore[method-assign]
+        Mover.phases, Mover.early, Mover.__init__ = False, True, begin  # type: ignore[method-assign]
     return found
 
 

@@ -1,8 +1,8 @@
 """The kernels of exchanges, compiled for the host as they are, all devices' threads run in random order.
 
 Only the primitives are others (`waiting.PRIMITIVES`), and at each a thread may be left for any other. A store by them
-is done later, each of its words by itself and in any order, at the latest at the thread's next fence or when its kernel
-ends. Of what is stored and loaded plainly every step is seen at once, so the fences of messages without marks aren't
+is done later, each of its words by itself and in any order: at the latest at the thread's next fence or when its kernel
+ends, and one or another while it polls. Of what is stored and loaded plainly every step is seen at once, so the fences of messages without marks aren't
 tried.
 """
 
@@ -69,12 +69,14 @@ static void stay();
 static void __syncthreads();
 static void later(void* place, unsigned long long value, int nbytes);
 static void flush();
+static void drain();
 static unsigned long long steps;
 """
 
 _PRIMITIVES = """
 static void axe_fence() { flush(); stay(); }
-static unsigned axe_load(const unsigned* word) { stay(); return *word; }
+static unsigned axe_load(const unsigned* word) { stay(); drain(); return *word; }
+static void axe_acquire(const unsigned*) { stay(); }
 static void axe_store(unsigned* word, unsigned value) { stay(); later(word, value, 4); }
 static void axe_store_pair(char* place, unsigned long long first, unsigned long long second) {
   stay();
@@ -83,6 +85,7 @@ static void axe_store_pair(char* place, unsigned long long first, unsigned long 
 }
 static void axe_load_pair(const char* place, unsigned long long& first, unsigned long long& second) {
   stay();
+  drain();
   std::memcpy(&first, place, 8);
   stay();
   std::memcpy(&second, place + 8, 8);
@@ -114,6 +117,12 @@ static void flush() {
   std::shuffle(thread->stores.begin(), thread->stores.end(), generator);
   for (const Store& store : thread->stores) put(store);
   thread->stores.clear();
+}
+static void drain() {
+  if (thread->stores.empty() || below(8)) return;
+  std::swap(thread->stores[below(thread->stores.size())], thread->stores.back());
+  put(thread->stores.back());
+  thread->stores.pop_back();
 }
 static void later(void* place, unsigned long long value, int nbytes) {
   thread->stores.push_back({place, value, nbytes});

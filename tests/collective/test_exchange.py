@@ -58,7 +58,7 @@ def exchanged(
             given = (rng.integers(-8, 9, (devices, 2 * words)).astype("float32").view("uint32") >> 16).astype("uint16")
         result = np.full_like(given, 0xABAB)
         found = [
-            met(devices, rank).exchange(given[rank].ctypes.data, result[rank].ctypes.data, VECTOR * size, 4)
+            met(devices, rank).exchange(given[rank].ctypes.data, result[rank].ctypes.data, VECTOR * size, 5)
             for rank in range(devices)
         ]
         assert all(each is not None and each[1:] == found[0][1:] for each in found)
@@ -67,14 +67,22 @@ def exchanged(
         which.append(found[0][2] + 2 * (dtype == "bfloat16"))
         results.append((result, _summed(given)))
         kept.append(given)
+
+    def meets_all(at: int, row: int) -> bool:
+        return not which[at] % 2 and blocks[at] > row
+
     speeds = rng.random(devices) ** 2 + 5e-2
     if not kernels.run(told, around, blocks, which, speeds.tolist(), movers, seed, patience * len(sizes)):
         return False  # they wait for ever
     assert not missing.any()
     rows = slabs[:, : meeting.ROWS * ROW].reshape(devices, meeting.ROWS, ROW)
     for rank in range(devices):  # what is before an exchange and behind it is ordered, whichever kind it is
-        others = [peer for peer in range(devices) if peer != rank]
-        assert (rows[rank, 0, [SENT + peer for peer in others]] == len(sizes)).all()
+        others = [SENT + peer for peer in range(devices) if peer != rank]
+        for at, count in enumerate(blocks):  # in the last of its blocks, in which others may have been before and after
+            last = count - 1
+            later = [later for later in range(at, len(blocks)) if blocks[later] == count or meets_all(later, last)]
+            number = sum(each > last for each in blocks[: max(later) + 1])
+            assert (rows[rank, last, others] == number).all()
     return all((result == expected).all() for result, expected in results)
 
 
@@ -94,8 +102,8 @@ def kernels_on_host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of few vectors are large ones."""
     marked, told = 8 * VECTOR, 4 * 4 * 8 * VECTOR
-    words = 4 * ROW + 2 * (told + EXCHANGED * 2 * marked) // 4
-    sizes = {"ROWS": 4, "_SHARE": 2 * VECTOR, "_MARKED": marked, "_TOLD": told, "WORDS": words}
+    words = 5 * ROW + 2 * (told + EXCHANGED * 2 * marked) // 4
+    sizes = {"ROWS": 5, "_SHARE": 2 * VECTOR, "_MARKED": marked, "_TOLD": told, "WORDS": words}
     for name, value in sizes.items():
         monkeypatch.setattr(meeting, name, value)
 
@@ -167,7 +175,7 @@ def test_who_never_comes_is_named(kernels_on_host: OnHost, size: int) -> None:
         for rank in range(3)
     ]
     told = [
-        met(3, rank).exchange(data[rank].ctypes.data, data[rank].ctypes.data, VECTOR * size, 4) for rank in range(3)
+        met(3, rank).exchange(data[rank].ctypes.data, data[rank].ctypes.data, VECTOR * size, 5) for rank in range(3)
     ]
     assert all(each is not None for each in told)
     _, blocks, marked = told[0]  # type: ignore[misc]
@@ -186,7 +194,9 @@ def test_blocks_have_room_of_their_own(devices: int, nbytes: int, monkeypatch: p
             assert nbytes > 1 << 20 or room < 132
             continue
         told, blocks, marked = found
-        assert (blocks - 1) * told.share < told.total <= blocks * told.share
+        moving = blocks - marked
+        assert (moving - 1) * told.share < told.total <= moving * told.share
+        assert blocks <= max(room, 1 + marked)
         assert told.share * VECTOR * (1 + marked) <= told.region and blocks * told.region <= told.half
         assert not (told.region % VECTOR or told.half % VECTOR or told.staging % VECTOR)
         end = told.staging + 2 * devices * told.half

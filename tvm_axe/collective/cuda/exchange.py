@@ -9,9 +9,9 @@ Very small messages say themselves that they are there: each 8 bytes are 4 of da
 once, so any data may be sent. Of larger ones a block says so, as where it meets.
 
 An exchange orders what is before and behind it as a meeting does, and for that a thread fences and tells, is told and
-fences. That isn't in the way of marked words, which need no order: a warp of the first block does it beside those that
-move, and the kernel ends when both have. A fence also waits for what its thread has stored, so nothing is stored ahead
-of it: the number of a block's exchange is written last. A thread has its data and the number at once, as it reads both
+acquires. That isn't in the way of marked words, which need no order: a block of its own does it beside those that move,
+and the kernel ends when all have. A fence waits for what the threads of its multiprocessor have stored, of which that
+block has none; and a block writes the number of its exchange last. A thread has its data and the number at once, as it reads both
 by itself, and keeps the data to add them.
 
 Source: PTX ISA, "Memory Consistency Model", "Vector Data-types" and "Release and Acquire Patterns".
@@ -99,7 +99,8 @@ __device__ bool is_marked(const char* place, unsigned number, uint4& data) {{
   return there;
 }}
 
-// All but the last warp of a block move; the last tells peers and waits for what they tell.
+// All but the last warp of a block move; the last tells peers and waits for what they tell. Of marked words, the last
+// block does that, and nothing else.
 template <typename T, typename Wide, int LANES, bool MARKED>
 __device__ void exchange(const Exchange& moved, const Around& around) {{
   AXE_BEGAN
@@ -155,8 +156,8 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
     __syncthreads();
     meet();
     __syncthreads();
-  }} else if (blockIdx.x == 0) {{
-    meet();  // one block's is enough to order what is before and behind, and nobody waits for it to move
+  }} else if (blockIdx.x == gridDim.x - 1) {{
+    meet();  // one block's is enough to order what is before and behind
   }}
   for (int base = threadIdx.x; base < count; base += step) {{
     if (count > step) load(base);

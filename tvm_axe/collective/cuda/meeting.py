@@ -128,7 +128,7 @@ class Meeting:
         if nbytes <= 0 or self.devices > EXCHANGED or any(place % VECTOR for place in (source, target, nbytes)):
             return None
         total, marked = nbytes // VECTOR, nbytes <= _MARKED
-        share = -(-total // max(1, min(room, ROWS, -(-nbytes // _SHARE))))
+        share = -(-total // max(1, min(room - marked, ROWS - marked, -(-nbytes // _SHARE))))
         # Marks are never where messages without marks were, of which some could look like one.
         start, half, blocks = 0, _TOLD // self.devices, ROWS
         if marked:
@@ -138,7 +138,7 @@ class Meeting:
         if share * VECTOR * (1 + marked) > region:
             return None
         told = Exchange(source, target, total, share, 4 * ROWS * ROW + start, half, region)
-        return told, -(-total // share), marked
+        return told, -(-total // share) + marked, marked  # the last block of marked words meets
 
     def missing(self) -> list[int]:
         """Return the peers that a meeting was given up for, once the stream has finished."""

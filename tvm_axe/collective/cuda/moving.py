@@ -102,8 +102,8 @@ class Mover:
     phases = False
     """Whether exchanges sample where their time goes (`samples`), which only measurements ask for."""
 
-    early = False
-    """Whether an exchange is launched while the kernel before ends; only measurements ask for it until it is tried."""
+    early = True
+    """Whether an exchange is launched while the kernel before ends; only measurements do without."""
 
     def __init__(self, arch: str, stream: Any, room: int) -> None:
         self._stream = stream

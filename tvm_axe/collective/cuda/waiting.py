@@ -19,6 +19,11 @@ __device__ unsigned axe_load(const unsigned* word) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
   return seen;
 }
+// Whoever sees what was stored behind a fence sees what was before it; it waits for nothing that the thread has stored.
+__device__ void axe_acquire(const unsigned* word) {
+  unsigned seen;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+}
 __device__ void axe_store(unsigned* word, unsigned value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
@@ -68,7 +73,7 @@ __device__ void axe_await(unsigned* word, unsigned target, unsigned* off, unsign
     unsigned seen = axe_load(word);
     if (static_cast<int>(seen - target) >= 0 || axe_given_up(polls, start, off, missing, limit)) break;
   }
-  axe_fence();
+  axe_acquire(word);
 }
 
 // Tell a peer that what happened before, in this device's memory or another's, has.
