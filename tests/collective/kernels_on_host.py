@@ -2,8 +2,8 @@
 
 Only the primitives are others (`waiting.PRIMITIVES`), and at each a thread may be left for any other. A store by them
 is done later, each of its words by itself and in any order: at the latest at the thread's next fence or when its kernel
-ends, and one or another while it polls. Of what is stored and loaded plainly every step is seen at once, so the fences of messages without marks aren't
-tried.
+ends, and one or another while it polls. Of what is stored and loaded plainly every step is seen at once, so the fences
+of messages without marks aren't tried.
 """
 
 from __future__ import annotations

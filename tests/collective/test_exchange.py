@@ -196,8 +196,8 @@ def test_blocks_have_room_of_their_own(devices: int, nbytes: int, monkeypatch: p
         told, blocks, marked = found
         moving = blocks - marked
         assert (moving - 1) * told.share < told.total <= moving * told.share
-        assert blocks <= max(room, 1 + marked)
-        assert told.share * VECTOR * (1 + marked) <= told.region and blocks * told.region <= told.half
+        assert moving <= room and blocks <= meeting.ROWS
+        assert told.share * VECTOR * (1 + marked) <= told.region and moving * told.region <= told.half
         assert not (told.region % VECTOR or told.half % VECTOR or told.staging % VECTOR)
         end = told.staging + 2 * devices * told.half
         assert end <= 4 * meeting.WORDS

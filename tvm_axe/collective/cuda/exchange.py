@@ -11,8 +11,8 @@ once, so any data may be sent. Of larger ones a block says so, as where it meets
 An exchange orders what is before and behind it as a meeting does, and for that a thread fences and tells, is told and
 acquires. That isn't in the way of marked words, which need no order: a block of its own does it beside those that move,
 and the kernel ends when all have. A fence waits for what the threads of its multiprocessor have stored, of which that
-block has none; and a block writes the number of its exchange last. A thread has its data and the number at once, as it reads both
-by itself, and keeps the data to add them.
+block has none; and a block writes the number of its exchange last. A thread has its data and the number at once, as it
+reads both by itself, and keeps the data to add them.
 
 Source: PTX ISA, "Memory Consistency Model", "Vector Data-types" and "Release and Acquire Patterns".
 """
