@@ -100,8 +100,10 @@ class Replays:
         self._current = call
         try:
             if call.runs == 2:
-                # What is captured next keeps all that it allocates, and then finds as much free: none is to be had
-                # while it is captured, and others may have taken what the first run gave back.
+                # What is captured next keeps all that it allocates, and must find as much free: none is to be had while
+                # it is captured. Others may have taken what the first run gave back, and the machine lets go of its
+                # last result only when there is another: of two runs at least one's memory is free behind them.
+                run(call.inputs)
                 run(call.inputs)
                 call.held.clear()
             replayed = self._graphs.run(key, tell)
