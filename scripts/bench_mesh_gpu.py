@@ -65,12 +65,15 @@ Run = Callable[[int], list[float]]
 
 
 class Row(NamedTuple):
-    """A line of the table: its name, what its peers make of `kind` and `size`, and what prepares and checks ours."""
+    """A line of the table: its name, what its peers make of `kind` and `size`, and what prepares and checks ours.
+
+    Ours may have several forms, by name, of which the one that is ``ours`` is compared.
+    """
 
     name: str
     kind: str
     size: tuple[int, ...]
-    ours: Callable[[Workers], Run]
+    ours: Callable[[Workers], Run | dict[str, Run]]
     peer: type[pairs.Peer]
     axis: str = "tp"
 
@@ -170,11 +173,14 @@ def program(made: DistributedProgram, schedule: str, workers: Workers) -> Run:
     return lambda reps: exe.time(workers, *arrays, repeat=reps, warmup=1)
 
 
-def pair(kind: str, size: Sequence[int], workers: Workers) -> Run:
-    """A product and the collective that it overlaps."""
-    ours = pairs.Ours(kind, workers, size)
-    ours.check()
-    return ours.run
+def pair(kind: str, size: Sequence[int], workers: Workers) -> dict[str, Run]:
+    """A product and the collective that it overlaps, one behind the other, and the product alone."""
+    found: dict[str, Run] = {}
+    for form in ("ours", pairs.APART, pairs.ALONE):
+        ours = pairs.Ours(kind, workers, size, form)
+        ours.check()
+        found[form] = ours.run
+    return found
 
 
 # ---- Theirs ----------------------------------------------------------------------------------------------------------
@@ -346,22 +352,23 @@ def measured(row: Row, devices: int, engine: str, rounds: int, reps: int, shared
     options = {"gpus": (0,) * devices} if shared else {}
     try:
         with axe.launch(Mesh({row.axis: devices}), engine=engine, **options) as workers:
-            ours = row.ours(workers)
+            made = row.ours(workers)
+            ours = made if isinstance(made, dict) else {"ours": made}
             names = [name for name in (peers.names if peers else ()) if not name.endswith(MANY)]
-            taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in names}}
+            taken: dict[str, list[float]] = {name: [] for name in [*ours, *names]}
             for turn in range(rounds + 1):  # one to warm up
                 for name, seconds in taken.items():
-                    found = ours(reps) if name == "ours" or peers is None else rival(peers, name, row, reps)
+                    found = ours[name](reps) if name in ours or peers is None else rival(peers, name, row, reps)
                     seconds += found if turn else []
     finally:
         if peers is not None:
             peers.close()
     medians = {name: 1e6 * statistics.median(seconds) for name, seconds in taken.items()}
     for name, seconds in taken.items():
-        print(f"  {name:<24} {medians[name]:10.2f} us  ({1e6 * min(seconds):.2f} to {1e6 * max(seconds):.2f})")
+        print(f"  {name:<27} {medians[name]:10.2f} us  ({1e6 * min(seconds):.2f} to {1e6 * max(seconds):.2f})")
     if engine == "cuda":
         print(f"  after: {power()}")
-    rivals = {name: medians[name] for name in medians if name not in ("ours", "cuBLAS alone")}
+    rivals = {name: medians[name] for name in names if name != "cuBLAS alone"}
     peer = min(rivals, key=lambda name: rivals[name]) if rivals else None
     return {
         "name": row.name,

@@ -62,15 +62,23 @@ def product(m: int, n: int, k: int) -> Any:
     return product
 
 
-def scheduled(kind: str, mesh: Mesh, size: Sequence[int]) -> Schedule:
-    """The schedule of a row; of an all-gather, the middle dimension is the shared one, as in the layer before."""
+def scheduled(kind: str, mesh: Mesh, size: Sequence[int], form: str = "ours") -> Schedule:
+    """The schedule of a row; of an all-gather, the middle dimension is the shared one, as in the layer before.
+
+    With `APART` the product and its collective are one behind the other, with `ALONE` the product is all there is.
+    """
     m, n, k = size
+    if form == ALONE:
+        columns, terms = (k // mesh.size, n) if kind == "all-gather + GEMM" else (n, k // mesh.size)
+        return Schedule(product(m, columns, terms), mesh=mesh)
     if kind == "all-gather + GEMM":
         shared = {"A": Layout.sharded((m, n), mesh, {0: "tp"}), "C": Layout.sharded((m, k), mesh, {1: "tp"})}
         sch = Schedule(with_layouts(product(m, k, n), shared), mesh=mesh)
         mm = sch.get_sblock("mm")
         sch.shard(sch.get_loops(mm)[2], "tp")
-        sch.overlap((sch.redistribute(mm, "A", "tp"), mm), "tp", CHUNKS)
+        gather = sch.redistribute(mm, "A", "tp")
+        if form != APART:
+            sch.overlap((gather, mm), "tp", CHUNKS)
         return sch
     scatters = kind == "GEMM + reduce-scatter"
     shared = {"C": Layout.sharded((m, n), mesh, {0: "tp"})} if scatters else {}
@@ -78,20 +86,26 @@ def scheduled(kind: str, mesh: Mesh, size: Sequence[int]) -> Schedule:
     partial, reduce = sch.shard(sch.get_loops(sch.get_sblock("mm"))[1], "tp")
     if scatters:
         sch.shard(sch.get_loops(reduce)[0], "tp")
-    else:
+    if form == APART:
+        return sch
+    if not scatters:
         reduce, gather = sch.split_collective(reduce)
         sch.fuse_collective([reduce, gather])
     sch.overlap([partial, reduce], "tp", CHUNKS)
     return sch
 
 
+APART, ALONE = "ours, one behind the other", "our product alone"
+"""What else of ours is timed beside a pair."""
+
+
 class Ours:
     """A row's program on workers, with inputs in place."""
 
-    def __init__(self, kind: str, workers: Workers, size: Sequence[int]) -> None:
+    def __init__(self, kind: str, workers: Workers, size: Sequence[int], form: str = "ours") -> None:
         self.kind, self.workers = kind, workers
-        self.exe = axe.compile(scheduled(kind, workers.mesh, size), target=workers.target, work_dir=None)
-        print(f"{kind}: {'; '.join(self.exe.lowered.forms) or self.exe.notation}")
+        self.exe = axe.compile(scheduled(kind, workers.mesh, size, form), target=workers.target, work_dir=None)
+        print(f"{kind}, {form}: {'; '.join(self.exe.lowered.forms) or self.exe.notation}")
         rng = np.random.default_rng(0)
         shapes = [buffer.shape for buffer in self.exe.lowered.inputs]
         scales = (1.0, shapes[1][0] ** -0.5)
