@@ -195,7 +195,7 @@ def _hear(variables: Variables, hello: Mapping[str, Any], deadline: Deadline) ->
     while True:
         connection = _connected(places, deadline, f"rank 0 at {_named(variables)}")
         try:
-            connection.settimeout(deadline.left + _PARTING)
+            connection.settimeout(deadline.seconds + _PARTING)  # who listens may have begun only now
             _say(connection, hello)
             said = _heard(connection)
             if said is not None:
