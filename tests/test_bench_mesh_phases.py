@@ -35,7 +35,7 @@ def test_phases_of_exchanges(script: ModuleType) -> None:
         for block in range(2):
             begins = 10_000_000 + number * 5_000 + block * 100  # nanoseconds
             phases = np.array([0, 500, 600, 1700 + block * 200, 1800 + block * 200, 700, 1600, 2000 + block * 200])
-            samples[slot, block]["ticks"] = 2 * (begins + phases) * (1, 1, 1, 1, 1, not block, not block, 1)
+            samples[slot, block]["ticks"] = 2 * (begins + phases) * (1, 1, 1, 1, 1, block, block, 1)
             samples[slot, block]["nanoseconds"] = begins, begins + phases[-1]
     found = script.summary(samples)
     assert found == pytest.approx(
