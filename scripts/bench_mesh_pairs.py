@@ -43,6 +43,8 @@ WORST = 6e-3  # of the error of a result of bfloat16, norm over norm
 REST = 0.02  # seconds before a run, so that the power stays below its limit
 SLEEP = 6_000_000  # clocks, until all is enqueued
 PORT = 29519
+APART, ALONE = "ours, one behind the other", "our product alone"
+"""What else of ours is timed beside a pair."""
 
 # ---- Ours ------------------------------------------------------------------------------------------------------------
 
@@ -93,10 +95,6 @@ def scheduled(kind: str, mesh: Mesh, size: Sequence[int], form: str = "ours") ->
         sch.fuse_collective([reduce, gather])
     sch.overlap([partial, reduce], "tp", CHUNKS)
     return sch
-
-
-APART, ALONE = "ours, one behind the other", "our product alone"
-"""What else of ours is timed beside a pair."""
 
 
 class Ours:

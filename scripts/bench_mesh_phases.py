@@ -60,7 +60,7 @@ def measured(
 ) -> list[dict[str, Any]]:
     """Print where the time goes at each size, on each device; returns the same."""
     movers: list[tuple[Any, Mover]] = []
-    begin = Mover.__init__
+    begin, default = Mover.__init__, Mover.early
 
     def kept(self: Mover, *arguments: Any) -> None:
         begin(self, *arguments)
@@ -83,7 +83,7 @@ def measured(
                     found.append({"nbytes": nbytes, "early": early, "device": number, "us": times})
                     print(f"  device {number}: " + "; ".join(f"{name} {value:.2f}" for name, value in times.items()))
     finally:
-        Mover.phases, Mover.early, Mover.__init__ = False, True, begin  # type: ignore[method-assign]
+        Mover.phases, Mover.early, Mover.__init__ = False, default, begin  # type: ignore[method-assign]
     return found
 
 

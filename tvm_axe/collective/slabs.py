@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -160,13 +160,11 @@ class Slabs:
         # place in the arena, and each would write there, and drop it, while others read.
         far = self._site.across is not None and self._rank not in self._site.across.controllers
         held = {
-            offset: np.empty(nbytes, "uint8") if far else self._host(offset, nbytes)
-            for worker, offset, nbytes in places
-            if worker == self._rank
+            offset: np.empty(array.nbytes, "uint8") if far else array for offset, array in self._own(places).items()
         }
         for offset, array in held.items() if home else ():
             self._device.move(offset, array, True)
-        self._carry(places, home, lambda offset, nbytes: held[offset])
+        self._carry(places, home, held)
         for offset, array in () if home else held.items():
             self._device.move(offset, array, False)
 
@@ -184,10 +182,10 @@ class Slabs:
 
     def carry(self, places: Sequence[_Place], home: bool) -> None:
         """Send what hosts have to the controller's, if it goes `home`, or from there; what is there already stays."""
-        self._carry(places, home, self._host)
+        self._carry(places, home, self._own(places))
 
-    def _carry(self, places: Sequence[_Place], home: bool, held: Callable[[int, int], np.ndarray]) -> None:
-        """The same, where what this worker sends or receives is in what `held` returns of an offset and its bytes."""
+    def _carry(self, places: Sequence[_Place], home: bool, held: Mapping[int, np.ndarray]) -> None:
+        """The same, where what this worker itself sends or receives is `held`, by its offset."""
         across = self._site.across
         if across is None:
             return
@@ -195,11 +193,15 @@ class Slabs:
         if self._rank == 0:
             parcels = [(worker, self._host(offset, nbytes)) for worker, offset, nbytes in far]
         else:
-            parcels = [(0, held(offset, nbytes)) for worker, offset, nbytes in far if worker == self._rank]
+            parcels = [(0, held[offset]) for worker, offset, _ in far if worker == self._rank]
         if home == (self._rank == 0):
             across.exchange([], parcels)
         else:
             across.exchange(parcels, [])
+
+    def _own(self, places: Sequence[_Place]) -> dict[int, np.ndarray]:
+        """What the host has of this worker's slabs among these, by their offsets."""
+        return {offset: self._host(offset, nbytes) for worker, offset, nbytes in places if worker == self._rank}
 
     def _host(self, offset: int, nbytes: int) -> np.ndarray:
         return self._site.arena.bytes(offset, nbytes)

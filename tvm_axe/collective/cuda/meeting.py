@@ -138,7 +138,7 @@ class Meeting:
         if share * VECTOR * (1 + marked) > region:
             return None
         told = Exchange(source, target, total, share, 4 * ROWS * ROW + start, half, region)
-        return told, -(-total // share) + marked, marked  # the last block of marked words meets
+        return told, -(-total // share) + marked, marked  # of marked words, the last block meets
 
     def missing(self) -> list[int]:
         """Return the peers that a meeting was given up for, once the stream has finished."""
