@@ -6,7 +6,6 @@ import queue
 import random
 import threading
 import time
-from collections import defaultdict
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
@@ -49,7 +48,9 @@ class _Group:
         self.size = size
         self.barrier = threading.Barrier(size)
         self.brought: list[Any] = [None] * size
-        self.parcels: dict[tuple[int, int], queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
+        self.parcels: dict[tuple[int, int], queue.Queue[np.ndarray]] = {
+            (sender, receiver): queue.Queue() for sender in range(size) for receiver in range(size)
+        }
         self.parts: dict[tuple[int, int], _Group] = {}
         self.splits = 0
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,7 +64,9 @@ class Group:
         self.mesh = Mesh({"x": sum(map(len, hosts))})
         buffers = {tuple(host): np.full((self.mesh.size, 2, room), 0xA5, "uint8") for host in hosts}
         barriers = {tuple(host): threading.Barrier(len(host)) for host in hosts}
-        self._mail: dict[tuple[int, int], queue.Queue[bytes]] = defaultdict(queue.Queue)
+        self._mail: dict[tuple[int, int], queue.Queue[bytes]] = {
+            (sender, receiver): queue.Queue() for sender in range(self.mesh.size) for receiver in range(self.mesh.size)
+        }
         self.sent = 0
         self._lock = threading.Lock()
         self._workers = []
