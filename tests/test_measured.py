@@ -13,6 +13,7 @@ from tvm_axe.collective.timeline import WAITING
 from tvm_axe.lower.cost import estimate, expected, operations
 
 TITLE = "predicted and measured on"
+PLACES = 0.6e-4  # a time of four decimals is this near, whichever way its half was rounded
 
 
 @T.prim_func(s_tir=True)
@@ -67,11 +68,13 @@ def test_what_was_traced_and_timed_is_beside_what_was_predicted(engine: str) -> 
     for stage, own in zip(exe.stages, predicted, strict=True):
         events = [event for event in timeline.events if (event.name, event.kind) == (stage.name, stage.kind)]
         taken = [sum(e.stop - e.start for e in events if e.worker == worker) / 1e6 for worker in range(2)]
-        assert traced[stage.name][:2] == [f"{own * 1e3:.4f}", f"{max(taken):.4f}"]
+        assert traced[stage.name][0] == f"{own * 1e3:.4f}"
+        assert float(traced[stage.name][1]) == pytest.approx(max(taken), abs=PLACES)
         assert float(traced[stage.name][2]) == pytest.approx(max(taken) / own / 1e3, abs=0.006)
     waits = [event for event in timeline.events if event.kind == WAITING]
-    assert float(traced["waiting"][1]) >= max(event.stop - event.start for event in waits) / 1e6 - 1e-4
-    assert traced["in all"][:2] == [f"{sum(predicted) * 1e3:.4f}", f"{timeline.duration / 1e6:.4f}"]
+    assert float(traced["waiting"][1]) >= max(event.stop - event.start for event in waits) / 1e6 - PLACES
+    assert traced["in all"][0] == f"{sum(predicted) * 1e3:.4f}"
+    assert float(traced["in all"][1]) == pytest.approx(timeline.duration / 1e6, abs=PLACES)
     timed = table(exe)
     assert timed["in all"][1] == f"{statistics.median(seconds) * 1e3:.4f}"
     assert {name: timed[name] for name in names} == {name: traced[name] for name in names}

@@ -122,6 +122,38 @@ def test_rank_0_does_not_come(port: int) -> None:
     assert all(str(each).startswith(f"launch: rank 0 at 127.0.0.1:{port} did not listen within 1 s") for each in found)
 
 
+def test_who_says_what_it_hears_is_not_rank_0(port: int) -> None:
+    def echo() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(connection.recv(1 << 16))
+
+    with socket.create_server(("127.0.0.1", port)) as server:
+        threading.Thread(target=echo, daemon=True).start()
+        (found,) = at_once([1], lambda rank: meet(told(rank, 2, port), 1))
+        server.shutdown(socket.SHUT_RDWR)
+    assert isinstance(found, WorkerError)
+    assert str(found).startswith("launch: rank 0 at ")
+
+
+def test_a_port_that_answers_itself_is_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def itself(place: tuple[str, int], timeout: float) -> socket.socket:
+        connection = socket.socket()
+        connection.bind(place)
+        connection.settimeout(timeout)
+        connection.connect(place)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", itself)
+    (found,) = at_once([1], lambda rank: meet(told(rank, 2, port), 1))
+    assert isinstance(found, WorkerError)
+    assert str(found).startswith(f"launch: rank 0 at 127.0.0.1:{port} did not listen within 1 s")
+
+
 def test_two_are_one_rank(port: int) -> None:
     found = at_once([0, 1, 1], lambda rank: meet(told(rank, 3, port), 5))
     expected = f"launch: two processes are rank 1 of the job at 127.0.0.1:{port}"

@@ -198,7 +198,7 @@ def _hear(variables: Variables, hello: Mapping[str, Any], deadline: Deadline) ->
             connection.settimeout(deadline.seconds + _PARTING)  # who listens may have begun only now
             _say(connection, hello)
             said = _heard(connection)
-            if said is not None:
+            if isinstance(said, dict) and said.keys() >= {"fault", "late", "where"}:
                 return connection, said
         except TimeoutError:
             connection.close()
@@ -216,10 +216,16 @@ def _hear(variables: Variables, hello: Mapping[str, Any], deadline: Deadline) ->
 
 def _connected(places: Sequence[tuple[str, int]], deadline: Deadline, whom: str) -> socket.socket:
     """A connection to the first of these places where somebody listens."""
+    reason: OSError
     while True:
         for place in places:
             try:
-                return socket.create_connection(place, max(_AGAIN, deadline.left))
+                connection = socket.create_connection(place, max(_AGAIN, deadline.left))
+                if connection.getsockname() != connection.getpeername():
+                    return connection
+                # TCP's simultaneous open: nobody listens, and the port that was picked for this end is that very port.
+                connection.close()
+                reason = ConnectionRefusedError("connected to itself")
             except socket.gaierror as error:
                 raise InputError(f"launch: {place[0]!r} is no address: {error}") from None
             except OSError as error:
