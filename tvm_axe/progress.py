@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-__all__ = ["Bar", "counted"]
+__all__ = ["Bar", "counted", "say"]
 
 MINUTE = 60.0
 """Seconds between two lines, at least."""
@@ -101,3 +101,8 @@ def counted(items: Collection[Item], name: str, shown: bool = True) -> Iterator[
         for item in items:
             yield item
             bar.advance(name)
+
+
+def say(line: str) -> None:
+    """Say something on stderr, above the bar if there is one."""
+    tqdm.write(line, file=sys.stderr)

@@ -35,6 +35,16 @@ from tvm_axe._tvm.relax import (
     split_preproc,
     with_kernels_built,
 )
+from tvm_axe._tvm.rpc import (
+    RpcTracker,
+    rpc_connect,
+    rpc_devices,
+    rpc_function,
+    rpc_greet,
+    rpc_match,
+    rpc_serve,
+    rpc_tracker,
+)
 from tvm_axe._tvm.structural import constant_bytes, content, is_plain_context, load_json, structural_map
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import (
@@ -67,6 +77,7 @@ __all__ = [
     "UPSTREAM_ERRORS",
     "DiscoSession",
     "NodeType",
+    "RpcTracker",
     "as_array",
     "as_tensor",
     "block_realize",
@@ -111,6 +122,13 @@ __all__ = [
     "relax_dispatching",
     "relax_lowering",
     "rename_block",
+    "rpc_connect",
+    "rpc_devices",
+    "rpc_function",
+    "rpc_greet",
+    "rpc_match",
+    "rpc_serve",
+    "rpc_tracker",
     "save_llvm",
     "schedule_error_reason",
     "split_preproc",

@@ -17,6 +17,7 @@ from tvm_axe.cli import (
     db,
     demo,
     doctor,
+    fleet,
     kernels,
     layout,
     meta,
@@ -27,6 +28,7 @@ from tvm_axe.cli import (
     stream,
     tile,
     tune,
+    worker,
 )
 from tvm_axe.cli.command import Command, Group
 from tvm_axe.errors import AxeError
@@ -38,6 +40,8 @@ COMMANDS: tuple[Command | Group, ...] = (
     show.COMMAND,
     check.COMMAND,
     tune.COMMAND,
+    worker.COMMAND,
+    fleet.COMMAND,
     search.COMMAND,
     programs.COMMAND,
     db.COMMAND,

@@ -53,6 +53,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", default="", metavar="NAME,...", help="outputs that a mesh's schedule may leave sharded"
     )
+    parser.add_argument("--fleet", metavar="HOST:PORT", help="the tracker whose machines measure (default: this one)")
+    parser.add_argument("--key", metavar="NAME", help="with --fleet: what the machines are called there")
+    parser.add_argument("--workers", type=positive, metavar="N", help="with --fleet: how many machines at most")
     parser.add_argument("--save", metavar="BEST.json", help="write a mesh's best schedule's trace, for --schedule")
 
 
@@ -69,6 +72,7 @@ def _tune(args: argparse.Namespace) -> None:
     from tvm_axe.meta import tune
 
     common = {name: getattr(args, name) for name in ("trials", "patience", "work_dir", "report", "seed")}
+    common |= {name: getattr(args, name) for name in ("fleet", "key", "workers")}
     kernels: PrimFunc | IRModule
     if (model := _model(args)) is not None:
         kernels, target = model
@@ -90,6 +94,8 @@ def _tune(args: argparse.Namespace) -> None:
     _print_tasks(result.tasks)
     for name, why in result.left_out.items():
         print(f"{name}: not tuned: {why}")
+    for machine in result.machines:
+        print(f"machine {machine}")
     print(f"report: {result.report}")
 
 

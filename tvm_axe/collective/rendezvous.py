@@ -11,7 +11,6 @@ an address of this machine alone, ``127.0.0.1``, nobody else can.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import selectors
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_axe.collective.messages import Deadline
+from tvm_axe.connections import is_loopback, keep_alive
 from tvm_axe.errors import InputError, WorkerError
 
 __all__ = ["Variables", "meet"]
@@ -32,7 +32,6 @@ _MOST = 1 << 20  # bytes of a greeting
 _PORTS = 16  # that rank 0 tries: others may listen at the first, torchrun's agent for one
 _AGAIN = 0.05  # seconds between tries to connect to who doesn't listen yet
 _PARTING = 2.0  # seconds that rank 0's answer may take beyond the deadline
-_IDLE, _BETWEEN, _PROBES = 3, 1, 4  # seconds until a silent connection is probed, and between probes; how many
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,8 @@ def meet(variables: Variables, seconds: float) -> dict[int, socket.socket]:
         else:
             _greet(variables, deadline, found)
         for connection in found.values():
-            _prepare(connection)
+            connection.setblocking(False)
+            keep_alive(connection)
     except BaseException:
         for connection in found.values():
             connection.close()
@@ -168,7 +168,7 @@ def _gather(variables: Variables, deadline: Deadline, found: dict[int, socket.so
 
 def _greet(variables: Variables, deadline: Deadline, found: dict[int, socket.socket]) -> None:
     """As another rank: say hello to rank 0, hear where the others are, and connect to those."""
-    loopback = _is_loopback(variables.address)
+    loopback = is_loopback(variables.address)
     with socket.create_server(("127.0.0.1" if loopback else "", 0), backlog=variables.size) as listener:
         hello = {"job": variables.job, "rank": variables.rank, "size": variables.size}
         port = listener.getsockname()[1]
@@ -178,7 +178,7 @@ def _greet(variables: Variables, deadline: Deadline, found: dict[int, socket.soc
         for rank, (address, port) in said["where"]:
             if 0 < rank < variables.rank:
                 # Who came to rank 0 from its own machine is there for all others too.
-                there = variables.address if _is_loopback(address) else address
+                there = variables.address if is_loopback(address) else address
                 found[rank] = _connected([(there, port)], deadline, f"rank {rank} at {there}:{port}")
                 _say(found[rank], hello)
         with _Door(listener, variables.job) as door:
@@ -299,7 +299,7 @@ class _Door:
 
 def _listener(variables: Variables) -> socket.socket:
     """Listen at the first port that nobody else listens at."""
-    where = variables.address if _is_loopback(variables.address) else ""
+    where = variables.address if is_loopback(variables.address) else ""
     reason: OSError | None = None
     for port in variables.ports:
         try:
@@ -333,24 +333,6 @@ def _read(connection: socket.socket, nbytes: int) -> bytes | None:
             return None
         found += piece
     return found
-
-
-def _prepare(connection: socket.socket) -> None:
-    """Have small messages sent at once, and who has vanished without a word noticed within 10 seconds."""
-    connection.setblocking(False)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _BETWEEN)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (_IDLE + _BETWEEN * _PROBES))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return address == "localhost" or ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def _named(variables: Variables) -> str:

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "architecture",
+    "as_given",
     "cores",
     "cores_per_device",
     "gpu_arch",
     "host_cpu",
     "resolve_target",
+    "runs_on",
     "vector_bits",
     "vector_registers",
 ]
@@ -71,19 +73,10 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
     """
     if threads is not None and threads < 1:
         raise TuneError(f"threads: a kernel runs on at least one thread, not on {threads}")
-    try:
-        if isinstance(target, str) and target.lstrip().startswith("{"):
-            target = json.loads(target)
-        elif isinstance(target, str) and target.startswith("cuda:"):
-            target = {"kind": "cuda", "arch": target.removeprefix("cuda:")}
-        if target in ("cuda", {"kind": "cuda"}):  # upstream would say sm_50 where it sees no GPU
-            target = {"kind": "cuda", "arch": gpu_arch() or _NO_GPU}
-        # The Target constructor takes a tag or a kind as text, a dict, but no Target.
-        resolved = target if isinstance(target, Target) else Target(target)
-    except (ValueError, TypeError) as error:  # JSON's errors are ValueErrors too
-        raise TuneError(
-            f"target: {target!r} names no target: {error}; valid is a kind such as 'llvm', or JSON"
-        ) from error
+    given = as_given(target)
+    if given == {"kind": "cuda"}:  # upstream would say sm_50 where it sees no GPU
+        given["arch"] = gpu_arch() or _NO_GPU
+    resolved = Target(given)
     config: dict[str, Any] = dict(resolved.export())
     if resolved.kind.name == "cuda":
         return Target(_CUDA_LIMITS | config)
@@ -101,6 +94,36 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
     return Target(config)
 
 
+def as_given(target: str | dict[str, Any] | Target) -> dict[str, Any]:
+    """A target as `resolve_target` takes it, as JSON has it; nothing of this machine comes to it.
+
+    Raises
+    ------
+    TuneError
+        If it isn't one.
+
+    Examples
+    --------
+    >>> as_given("llvm"), as_given("cuda:sm_80")
+    ({'kind': 'llvm'}, {'kind': 'cuda', 'arch': 'sm_80'})
+    """
+    try:
+        if isinstance(target, Target):
+            return dict(target.export())
+        if isinstance(target, str) and target.lstrip().startswith("{"):
+            target = json.loads(target)
+        elif isinstance(target, str) and target.startswith("cuda:"):
+            target = {"kind": "cuda", "arch": target.removeprefix("cuda:")}
+        elif isinstance(target, str) and target in Target.list_kinds():
+            target = {"kind": target}
+        found = Target(target)  # which refuses what is none
+        return dict(target) if isinstance(target, dict) else dict(found.export())
+    except (ValueError, TypeError) as error:  # JSON's errors are ValueErrors too
+        raise TuneError(
+            f"target: {target!r} names no target: {error}; valid is a kind such as 'llvm', or JSON"
+        ) from error
+
+
 @functools.cache
 def host_cpu() -> str:
     """LLVM's name of this host's CPU, or the best generic level whose vector instructions it really has."""
@@ -112,6 +135,22 @@ def host_cpu() -> str:
         if flags is None or all(flags.issuperset({flag}) for feature, flag in _FLAGS.items() if feature in has):
             return name
     return "generic"
+
+
+def runs_on(wanted: str, cpu: str) -> bool:
+    """Whether code for a CPU is what one runs on another: on the same, or on any that has all of a generic level.
+
+    Parameters
+    ----------
+    wanted, cpu
+        LLVM's names. Code for one model runs on some others, but is no measure of what is fast there.
+    """
+    if wanted == cpu:
+        return True
+    if wanted not in (*_GENERIC, "generic", "x86-64") or not _tvm.is_valid_cpu(cpu, _tvm.host_triple()):
+        return False
+    needed, there = (_tvm.cpu_features(Target({"kind": "llvm", "mcpu": name})) for name in (wanted, cpu))
+    return needed & _FLAGS.keys() <= there  # the rest of LLVM's features say what is slow on a CPU, too
 
 
 def gpu_arch() -> str | None:

@@ -3,6 +3,7 @@
 Its parts import one way, in this order from below:
 
     measure     builds and runs candidates in processes of their own, and judges their results
+    fleet       the same on other machines, which a tracker hands out
     task        what became of one workload so far; `result`, what a call came to
     spaces      what candidates there are of a kernel
     model       the cost model, and what it is told of a candidate

@@ -11,6 +11,7 @@ from tvm.target import Target
 
 from tvm_axe.errors import TuneError
 from tvm_axe.lower import Lowered
+from tvm_axe.meta.fleet.crew import Machine
 from tvm_axe.meta.task import TaskResult
 from tvm_axe.notebook import preformatted
 from tvm_axe.schedule import Schedule
@@ -109,6 +110,8 @@ class TuneResult:
     schedules : tuple[Found, ...]
         Of a program on a mesh: the best first, then the others that were measured, the fastest first, then those that
         failed. `axe.search` has all that are valid; those that weren't measured come last, the most promising first.
+    machines : tuple[Machine, ...]
+        Those of a fleet that this call had: what each has measured, and what happened to it.
     """
 
     target: Target
@@ -117,6 +120,7 @@ class TuneResult:
     seconds: dict[str, float]
     report: Path
     schedules: tuple[Found, ...] = ()
+    machines: tuple[Machine, ...] = ()
 
     @property
     def best(self) -> Found:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tvm import s_tir
 from tvm.ir import IRModule
@@ -192,7 +194,8 @@ class Task:
         key, spent = key_of(_tvm.record_json(record)), round(self.elapsed, 3)
         self._keys.append(key)
         times = round(measured.build_seconds, 3), round(measured.run_seconds, 3)
-        write_trial(self.folder, Trial(key, now(), spent, measured.seconds, measured.failure, *times))
+        machine = measured.machine or platform.node()
+        write_trial(self.folder, Trial(key, now(), spent, measured.seconds, measured.failure, *times, machine=machine))
 
     def records(self) -> dict[str, tuple[Record, IRModule]]:
         """All the task's records by key, by all jobs so far, each with the workload by whose names its trace goes."""
@@ -237,8 +240,9 @@ class Task:
         self._keys = [keys.get(key, key) for key in self._keys]
         self.before = next((record.seconds for record in new.values() if not record.trace[0]), self.before)
 
-    def note(self) -> None:
-        """Write this call's state into the provenance, once something was measured in it."""
+    def note(self, machines: Mapping[str, Any]) -> None:
+        """Write this call's state into the provenance, once something was measured in it, and on which machines."""
+        self._provenance.run |= {"machines": machines} if machines else {}
         times = {"before_ms": _milliseconds(self.before), "best_ms": _milliseconds(self.kept)}  # finals revise both
         self._provenance.record(self._digest, failures=self.failures, trials=len(self.seconds), **times)
 

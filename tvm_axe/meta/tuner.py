@@ -14,6 +14,8 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.machines.target import resolve_target
+from tvm_axe.meta.fleet.crew import crew_for
+from tvm_axe.meta.fleet.fleet import Fleet, fleet_of
 from tvm_axe.meta.mesh.job import tune_program
 from tvm_axe.meta.result import TuneResult
 from tvm_axe.meta.search.job import tune_kernels
@@ -39,6 +41,9 @@ def tune(
     keep: Collection[str] = (),
     pack_weights: bool = False,
     values: Values | None = None,
+    fleet: str | Fleet | None = None,
+    key: str | None = None,
+    workers: int | None = None,
 ) -> TuneResult:
     """Search for the fastest schedules, and keep every measurement in a database.
 
@@ -85,21 +90,31 @@ def tune(
         as ``{"n": (1, 16, 128)}``; 1, 16, 128 and 1024 of those that are left out. Each kernel is tuned at each of
         them, and `tvm_axe.compile`, told the same, finds what was the fastest there for the values up to it. On a GPU
         such kernels aren't tuned.
+    fleet, key, workers
+        The tracker whose machines measure, ``"host:port"``, what they are called there, and how many are used at most;
+        or all of it as a `Fleet`. A target that says nothing of a CPU or a GPU, such as ``"llvm"``, is completed by
+        the first of them, and `TuneResult.target` is what to compile for then. See the documentation, "A fleet".
 
     Raises
     ------
     TuneError
         If `trials` or `patience` is not positive, `work_dir` or `report` cannot be written, there is nothing to tune,
         or a module is to be tuned on a mesh; if weights cannot be packed, or what a function says of them is wrong
-        (`tvm_axe.records.packing`).
+        (`tvm_axe.records.packing`); if there is no tracker.
+    InputError
+        If `fleet`, `key` and `workers` name no machines.
     """
+    machines = fleet_of(fleet, key, workers)
     for name, value in (("trials", trials), ("patience", patience)):
         if value is not None and value < 1:
             raise TuneError(f"{name}: at least one candidate is needed, not {value}")
     place, page = Path(work_dir), None if report is None else Path(report)
     if mesh is None and isinstance(program, tirx.PrimFunc | IRModule):
-        resolved = resolve_target(target)
-        return tune_kernels(program, resolved, trials, patience, place, page, seed, progress, pack_weights, values)
+        with crew_for(machines, target, place, progress) as crew:
+            resolved = resolve_target(target) if crew is None else crew.target
+            return tune_kernels(
+                program, resolved, trials, patience, place, page, seed, progress, pack_weights, values, crew
+            )
     if isinstance(program, IRModule):
         raise TuneError(
             "mesh: a function or a schedule is tuned on a mesh, not a module; for the kernels that a model has "

@@ -29,8 +29,9 @@ class Provenance:
 
     A run is an object with ``id``, ``date`` (UTC), ``command``, ``versions``, ``python``, ``host``, ``cpu``,
     ``target``, ``seed``, ``trials`` and ``tasks``: by the workload's hash ``name``, ``before_ms``, ``best_ms``,
-    ``trials``, ``failures``. It is written whenever something is recorded; a call that measures nothing leaves no
-    trace.
+    ``trials``, ``failures``. Where a fleet measured, ``machines`` says of each by name its ``fingerprint``, the
+    ``scale`` of its times, how many it has ``measured`` and how many of them ``failed``, and the ``events``. It is
+    written whenever something is recorded; a call that measures nothing leaves no trace.
     """
 
     def __init__(self, folder: Path, target: Target, seed: int, trials: int) -> None:

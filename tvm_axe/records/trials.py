@@ -9,6 +9,7 @@ MetaSchedule's records have no room for either. A line of this file is an object
     failure   why it failed, in words; null if it didn't
     build     seconds that compiling it took, and
     run       that running it until its time was known took; null where they are not known
+    machine   the name of the machine that measured it; null where that is not known
     turns     in how many turns with others its time was taken again (the finals of a job); null if that wasn't done
 
 A line is written right after its record, so that a process that is killed between the two leaves a record without a
@@ -47,6 +48,7 @@ class Trial:
     build: float | None = None
     run: float | None = None
     turns: int | None = None
+    machine: str | None = None
 
 
 def key_of(entry: Any) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import tvm
@@ -28,12 +28,12 @@ from tvm_axe.meta.measure.cuda_graph import Graph
 from tvm_axe.meta.measure.exchange import Params
 from tvm_axe.meta.measure.guarded import Guarded
 
-__all__ = ["Device", "OnCpu", "OnGpu", "device_for"]
+__all__ = ["CANDIDATE_SECONDS", "REPEATS", "Device", "OnCpu", "OnGpu", "Packs", "device_for", "repeats_of"]
 
-_REPEATS = 5
+REPEATS = 5
 _CPU_REPEAT_SECONDS = 0.015  # long against the clock's resolution and a scheduler's tick
 _GPU_REPEAT_SECONDS = 0.005
-_CANDIDATE_SECONDS = 0.3  # a candidate slower than that is timed fewer times: it isn't a winner
+CANDIDATE_SECONDS = 0.3  # a candidate slower than that is timed fewer times: it isn't a winner
 _GPU_SETS = 8
 
 
@@ -59,6 +59,30 @@ class Device(Protocol):
 
     def conditions(self) -> dict[str, str | int]:
         """Under what conditions `median` is measured."""
+
+
+@runtime_checkable
+class Packs(Device, Protocol):
+    """A device that can have weights packed ahead of a timing."""
+
+    def packed(self, pack: Module, places: Sequence[int], params: Params) -> Device:
+        """The same arguments, but for those at `places`: these are what `pack` makes of them as they are now.
+
+        Every input set gets its own, so that they take part in a timing's turns like any other argument.
+
+        Parameters
+        ----------
+        pack
+            Has a function ``main``, which takes the arguments at `places` and then as many outputs.
+        params
+            Shape and type of each of the outputs.
+        """
+
+
+def repeats_of(once: float) -> tuple[int, int]:
+    """How many calls a repeat on a CPU has, of a function that takes `once` seconds, and how many repeats there are."""
+    number = max(1, round(_CPU_REPEAT_SECONDS / once))
+    return number, min(REPEATS, max(1, int(CANDIDATE_SECONDS / (once * number))))
 
 
 def device_for(target: Target, inputs: Sequence[Sequence[np.ndarray]]) -> Device:
@@ -92,17 +116,6 @@ class OnCpu:
         return "".join(f"writes beyond argument {n}" for n in sorted(found)[:1])
 
     def packed(self, pack: Module, places: Sequence[int], params: Params) -> OnCpu:
-        """The same arguments, but for those at `places`: these are what `pack` makes of them as they are now.
-
-        Every input set gets its own, so that they take part in a timing's turns like any other argument.
-
-        Parameters
-        ----------
-        pack
-            Has a function ``main``, which takes the arguments at `places` and then as many outputs.
-        params
-            Shape and type of each of the outputs.
-        """
         other = copy.copy(self)
         other.guarded, other.tensors = [list(own) for own in self.guarded], [list(own) for own in self.tensors]
         for given, guarded, tensors in zip(self.tensors, other.guarded, other.tensors):
@@ -116,16 +129,15 @@ class OnCpu:
         return other
 
     def median(self, module: Module, once: float) -> float:
-        if once > _CANDIDATE_SECONDS:
+        if once > CANDIDATE_SECONDS:
             return once
-        number = max(1, round(_CPU_REPEAT_SECONDS / once))
-        repeats = min(_REPEATS, max(1, int(_CANDIDATE_SECONDS / (once * number))))
+        number, repeats = repeats_of(once)
         timer = module.time_evaluator("main", tvm.cpu(), number=number)
         turns = [self.tensors[n % len(self.tensors)] for n in range(repeats)]
         return float(np.median([timer(*tensors).results[0] for tensors in turns]))
 
     def conditions(self) -> dict[str, str | int]:
-        return {"input sets": len(self.tensors), "caches": "warm", "repeats": _REPEATS, "statistic": "median"}
+        return {"input sets": len(self.tensors), "caches": "warm", "repeats": REPEATS, "statistic": "median"}
 
 
 class OnGpu:
@@ -163,7 +175,7 @@ class OnGpu:
         return ""  # what lies beyond an allocation the hardware refuses; within it the results are compared
 
     def median(self, module: Module, once: float) -> float:
-        if once > _CANDIDATE_SECONDS:
+        if once > CANDIDATE_SECONDS:
             return once
         function, sets = module["main"], len(self.tensors)
         rounds = max(1, round(_GPU_REPEAT_SECONDS / (once * sets)))
@@ -179,7 +191,7 @@ class OnGpu:
             self.device.sync()
             with Graph(launch, self.device) as graph:
                 graph.seconds()
-                return float(np.median([graph.seconds() for _ in range(_REPEATS)])) / (rounds * sets)
+                return float(np.median([graph.seconds() for _ in range(REPEATS)])) / (rounds * sets)
         except _tvm.UPSTREAM_ERRORS as error:
             self._raise_if_broken(error)
             raise
@@ -188,7 +200,7 @@ class OnGpu:
         size = sum(array.nbytes for array in self.inputs[0])
         sets = len(self.tensors)
         caches = f"hold what a round over {sets} sets of {size} bytes leaves"
-        return {"input sets": sets, "caches": caches, "repeats": _REPEATS, "statistic": "median"}
+        return {"input sets": sets, "caches": caches, "repeats": REPEATS, "statistic": "median"}
 
     def _raise_if_broken(self, error: Exception) -> None:
         """Tell an error that ends all work on the GPU, such as an illegal access, from one of this call alone."""

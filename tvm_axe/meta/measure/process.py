@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -31,7 +32,7 @@ from tvm_axe.machines.builder import builder_named
 from tvm_axe.machines.target import cores
 from tvm_axe.meta.measure.builder import Build, Built, build_candidate, params_of
 from tvm_axe.meta.measure.child import serve
-from tvm_axe.meta.measure.devices import Device, OnCpu, device_for
+from tvm_axe.meta.measure.devices import Device, Packs, device_for
 from tvm_axe.meta.measure.exchange import Exchange
 from tvm_axe.meta.measure.protocol import BUILD, PREPARE, TURNS, Prepared
 from tvm_axe.meta.measure.reference import reference_for
@@ -43,10 +44,31 @@ _LARGE = 1 << 26  # bytes of a set of which there is one: a second shows little 
 
 
 class Bench:
-    """Builds and runs the candidates of one function."""
+    """Builds and runs the candidates of one function.
 
-    def __init__(self, mod: IRModule, target: Target, build: Build, exchange: Path, prepared: Prepared | None) -> None:
-        self.target, self.slack, self._build = target, summing_slack(mod["main"]), build
+    Parameters
+    ----------
+    mod, target, build
+        The function, what it is compiled for, and what compiles.
+    exchange, prepared
+        Inputs and wanted results; made here if nothing is known of the function yet.
+    device
+        Makes what candidates run on.
+    as_written
+        Whether the function as it is says what is wanted, however slow it may be (`reference_for`).
+    """
+
+    def __init__(
+        self,
+        mod: IRModule,
+        target: Target,
+        build: Build,
+        exchange: Path,
+        prepared: Prepared | None,
+        device: Callable[[Target, Sequence[Sequence[np.ndarray]]], Device] = device_for,
+        as_written: bool = False,
+    ) -> None:
+        self.target, self.slack, self._build, self._device = target, summing_slack(mod["main"]), build, device
         params = params_of(mod["main"])
         size = sum(prod(shape) * dtype.itemsize for shape, dtype in params)
         sets = _SETS if size <= _LARGE else 1
@@ -57,7 +79,7 @@ class Bench:
         if prepared is not None:
             self.prepared = prepared
             return
-        reference = reference_for(mod, target, build)
+        reference = reference_for(mod, target, build, as_written)
         for positive in (False, True):
             self._draw(positive)
             self.device.fill()
@@ -79,7 +101,7 @@ class Bench:
     @cached_property
     def device(self) -> Device:
         """Made at the first run, when nothing else runs: to open a GPU disturbs what is timed on it."""
-        return device_for(self.target, self.exchange.inputs)
+        return self._device(self.target, self.exchange.inputs)
 
     def build(self, number: int, mod: IRModule) -> dict[str, float]:
         """Compile a candidate and keep it."""
@@ -138,7 +160,7 @@ class Bench:
         """The device with a candidate's packed weights in the places of the others."""
         if candidate.pack is None:
             return self.device
-        assert isinstance(self.device, OnCpu)  # no space of a GPU's packs ahead
+        assert isinstance(self.device, Packs)  # no space of a GPU's packs ahead
         return self.device.packed(candidate.pack, candidate.places, candidate.params)
 
     def _draw(self, positive: bool) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tvm.ir import IRModule
 
@@ -37,12 +37,15 @@ class Measurement:
         Why it failed, in one line; None if it didn't.
     build_seconds, run_seconds
         What compiling it, and running it until its median was known, took.
+    machine
+        The name of the machine that it ran on; empty if that is this one.
     """
 
     seconds: float | None
     failure: str | None = None
     build_seconds: float = 0.0
     run_seconds: float = 0.0
+    machine: str = ""
 
 
 class Measurer(Protocol):
@@ -51,6 +54,10 @@ class Measurer(Protocol):
     @property
     def conditions(self) -> Mapping[str, str | int]:
         """Under what conditions the workload that was prepared last is measured, for its provenance."""
+
+    @property
+    def machines(self) -> Mapping[str, Any]:
+        """What is known of each machine that measured, by name; nothing where that is this one."""
 
     def prepare(self, mod: IRModule) -> Measurement:
         """Run and time an untuned workload; from now on candidates are of this one.

@@ -35,11 +35,11 @@ class Reference(Protocol):
         """Median of a call of the function as it stands, None if it wasn't run; and what a call here took."""
 
 
-def reference_for(mod: IRModule, target: Target, build: Build) -> Reference:
-    """The way to compute ``main`` on a target in seconds, if there is one."""
+def reference_for(mod: IRModule, target: Target, build: Build, as_written: bool = False) -> Reference:
+    """The way to compute ``main`` on a target in seconds, if there is one; on a CPU as it stands, if it must be."""
     if not backend_of(target).on_host:
         return Compiled(build(_a_thread_an_element(mod, target), target), as_it_stands=False)
-    products = own_products(mod["main"])
+    products = None if as_written else own_products(mod["main"])
     if products is not None:
         return Products(products, target, build)
     return Compiled(build(mod, target), as_it_stands=True)

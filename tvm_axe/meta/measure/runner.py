@@ -73,6 +73,11 @@ class Runner:
             where = {"cpus": ",".join(map(str, cpus_for(self.target))), "threads": cores(self.target)}
         return where if function is None else {**where, **function.prepared.conditions}
 
+    @property
+    def machines(self) -> dict[str, Any]:
+        """Nothing: this machine alone."""
+        return {}
+
     def prepare(self, mod: IRModule) -> Measurement:
         """Run and time the untuned function ``main``; from now on candidates must compute what it computes.
 

@@ -66,6 +66,11 @@ class MeshRunner:
         """Under what conditions schedules are measured."""
         return {"devices": self.devices, **CONDITIONS}
 
+    @property
+    def machines(self) -> dict[str, Any]:
+        """Nothing: this machine alone."""
+        return {}
+
     def prepare(self, mod: IRModule) -> Measurement:
         """Run and time the program as it is, beside the same before any primitive on one device; so are schedules."""
         self._mod, self._reference, self.devices = mod, None, str(devices_of(mod, self.target))
@@ -127,6 +132,11 @@ class LocalRunner:
         """Under what conditions schedules are measured."""
         runs = {} if self.bench.repeat is None else {"runs": self.bench.repeat}
         return {"devices": str(self.bench.devices), **CONDITIONS, **runs}
+
+    @property
+    def machines(self) -> dict[str, Any]:
+        """Nothing: this machine alone."""
+        return {}
 
     def prepare(self, mod: IRModule) -> Measurement:
         """Nothing: the program as it is, which may share nothing, isn't run."""

@@ -17,6 +17,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.meta.fleet.crew import Machine
 from tvm_axe.meta.report.curves import curve
 from tvm_axe.meta.task import TaskResult
 from tvm_axe.records.database import FAILED_SECONDS, Record, read_records, read_workloads
@@ -46,7 +47,12 @@ summary { cursor: pointer; }
 
 
 def write_report(
-    path: Path, target: Target, tasks: Sequence[TaskResult], left_out: Mapping[str, str], seconds: Mapping[str, float]
+    path: Path,
+    target: Target,
+    tasks: Sequence[TaskResult],
+    left_out: Mapping[str, str],
+    seconds: Mapping[str, float],
+    machines: Sequence[Machine] = (),
 ) -> None:
     """Write the page; what was there before is replaced at once.
 
@@ -56,7 +62,7 @@ def write_report(
         Its folder is made if needed.
     target
         The records' target.
-    tasks, left_out, seconds
+    tasks, left_out, seconds, machines
         As in `tvm_axe.meta.result.TuneResult`.
 
     Raises
@@ -65,10 +71,16 @@ def write_report(
         If it cannot be written.
     """
     with locked(path.parent):
-        replace_file(path, page(target, tasks, left_out, seconds))
+        replace_file(path, page(target, tasks, left_out, seconds, machines))
 
 
-def page(target: Target, tasks: Sequence[TaskResult], left_out: Mapping[str, str], seconds: Mapping[str, float]) -> str:
+def page(
+    target: Target,
+    tasks: Sequence[TaskResult],
+    left_out: Mapping[str, str],
+    seconds: Mapping[str, float],
+    machines: Sequence[Machine] = (),
+) -> str:
     """The page's text; see `write_report`."""
     spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
     rows = "".join(_row(task) for task in tasks)
@@ -86,9 +98,23 @@ def page(target: Target, tasks: Sequence[TaskResult], left_out: Mapping[str, str
 <table><tr><th>function</th><th>calls</th><th>untuned ms</th><th>best ms</th><th>faster</th><th>GFLOP/s</th>
 <th>trials</th><th>failed</th></tr>{rows}</table>
 {f"<p>Not tuned:</p><ul>{not_tuned}</ul>" if not_tuned else ""}
+{_machines(machines)}
 {"".join(_section(task, target) for task in tasks)}
 </body></html>
 """
+
+
+def _machines(machines: Sequence[Machine]) -> str:
+    """What each machine of a fleet did in the last call."""
+    if not machines:
+        return ""
+    rows = "".join(
+        f"<tr><td>{html.escape(machine.name)}</td><td>{machine.measured}</td><td>{machine.failed}</td>"
+        f"<td>{machine.scale:.3f}</td><td>{html.escape('; '.join(machine.events)) or 'all well'}</td></tr>"
+        for machine in machines
+    )
+    head = "<tr><th>machine</th><th>measured</th><th>failed</th><th>times by</th><th>what happened</th></tr>"
+    return f"<h2>Machines of the last call</h2><table>{head}{rows}</table>"
 
 
 def _now(task: TaskResult) -> float | None:

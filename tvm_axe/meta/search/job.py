@@ -15,6 +15,9 @@ from tvm.target import Target
 
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
+from tvm_axe.meta.fleet.crew import Crew
+from tvm_axe.meta.fleet.runner import FleetRunner
+from tvm_axe.meta.measure.protocol import Measurer
 from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.meta.model.model import MODEL, CostModel
 from tvm_axe.meta.report.page import write_report
@@ -39,8 +42,11 @@ def tune_kernels(
     progress: bool,
     pack_weights: bool,
     values: Values | None = None,
+    crew: Crew | None = None,
 ) -> TuneResult:
     """Search for the fastest schedule of each kernel; `tvm_axe.meta.tuner.tune` has the parameters.
+
+    With a `crew`, its machines measure.
 
     Raises
     ------
@@ -55,20 +61,21 @@ def tune_kernels(
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
     start = time.monotonic()
     page = work_dir / target_name(target) / "report.html" if report is None else report
-    with kernel_tools(target, work_dir, seed) as tools:
+    with kernel_tools(target, work_dir, seed, crew) as tools:
         job = Job(workloads, tools, target, work_dir, trials, seed=seed, patience=patience)
         try:
             job.run(progress)
         finally:  # what was found before an error or Ctrl-C is on disk, so the page can tell of it
             tasks = tuple(task.result() for task in job.tasks)
             seconds = {**job.seconds, "total": time.monotonic() - start}
-            write_report(page, target, tasks, left_out, seconds)
-    return TuneResult(target, tasks, left_out, seconds, page)
+            machines = () if crew is None else tuple(crew.machines.values())
+            write_report(page, target, tasks, left_out, seconds, machines)
+    return TuneResult(target, tasks, left_out, seconds, page, machines=machines)
 
 
 @contextlib.contextmanager
-def kernel_tools(target: Target, work_dir: str | Path, seed: int = 0) -> Iterator[Tools]:
-    """What tunes kernels for a resolved target.
+def kernel_tools(target: Target, work_dir: str | Path, seed: int = 0, crew: Crew | None = None) -> Iterator[Tools]:
+    """What tunes kernels for a resolved target, measured here or by a crew.
 
     Logs are sent to files below `work_dir`. The cost model knows what earlier jobs taught it there, and is kept if it
     has learnt more.
@@ -78,7 +85,12 @@ def kernel_tools(target: Target, work_dir: str | Path, seed: int = 0) -> Iterato
         model = CostModel(target, seed)
         model.restore(folder / MODEL)
         known = _known(model)
-        with Runner(target, folder / "logs" / "worker.log", backend_of(target).timeout) as runner:
+        with contextlib.ExitStack() as stack:
+            runner: Measurer
+            if crew is not None:
+                runner = FleetRunner(crew)
+            else:
+                runner = stack.enter_context(Runner(target, folder / "logs" / "worker.log", backend_of(target).timeout))
             try:
                 yield Tools(runner, model)
             finally:

@@ -109,7 +109,7 @@ class Job:
         self.seconds["run"] += time.monotonic() - start
         if failure is not None:
             task.failures.append(failure)
-        task.note()
+        task.note(self._tools.measurer.machines)
 
     def _is_stalled(self, task: Task) -> bool:
         return self._patience is not None and stalled(task.seconds, self._patience)
@@ -152,7 +152,7 @@ class Job:
                 task.commit(candidate, measured)
                 bar.advance(task, search.model_error)
         finally:
-            task.note()
+            task.note(self._tools.measurer.machines)
         with self._clock():
             search.learn(candidates, task.seconds[before:])
         return len(candidates)

@@ -1,0 +1,137 @@
+"""What a machine is, as it says itself; and in what it isn't what a job needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.target import Target
+
+from tvm_axe.machines import backend_of
+from tvm_axe.machines.target import cores, gpu_arch, host_cpu, runs_on
+
+__all__ = ["Fingerprint"]
+
+_VERSIONS = ("tvm-axe", "apache-tvm")  # a record means the same for all who have these
+_CLOCK = 0.05  # of which two clocks may differ
+_SYSTEM = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a machine is.
+
+    Attributes
+    ----------
+    cpu : str
+        LLVM's name of its CPU; empty if it can't say.
+    model : str
+        The CPU's own name, such as ``"AMD EPYC 9354 32-Core Processor"``.
+    cores : int
+        Those that a server may use.
+    mhz : int
+        The CPU's highest clock; 0 where the system doesn't say, as most virtual machines.
+    gpu : str
+        The name of its first GPU; empty if it has none.
+    arch : str
+        That GPU's architecture.
+    versions : dict of str to str
+        Of this package and of the compiler.
+    """
+
+    cpu: str
+    model: str
+    cores: int
+    mhz: int
+    gpu: str
+    arch: str
+    versions: dict[str, str]
+
+    @classmethod
+    def own(cls) -> Fingerprint:
+        """That of this machine, for this process."""
+        gpu = tvm.cuda()
+        return cls(
+            host_cpu(),
+            _model(),
+            len(os.sched_getaffinity(0)),
+            _mhz(),
+            str(gpu.device_name) if gpu.exist else "",
+            gpu_arch() or "",
+            {name: metadata.version(name) for name in _VERSIONS},
+        )
+
+    @classmethod
+    def told(cls, fields: Mapping[str, Any]) -> Fingerprint:
+        """One that came as JSON."""
+        return cls(**fields)
+
+    def encode(self) -> dict[str, Any]:
+        """It as JSON has it."""
+        return asdict(self)
+
+    def why_not(self, target: Target, versions: Mapping[str, str]) -> list[str]:
+        """In what the machine isn't one that a (resolved) target's code is for, in words; none if it is.
+
+        Parameters
+        ----------
+        target
+            The target.
+        versions
+            What the job itself runs with. What a machine doesn't say of its versions isn't compared.
+        """
+        found = [
+            f"it has {name} {self.versions[name]}, not {version}"
+            for name, version in versions.items()
+            if self.versions.get(name, version) != version
+        ]
+        if not backend_of(target).on_host:
+            arch = str(target.attrs.get("arch", ""))
+            if self.arch != arch:
+                found.append(f"its GPU is {self.arch or 'none'}, not {arch}")
+            return found
+        wanted = str(target.attrs.get("mcpu", ""))
+        if self.cpu and wanted and not runs_on(wanted, self.cpu):
+            found.append(f"its CPU is {self.cpu}, not {wanted}")
+        if self.cores < cores(target):
+            found.append(f"it has {self.cores} cores for a server, not {cores(target)}")
+        return found
+
+    def unlike(self, other: Fingerprint, on_host: bool) -> list[str]:
+        """In what the machine is another one than the first of its key, in words; none if the two are alike."""
+        found = []
+        if on_host:
+            if self.model != other.model:
+                found.append(f"its CPU is a {self.model}, not a {other.model}")
+            if self.mhz and other.mhz and abs(self.mhz / other.mhz - 1) > _CLOCK:
+                found.append(f"its CPU runs at {self.mhz} MHz, not {other.mhz}")
+        elif self.gpu != other.gpu:
+            found.append(f"its GPU is a {self.gpu or 'none'}, not a {other.gpu}")
+        return found
+
+    @staticmethod
+    def versions_here() -> dict[str, str]:
+        """The versions that a job here compares with."""
+        return {name: metadata.version(name) for name in _VERSIONS}
+
+
+def _model() -> str:
+    """The CPU's name as the system has it."""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        found = next((line for line in lines if line.startswith(("model name", "CPU part"))), "")
+    return found.partition(":")[2].strip() or platform.machine()
+
+
+def _mhz() -> int:
+    """The highest clock of the first core that this process may run on."""
+    first = min(os.sched_getaffinity(0))
+    try:
+        return int((_SYSTEM / f"cpu{first}/cpufreq/cpuinfo_max_freq").read_text(encoding="ascii")) // 1000
+    except (OSError, ValueError):
+        return 0
