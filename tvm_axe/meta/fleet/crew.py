@@ -39,9 +39,11 @@ __all__ = ["Crew", "Machine", "Preparation", "crew_for"]
 
 _MAIN = "from tvm_axe.meta.fleet.link import main; main()"
 _LEASE = 20.0  # seconds that a server is kept at least: to begin takes a few
+_BACK = 10.0  # seconds until the tracker is asked again after it gave a server that isn't to be used
 _MINUTE = 60.0  # seconds between two words on waiting
 _SOON = 5.0  # seconds of waiting before the first
-_PROBES = 3  # calls of one probe
+_PROBES = 5  # calls of one probe
+_PROBED = 3  # times at most, before a machine that doesn't satisfy is taken out
 _LOSSES = 3  # of one server, or in preparing the same, after which it isn't tried again
 _START = 240.0  # seconds without a result: importing the compiler, or running an untuned function, on a busy machine
 _PLAIN = 60.0  # seconds, beyond twice those for building, that one of upstream's servers may take for a candidate
@@ -264,13 +266,16 @@ class Crew:
         self._notice_loneliness(now)
 
     def _notice_loneliness(self, now: float) -> None:
+        out = [f"{machine.name} is out: {machine.out}" for machine in self.machines.values() if machine.out]
         if any(member.name for member in self._members):
             self._alone = None
+        elif self._target is None and 0 < self._share.servers <= len(out):
+            key, tracker = self.fleet.key, self.fleet.tracker
+            raise TuneError(f"fleet: no server of key {key!r} at {tracker} can be used: {'; '.join(out)}")
         elif self._alone is None:
             self._alone = now + _SOON
         elif now >= self._alone:
             self._alone = now + _MINUTE
-            out = [f"{machine.name} is out: {machine.out}" for machine in self.machines.values() if machine.out]
             there = f"{self._share.servers} of them are known there, which others have" if self._share.servers else ""
             about = "; ".join([*([there] if there else ["none is known there"]), *out])
             self._say(f"fleet: waiting for a server of key {self.fleet.key!r} at {self.fleet.tracker} ({about})")
@@ -328,9 +333,9 @@ class Crew:
         self._target, member.is_in = target, True
 
     def _probe(self, member: Member, first: bool) -> Conversation:
-        """Time the probe; twice, if the first time doesn't satisfy."""
+        """Time the probe, and again if that doesn't satisfy."""
         wrong = ""
-        for _ in range(2):
+        for _ in range(_PROBED):
             try:
                 (times,) = yield from self._results(member, "probe", _PROBES)
             except WorkError as error:
@@ -423,7 +428,7 @@ class Crew:
         """Use a server no more."""
         machine = self.machines[member.name]
         self._drop(member)
-        self._not_before = time.monotonic() + AGAIN
+        self._not_before = time.monotonic() + (_BACK if machine.out else AGAIN)
         if not machine.out:
             machine.out = reason
             machine.events.append(f"taken out: {reason}")

@@ -34,7 +34,7 @@ class Fingerprint:
     model : str
         The CPU's own name, such as ``"AMD EPYC 9354 32-Core Processor"``.
     cores : int
-        Those that a server may use.
+        Those that a server may use; 0 if it doesn't say.
     mhz : int
         The CPU's highest clock; 0 where the system doesn't say, as most virtual machines.
     gpu : str
@@ -99,7 +99,7 @@ class Fingerprint:
         wanted = str(target.attrs.get("mcpu", ""))
         if self.cpu and wanted and not runs_on(wanted, self.cpu):
             found.append(f"its CPU is {self.cpu}, not {wanted}")
-        if self.cores < cores(target):
+        if 0 < self.cores < cores(target):
             found.append(f"it has {self.cores} cores for a server, not {cores(target)}")
         return found
 

@@ -26,7 +26,7 @@ class Fleet:
     drift : float
         The part of its first probe's time that a machine's later ones may differ by, before it is taken out.
     noise : float
-        The part of its median time that the times of one probe may lie apart.
+        The part of its median time that the middle half of one probe's times may lie apart.
     every : float
         Seconds of measuring between two probes of a machine.
     silent : float

@@ -81,9 +81,10 @@ def probed(times: Sequence[float], first: float | None, fleet: Fleet) -> str:
     if not times:
         return "its probe failed"
     now = statistics.median(times)
-    apart = (max(times) - min(times)) / now
+    lower, _, upper = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (now, now, now)
+    apart = (upper - lower) / now
     if apart > fleet.noise:
-        return f"it is noisy: the times of one probe lie {apart:.0%} apart, and may {fleet.noise:.0%}"
+        return f"it is noisy: the middle half of a probe's times lies {apart:.0%} apart, and may {fleet.noise:.0%}"
     if first is not None and abs(now / first - 1) > fleet.drift:
         return f"it drifts: the probe takes {now * 1e3:.4g} ms, and took {first * 1e3:.4g} ms at first"
     return ""
