@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
     from tvm_axe.meta import TaskResult
+    from tvm_axe.meta.fleet.crew import Machine
 
 __all__ = ["COMMAND"]
 
@@ -94,19 +95,22 @@ def _tune(args: argparse.Namespace) -> None:
     _print_tasks(result.tasks)
     for name, why in result.left_out.items():
         print(f"{name}: not tuned: {why}")
-    for machine in result.machines:
-        print(f"machine {machine}")
+    _print_machines(result.machines)
     print(f"report: {result.report}")
 
 
 def _tune_schedule(args: argparse.Namespace, program: GivenKernel, common: Mapping[str, Any]) -> None:
     """`tvm-axe tune` of how a program is scheduled on a mesh."""
     from tvm_axe.cli.inputs import write_trace
+    from tvm_axe.meta.fleet.fleet import fleet_of
     from tvm_axe.meta.mesh import tune_program
 
+    common = dict(common)
+    common["fleet"] = fleet_of(*(common.pop(name) for name in ("fleet", "key", "workers")))
     common = {**common, "engine": args.engine, "options": engine_options(args), "keep": names(args.keep)}
     result = tune_program(program.func, program.mesh, target=given_target(args), **common)
     _print_tasks(result.tasks)
+    _print_machines(result.machines)
     print(f"report: {result.report}")
     print(f"the fastest schedule: {result.notation}")
     if args.save is not None:
@@ -144,6 +148,12 @@ def _print_tasks(tasks: Sequence[TaskResult]) -> None:
         if task.best_ms is None and task.failures:
             failed += f", the first: {task.failures[0]}"
         print(f"{task.name}: {before} untuned, {best} tuned ({task.trials} trials{failed})")
+
+
+def _print_machines(machines: Sequence[Machine]) -> None:
+    """A line for each machine of a fleet."""
+    for machine in machines:
+        print(f"machine {machine}")
 
 
 COMMAND = Command(

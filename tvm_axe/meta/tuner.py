@@ -137,4 +137,5 @@ def tune(
         engine=engine,
         options=options,
         keep=keep,
+        fleet=machines,
     )

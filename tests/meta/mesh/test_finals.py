@@ -56,7 +56,7 @@ class InTurns:
     """A worker whose schedules take what they took before, times what the machine's moment costs; or fail."""
 
     def __init__(self, case, seconds, moments):
-        self.conditions = {"clock": "made up"}
+        self.conditions, self.machines = {"clock": "made up"}, {}
         self.case, self.seconds, self.moments, self.turns = case, seconds, list(moments), []
 
     def prepare(self, mod):

@@ -91,7 +91,7 @@ class Clock:
     """
 
     def __init__(self, seed, rate=1e12):
-        self.conditions = {"clock": "made up"}
+        self.conditions, self.machines = {"clock": "made up"}, {}
         self.seed, self.rate, self.measured = seed, rate, []
 
     def draw(self, name):

@@ -34,7 +34,7 @@ class Noisy:
     """
 
     def __init__(self, truth, luck=None, noise=0.0, untuned=None):
-        self.conditions = {"clock": "made up"}
+        self.conditions, self.machines = {"clock": "made up"}, {}
         self.truth, self.luck, self.noise, self.untuned = truth, luck or {}, noise, untuned
         self.random = random.Random(0)
         self.measured, self.finals = [], []

@@ -24,7 +24,7 @@ class Clock:
     """Measures a candidate by its text: `scale` seconds times 1 to 2."""
 
     def __init__(self, scales=None, fails=()):
-        self.conditions = {"clock": "made up"}
+        self.conditions, self.machines = {"clock": "made up"}, {}
         self.scales, self.fails = scales or {}, fails
         self.prepared, self.current, self.texts = [], None, []
 

@@ -29,6 +29,7 @@ from tvm_axe.meta.fleet.items import Items, Outcome
 from tvm_axe.meta.fleet.link import CONNECT, WAIT
 from tvm_axe.meta.fleet.member import Conversation, Lost, Member, Refused, WorkError
 from tvm_axe.meta.fleet.scale import Reference, probed
+from tvm_axe.meta.fleet.session import candidates_of
 from tvm_axe.meta.fleet.share import AGAIN, Share
 from tvm_axe.meta.measure.builder import BUILDER
 from tvm_axe.meta.measure.child import Child
@@ -101,7 +102,7 @@ class Machine:
 
 @contextmanager
 def crew_for(
-    fleet: Fleet | None, target: str | dict[str, Any] | Target, work_dir: Path, progress: bool
+    fleet: Fleet | None, target: str | dict[str, Any] | Target, work_dir: Path, progress: bool, devices: int = 1
 ) -> Iterator[Crew | None]:
     """A job's crew, which says on stderr what the user should know if `progress` is shown; None if there is no fleet.
 
@@ -120,7 +121,7 @@ def crew_for(
         raise TuneError(
             f"work_dir: {work_dir} cannot be used: {error.strerror}; a folder to write in is needed"
         ) from error
-    with Crew(fleet, json.dumps(as_given(target)), work_dir, log, say if progress else lambda _: None) as crew:
+    with Crew(fleet, json.dumps(as_given(target)), work_dir, log, devices, say if progress else lambda _: None) as crew:
         yield crew
 
 
@@ -137,6 +138,8 @@ class Crew:
         Where databases are; the scale of the times lies beside them.
     log
         File that collects what the connections' processes print.
+    devices
+        How many devices of the target a machine must have, between which its cores are dealt.
     say
         Is told what the user should know, a line each.
 
@@ -152,9 +155,16 @@ class Crew:
     """
 
     def __init__(
-        self, fleet: Fleet, target: str, work_dir: Path, log: Path, say: Callable[[str], None] = lambda _: None
+        self,
+        fleet: Fleet,
+        target: str,
+        work_dir: Path,
+        log: Path,
+        devices: int = 1,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.fleet, self._given, self._work_dir, self._log, self._say = fleet, target, work_dir, log, say
+        self._devices = devices
         self._timeout = backend_of(Target(json.loads(target)["kind"])).timeout
         self._job = secrets.token_hex(4)
         self._share = Share(fleet, self._job)
@@ -267,7 +277,7 @@ class Crew:
 
     def _notice_loneliness(self, now: float) -> None:
         out = [f"{machine.name} is out: {machine.out}" for machine in self.machines.values() if machine.out]
-        if any(member.name for member in self._members):
+        if any(not member.is_waiting for member in self._members):
             self._alone = None
         elif self._target is None and 0 < self._share.servers <= len(out):
             key, tracker = self.fleet.key, self.fleet.tracker
@@ -310,11 +320,11 @@ class Crew:
         yield from member.note(silent, job=self._job)
         asked = self._given if self._target is None else str(self._target)
         try:
-            (opened,) = yield from self._results(member, "open", asked, BUILDER, self._timeout)
+            (opened,) = yield from self._results(member, "open", asked, BUILDER, self._timeout, self._devices)
         except WorkError as error:
             raise Refused(str(error)) from error
         target = Target(json.loads(opened))
-        wrong = member.fingerprint.why_not(target, Fingerprint.versions_here())
+        wrong = member.fingerprint.why_not(target, Fingerprint.versions_here(), self._devices)
         if self._target is not None and str(target) != str(self._target):
             wrong.append(f"code for it is for {target}, not for {self._target}")
         if self._reference is None and not wrong:
@@ -391,9 +401,9 @@ class Crew:
 
         def got(result: Any) -> None:
             items.done[member.hands.pop(0)] = Outcome(member.name, member.scale, result)
-            if items.kind.startswith("measure"):
+            for candidate in candidates_of(items.kind, result):
                 machine.measured += 1
-                machine.failed += result["failure"] is not None
+                machine.failed += candidate["failure"] is not None
 
         longest = 2 * self._timeout + _PLAIN if member.is_plain else _START
         try:

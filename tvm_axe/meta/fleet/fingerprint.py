@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class Fingerprint:
         The name of its first GPU; empty if it has none.
     arch : str
         That GPU's architecture.
+    gpus : int
+        How many GPUs it has.
     versions : dict of str to str
         Of this package and of the compiler.
     """
@@ -51,6 +54,7 @@ class Fingerprint:
     mhz: int
     gpu: str
     arch: str
+    gpus: int
     versions: dict[str, str]
 
     @classmethod
@@ -64,6 +68,7 @@ class Fingerprint:
             _mhz(),
             str(gpu.device_name) if gpu.exist else "",
             gpu_arch() or "",
+            next(number for number in count() if not tvm.cuda(number).exist),
             {name: metadata.version(name) for name in _VERSIONS},
         )
 
@@ -76,7 +81,7 @@ class Fingerprint:
         """It as JSON has it."""
         return asdict(self)
 
-    def why_not(self, target: Target, versions: Mapping[str, str]) -> list[str]:
+    def why_not(self, target: Target, versions: Mapping[str, str], devices: int = 1) -> list[str]:
         """In what the machine isn't one that a (resolved) target's code is for, in words; none if it is.
 
         Parameters
@@ -85,6 +90,8 @@ class Fingerprint:
             The target.
         versions
             What the job itself runs with. What a machine doesn't say of its versions isn't compared.
+        devices
+            How many devices of the target the job needs at once.
         """
         found = [
             f"it has {name} {self.versions[name]}, not {version}"
@@ -95,12 +102,14 @@ class Fingerprint:
             arch = str(target.attrs.get("arch", ""))
             if self.arch != arch:
                 found.append(f"its GPU is {self.arch or 'none'}, not {arch}")
+            elif self.gpus < devices:
+                found.append(f"it has {self.gpus} GPUs, not {devices}")
             return found
         wanted = str(target.attrs.get("mcpu", ""))
         if self.cpu and wanted and not runs_on(wanted, self.cpu):
             found.append(f"its CPU is {self.cpu}, not {wanted}")
-        if 0 < self.cores < cores(target):
-            found.append(f"it has {self.cores} cores for a server, not {cores(target)}")
+        if 0 < self.cores < devices * cores(target):
+            found.append(f"it has {self.cores} cores for a server, not {devices * cores(target)}")
         return found
 
     def unlike(self, other: Fingerprint, on_host: bool) -> list[str]:

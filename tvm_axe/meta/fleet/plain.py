@@ -81,10 +81,12 @@ class Plain:
             major, minor = str(gpu.compute_version).split(".")
             arch = f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
         name = "" if gpu is None else str(gpu.device_name)
-        return Fingerprint("" if ask is None else str(ask()), "", 0, 0, name, arch, {})
+        return Fingerprint("" if ask is None else str(ask()), "", 0, 0, name, arch, int(gpu is not None), {})
 
-    def _open(self, target: str, builder: str, timeout: float) -> str:
+    def _open(self, target: str, builder: str, timeout: float, devices: int) -> str:
         """Take a target as it is told: of its own, such a server knows its CPU's name alone."""
+        if devices > 1:
+            raise TuneError("one of upstream's servers runs kernels, and no programs on a mesh")
         given, seen = json.loads(target), self._look()
         if given.get("kind") == "llvm" and "mcpu" not in given and seen.cpu:
             given["mcpu"] = seen.cpu

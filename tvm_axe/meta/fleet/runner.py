@@ -13,7 +13,7 @@ from tvm_axe.meta.fleet.crew import Crew, Preparation
 from tvm_axe.meta.fleet.items import Outcome
 from tvm_axe.meta.measure.protocol import Measurement
 
-__all__ = ["FleetRunner"]
+__all__ = ["FleetRunner", "measurement_of"]
 
 
 class FleetRunner:
@@ -46,7 +46,7 @@ class FleetRunner:
         self._preparation = Preparation("prepare", [tvm.ir.save_json(mod)])
         self._prepared = None
         prepared = self.crew.prepare(self._preparation)
-        measured = _measurement(prepared)
+        measured = measurement_of(prepared)
         if measured.failure is None:
             self._prepared = prepared
         return measured
@@ -54,7 +54,7 @@ class FleetRunner:
     def measure_all(self, mods: Sequence[IRModule]) -> Iterator[Measurement]:
         """Build, check and time candidates; gives what became of them in their order, each as soon as it is known."""
         encoded = [tvm.ir.save_json(mod) for mod in mods]
-        yield from map(_measurement, self.crew.do(self._is_prepared(), "measure", encoded))
+        yield from map(measurement_of, self.crew.do(self._is_prepared(), "measure", encoded))
 
     def in_turns(self, mods: Sequence[IRModule], turns: int) -> list[list[float]]:
         """Time candidates that were measured before, all on one machine; see `Runner.in_turns`."""
@@ -70,7 +70,7 @@ class FleetRunner:
         return self._preparation
 
 
-def _measurement(outcome: Outcome) -> Measurement:
+def measurement_of(outcome: Outcome) -> Measurement:
     """A result, its time on the crew's scale."""
     if outcome.failure is not None:
         return Measurement(None, outcome.failure, machine=outcome.machine)

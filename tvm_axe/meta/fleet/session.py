@@ -11,17 +11,19 @@ a job knows a server that works from one that is gone. The work itself has its l
 The kinds of work, and what each result is; modules and targets are JSON:
 
     look                             -> the server's name, and a `Fingerprint`
-    open target, builder, timeout    -> the target, resolved; what follows is for this one
+    open target, builder, timeout, devices -> the target, resolved for one of so many devices; what follows is for this
     probe times                      -> seconds of a call of `probe_function`, as often
     prepare mod                      -> seconds, failure, conditions: the untuned function, whose candidates follow
     measure mods                     -> seconds, failure, build, run of each
     turns [mods, turns]              -> seconds of each in each turn
-    prepare program, measure program -> the same of schedules of a program on a mesh
+    prepare program name, mod, origin -> as prepare, of a program on a mesh, by the measurer of that name
+    programs [[mod, files], ...], ... -> of each item as measure of each, with these records of the kernels
 """
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 import time
@@ -35,6 +37,7 @@ from tvm.ir import IRModule
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
+from tvm_axe.machines.builder import builder_named
 from tvm_axe.machines.target import resolve_target
 from tvm_axe.meta.fleet.fingerprint import Fingerprint
 from tvm_axe.meta.fleet.probe import probe_function
@@ -42,11 +45,11 @@ from tvm_axe.meta.measure.child import Fault
 from tvm_axe.meta.measure.protocol import Measurement, TimesInTurns
 from tvm_axe.meta.measure.runner import Runner
 
-__all__ = ["FAILED", "Desk", "Here", "Measuring", "measured"]
+__all__ = ["FAILED", "Desk", "Here", "Measuring", "candidates_of", "measured"]
 
 _MOMENT = 1.0  # seconds that an answer waits for a result
 FAILED = "failed"
-"""What is true of a result that counts as a failure in a server's own count."""
+"""What a session notes of a candidate for its server's count: whether it failed."""
 
 
 class Measuring(Protocol):
@@ -121,8 +124,8 @@ class Desk:
             told: dict[str, Any] = {"over": True, "error": None, "fault": None}
             try:
                 for result in self._measuring.work(kind, arguments):
-                    if kind.startswith("measure"):
-                        self._noted({FAILED: result["failure"] is not None})
+                    for candidate in candidates_of(kind, result):
+                        self._noted({FAILED: candidate["failure"] is not None})
                     self._found.put({"result": result})
             except Fault as error:
                 told["fault"] = str(error)
@@ -148,6 +151,7 @@ class Here:
     def __init__(self, name: str, log: Path, most: float) -> None:
         self._name, self._log, self._most = name, log, most
         self._runner: Runner | None = None
+        self._programs: _Programs | None = None
 
     def work(self, kind: str, arguments: Sequence[Any]) -> Iterator[Any]:
         """Do work of a kind; see `Measuring`."""
@@ -155,6 +159,10 @@ class Here:
             yield [self._name, Fingerprint.own().encode()]
         elif kind == "open":
             yield self._open(*arguments)
+        elif kind == "prepare program":
+            yield self._prepare_program(*arguments)
+        elif kind == "programs":
+            yield from map(self._measure_programs, arguments)
         else:
             yield from measured(self.runner, kind, arguments)
 
@@ -165,12 +173,47 @@ class Here:
             raise TuneError("nothing was opened")
         return self._runner
 
-    def _open(self, target: str, builder: str, timeout: float) -> str:
-        if self._runner is not None:
-            self._runner.close()
-        resolved = resolve_target(json.loads(target))
+    def _open(self, target: str, builder: str, timeout: float, devices: int) -> str:
+        for measurer in (self._runner, self._programs):
+            if measurer is not None:
+                measurer.close()
+        given = json.loads(target)
+        own = max(1, len(os.sched_getaffinity(0)) // devices)
+        resolved = resolve_target(given, threads=None if "num-cores" in given else own)
         self._runner = Runner(resolved, self._log, min(timeout, self._most), builder)
         return str(resolved)
+
+    def _prepare_program(self, name: str, mod: str, origin: str) -> dict[str, Any]:
+        if self._programs is not None:
+            self._programs.close()
+        target, work_dir = self.runner.target, self._log.parent / "records"
+        self._programs = builder_named(name)(target, work_dir, self._log, self._most, tvm.ir.load_json(origin))
+        assert self._programs is not None
+        untuned = self._programs.prepare(tvm.ir.load_json(mod))
+        return {**_encoded(untuned), "conditions": dict(self._programs.conditions)}
+
+    def _measure_programs(self, item: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[str, Any]]:
+        if self._programs is None:
+            raise TuneError("no program was prepared")
+        for _, files in item:
+            for name, text in files.items():
+                path = self._log.parent / "records" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+        return [*map(_encoded, self._programs.measure_all([tvm.ir.load_json(mod) for mod, _ in item]))]
+
+
+class _Programs(Protocol):
+    """What measures schedules of a program, such as `tvm_axe.meta.mesh.runner.recorded`."""
+
+    @property
+    def conditions(self) -> Mapping[str, str | int]: ...
+
+    def prepare(self, mod: IRModule) -> Measurement: ...
+
+    def measure_all(self, mods: Sequence[IRModule]) -> Iterator[Measurement]: ...
+
+    def close(self) -> None: ...
 
 
 class _Measures(TimesInTurns, Protocol):
@@ -203,6 +246,13 @@ def measured(measurer: _Measures, kind: str, arguments: Sequence[Any]) -> Iterat
             yield measurer.in_turns([tvm.ir.load_json(mod) for mod in mods], turns)
     else:
         raise TuneError(f"this server does no work of the kind {kind!r}")
+
+
+def candidates_of(kind: str, result: Any) -> list[dict[str, Any]]:
+    """What a result of work says of candidates: of one, of several, or of none."""
+    if kind == "programs":
+        return list(result)
+    return [result] if kind == "measure" else []
 
 
 def _encoded(measured: Measurement) -> dict[str, Any]:

@@ -19,11 +19,14 @@ from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import LowerError, TuneError
 from tvm_axe.layout import Mesh
 from tvm_axe.lower.cost import estimate
+from tvm_axe.meta.fleet.crew import Crew, crew_for
+from tvm_axe.meta.fleet.fleet import Fleet
 from tvm_axe.meta.mesh.candidates import Candidates
 from tvm_axe.meta.mesh.devices import Devices
 from tvm_axe.meta.mesh.finals import applied, chosen, latest, median_seconds, run_finals, with_best
 from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.model import ProgramModel
+from tvm_axe.meta.mesh.on_fleet import FleetMeshRunner
 from tvm_axe.meta.mesh.runner import MeshRunner
 from tvm_axe.meta.mesh.seeds import bound_axes, sharings
 from tvm_axe.meta.mesh.space import program_space, program_target, program_workload
@@ -60,6 +63,7 @@ def tune_program(
     engine: str | None = None,
     options: Mapping[str, Any] | None = None,
     keep: Collection[str] = (),
+    fleet: Fleet | None = None,
 ) -> TuneResult:
     """Search for the fastest way for a program to compute and communicate on a mesh, and keep every measurement.
 
@@ -98,6 +102,8 @@ def tune_program(
         What `tvm_axe.launch` takes beside, such as ``{"gpus": (0, 1)}``; part of the workload too.
     keep
         Output parameters that may stay sharded, as an optimizer's state does.
+    fleet
+        Machines that measure instead of this one, each of which has all of the mesh's devices.
 
     Raises
     ------
@@ -112,20 +118,46 @@ def tune_program(
     if trials < 1:
         raise TuneError(f"trials: at least one candidate is needed, not {trials}")
     base = base_of("tune", program, mesh, lambda func, mesh: Schedule(func, mesh=mesh))
-    resolved = program_target(base.mesh, target)
+    with crew_for(fleet, target, Path(work_dir), progress, base.mesh.size) as crew:
+        return _tune(
+            base, crew, target, trials, patience, Path(work_dir), report, seed, progress, engine, options, keep
+        )
+
+
+def _tune(
+    base: Schedule,
+    crew: Crew | None,
+    target: str | dict[str, Any] | Target,
+    trials: int,
+    patience: int | None,
+    work_dir: Path,
+    report: str | Path | None,
+    seed: int | None,
+    progress: bool,
+    engine: str | None,
+    options: Mapping[str, Any] | None,
+    keep: Collection[str],
+) -> TuneResult:
+    """Tune a program, measured here or by a crew; `tune_program` has the parameters."""
+    resolved = program_target(base.mesh, target) if crew is None else crew.target
     devices = Devices.of(resolved, engine, options)
     mod = program_workload(base.mod["main"], base.mesh, devices, keep)
     candidates = Candidates(None, devices)
     candidates.lowered(mod)  # an error in the program itself is the caller's
     next(sharings(mod["main"], base.mesh))
-    start, work_dir = time.monotonic(), Path(work_dir)
+    start = time.monotonic()
     model = ProgramModel(candidates)
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
-    with kernel_tools(resolved, work_dir, seed) as tools:
+    with kernel_tools(resolved, work_dir, seed, crew) as tools:
         kernels = KernelTuner(candidates, tools, resolved, work_dir, trials, seed, progress)
         log = work_dir / target_name(resolved) / "logs" / "mesh.log"
         (origin,) = base.origin.functions.values()
-        with MeshRunner(resolved, kernels, log, _TIMEOUT, origin) as runner:
+        runner = (
+            MeshRunner(resolved, kernels, log, _TIMEOUT, origin)
+            if crew is None
+            else FleetMeshRunner(crew, kernels, origin)
+        )
+        with runner:
             own = Tools(
                 runner,
                 model,
@@ -137,7 +169,8 @@ def tune_program(
             (result,) = job.run(progress)
             (task,) = job.tasks
             if len(task.seconds) > len(task.earlier):
-                run_finals(runner, Database(result.folder), mod, resolved)
+                finals = runner.on_one_machine() if isinstance(runner, FleetMeshRunner) else runner
+                run_finals(finals, Database(result.folder), mod, resolved)
     records = _records(base, mod, resolved, work_dir)
     best = chosen(records, candidates)
     if best is None:
@@ -147,8 +180,9 @@ def tune_program(
     schedules = in_order(_measured(base, records, result.folder, candidates), best)
     result = with_best(result, schedules[0].median_ms)
     page = result.folder / "report.html" if report is None else Path(report)
-    write_report(page, resolved, (result,), {}, seconds)
-    return TuneResult(resolved, (result, *kernels.results.values()), {}, seconds, page, schedules)
+    machines = () if crew is None else tuple(crew.machines.values())
+    write_report(page, resolved, (result,), {}, seconds, machines)
+    return TuneResult(resolved, (result, *kernels.results.values()), {}, seconds, page, schedules, machines)
 
 
 def best_schedule(

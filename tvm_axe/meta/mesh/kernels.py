@@ -67,10 +67,7 @@ class KernelTuner:
         """Tune what these schedules need, and more of them what more of them need."""
         new: dict[str, Workload] = {}
         for mod in mods:
-            # A kernel that indexes its peers' slabs takes the device's coordinate too, and is left out.
-            workloads, _ = workloads_of(local_kernels(self.candidates.lowered(mod)), self.target)
-            for workload in workloads:
-                digest = _tvm.workload_hash(workload.mod)
+            for digest, workload in self._workloads(mod):
                 if digest not in self.results:
                     weight = new[digest].weight if digest in new else 0
                     new[digest] = Workload(workload.name, workload.mod, weight + 1)
@@ -79,3 +76,12 @@ class KernelTuner:
         job = Job(list(new.values()), self.tools, self.target, self.work_dir, self.trials, self.seed)
         self.results |= dict(zip(new, job.run(self.progress)))
         self.seconds.update(job.seconds)
+
+    def folders(self, mod: IRModule) -> list[Path]:
+        """The databases of a schedule's kernels, of which those are known that were tuned."""
+        return [self.results[digest].folder for digest, _ in self._workloads(mod) if digest in self.results]
+
+    def _workloads(self, mod: IRModule) -> list[tuple[str, Workload]]:
+        """A schedule's kernels by their hashes; without those that index peers' slabs, which take a coordinate."""
+        workloads, _ = workloads_of(local_kernels(self.candidates.lowered(mod)), self.target)
+        return [(_tvm.workload_hash(workload.mod), workload) for workload in workloads]

@@ -27,7 +27,7 @@ from tvm_axe.meta.mesh.kernels import KernelTuner
 from tvm_axe.meta.mesh.process import MEASURE, PREPARE
 from tvm_axe.meta.mesh.space import devices_of
 
-__all__ = ["LocalRunner", "MeshRunner"]
+__all__ = ["LocalRunner", "MeshRunner", "recorded"]
 
 _MAIN = "from tvm_axe.meta.mesh.process import main; main()"
 _START_SECONDS = 180.0  # importing the compiler on a busy machine, launching, and running the program as it is
@@ -54,7 +54,9 @@ class MeshRunner:
         The program before any primitive, which schedules are judged by.
     """
 
-    def __init__(self, target: Target, kernels: KernelTuner, log: Path, timeout: float, origin: tirx.PrimFunc) -> None:
+    def __init__(
+        self, target: Target, kernels: KernelTuner | _Recorded, log: Path, timeout: float, origin: tirx.PrimFunc
+    ) -> None:
         self.target, self.kernels, self._timeout, self._origin = target, kernels, timeout, origin
         self._calls, self.devices = 0.0, ""
         self._child = Child(_MAIN, log)
@@ -109,6 +111,21 @@ class MeshRunner:
     def _prepare(self) -> tuple[str, Any]:
         where = str(self.target), str(self.kernels.work_dir), tvm.ir.save_json(self._origin)
         return self._child.ask((PREPARE, tvm.ir.save_json(self._mod), *where, self._reference), _START_SECONDS)
+
+
+class _Recorded:
+    """In place of a `KernelTuner`: kernels are as their records say."""
+
+    def __init__(self, work_dir: Path) -> None:
+        self.work_dir = work_dir
+
+    def tune(self, mods: Sequence[IRModule]) -> None:
+        """Nothing."""
+
+
+def recorded(target: Target, work_dir: Path, log: Path, timeout: float, origin: tirx.PrimFunc) -> MeshRunner:
+    """A runner that tunes no kernels: for a server, which is sent the records of a job that does."""
+    return MeshRunner(target, _Recorded(work_dir), log, timeout, origin)
 
 
 class LocalRunner:
