@@ -25,7 +25,7 @@ from typing import Any
 from tvm_axe.collective.messages import Deadline
 from tvm_axe.errors import InputError, WorkerError
 
-__all__ = ["Variables", "meet"]
+__all__ = ["Variables", "is_loopback", "meet"]
 
 _LENGTH = struct.Struct("!I")
 _MOST = 1 << 20  # bytes of a greeting
@@ -168,7 +168,7 @@ def _gather(variables: Variables, deadline: Deadline, found: dict[int, socket.so
 
 def _greet(variables: Variables, deadline: Deadline, found: dict[int, socket.socket]) -> None:
     """As another rank: say hello to rank 0, hear where the others are, and connect to those."""
-    loopback = _is_loopback(variables.address)
+    loopback = is_loopback(variables.address)
     with socket.create_server(("127.0.0.1" if loopback else "", 0), backlog=variables.size) as listener:
         hello = {"job": variables.job, "rank": variables.rank, "size": variables.size}
         port = listener.getsockname()[1]
@@ -178,7 +178,7 @@ def _greet(variables: Variables, deadline: Deadline, found: dict[int, socket.soc
         for rank, (address, port) in said["where"]:
             if 0 < rank < variables.rank:
                 # Who came to rank 0 from its own machine is there for all others too.
-                there = variables.address if _is_loopback(address) else address
+                there = variables.address if is_loopback(address) else address
                 found[rank] = _connected([(there, port)], deadline, f"rank {rank} at {there}:{port}")
                 _say(found[rank], hello)
         with _Door(listener, variables.job) as door:
@@ -299,7 +299,7 @@ class _Door:
 
 def _listener(variables: Variables) -> socket.socket:
     """Listen at the first port that nobody else listens at."""
-    where = variables.address if _is_loopback(variables.address) else ""
+    where = variables.address if is_loopback(variables.address) else ""
     reason: OSError | None = None
     for port in variables.ports:
         try:
@@ -346,7 +346,8 @@ def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (_IDLE + _BETWEEN * _PROBES))
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address, or a name, is one by which only this machine is reached."""
     try:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:
