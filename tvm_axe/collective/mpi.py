@@ -57,7 +57,7 @@ def _library(remedy: str) -> Finding:
         first, *_ = initialize.load_mpi().Get_library_version().splitlines()
     except InputError as error:
         return Finding(LIBRARY, f"missing: {error}", remedy)
-    return Finding(LIBRARY, " ".join(first.strip("\0").split()))
+    return Finding(LIBRARY, " ".join(first.strip("\0").partition(",")[0].split()))
 
 
 MPI = MpiEngine()
