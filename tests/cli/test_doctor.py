@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 
 import pytest
 import tvm
@@ -50,3 +51,44 @@ def test_an_unknown_engine_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["doctor", "--engine", "gloo"])
     assert "invalid choice: 'gloo'" in capsys.readouterr().err
+
+
+def test_a_host_that_is_this_one(capsys):
+    """It is asked as others are, without ssh, and comes back here."""
+    assert main(["doctor", "--engine", "ranks", "--hosts", "localhost", "--launcher", "/no/launcher", "--json"]) == 0
+    (findings,) = json.loads(capsys.readouterr().out)["hosts"].values()
+    states = {finding["what"]: finding["state"] for finding in findings}
+    assert states["host"] == "this machine" and states["way back"] == "127.0.0.1 takes connections"
+    assert "apache-tvm 0.27.0.post1" in states["versions"] and states["cpu"]
+
+
+def test_a_host_that_is_not_reached(capsys):
+    assert main(["doctor", "--hosts", "far.invalid,localhost:2", "--launcher", "/bin/false", "--engine", "ranks"]) == 1
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.startswith("far.invalid: something is missing\n  host  ") and "  -> " in first
+    assert second.startswith("localhost: ready\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--hosts", ","], "--hosts: names no host"),
+        (["--hosts", "a,-x"], "'-x' names no host"),
+        (["--launcher", "x"], "--launcher is what reaches --hosts, and there are none"),
+        (["--measure", "--hosts", "a"], "--measure measures this machine"),
+    ],
+)
+def test_hosts_that_can_not_be_asked(options, message, capsys):
+    assert main(["doctor", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_that_nobody_listens_at(capsys):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{nobody.getsockname()[1]}"
+        assert main(["doctor", "--engine", "threads", "--reach", place]) == 1
+        assert f"way back  {place}: " in capsys.readouterr().out
+        nobody.listen()
+        assert main(["doctor", "--engine", "threads", "--reach", place]) == 0
+    assert main(["doctor", "--engine", "threads", "--reach", "nowhere"]) == 1

@@ -17,9 +17,6 @@ import numpy as np
 import psutil
 import pytest
 
-from tvm_axe.collective.hosts import commands
-from tvm_axe.layout import Mesh
-
 HERE = Path(__file__).parent
 NAMES = f"""
 import sys
@@ -245,8 +242,10 @@ def test_an_error_on_rank_0_is_the_commands() -> None:
     ("options", "message"),
     [
         (["--engine", "ranks", "--hosts", "a,b,c"], "mesh tp=2 has 2 devices, which 3 hosts can't share evenly"),
-        (["--engine", "mpi", "--hosts", "a,b"], "--hosts is for --engine ranks or cuda"),
-        (["--engine", "ranks", "-n", "3"], "--hosts is for --engine ranks or cuda, with a rank for each"),
+        (["--engine", "threads", "--hosts", "a,b"], "--hosts is for --engine mpi, ranks or cuda"),
+        (["--engine", "mpi", "--hosts", "a,b", "-n", "3"], "-n 3: mesh tp=2 has 2 devices"),
+        (["--engine", "ranks", "-n", "3"], "-n 3: mesh tp=2 has 2 devices"),
+        (["--engine", "mpi", "--launcher", "x"], "--launcher is what reaches --hosts, and there are none"),
     ],
 )
 def test_hosts_that_do_not_fit_are_refused(options: list[str], message: str) -> None:
@@ -255,16 +254,3 @@ def test_hosts_that_do_not_fit_are_refused(options: list[str], message: str) -> 
         [sys.executable, "-m", "tvm_axe", "run", *kernel, *options], capture_output=True, text=True, check=False
     )
     assert found.returncode == 2 and message in found.stderr
-
-
-def test_what_is_started_on_other_hosts() -> None:
-    """Through ssh, with the job's variables and nothing that a shell would take apart."""
-    told = commands(["localhost", "far away", "b"], Mesh({"tp": 6}), ["python", "a b.py"], 4321, "job")
-    assert [command[0] for command, _ in told] == ["python"] * 2 + ["ssh"] * 4
-    assert told[1][1]["RANK"] == "1" and told[1][1]["LOCAL_RANK"] == "1" and told[1][1]["LOCAL_WORLD_SIZE"] == "2"
-    *options, host, line = told[2][0][1:]
-    assert options == ["-o", "BatchMode=yes"] and host == "far away"
-    assert "RANK=2" in line and "MASTER_PORT=4321" in line and line.endswith("python 'a b.py'")
-    assert "TVM_AXE_RANKS_PER_HOST" not in line
-    again = commands(["localhost", "localhost"], Mesh({"tp": 4}), ["python"], 4321, "job")
-    assert again[3][1]["TVM_AXE_RANKS_PER_HOST"] == "2" and again[3][1]["MASTER_ADDR"] == "127.0.0.1"

@@ -1,6 +1,7 @@
 """`tvm-axe doctor`: what there is on this machine of what each engine needs, and what would help.
 
-With ``--measure`` it measures which algorithms an engine's collectives are to be done by (`tvm_axe.collective.choice`).
+With ``--hosts`` it says so of other hosts (`tvm_axe.cli.elsewhere`). With ``--measure`` it measures which algorithms an
+engine's collectives are to be done by (`tvm_axe.collective.choice`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import dataclasses
 import json
 import platform
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_axe.cli.command import Command
+from tvm_axe.cli.given import add_hosts_argument
 from tvm_axe.collective import choice, registry
 from tvm_axe.defaults import WORK_DIR
+from tvm_axe.errors import InputError
+
+if TYPE_CHECKING:
+    from tvm_axe.collective.engine import Finding
 
 __all__ = ["COMMAND"]
 
@@ -32,23 +39,56 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure which algorithm is fastest for each collective and size of the engine, once for this machine",
     )
+    add_hosts_argument(
+        parser, "look at these hosts, for --engine mpi if none is named; exit with 1 if one lacks something"
+    )
+    parser.add_argument("--reach", metavar="HOST:PORT", help="whether a port of a host takes connections from here")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def _doctor(args: argparse.Namespace) -> int:
     """`tvm-axe doctor`"""
+    from tvm_axe.cli.elsewhere import reach
+    from tvm_axe.machines.target import host_cpu
+
+    if args.hosts is None and args.launcher is not None:
+        raise InputError("--launcher is what reaches --hosts, and there are none")
+    if args.measure and args.hosts is not None:
+        raise InputError("--measure measures this machine; run it on each of --hosts")
     if args.measure:
         return _measure(args)
+    if args.hosts is not None:
+        return _on_hosts(args)
     names = registry.names() if args.engine is None else (args.engine,)
-    engines = {name: [finding._asdict() for finding in registry.find(name).findings()] for name in names}
+    engines = {name: registry.find(name).findings() for name in names}
     versions = {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+    cpu = f"{platform.machine()} {host_cpu()}"
+    reached = None if args.reach is None else reach(args.reach)
     if args.json:
-        print(json.dumps({"versions": versions, "engines": engines}))
+        told: dict[str, Any] = {"versions": versions, "cpu": cpu, "engines": _encoded(engines)}
+        print(json.dumps(told if reached is None else {**told, "reach": reached._asdict()}))
     else:
-        print(", ".join(f"{name} {version}" for name, version in versions.items() if version is not None))
+        print(
+            ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None), cpu, sep=", "
+        )
         for name, findings in engines.items():
             print("\n".join(_lines(name, findings)))
-    return int(args.engine is not None and any(finding["remedy"] for finding in engines[args.engine]))
+        if reached is not None:
+            print("\n".join(_lines(args.reach, [reached])))
+    asked = [*(engines[args.engine] if args.engine is not None else ()), *([reached] if reached is not None else ())]
+    return int(_lacking(asked))
+
+
+def _on_hosts(args: argparse.Namespace) -> int:
+    from tvm_axe.cli.elsewhere import findings_on
+    from tvm_axe.collective.reaching import launcher_of
+
+    found = findings_on(args.hosts, args.engine or "mpi", launcher_of(args.launcher))
+    if args.json:
+        print(json.dumps({"hosts": _encoded(found)}))
+    else:
+        print("\n".join(line for name, findings in found.items() for line in _lines(name, findings)).lstrip())
+    return int(any(map(_lacking, found.values())))
 
 
 def _measure(args: argparse.Namespace) -> int:
@@ -80,14 +120,21 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _lines(engine: str, findings: list[dict[str, Any]]) -> list[str]:
-    ready = not any(finding["remedy"] for finding in findings)
-    lines = ["", f"{engine}: {'ready' if ready else 'something is missing'}"]
-    width = max(len(finding["what"]) for finding in findings)
+def _encoded(found: Mapping[str, Sequence[Finding]]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [finding._asdict() for finding in findings] for name, findings in found.items()}
+
+
+def _lacking(findings: Sequence[Finding]) -> bool:
+    return any(finding.remedy for finding in findings)
+
+
+def _lines(of: str, findings: Sequence[Finding]) -> list[str]:
+    lines = ["", f"{of}: {'something is missing' if _lacking(findings) else 'ready'}"]
+    width = max(len(finding.what) for finding in findings)
     for finding in findings:
-        lines.append(f"  {finding['what']:<{width}}  {finding['state']}")
-        if finding["remedy"]:
-            lines.append(f"  {'':<{width}}  -> {finding['remedy']}")
+        lines.append(f"  {finding.what:<{width}}  {finding.state}")
+        if finding.remedy:
+            lines.append(f"  {'':<{width}}  -> {finding.remedy}")
     return lines
 
 

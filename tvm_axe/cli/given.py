@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tvm_axe.cli.command import positive
+from tvm_axe.cli.command import names, positive
 from tvm_axe.collective import registry
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import InputError
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from tvm_axe.schedule import Schedule
 
 __all__ = [
+    "MAIN",
     "GivenKernel",
     "add_engine_argument",
+    "add_hosts_argument",
     "add_kernel_arguments",
     "engine_options",
     "given_kernel",
@@ -34,7 +36,7 @@ __all__ = [
     "mesh_of",
 ]
 
-_MAIN = "from tvm_axe.cli import main; raise SystemExit(main())"  # what a rank runs
+MAIN = "from tvm_axe.cli import main; raise SystemExit(main())"  # what a rank runs, and a host that is asked
 
 
 class GivenKernel(NamedTuple):
@@ -70,9 +72,9 @@ def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_engine_argument(parser: argparse.ArgumentParser, ranks: bool = False, gpus: bool = False) -> None:
     """Add the choice of an engine; for a command that starts `ranks`, of their number too, or of the `gpus`."""
-    names = registry.names()
+    engines = registry.names()
     parser.add_argument(
-        "--engine", default=names[0], help=f"what a mesh's devices are: {', '.join(names)} (default: %(default)s)"
+        "--engine", default=engines[0], help=f"what a mesh's devices are: {', '.join(engines)} (default: %(default)s)"
     )
     if gpus:
         parser.add_argument(
@@ -83,20 +85,21 @@ def add_engine_argument(parser: argparse.ArgumentParser, ranks: bool = False, gp
         )
     if ranks:
         parser.add_argument("-n", type=positive, metavar="RANKS", help="with --engine mpi: how many ranks to start")
-        parser.add_argument(
-            "--hosts",
-            type=_names,
-            metavar="HOST,...",
-            help="with --engine ranks or cuda: start as many ranks on each of these hosts, by ssh",
+        add_hosts_argument(
+            parser, "with --engine mpi, ranks or cuda: start as many ranks on each of these hosts, or as a:3,b:1 says"
         )
+
+
+def add_hosts_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the hosts, and what reaches them."""
+    parser.add_argument("--hosts", type=names, metavar="HOST,...", help=what)
+    parser.add_argument(
+        "--launcher", metavar="PROGRAM", help="what runs commands on hosts and takes ssh's arguments (default: ssh)"
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -144,17 +147,23 @@ def given_workers(args: argparse.Namespace, mesh: Mesh) -> Workers:
     To be called before anything is computed, because the other ranks of a job go no further.
     """
     from tvm_axe.collective import launch
+    from tvm_axe.collective.dealing import deal
     from tvm_axe.collective.hosts import start_on_hosts
-    from tvm_axe.collective.start import start_ranks
+    from tvm_axe.collective.reaching import launcher_of
+    from tvm_axe.collective.start import check_count, start_ranks
     from tvm_axe.processes import interpreter
 
-    program = interpreter(_MAIN, *args.arguments)
-    if args.hosts is not None or args.engine == "ranks":
-        if args.engine not in ("ranks", "cuda") or args.n not in (None, mesh.size):
-            raise InputError(f"--hosts is for --engine ranks or cuda, with a rank for each of mesh {mesh}'s devices")
-        start_on_hosts(args.hosts or ("localhost",), mesh, program)
+    program = interpreter(MAIN, *args.arguments)
+    if args.hosts is not None and args.engine not in ("mpi", "ranks", "cuda"):
+        raise InputError(f"--hosts is for --engine mpi, ranks or cuda; {args.engine} is on this machine alone")
+    if args.launcher is not None and args.hosts is None:
+        raise InputError("--launcher is what reaches --hosts, and there are none")
+    hosts = () if args.hosts is None else deal(args.hosts, mesh)
+    if args.engine == "ranks" or (hosts and args.engine == "cuda"):
+        check_count(mesh, args.n)
+        start_on_hosts(hosts or deal(["localhost"], mesh), program, launcher_of(args.launcher))
     elif registry.find(args.engine).has_ranks:
-        start_ranks(mesh, args.n, program)
+        start_ranks(mesh, args.n, program, hosts, args.launcher)
     elif args.n is not None:
         by_ranks = " or ".join(name for name in registry.names() if registry.find(name).has_ranks)
         raise InputError(f"-n is for --engine {by_ranks}; {args.engine} has a worker for each of the mesh's devices")

@@ -24,15 +24,13 @@ from tvm_axe.errors import InputError
 _WATCH = Path(__file__).with_name("init_watch.py")
 
 
-def start_mpi(timeout: float) -> tuple[Any, bool]:
-    """Return mpi4py's MPI, started, and whether it is ours to end.
-
-    The process ends with status 1 and a message if not all the ranks have come within `timeout` seconds.
+def load_mpi() -> Any:
+    """Return mpi4py's MPI, which is not started by that.
 
     Raises
     ------
     InputError
-        If mpi4py or an MPI library isn't there, or MPI was started without MPI_THREAD_MULTIPLE.
+        If mpi4py or an MPI library isn't there.
     """
     started = "mpi4py.MPI" in sys.modules
     try:
@@ -45,6 +43,20 @@ def start_mpi(timeout: float) -> tuple[Any, bool]:
         raise InputError(
             f"launch: engine 'mpi' needs mpi4py and an MPI library ({error}): pip install tvm-axe[mpi]"
         ) from error
+    return MPI
+
+
+def start_mpi(timeout: float) -> tuple[Any, bool]:
+    """Return mpi4py's MPI, started, and whether it is ours to end.
+
+    The process ends with status 1 and a message if not all the ranks have come within `timeout` seconds.
+
+    Raises
+    ------
+    InputError
+        If mpi4py or an MPI library isn't there, or MPI was started without MPI_THREAD_MULTIPLE.
+    """
+    MPI = load_mpi()
     ours = not MPI.Is_initialized()
     if ours:
         with _clocked(timeout), _killed_by_ctrl_c():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
-from tvm_axe.collective import ranked
+from tvm_axe.collective import initialize, ranked
 from tvm_axe.collective.engine import Engine, Finding
 from tvm_axe.collective.mpi_messages import MpiMessages
 from tvm_axe.collective.start import mpiexec
 from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
+
+LIBRARY = "MPI library"  # what the finding of it is called
 
 
 class MpiEngine(Engine):
@@ -27,6 +29,8 @@ class MpiEngine(Engine):
             version = None
         remedy = "pip install tvm-axe[mpi]"
         found.append(Finding("mpi4py", version or "missing", None if version else remedy))
+        if version:
+            found.append(_library(remedy))
         try:
             found.append(Finding("mpiexec", mpiexec()))
         except InputError:
@@ -45,6 +49,15 @@ class MpiEngine(Engine):
         """
         self.options(options)
         return ranked.launch(MpiMessages.started, mesh, timeout)
+
+
+def _library(remedy: str) -> Finding:
+    """The library that mpi4py finds, which isn't started."""
+    try:
+        first, *_ = initialize.load_mpi().Get_library_version().splitlines()
+    except InputError as error:
+        return Finding(LIBRARY, f"missing: {error}", remedy)
+    return Finding(LIBRARY, " ".join(first.strip("\0").partition(",")[0].split()))
 
 
 MPI = MpiEngine()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
 
-_RANKS_PER_HOST = "TVM_AXE_RANKS_PER_HOST"  # for tests: take so many ranks of a machine for a machine of their own
+RANKS_PER_HOST = "TVM_AXE_RANKS_PER_HOST"  # for tests: take so many ranks of a machine for a machine of their own
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ def find_fault(meshes: Sequence[str]) -> str:
 
 
 def ranks_per_host() -> int | None:
-    text = os.environ.get(_RANKS_PER_HOST)
+    text = os.environ.get(RANKS_PER_HOST)
     if text is None:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{_RANKS_PER_HOST} must be a positive number, not {text!r}")
+        raise InputError(f"{RANKS_PER_HOST} must be a positive number, not {text!r}")
     return int(text)
 
 

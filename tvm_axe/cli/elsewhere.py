@@ -1,0 +1,105 @@
+"""What `tvm-axe doctor` finds on other hosts: what the one there says, and what differs between them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from tvm_axe.cli.given import MAIN
+from tvm_axe.collective.dealing import is_here, known_as, named
+from tvm_axe.collective.engine import Finding
+from tvm_axe.collective.mpi import LIBRARY
+from tvm_axe.collective.reaching import Answer, ask
+from tvm_axe.errors import InputError
+from tvm_axe.processes import interpreter
+
+__all__ = ["findings_on", "reach"]
+
+_SECONDS = 5.0  # that a connection may take
+_SAME = ("tvm-axe", "apache-tvm", "apache-tvm-ffi")  # of one version on all hosts of a job
+_SAME_OF = {"mpi": ("mpi4py",), "cuda": ("cuda-bindings", "nccl4py")}
+
+
+def findings_on(hosts: Sequence[str], engine: str, launcher: str) -> dict[str, list[Finding]]:
+    """Return what there is on each of these hosts of what an engine needs, all asked at the same time.
+
+    Differences are from the first that has answered.
+
+    Raises
+    ------
+    InputError
+        If there are none, or one has no name.
+    """
+    names = [named(host) for host in hosts]
+    if not names:
+        raise InputError("--hosts: names no host; as in --hosts a,b")
+    with socket.create_server(("", 0), backlog=len(names)) as listener:
+        home = f"{known_as(names)}:{listener.getsockname()[1]}"
+        answers = ask(names, interpreter(MAIN, "doctor", "--json", "--engine", engine, "--reach", home), launcher)
+    reports = {name: _report(answer) for name, answer in answers.items()}
+    first = next((name for name, report in reports.items() if report), None)
+    found = {}
+    for name, report in reports.items():
+        if report is None or first is None:
+            answer = answers[name]
+            remedy = answer.remedy or f"pip install tvm-axe=={metadata.version('tvm-axe')} there"
+            found[name] = [Finding("host", answer.fault or "tvm-axe doctor says nothing there", remedy)]
+            continue
+        about = [*(Finding(**each) for each in report["engines"][engine]), Finding(**report["reach"])]
+        versions = ", ".join(f"{package} {version}" for package, version in report["versions"].items() if version)
+        found[name] = [
+            Finding("host", "this machine" if is_here(name) else f"reached by {launcher}"),
+            Finding("versions", versions),
+            Finding("cpu", report["cpu"]),
+            *about,
+            *(_differences(report, reports[first] or {}, engine, first) if name != first else []),
+        ]
+    return found
+
+
+def _report(answer: Answer) -> dict[str, Any] | None:
+    """What the doctor said, behind what a shell may have said before."""
+    lines = [line for line in answer.output.splitlines() if line.startswith("{")]
+    try:
+        report = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) and report.keys() >= {"versions", "engines", "cpu", "reach"} else None
+
+
+def _differences(there: Mapping[str, Any], first: Mapping[str, Any], engine: str, name: str) -> list[Finding]:
+    found = []
+
+    def compare(what: str, one: str | None, other: str | None, remedy: str) -> None:
+        if one != other:
+            found.append(Finding(what, f"{one or 'missing'}, and {other or 'missing'} on {name}", remedy))
+
+    versions = there["versions"], first["versions"]
+    python, other = (".".join(each["python"].split(".")[:2]) for each in versions)
+    compare("python", python, other, f"Python {other} there")
+    for package in (*_SAME, *_SAME_OF.get(engine, ())):
+        wanted = versions[1].get(package)
+        remedy = f"pip install {package}=={wanted} there" if wanted else f"pip uninstall {package} there"
+        compare(package, versions[0].get(package), wanted, remedy)
+    compare(LIBRARY, _library(there, engine), _library(first, engine), f"the MPI library of {name} there")
+    generic = '--target \'{"kind": "llvm", "mcpu": "x86-64-v3"}\', or another that all of them are'
+    compare("cpu", there["cpu"], first["cpu"], f"kernels are compiled for rank 0's: {generic}")
+    return found
+
+
+def _library(report: Mapping[str, Any], engine: str) -> str | None:
+    return next((each["state"] for each in report["engines"][engine] if each["what"] == LIBRARY), None)
+
+
+def reach(place: str) -> Finding:
+    """Return whether a port of a host, as ``HOST:PORT``, takes connections from here."""
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        remedy = "a name that is known here, and a firewall that lets hosts of a job connect to each other's ports"
+        return Finding("way back", f"{place}: {error}", remedy)
+    return Finding("way back", f"{host} takes connections")
