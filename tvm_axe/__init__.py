@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tvm_axe.executable.moving import redistribute
     from tvm_axe.layout import ComposeLayout, Layout, Mesh, pack, unpack
     from tvm_axe.meta import tune
+    from tvm_axe.meta.fleet.fleet import Fleet
     from tvm_axe.schedule import Schedule, with_layouts
 
 check_versions()
@@ -41,6 +42,7 @@ __all__ = [
     "CheckReport",
     "ComposeLayout",
     "Executable",
+    "Fleet",
     "InputError",
     "Layout",
     "LayoutError",
@@ -83,6 +85,7 @@ _HOMES = {
     "executable": ["Executable"],
     "executable.moving": ["redistribute"],
     "meta": ["tune"],
+    "meta.fleet.fleet": ["Fleet"],
     "schedule": ["Schedule", "with_layouts"],
     "meta.mesh.exhaustive": ["search"],
 }

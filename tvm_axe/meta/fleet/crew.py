@@ -241,13 +241,13 @@ class Crew:
 
     def _recruit(self) -> None:
         """Ask for servers, and give some back, as the job's share is."""
-        waiting = [member for member in self._members if not member.name]
-        self._share.look(sum(member.is_waiting for member in waiting))
+        waiting = sum(member.is_waiting for member in self._members)
+        self._share.look(waiting)
         if bool(self._share.fault) != self._missed:
             self._missed = not self._missed
             why = f": {self._share.fault}; trying again until there is" if self._missed else " again"
             self._say(f"fleet: {'no tracker' if self._missed else 'there is a tracker'} at {self.fleet.tracker}{why}")
-        held, now = len(self._members) - len(waiting), time.monotonic()
+        held, now = len(self._members) - waiting, time.monotonic()
         if not waiting and held < self._share.wanted and now >= self._not_before and not self._missed:
             member = Member(Child(_MAIN, self._log))
             self._members.append(member)
@@ -330,7 +330,8 @@ class Crew:
         if self._reference is None and not wrong:
             self._reference = Reference.read(self._work_dir / target_name(target), self.fleet.key)
         if self._reference is not None and not member.is_plain:
-            wrong += member.fingerprint.unlike(self._reference.fingerprint, backend_of(target).on_host)
+            unlike = member.fingerprint.unlike(self._reference.fingerprint, backend_of(target).on_host)
+            wrong += [f"{how}, as the first of its key was, {self._reference.name}" for how in unlike]
         if wrong:
             raise Refused("; ".join(wrong))
         yield from self._probe(member, first=True)

@@ -16,9 +16,7 @@ from typing import Any
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
-from tvm_axe.meta.fleet import server
-from tvm_axe.meta.fleet.plain import Plain
-from tvm_axe.meta.fleet.session import Desk
+from tvm_axe.meta.fleet.tracker import ASK as FUNCTION
 from tvm_axe.meta.measure.child import serve
 
 __all__ = ["ASK", "CONNECT", "WAIT", "main"]
@@ -55,9 +53,12 @@ class _Link:
 
     def _connect(self, host: str, port: int, match: str) -> bool:
         session = _tvm.rpc_connect(host, port, match, _LONGEST)
-        self._ask = _tvm.rpc_function(session, server.ASK)
+        self._ask = _tvm.rpc_function(session, FUNCTION)
         if self._ask is not None:
             return False
+        from tvm_axe.meta.fleet.plain import Plain  # builds candidates, and imports all that takes
+        from tvm_axe.meta.fleet.session import Desk
+
         self._ask = Desk(Plain(session, f"{host}:{port}")).ask
         return True
 

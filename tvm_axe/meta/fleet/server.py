@@ -29,13 +29,10 @@ from typing import Any, NoReturn
 from tvm_axe import _tvm
 from tvm_axe.connections import keep_alive
 from tvm_axe.meta.fleet.session import FAILED, Desk, Here
-from tvm_axe.meta.fleet.tracker import ABOUT
+from tvm_axe.meta.fleet.tracker import ABOUT, ASK
 from tvm_axe.processes import Process, start
 
-__all__ = ["ASK", "Limits", "Server"]
-
-ASK = "tvm_axe.fleet.ask"
-"""The function that a session has of this package: a request's text -> the answer's."""
+__all__ = ["Limits", "Server"]
 
 _TICK = 0.5  # seconds between two looks at what has no descriptor to wait for
 _TALK = 5.0  # seconds that a tracker or a client may take to answer

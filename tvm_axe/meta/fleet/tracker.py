@@ -9,7 +9,10 @@ from tvm_axe import _tvm
 from tvm_axe.connections import keep_alive, listen
 from tvm_axe.errors import InputError
 
-__all__ = ["ABOUT", "run_tracker", "servers_of", "status", "tracker_summary"]
+__all__ = ["ABOUT", "ASK", "run_tracker", "servers_of", "status", "tracker_summary"]
+
+ASK = "tvm_axe.fleet.ask"
+"""The function that a session has of this package: a request's text -> the answer's."""
 
 ABOUT = "tvm_axe"
 """What a summary has of a server of this package: its name, its job, and what it has measured."""
