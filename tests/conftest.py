@@ -36,6 +36,8 @@ ALONE = (
     "collective/test_mpi.py",
     "collective/test_stress.py",
     "collective/test_workers.py",
+    "meta/fleet/test_candidates.py",
+    "meta/fleet/test_jobs.py",
     "meta/measure/test_child.py",
     "meta/measure/test_guarded.py",
     "meta/measure/test_measure_cuda.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -66,7 +67,8 @@ def _worker(args: argparse.Namespace) -> None:
     listener = listen(args.listen, args.port)
     own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = Limits(own * 4 // 5 if args.memory is None else args.memory * _GIB, float(args.seconds))
-    with tempfile.TemporaryDirectory(prefix="tvm-axe-worker-") as folder:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # its folder goes with it
+    with tempfile.TemporaryDirectory(prefix="tvm-axe-worker-", ignore_cleanup_errors=True) as folder:
         host = args.announce or (None if args.listen in ("0.0.0.0", "::") else args.listen)
         server = Server(fleet.address, args.key, listener, limits, Path(folder), host, args.name, _say)
         _say(f"{server.name}: listening on {args.listen}:{server.port}, offered as {args.key} at {args.tracker}")

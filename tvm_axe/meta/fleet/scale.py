@@ -60,8 +60,8 @@ class Reference:
         own = {"machine": self.name, "fingerprint": self.fingerprint.encode(), "probe": self.probe}
         with locked(folder):
             try:
-                told = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            except (FileNotFoundError, ValueError):
+                told = dict(json.loads((folder / FILE).read_text(encoding="utf-8")))
+            except (FileNotFoundError, ValueError, TypeError):
                 told = {}
             replace_file(folder / FILE, json.dumps({**told, key: own}, indent=1) + "\n")
 

@@ -123,15 +123,20 @@ class Server:
         self._half = b""
 
     def run(self) -> NoReturn:
-        """Serve until the process ends."""
-        while True:
-            ready, _, _ = select.select([self._listener.fileno(), self._status], [], [], _TICK)
-            self._hear_notes()
-            if self._session is not None and self._session.poll() is not None:
-                self._end_session()
-            if self._listener.fileno() in ready:
-                self._accept()
-            self._keep_up()
+        """Serve until an exception ends it, Ctrl-C's say, and with it the session that there is."""
+        try:
+            while True:
+                ready, _, _ = select.select([self._listener.fileno(), self._status], [], [], _TICK)
+                self._hear_notes()
+                if self._session is not None and self._session.poll() is not None:
+                    self._end_session()
+                if self._listener.fileno() in ready:
+                    self._accept()
+                self._keep_up()
+        finally:
+            if self._session is not None:
+                self._session.kill()
+                self._session.wait()
 
     def _accept(self) -> None:
         """Let in the client that the tracker sent, and nobody else."""
@@ -150,6 +155,7 @@ class Server:
         self._say(f"a job came from {peer}")
 
     def _begin_session(self, connection: socket.socket) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what tidies up /tmp may have removed it
         folder = Path(tempfile.mkdtemp(prefix="job-", dir=self._folder))
         arguments = {"name": self._counts.name, "folder": str(folder), **asdict(self._limits)}
         self._session = start(_ENTRY, arguments, [connection.fileno(), self._notes])
