@@ -13,8 +13,8 @@ from tvm_axe.machines import resolve_target
 from tvm_axe.meta.fleet.fingerprint import Fingerprint
 
 VERSIONS = {"tvm-axe": "1.0", "apache-tvm": "0.27.0"}
-HOST = Fingerprint("znver4", "AMD EPYC 9354", 8, 3000, "", "", VERSIONS)
-GPU = Fingerprint("znver4", "AMD EPYC 9354", 8, 3000, "NVIDIA H100", "sm_90a", VERSIONS)
+HOST = Fingerprint("znver4", "AMD EPYC 9354", 8, 3000, versions=VERSIONS)
+GPU = Fingerprint("znver4", "AMD EPYC 9354", 8, 3000, "NVIDIA H100", "sm_90a", 2, VERSIONS)
 
 
 def llvm(**attributes):
@@ -64,11 +64,31 @@ def test_this_machine_is_what_it_needs():
         (GPU, cuda(), []),
         (replace(GPU, cpu="alderlake", cores=1), cuda(), []),
         (HOST, cuda(), ["its GPU is none, not sm_90a"]),
+        (GPU, cuda(), []),
         (replace(GPU, arch="sm_80"), cuda(), ["its GPU is sm_80, not sm_90a"]),
     ],
 )
 def test_in_what_a_machine_is_not_what_code_is_for(machine, target, why):
     assert machine.why_not(target, VERSIONS) == why
+
+
+@pytest.mark.parametrize(
+    "machine, target, why",
+    [
+        (HOST, llvm(**{"num-cores": 2}), []),
+        (replace(HOST, cores=6), llvm(**{"num-cores": 2}), ["it has 6 cores for a server, not 8"]),
+        (replace(GPU, gpus=4), cuda(), []),
+        (GPU, cuda(), ["it has 2 GPUs, not 4"]),
+    ],
+)
+def test_a_machine_has_a_meshs_devices(machine, target, why):
+    assert machine.why_not(target, VERSIONS, devices=4) == why
+
+
+def test_what_another_version_says_is_taken_as_far_as_it_is_known():
+    told = {**HOST.encode(), "of another version": 1}
+    del told["gpus"]
+    assert Fingerprint.told(told) == HOST
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tvm_axe.meta.fleet.probe import probe_function
 from tvm_axe.meta.fleet.scale import FILE, Reference, probed
 
 FLEET = Fleet("board", "k")
-REFERENCE = Reference("first", Fingerprint("znver4", "AMD", 8, 3000, "", "", {"tvm-axe": "1"}), 1.25e-4)
+REFERENCE = Reference("first", Fingerprint("znver4", "AMD", 8, 3000, versions={"tvm-axe": "1"}), 1.25e-4)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_reference_is_kept_by_key(tmp_path):
     assert Reference.read(tmp_path, "third") is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"k": 1}', '{"k": {"machine": "m", "fingerprint": {}, "probe": 1}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"k": 1}', '{"k": {"machine": "m", "fingerprint": 1, "probe": 1}}'])
 def test_one_that_cannot_be_read_is_begun_anew(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with pytest.warns(UserWarning, match=r"fleet.json cannot be read \(.*\); a new scale is begun"):

@@ -122,10 +122,10 @@ def test_nothing_is_measured_before_a_target_is_opened(tmp_path):
 
 def test_a_target_is_opened_and_completed_there(tmp_path):
     here = Here("me", tmp_path / "log", 1.5)
-    (opened,) = here.work("open", [json.dumps({"kind": "llvm", "num-cores": 1}), session.__name__, 9.0])
+    (opened,) = here.work("open", [json.dumps({"kind": "llvm", "num-cores": 1}), session.__name__, 9.0, 1])
     assert json.loads(opened)["mcpu"]
     assert here.runner.timeout == 1.5
-    (opened,) = here.work("open", [opened, session.__name__, 0.5])
+    (opened,) = here.work("open", [opened, session.__name__, 0.5, 1])
     assert here.runner.timeout == 0.5
     here.runner.close()
 

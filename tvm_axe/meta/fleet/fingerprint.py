@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from itertools import count
 from pathlib import Path
@@ -26,20 +26,20 @@ _SYSTEM = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a machine is.
+    """What a machine is; what it doesn't say is empty, or 0.
 
     Attributes
     ----------
     cpu : str
-        LLVM's name of its CPU; empty if it can't say.
+        LLVM's name of its CPU.
     model : str
         The CPU's own name, such as ``"AMD EPYC 9354 32-Core Processor"``.
     cores : int
-        Those that a server may use; 0 if it doesn't say.
+        Those that a server may use.
     mhz : int
-        The CPU's highest clock; 0 where the system doesn't say, as most virtual machines.
+        The CPU's highest clock, of which most virtual machines say nothing.
     gpu : str
-        The name of its first GPU; empty if it has none.
+        The name of its first GPU.
     arch : str
         That GPU's architecture.
     gpus : int
@@ -48,14 +48,14 @@ class Fingerprint:
         Of this package and of the compiler.
     """
 
-    cpu: str
-    model: str
-    cores: int
-    mhz: int
-    gpu: str
-    arch: str
-    gpus: int
-    versions: dict[str, str]
+    cpu: str = ""
+    model: str = ""
+    cores: int = 0
+    mhz: int = 0
+    gpu: str = ""
+    arch: str = ""
+    gpus: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def own(cls) -> Fingerprint:
@@ -73,9 +73,9 @@ class Fingerprint:
         )
 
     @classmethod
-    def told(cls, fields: Mapping[str, Any]) -> Fingerprint:
-        """One that came as JSON."""
-        return cls(**fields)
+    def told(cls, told: Mapping[str, Any]) -> Fingerprint:
+        """One that came as JSON, from a server that may say more, or less, than this version knows of."""
+        return cls(**{own.name: told[own.name] for own in fields(cls) if own.name in told})
 
     def encode(self) -> dict[str, Any]:
         """It as JSON has it."""

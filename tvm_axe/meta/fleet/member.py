@@ -58,7 +58,7 @@ class Member:
 
     def __init__(self, child: Child) -> None:
         self.child = child
-        self.name, self.fingerprint, self.is_plain = "", Fingerprint("", "", 0, 0, "", "", 0, {}), False
+        self.name, self.fingerprint, self.is_plain = "", Fingerprint(), False
         self.scale, self.probe = 1.0, 0.0
         self.probed = self.joined = time.monotonic()
         self.prepared = ""

@@ -81,7 +81,7 @@ class Plain:
             major, minor = str(gpu.compute_version).split(".")
             arch = f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
         name = "" if gpu is None else str(gpu.device_name)
-        return Fingerprint("" if ask is None else str(ask()), "", 0, 0, name, arch, int(gpu is not None), {})
+        return Fingerprint("" if ask is None else str(ask()), gpu=name, arch=arch, gpus=int(gpu is not None))
 
     def _open(self, target: str, builder: str, timeout: float, devices: int) -> str:
         """Take a target as it is told: of its own, such a server knows its CPU's name alone."""
