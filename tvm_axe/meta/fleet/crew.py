@@ -179,6 +179,7 @@ class Crew:
         self._not_before = 0.0  # when the tracker may be asked for a server again
         self._alone: float | None = None  # since when nobody is there
         self._missed = False
+        self._unmet = ""  # what became of the last server that didn't say who it is
         try:
             self._share.look(0)
         except OSError as error:
@@ -286,8 +287,9 @@ class Crew:
             self._alone = now + _SOON
         elif now >= self._alone:
             self._alone = now + _MINUTE
-            there = f"{self._share.servers} of them are known there, which others have" if self._share.servers else ""
-            about = "; ".join([*([there] if there else ["none is known there"]), *out])
+            there = f"{self._share.servers} known there, free or not" if self._share.servers else ""
+            unmet = [f"the last one didn't answer, {self._unmet}"] if self._unmet else []
+            about = "; ".join([*([there] if there else ["none is known there"]), *unmet, *out])
             self._say(f"fleet: waiting for a server of key {self.fleet.key!r} at {self.fleet.tracker} ({about})")
 
     def _converse(self, member: Member, talk: Conversation | None) -> None:
@@ -309,12 +311,12 @@ class Crew:
         """Ask for a server, see who it is, and have it measure for the job's target."""
         silent = self.fleet.silent
         host, port, match = yield (WAIT, self.fleet.address, self.fleet.key), None
-        member.joined = time.monotonic()
+        member.joined, member.place = time.monotonic(), f"{host}:{port}"
         member.is_plain = yield (CONNECT, host, port, match), silent
         (name, told), *_ = yield from self._results(member, "look")
         member.fingerprint = Fingerprint.told(told)
         machine = self.machines.setdefault(name, Machine(name, member.fingerprint))
-        member.name, machine.fingerprint = name, member.fingerprint
+        member.name, machine.fingerprint, self._unmet = name, member.fingerprint, ""
         if machine.out:
             raise Refused(machine.out)
         yield from member.note(silent, job=self._job)
@@ -324,6 +326,19 @@ class Crew:
         except WorkError as error:
             raise Refused(str(error)) from error
         target = Target(json.loads(opened))
+        self._check(member, target)
+        self._target = target
+        yield from self._probe(member, first=True)
+        self._check(member, target)  # others may have come meanwhile
+        if self._reference is None:
+            self._reference = Reference(name, member.fingerprint, member.probe)
+            self._reference.write(self._work_dir / target_name(target), self.fleet.key)
+        member.scale = machine.scale = self._reference.probe / member.probe
+        yield from member.note(silent, scale=member.scale)
+        member.is_in = True
+
+    def _check(self, member: Member, target: Target) -> None:
+        """Refuse a server that isn't what the target says, or isn't like the others."""
         wrong = member.fingerprint.why_not(target, Fingerprint.versions_here(), self._devices)
         if self._target is not None and str(target) != str(self._target):
             wrong.append(f"code for it is for {target}, not for {self._target}")
@@ -334,14 +349,6 @@ class Crew:
             wrong += [f"{how}, as the first of its key was, {self._reference.name}" for how in unlike]
         if wrong:
             raise Refused("; ".join(wrong))
-        yield from self._probe(member, first=True)
-        assert member.probe > 0
-        if self._reference is None:
-            self._reference = Reference(name, member.fingerprint, member.probe)
-            self._reference.write(self._work_dir / target_name(target), self.fleet.key)
-        member.scale = machine.scale = self._reference.probe / member.probe
-        yield from member.note(silent, scale=member.scale)
-        self._target, member.is_in = target, True
 
     def _probe(self, member: Member, first: bool) -> Conversation:
         """Time the probe, and again if that doesn't satisfy."""
@@ -378,21 +385,15 @@ class Crew:
     def _serve(self, member: Member, items: Items, preparation: Preparation | None) -> Conversation:
         """Have a server do some items, prepared for them."""
         assert preparation is not None
-        try:
-            if member.prepared != preparation.digest:
-                (result,) = yield from self._results(member, preparation.kind, *preparation.arguments)
-                member.prepared = preparation.digest
-                self._answers.setdefault(preparation.digest, Outcome(member.name, member.scale, result))
-        except WorkError as error:
-            self._losses[preparation.digest] += 1
-            if self._losses[preparation.digest] >= _LOSSES:
-                raise TuneError(f"fleet: {member.name} can't be prepared: {error}") from error
-            raise Lost(f"it can't be prepared: {error}") from error
+        if member.prepared != preparation.digest:
+            yield from self._prepare(member, preparation)
         if self._items is not items:
             return
         share = -(-items.left // max(1, sum(other.is_in for other in self._members)))
         numbers = items.take(max(1, min(share, self._together(member))))
         member.hands = [*numbers]
+        if not numbers:
+            return
         if not items.kind:
             for number in numbers:
                 items.done[number] = self._answers[preparation.digest]
@@ -410,9 +411,25 @@ class Crew:
         try:
             yield from member.work(items.kind, [items.items[n] for n in numbers], self.fleet.silent, longest, got)
         except WorkError as error:
+            if items.kind != "turns":  # a candidate's failure is a result, so this is the server's
+                raise Lost(f"it can't measure: {error}") from error
             for number in member.hands:
                 items.done[number] = Outcome(member.name, member.scale, None, str(error))
             member.hands = []
+
+    def _prepare(self, member: Member, preparation: Preparation) -> Conversation:
+        """Have a server do what comes before items; what it can't, others may."""
+        try:
+            (result,) = yield from self._results(member, preparation.kind, *preparation.arguments)
+        except WorkError as error:
+            self._losses[preparation.digest] += 1
+            if self._losses[preparation.digest] >= _LOSSES:
+                raise TuneError(f"fleet: {member.name} can't be prepared: {error}") from error
+            raise Lost(f"it can't be prepared: {error}") from error
+        answer = self._answers.setdefault(preparation.digest, Outcome(member.name, member.scale, result))
+        if answer.result["failure"] is None and result["failure"] is not None:
+            raise Lost(f"it can't be prepared, as {answer.machine} was: {result['failure']}")
+        member.prepared = preparation.digest
 
     def _together(self, member: Member) -> int:
         """How many items a server is given at once: enough to build on all its cores."""
@@ -424,8 +441,9 @@ class Crew:
         member.hands = []
         self._drop(member)
         self._not_before = time.monotonic() + AGAIN
-        if not name:
-            return  # it was never seen: a tracker that went, or one that gave a server that is no more
+        if not name:  # a tracker that went, or one that gave a server that is no more, or isn't reached from here
+            self._unmet = f"{member.place}: {reason}" if member.place else ""
+            return
         self._losses[name] += 1
         machine = self.machines[name]
         machine.events.append(f"lost: {reason}")

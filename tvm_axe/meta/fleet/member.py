@@ -44,6 +44,8 @@ class Member:
         The process that holds the connection.
     name, fingerprint, is_plain
         Who it is; the name is empty until it is known.
+    place
+        Where it is; empty while the tracker has given none.
     scale
         What its times are multiplied by.
     probe
@@ -58,7 +60,7 @@ class Member:
 
     def __init__(self, child: Child) -> None:
         self.child = child
-        self.name, self.fingerprint, self.is_plain = "", Fingerprint(), False
+        self.name, self.place, self.fingerprint, self.is_plain = "", "", Fingerprint(), False
         self.scale, self.probe = 1.0, 0.0
         self.probed = self.joined = time.monotonic()
         self.prepared = ""
