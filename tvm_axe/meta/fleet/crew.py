@@ -121,7 +121,7 @@ def crew_for(
         raise TuneError(
             f"work_dir: {work_dir} cannot be used: {error.strerror}; a folder to write in is needed"
         ) from error
-    with Crew(fleet, json.dumps(as_given(target)), work_dir, log, devices, say if progress else lambda _: None) as crew:
+    with Crew(fleet, json.dumps(as_given(target)), work_dir, log, say if progress else lambda _: None, devices) as crew:
         yield crew
 
 
@@ -138,10 +138,10 @@ class Crew:
         Where databases are; the scale of the times lies beside them.
     log
         File that collects what the connections' processes print.
-    devices
-        How many devices of the target a machine must have, between which its cores are dealt.
     say
         Is told what the user should know, a line each.
+    devices
+        How many devices of the target a machine must have, between which its cores are dealt.
 
     Attributes
     ----------
@@ -160,8 +160,8 @@ class Crew:
         target: str,
         work_dir: Path,
         log: Path,
-        devices: int = 1,
         say: Callable[[str], None] = lambda _: None,
+        devices: int = 1,
     ) -> None:
         self.fleet, self._given, self._work_dir, self._log, self._say = fleet, target, work_dir, log, say
         self._devices = devices
