@@ -1,8 +1,8 @@
 """The demo's block on two hosts of two devices each; run by test_hosts.py it counts what goes between them.
 
-Devices of a host share the rows, and the hosts the sum: each device adds its rows' partial sums to those of its peer on
-the other host, and gathers the others' rows within its own. That is the hierarchical all-reduce of C, whose reduction
-within hosts is that no device computes what its neighbour does.
+On a mesh of one axis, all devices share the sum, and the all-reduce is one within each host, one across, and a
+gathering within each. On one of two, devices of a host share the rows, and hosts the sum: each device adds its rows'
+partial sums to those of its peer on the other host, and gathers the others' rows within its own.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 
 import tvm_axe as axe
-from tvm_axe.collective import launch, site
+from tvm_axe.collective import launch
 from tvm_axe.collective.across import Across, Parcel
 from tvm_axe.collective.dealing import deal
 from tvm_axe.collective.start import start_ranks
+from tvm_axe.collective.worker import Worker
 from tvm_axe.demo.baseline import Problem
-from tvm_axe.demo.block import INNER, OUTER, TOKENS, block
+from tvm_axe.demo.block import INNER, OUTER, TOKENS, block, mm_ar_c
 from tvm_axe.layout import Mesh
 from tvm_axe.schedule import Schedule
 
 FEW, MANY = 3, 33  # runs; what else a measurement moves is the same for both
 
-mesh = Mesh({"dp": 2, "tp": 2})
+mesh = Mesh({"dp": 2, "tp": 2})  # of the command line's
 
 
 def hierarchical(sch: Schedule) -> None:
@@ -37,23 +38,31 @@ def hierarchical(sch: Schedule) -> None:
     sch.shard(sch.get_loops(sch.get_sblock("mm"))[-1], "dp")
 
 
-class Counted(Across):
-    """Writes down how many bytes this rank has sent to the other host's in collectives."""
+SCHEDULES = {"dp=2,tp=2": hierarchical, "tp=4": mm_ar_c}
 
-    folder: Path
-    sent = 0
-    counts = False  # what a host's copy of the others' memory takes isn't a collective's
 
-    def collective(self, *arguments: Any, **options: Any) -> None:
-        self.counts = True
-        super().collective(*arguments, **options)
-        self.counts = False
+def count(folder: Path) -> None:
+    """Have this rank write down how many bytes it has sent to the other host's in collectives.
 
-    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-        if self.counts:
-            Counted.sent += sum(array.nbytes for rank, array in sends if rank not in self._job.host)
-            (self.folder / str(self._job.rank)).write_text(str(Counted.sent))
-        super().exchange(sends, receives)
+    What a host's copy of the others' memory takes is none of that.
+    """
+    sent, counts = 0, False
+    take_part, exchange = Worker.take_part, Across.exchange
+
+    def taking_part(self: Worker, *arguments: Any, **options: Any) -> None:
+        nonlocal counts
+        counts = True
+        take_part(self, *arguments, **options)
+        counts = False
+
+    def exchanging(self: Across, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        nonlocal sent
+        if counts:
+            sent += sum(array.nbytes for rank, array in sends if rank not in self._job.host)
+            (folder / str(self._job.rank)).write_text(str(sent))
+        exchange(self, sends, receives)
+
+    Worker.take_part, Across.exchange = taking_part, exchanging
 
 
 def on_the_wire() -> int:
@@ -62,14 +71,14 @@ def on_the_wire() -> int:
     return int(fields[1]) + int(fields[9])
 
 
-def main(launcher: str, folder: Path) -> None:
+def main(axes: str, launcher: str, folder: Path) -> None:
     """Print what was counted, on rank 0, as JSON."""
+    mesh = Mesh.parse(axes)
     start_ranks(mesh, None, [sys.executable, *sys.argv], deal(["a", "b"], mesh), launcher)
-    Counted.folder = folder
-    site.Across = Counted
+    count(folder)
     with launch(mesh, engine="mpi") as workers:
         sch = Schedule(block, mesh=mesh)
-        hierarchical(sch)
+        SCHEDULES[axes](sch)
         exe = axe.compile(sch, work_dir=folder)
         problem = Problem.random(TOKENS, INNER, OUTER, seed=0)
         arrays = [getattr(problem, name) for name in exe.inputs]
@@ -96,8 +105,8 @@ def main(launcher: str, folder: Path) -> None:
 
 
 def total(folder: Path) -> int:
-    return sum(int((folder / str(rank)).read_text()) for rank in range(mesh.size))
+    return sum(int(file.read_text()) for file in folder.glob("[0-9]"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(*sys.argv[1:3], Path(sys.argv[3]))

@@ -134,6 +134,28 @@ def test_a_killed_rank_is_named(hosts_of: int, function: str) -> None:
     assert status != 0
 
 
+@pytest.mark.parametrize("victim", [1, 3])
+def test_a_rank_killed_in_a_sum_between_hosts_is_named(victim: int) -> None:
+    """Others of its host wait for it in memory, those of the other host for messages."""
+    output, _, status = run(
+        4,
+        f"""
+        with launch(Mesh({{"tp": 4}}), engine="mpi", timeout=20) as workers:
+            x = workers.mesh_tensor((1 << 18,), "float32")
+            victim = psutil.Process(workers._session._job.ranks[{victim}].pid)
+            later(0.5, victim.kill)
+            try:
+                while True:
+                    workers.all_reduce(x, x, "tp")
+            except WorkerError as error:
+                print(error)
+        """,
+        2,
+    )
+    assert re.match(rf"worker {victim} \(tp={victim}; rank {victim}, pid \d+ on \S+\) has ended\n", output), output
+    assert status != 0
+
+
 @pytest.mark.parametrize(("hosts_of", "victim", "function"), [(2, 1, "meet"), (1, 1, "meet"), (2, 2, "main")])
 def test_a_stopped_rank_is_named(hosts_of: int, victim: int, function: str) -> None:
     """Rank 0 says so within the timeout, and the job ends with its script, though the rank can't."""

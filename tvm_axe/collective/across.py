@@ -4,7 +4,8 @@ Everything is made of one operation, the exchange: arrays to some ranks and arra
 inside. A collective is what `plan` says: each worker gets the boxes that it sums from those who have them, and then
 sends the sum to those whose slabs it belongs to. MPI's own collectives move as little as that (of an all-reduce, twice
 (n - 1) / n of a slab each way), but they don't say who is missing when one doesn't come, know no float16 and no
-bfloat16, and add in an order of their own; here the sums are those of `ops`, bit for bit.
+bfloat16, and add in an order of their own; here the sums are those of `ops`, bit for bit. That is for axes along which
+each machine has one worker. Where one has several, the machines' sums are added, by exchanges too (`rounds`).
 
 An exchange that is called off leaves messages behind that nobody takes. They carry the number of their command as tag,
 so that they are never taken for those of a later one.
@@ -43,6 +44,21 @@ def spanning_axes(mesh: Mesh, hosts: Sequence[Sequence[int]]) -> frozenset[str]:
         axis
         for axis in mesh.names
         if any(host_of[device] != host_of[mesh.group(device, axis)[0]] for device in range(mesh.size))
+    )
+
+
+def crowded_axes(mesh: Mesh, hosts: Sequence[Sequence[int]]) -> frozenset[str]:
+    """Return the axes of a mesh along which there are devices of several hosts, and several of one.
+
+    >>> sorted(crowded_axes(Mesh({"dp": 2, "tp": 2}), [(0, 1), (2, 3)]))
+    []
+    >>> sorted(crowded_axes(Mesh({"tp": 4}), [(0, 1), (2, 3)]))
+    ['tp']
+    """
+    return frozenset(
+        axis
+        for axis in spanning_axes(mesh, hosts)
+        if any(len(set(mesh.group(rank, axis)).intersection(host)) > 1 for host in hosts for rank in host)
     )
 
 

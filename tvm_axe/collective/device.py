@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
@@ -18,10 +17,8 @@ import tvm_ffi
 from tvm_axe import _tvm
 from tvm_axe.collective import ops, side
 from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.staging import Copies, HostCopies
 from tvm_axe.collective.tensor import View
-
-if TYPE_CHECKING:
-    from tvm_axe.collective.staging import Copies
 
 
 class Device(ABC):
@@ -209,15 +206,9 @@ class Device(ABC):
         """
         raise NotImplementedError
 
+    @abstractmethod
     def copies(self, memory: np.ndarray) -> Copies:
-        """Return what copies between its slabs and memory of the host's, which stays where it is until that is closed.
-
-        Raises
-        ------
-        NotImplementedError
-            If the slabs are in the host's memory.
-        """
-        raise NotImplementedError
+        """Return what copies between its slabs and memory of the host's, which stays where it is until it is closed."""
 
     def usable(self) -> bool:
         """Whether it can still be used, after an error."""
@@ -265,6 +256,9 @@ class Cores(Device):
 
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         side.step(name, [_tvm.as_array(tensor) for tensor in tensors], numbers, rank)
+
+    def copies(self, memory: np.ndarray) -> Copies:
+        return HostCopies()
 
     def finish(self) -> None:
         """Nothing is left to wait for."""

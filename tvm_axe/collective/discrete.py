@@ -132,7 +132,7 @@ class DiscreteSession(Exchanging):
             if self._unique is not None:
                 self._command("connect", self._unique().hex(), sorted(self.connected))
             if self._axes.difference(self.connected):
-                self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
+                self._command("stage", self.arena.allocate(self._mesh.size * BUFFER), sorted(self._axes))
         except OSError as error:
             self.close(force=True)
             raise limited(f"launch: {self._mesh.size} workers did not start", error) from error

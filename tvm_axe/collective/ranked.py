@@ -6,8 +6,9 @@ that its first rank has made and the others have opened through /proc, and meet 
 in which everything has the same offset:
 
 - a barrier is one within each machine, and then one across (`Across.arrive` and `wait`);
-- a collective along an axis of several machines is done by messages (`Across.collective`), and the view of a tensor
-  along it has the own slab only;
+- a collective along an axis of several machines is done by messages, and the view of a tensor along it has the own slab
+  only: each worker for itself (`Across.collective`) where it is the only one of its machine along that axis, else in
+  rounds (`Staging`), in which machines move between them what they would as single workers;
 - the answers of other machines' workers are messages, which the controller writes into its control block, and so is the
   word that calls a command off;
 - the controller's view of other machines' slabs is a copy (`Mirror`).
@@ -25,10 +26,10 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from tvm_axe.collective.across import spanning_axes
+from tvm_axe.collective.across import crowded_axes, spanning_axes
 from tvm_axe.collective.arena import PAGE, Arena
 from tvm_axe.collective.calls import attend
 from tvm_axe.collective.device import Device
@@ -138,6 +139,7 @@ class RankedSession(Exchanging):
                 self._use(self._devices)
             elif self._far:
                 self.mirror = Mirror(self._command, self._job.hosts)
+                self._stage(crowded_axes(self._mesh, self._job.hosts))
         except BaseException:
             self.close(force=True)
             raise
@@ -153,8 +155,14 @@ class RankedSession(Exchanging):
             self._command("meet", self._words.encode(ALL))
         if devices.unique is not None:
             self._command("connect", devices.unique().hex(), sorted(self.connected))
-        if self._axes.difference(self.connected):
-            self._command("stage", self.arena.allocate(self._mesh.size * BUFFER))
+        self._stage(self._axes.difference(self.connected))
+
+    def _stage(self, axes: Collection[str]) -> None:
+        """Have collectives along these axes go in rounds through buffers, one for each worker."""
+        if axes:
+            # Cores need none of other hosts' workers; devices register all of it, which must be there.
+            offset = self.arena.allocate(self._mesh.size * BUFFER, take=self._devices is not None)
+            self._command("stage", offset, sorted(axes))
 
     def _command_of_hosts(self, name: str, *arguments: Any) -> None:
         """What is asked of slabs, asked of what hosts have of them."""

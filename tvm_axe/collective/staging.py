@@ -9,19 +9,22 @@ behind it has been met for.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import tvm_ffi
 
+from tvm_axe import _tvm
 from tvm_axe.collective import ops
 from tvm_axe.collective.plan import VIEWS, Corner
 from tvm_axe.collective.rounds import Round, Spot, Sum, rounds
 from tvm_axe.layout import Mesh
 
-__all__ = ["BUFFER", "Copies", "Staging", "neighbours_within"]
+__all__ = ["BUFFER", "Copies", "HostCopies", "Staging", "neighbours_within"]
 
 BUFFER = 16 << 20
 """Bytes of each worker's buffer: halves of two or three pieces, each long enough for a bus to reach its rate."""
@@ -54,6 +57,31 @@ class Copies(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Give back what it has."""
+
+
+class HostCopies(Copies):
+    """Copies of slabs that are in the host's memory, made at once."""
+
+    def begin(self) -> None:
+        """Nothing was told that isn't done."""
+
+    def fetch(self, slab: tvm_ffi.Tensor, corner: Corner, box: tuple[int, ...], array: np.ndarray) -> None:
+        array[...] = self._box(slab, corner, box)
+
+    def fetched(self) -> None:
+        """Nothing is left to wait for."""
+
+    def store(self, slab: tvm_ffi.Tensor, corner: Corner, box: tuple[int, ...], array: np.ndarray) -> None:
+        self._box(slab, corner, box)[...] = array
+
+    def stored(self) -> None:
+        """Nothing is left to wait for."""
+
+    @staticmethod
+    def _box(slab: tvm_ffi.Tensor, corner: Corner, box: tuple[int, ...]) -> np.ndarray:
+        found = _tvm.as_array(slab)
+        own = found[np.newaxis] if found.size == math.prod(corner.shape) else found[:1]  # of a view: all are the own
+        return ops.boxes(own, dataclasses.replace(corner, slabs=(0,)), box)[0]
 
 
 class Staging:

@@ -82,6 +82,7 @@ class Worker:
         self._repeating: set[int] = set()  # the programs that tell the device the same each time
         self._left_barrier: tuple[int, str] | None = None
         self._staging: Staging | None = None
+        self._staged = frozenset[str]()
         self.slabs = Slabs(site, rank, self.device)
 
     def barrier(self) -> None:
@@ -136,7 +137,7 @@ class Worker:
             self.device.between(name, source, target, numbers, self.coords[axis], *holds)
         elif axis not in self._site.apart:
             self.device.collective(name, source, target, numbers, self.coords[axis])
-        elif self._staging is not None:
+        elif self._staging is not None and axis in self._staged:
             with self._meeting():
                 self._staging.collective(name, source, target, numbers, axis)
         else:
@@ -331,13 +332,15 @@ class Worker:
         """Have the device meet its peers by itself from now on, by the words of a tensor."""
         self.device.meet(self._view(words), self.rank, self._site.timeout)
 
-    def stage(self, offset: int) -> None:
-        """Do collectives along axes that are apart through buffers from here on, one for each worker, from now on."""
+    def stage(self, offset: int, axes: Sequence[str]) -> None:
+        """Do collectives along these axes through buffers from here on, one for each worker, from now on."""
         site = self._site
+        site.arena.take(offset + self.rank * BUFFER, BUFFER)  # if it isn't there already
         buffers = site.arena.bytes(offset, site.mesh.size * BUFFER).reshape(site.mesh.size, 2, -1)
         exchange = None if site.across is None else site.across.exchange
         copies = self.device.copies(buffers)
         self._staging = Staging(copies, buffers, site.mesh, self.rank, site.hosts, self._meet_here, exchange)
+        self._staged = frozenset(axes)
 
     def connect(self, unique: str, axes: Sequence[str]) -> None:
         """Have the device do collectives along mesh axes by a communicator from now on; waits for all workers."""
