@@ -169,6 +169,7 @@ class Crew:
         self._not_before = 0.0  # when the tracker may be asked for a server again
         self._alone: float | None = None  # since when nobody is there
         self._missed = False
+        self._strange = ""  # of the last server that was lost before it said its name
         try:
             self._share.look(0)
         except OSError as error:
@@ -277,7 +278,8 @@ class Crew:
         elif now >= self._alone:
             self._alone = now + _MINUTE
             there = f"{self._share.servers} of them are known there, which others have" if self._share.servers else ""
-            about = "; ".join([*([there] if there else ["none is known there"]), *out])
+            strange = [self._strange] if self._strange else []
+            about = "; ".join([*([there] if there else ["none is known there"]), *out, *strange])
             self._say(f"fleet: waiting for a server of key {self.fleet.key!r} at {self.fleet.tracker} ({about})")
 
     def _converse(self, member: Member, talk: Conversation | None) -> None:
@@ -299,7 +301,7 @@ class Crew:
         """Ask for a server, see who it is, and have it measure for the job's target."""
         silent = self.fleet.silent
         host, port, match = yield (WAIT, self.fleet.address, self.fleet.key), None
-        member.joined = time.monotonic()
+        member.joined, member.place = time.monotonic(), f"{host}:{port}"
         member.is_plain = yield (CONNECT, host, port, match), silent
         (name, told), *_ = yield from self._results(member, "look")
         member.fingerprint = Fingerprint.told(told)
@@ -413,8 +415,9 @@ class Crew:
         member.hands = []
         self._drop(member)
         self._not_before = time.monotonic() + AGAIN
-        if not name:
-            return  # it was never seen: a tracker that went, or one that gave a server that is no more
+        if not name:  # it was never seen: a tracker that went, or one that gave a server that is no more
+            self._strange = f"the one at {member.place} was lost at once: {reason}" if member.place else ""
+            return
         self._losses[name] += 1
         machine = self.machines[name]
         machine.events.append(f"lost: {reason}")

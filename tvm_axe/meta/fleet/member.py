@@ -42,6 +42,8 @@ class Member:
     ----------
     child
         The process that holds the connection.
+    place
+        Where it is; empty as long as the tracker hasn't given one.
     name, fingerprint, is_plain
         Who it is; the name is empty until it is known.
     scale
@@ -57,7 +59,7 @@ class Member:
     """
 
     def __init__(self, child: Child) -> None:
-        self.child = child
+        self.child, self.place = child, ""
         self.name, self.fingerprint, self.is_plain = "", Fingerprint("", "", 0, 0, "", "", {}), False
         self.scale, self.probe = 1.0, 0.0
         self.probed = self.joined = time.monotonic()
