@@ -41,6 +41,7 @@ _UNUSED = 6.0  # seconds after which a job that was given this server and didn't
 _GONE = 30.0  # seconds without a sign of the other end after which a connection is given up
 _IDLE = 900.0  # seconds without a request after which a job has gone
 _ENTRY = "tvm_axe.meta.fleet.server:serve_session"
+_READY = "tvm_axe.meta.fleet.server:end_at_once"
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class Server:
 
     def run(self) -> NoReturn:
         """Serve until an exception ends it, Ctrl-C's say, and with it the session that there is."""
+        start(_READY, {}).wait()  # what forks sessions has imported the compiler then, before a job waits for one
         try:
             while True:
                 ready, _, _ = select.select([self._listener.fileno(), self._status], [], [], _TICK)
@@ -240,6 +242,10 @@ class Server:
         if not self._missed:
             self._say("no tracker at {}:{} ({}); trying again until there is".format(*self._address, error))
         self._missed = True
+
+
+def end_at_once(descriptors: Sequence[int]) -> None:
+    """Be a process that is of no use but that it could be started."""
 
 
 def serve_session(descriptors: Sequence[int], name: str, folder: str, memory: int, seconds: float) -> NoReturn:
