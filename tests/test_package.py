@@ -104,7 +104,7 @@ def test_metadata():
     config = setup_cfg()
     assert config["metadata"]["name"] == "tvm-axe"
     assert config["metadata"]["version"] == tvm_axe.__version__ == metadata.version("tvm-axe")
-    assert set(config["options.extras_require"]) == {"test", "mpi", "stream", "cuda", "models", "docs", "dev"}
+    assert set(config["options.extras_require"]) == {"test", "fleet", "mpi", "stream", "cuda", "models", "docs", "dev"}
     (command,) = metadata.entry_points(group="console_scripts", name="tvm-axe")
     assert command.value == "tvm_axe.cli:main"
     assert (Path(tvm_axe.__file__).parent / "py.typed").exists()
