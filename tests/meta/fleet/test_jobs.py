@@ -35,7 +35,7 @@ sys.path.insert(0, sys.argv[1])
 import tvm_axe as axe
 from tvm_axe.meta.fleet.fleet import Fleet
 from tuning_workloads import _matmul
-fleet = Fleet(sys.argv[2], "board", drift=1e9, noise=1e9)
+fleet = Fleet(sys.argv[2], "board", drift=1e9, noise=1e9, silent=60.0)
 result = axe.tune(_matmul(32, 48, 16), target={"kind": "llvm", "num-cores": 1}, trials=6, work_dir=sys.argv[3],
                   seed=2, progress=False, fleet=fleet)
 print(result.tasks[0].trials, sum(machine.measured for machine in result.machines))
@@ -160,11 +160,11 @@ def test_one_that_listens_to_all_warns(servers, opened):
     assert f"tvm-axe: warning: listening on 0.0.0.0:{opened.port}: whoever can connect" in opened.errors()
 
 
-def test_a_worker_that_is_terminated_ends_its_session_and_leaves_no_folder(servers, opened, tmp_path):
+def test_a_worker_that_is_terminated_ends_its_session_and_leaves_no_folder(servers, opened, tmp_path, limit):
     """Even if somebody has tidied up its folder meanwhile."""
     (place,) = opened.folder.glob("tvm-axe-worker-*")
     place.rmdir()
-    with Crew(servers.fleet("open"), json.dumps(ONE), tmp_path, tmp_path / "log") as crew:
+    with limit(240), Crew(servers.fleet("open"), json.dumps(ONE), tmp_path, tmp_path / "log") as crew:
         while "open" not in crew.machines:
             crew._turn()
         assert len(list(place.glob("job-*"))) == 1
@@ -193,7 +193,7 @@ def test_two_jobs_at_once_both_finish(servers, board, tmp_path, matmul):
         try:
             options = {"target": ONE, "trials": 6, "work_dir": tmp_path / "first", "seed": 1, "progress": False}
             axe.tune(matmul(48, 32, 16), fleet=servers.fleet("board"), **options)
-            out, _ = second.communicate()
+            out, _ = second.communicate(timeout=300)
         finally:
             second.kill()
     assert out.split() == ["6", "6"]
@@ -214,9 +214,12 @@ def mixed(servers):
     return odd, servers.worker("mixed", "even")
 
 
-def test_an_odd_machine_is_refused_by_name_and_measures_nothing(servers, mixed, tmp_path, matmul):
+def test_an_odd_machine_is_refused_by_name_and_measures_nothing(servers, mixed, tmp_path, matmul, limit):
     said = []
-    with Crew(servers.fleet("mixed"), json.dumps(ONE), tmp_path, tmp_path / "log", said.append) as crew:
+    with (
+        limit(300),
+        Crew(servers.fleet("mixed"), json.dumps(ONE), tmp_path, tmp_path / "log", said.append) as crew,
+    ):
         while not ("odd" in crew.machines and crew.machines["odd"].out):
             crew._turn()
         result = tune_kernels(matmul(16, 32, 48), crew.target, 6, None, tmp_path, None, 1, False, False, crew=crew)
