@@ -568,6 +568,8 @@ def check(name: str, times: int, cut: float, seed: int) -> dict[str, Any]:
                 row["well"] += 1
                 named += [] if after is None else [after]
                 took.append(time.monotonic() - start)
+                told = "not named" if after is None else f"named within {after:.1f} s"
+                print(f"check_fleet: {name}, time {number + 1}: well, {told}", file=sys.stderr, flush=True)
     longest = {"named": len(named), "longest_s": max(named, default=None), "took_s": max(took, default=None)}
     return {**row, **longest, "wrong": wrong}
 

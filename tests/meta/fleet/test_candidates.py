@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import tvm
@@ -82,13 +83,14 @@ def vectorized() -> tvm.IRModule:
 
 
 @pytest.fixture(scope="module")
-def crew(servers, board, tmp_path_factory):
+def crew(servers, board, tmp_path_factory, limit):
     """The two workers of the board, both at work, for one core."""
     folder = tmp_path_factory.mktemp("crew")
     given = json.dumps({"kind": "llvm", "num-cores": 1})
     with Crew(servers.fleet("board"), given, folder, folder / "log") as crew:
-        while sum(member.is_in for member in crew._members) < 2:
-            crew._turn()
+        with limit(240):
+            while sum(member.is_in for member in crew._members) < 2:
+                crew._turn()
         yield crew
 
 
@@ -122,15 +124,9 @@ def test_a_fault_costs_itself_only(crew, runner, candidate, reason):
 
 def test_without_a_limit_the_memory_is_there(target):
     """So it is the worker's limit that the candidate above fails by."""
-    tensors = [tvm.runtime.tensor(array) for array in _arrays()]
+    tensors = [tvm.runtime.tensor(array) for array in (np.arange(64, dtype="float32"), np.zeros(64, "float32"))]
     tvm.compile(normalize(takes_four_gib), target=target)["main"](*tensors)
     assert (tensors[1].numpy() == 2 * tensors[0].numpy()).all()
-
-
-def _arrays():
-    import numpy as np
-
-    return np.arange(64, dtype="float32"), np.zeros(64, "float32")
 
 
 def test_both_machines_measure_and_every_result_has_its_place(crew, runner):
@@ -173,7 +169,7 @@ def test_what_nobody_waits_for_is_given_up(crew, runner):
     assert next(runner.measure_all([vectorized()])).failure is None
 
 
-def test_a_session_that_is_killed_costs_nothing(crew, runner, board, until):
+def test_a_session_that_is_killed_costs_nothing(crew, runner, board, limit):
     """Its candidates are measured by the others, and the server is there for the next job."""
     found = runner.measure_all([vectorized()] * 10)
     first = next(found)
@@ -181,8 +177,9 @@ def test_a_session_that_is_killed_costs_nothing(crew, runner, board, until):
     _kill_session(next(server.process.pid for server in board if f"{victim.name}:" in server.first))
     measured = [first, *found]
     assert [one.failure for one in measured] == [None] * 10
-    while not crew.machines[victim.name].events:  # it may have had nothing to do any more
-        list(runner.measure_all([vectorized()] * 4))
+    with limit(120):
+        while not crew.machines[victim.name].events:  # it may have had nothing to do any more
+            list(runner.measure_all([vectorized()] * 4))
     (event,) = crew.machines[victim.name].events
     assert event.startswith("lost: ")
     assert not crew.machines[victim.name].out

@@ -6,6 +6,8 @@ import json
 import threading
 
 import pytest
+import tvm
+from tvm.ir import IRModule
 
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.fleet import session
@@ -150,9 +152,6 @@ class Clock:
 
 
 def test_the_kinds_of_work(matmul):
-    import tvm
-    from tvm.ir import IRModule
-
     mod = tvm.ir.save_json(IRModule({"main": matmul(4, 4, 4)}))
     clock = Clock()
     assert list(measured(clock, "probe", [5])) == [[1.0, 3.0, 5.0]]

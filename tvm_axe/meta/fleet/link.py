@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_axe import _tvm
+from tvm_axe.connections import keep_alive
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.fleet.tracker import ASK as FUNCTION
 from tvm_axe.meta.measure.child import serve
@@ -24,6 +25,7 @@ __all__ = ["ASK", "CONNECT", "WAIT", "main"]
 WAIT, CONNECT, ASK = "wait", "connect", "ask"
 
 _TALK = 10.0  # seconds that a tracker may take for its first word
+_GONE = 30.0  # seconds without a sign of a tracker after which there is none
 _LONGEST = 1800  # seconds that one of upstream's servers, which may hang in a candidate, serves a job
 
 
@@ -46,6 +48,7 @@ class _Link:
         tracker = _tvm.RpcTracker(address, _TALK)
         try:
             tracker.socket.settimeout(None)
+            keep_alive(tracker.socket, _GONE)
             tracker.ask(key)
             return tracker.given()
         finally:
