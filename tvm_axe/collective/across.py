@@ -5,7 +5,8 @@ inside. A collective is what `plan` says: each worker gets the boxes that it sum
 sends the sum to those whose slabs it belongs to. MPI's own collectives move as little as that (of an all-reduce, twice
 (n - 1) / n of a slab each way), but they don't say who is missing when one doesn't come, know no float16 and no
 bfloat16, and add in an order of their own; here the sums are those of `ops`, bit for bit. That is for axes along which
-each machine has one worker. Where one has several, the machines' sums are added, by exchanges too (`rounds`).
+each machine has one worker, or groups of workers lie on machines in different ways. Along others (`crowded_axes`) the
+machines' sums are added, by exchanges too (`rounds`).
 
 An exchange that is called off leaves messages behind that nobody takes. They carry the number of their command as tag,
 so that they are never taken for those of a later one.
@@ -25,6 +26,7 @@ from tvm_axe.collective import ops
 from tvm_axe.collective.job import Job
 from tvm_axe.collective.messages import Nap
 from tvm_axe.collective.plan import VIEWS, Corner, Move, plan
+from tvm_axe.collective.staging import neighbours_within
 from tvm_axe.collective.sync import Aborted, Control, Late
 from tvm_axe.layout import Mesh
 
@@ -50,16 +52,21 @@ def spanning_axes(mesh: Mesh, hosts: Sequence[Sequence[int]]) -> frozenset[str]:
 def crowded_axes(mesh: Mesh, hosts: Sequence[Sequence[int]]) -> frozenset[str]:
     """Return the axes of a mesh along which there are devices of several hosts, and several of one.
 
+    All groups along them must lie on hosts alike, as in rounds all the workers of a host meet, as often as each other.
+
     >>> sorted(crowded_axes(Mesh({"dp": 2, "tp": 2}), [(0, 1), (2, 3)]))
     []
-    >>> sorted(crowded_axes(Mesh({"tp": 4}), [(0, 1), (2, 3)]))
+    >>> sorted(crowded_axes(Mesh({"tp": 4}), [(0,), (1, 2, 3)]))
     ['tp']
+    >>> sorted(crowded_axes(Mesh({"dp": 2, "tp": 2}), [(0,), (1, 2, 3)]))
+    []
     """
-    return frozenset(
-        axis
-        for axis in spanning_axes(mesh, hosts)
-        if any(len(set(mesh.group(rank, axis)).intersection(host)) > 1 for host in hosts for rank in host)
-    )
+    found = set()
+    for axis in spanning_axes(mesh, hosts):
+        first, *others = {neighbours_within(mesh.group(rank, axis), hosts) for rank in range(mesh.size)}
+        if not others and any(len(part) > 1 for part in first):
+            found.add(axis)
+    return frozenset(found)
 
 
 class Across:

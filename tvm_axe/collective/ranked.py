@@ -7,8 +7,8 @@ in which everything has the same offset:
 
 - a barrier is one within each machine, and then one across (`Across.arrive` and `wait`);
 - a collective along an axis of several machines is done by messages, and the view of a tensor along it has the own slab
-  only: each worker for itself (`Across.collective`) where it is the only one of its machine along that axis, else in
-  rounds (`Staging`), in which machines move between them what they would as single workers;
+  only: each worker for itself (`Across.collective`), or, where a machine has several along that axis (`crowded_axes`),
+  in rounds (`Staging`), in which machines move between them what they would as single workers;
 - the answers of other machines' workers are messages, which the controller writes into its control block, and so is the
   word that calls a command off;
 - the controller's view of other machines' slabs is a copy (`Mirror`).
