@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from tvm_axe.collective.messages import Nap
 from tvm_axe.collective.plan import VIEWS, Corner, Move, plan
 from tvm_axe.collective.staging import neighbours_within
 from tvm_axe.collective.sync import Aborted, Control, Late
+from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
 
 _CANCELLING = 0.2  # seconds that a message on its way may take when its exchange is called off
@@ -61,12 +62,38 @@ def crowded_axes(mesh: Mesh, hosts: Sequence[Sequence[int]]) -> frozenset[str]:
     >>> sorted(crowded_axes(Mesh({"dp": 2, "tp": 2}), [(0,), (1, 2, 3)]))
     []
     """
-    found = set()
-    for axis in spanning_axes(mesh, hosts):
-        first, *others = {neighbours_within(mesh.group(rank, axis), hosts) for rank in range(mesh.size)}
-        if not others and any(len(part) > 1 for part in first):
-            found.add(axis)
-    return frozenset(found)
+    shapes = {axis: _shapes(mesh, axis, hosts) for axis in spanning_axes(mesh, hosts)}
+    return frozenset(
+        axis for axis, (first, *others) in shapes.items() if not others and any(len(part) > 1 for part in first)
+    )
+
+
+def check_rounds(mesh: Mesh, axes: Collection[str], hosts: Sequence[Sequence[int]]) -> None:
+    """Refuse a mesh on hosts along whose `axes` collectives can't go in rounds.
+
+    Raises
+    ------
+    InputError
+        If groups of one of the axes lie on hosts in different ways: workers of a host would wait for rounds that others
+        of it don't have.
+
+    >>> check_rounds(Mesh({"dp": 2, "tp": 2}), ["tp"], [(0, 1), (2, 3)])
+    >>> check_rounds(Mesh({"dp": 2, "tp": 2}), ["tp"], [(0,), (1, 2, 3)])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+      ...
+    tvm_axe.errors.InputError: launch: devices along 'tp' lie on the hosts in different ways, and ...
+    """
+    for axis in sorted(axes):
+        if len(_shapes(mesh, axis, hosts)) > 1:
+            raise InputError(
+                f"launch: devices along {axis!r} lie on the hosts in different ways, and their collectives go through "
+                "the hosts' memory in rounds, which needs them alike: give each host as many ranks, or use NCCL"
+            )
+
+
+def _shapes(mesh: Mesh, axis: str, hosts: Sequence[Sequence[int]]) -> set[tuple[tuple[int, ...], ...]]:
+    """In which ways the groups along an axis lie on hosts."""
+    return {neighbours_within(mesh.group(rank, axis), hosts) for rank in range(mesh.size)}
 
 
 class Across:

@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from tvm_axe.collective.across import crowded_axes, spanning_axes
+from tvm_axe.collective.across import check_rounds, crowded_axes, spanning_axes
 from tvm_axe.collective.arena import PAGE, Arena
 from tvm_axe.collective.calls import attend
 from tvm_axe.collective.device import Device
@@ -155,7 +155,9 @@ class RankedSession(Exchanging):
             self._command("meet", self._words.encode(ALL))
         if devices.unique is not None:
             self._command("connect", devices.unique().hex(), sorted(self.connected))
-        self._stage(self._axes.difference(self.connected))
+        staged = self._axes.difference(self.connected)
+        check_rounds(self._mesh, staged, self._job.hosts)
+        self._stage(staged)
 
     def _stage(self, axes: Collection[str]) -> None:
         """Have collectives along these axes go in rounds through buffers, one for each worker."""
