@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from tvm_axe.collective.across import spanning_axes
+from tvm_axe.collective.across import check_rounds, spanning_axes
 from tvm_axe.collective.arena import Arena, limited
 from tvm_axe.collective.calls import attend
 from tvm_axe.collective.device import Device
@@ -131,8 +131,9 @@ class DiscreteSession(Exchanging):
                 self._command("meet", self._words.encode(ALL))
             if self._unique is not None:
                 self._command("connect", self._unique().hex(), sorted(self.connected))
-            if self._axes.difference(self.connected):
-                self._command("stage", self.arena.allocate(self._mesh.size * BUFFER), sorted(self._axes))
+            if staged := self._axes.difference(self.connected):
+                check_rounds(self._mesh, staged, self._neighbours)
+                self._command("stage", self.arena.allocate(self._mesh.size * BUFFER), sorted(staged))
         except OSError as error:
             self.close(force=True)
             raise limited(f"launch: {self._mesh.size} workers did not start", error) from error

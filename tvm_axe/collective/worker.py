@@ -333,7 +333,7 @@ class Worker:
         self.device.meet(self._view(words), self.rank, self._site.timeout)
 
     def stage(self, offset: int, axes: Sequence[str]) -> None:
-        """Do collectives along these axes through buffers from here on, one for each worker, from now on."""
+        """Do collectives along these axes through buffers, one for each worker, from now on."""
         site = self._site
         site.arena.take(offset + self.rank * BUFFER, BUFFER)  # if it isn't there already
         buffers = site.arena.bytes(offset, site.mesh.size * BUFFER).reshape(site.mesh.size, 2, -1)
