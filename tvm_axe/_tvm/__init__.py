@@ -38,7 +38,6 @@ from tvm_axe._tvm.relax import (
 from tvm_axe._tvm.rpc import (
     RpcTracker,
     rpc_connect,
-    rpc_devices,
     rpc_function,
     rpc_greet,
     rpc_match,
@@ -123,7 +122,6 @@ __all__ = [
     "relax_lowering",
     "rename_block",
     "rpc_connect",
-    "rpc_devices",
     "rpc_function",
     "rpc_greet",
     "rpc_match",

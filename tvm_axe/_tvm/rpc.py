@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tvm.rpc import RPCSession, base, client
@@ -132,9 +132,3 @@ def rpc_tracker(listener: socket.socket) -> None:
 
     asyncio.set_event_loop(asyncio.new_event_loop())
     tracker.TrackerServerHandler(listener, base.random_key("tracker")).run()
-
-
-def rpc_devices(session: RPCSession, kinds: Sequence[str]) -> dict[str, Any]:
-    """The devices of these kinds that a server has, by kind."""
-    devices = {kind: session.device(kind) for kind in kinds}
-    return {kind: device for kind, device in devices.items() if device.exist}

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from tvm_axe.cli.given import MAIN
+from tvm_axe.collective import registry
 from tvm_axe.collective.dealing import is_here, known_as, named
 from tvm_axe.collective.engine import Finding
 from tvm_axe.collective.mpi import LIBRARY
@@ -20,7 +21,6 @@ __all__ = ["findings_on", "reach"]
 
 _SECONDS = 5.0  # that a connection may take
 _SAME = ("tvm-axe", "apache-tvm", "apache-tvm-ffi")  # of one version on all hosts of a job
-_SAME_OF = {"mpi": ("mpi4py",), "cuda": ("cuda-bindings", "nccl4py")}
 
 
 def findings_on(hosts: Sequence[str], engine: str, launcher: str) -> dict[str, list[Finding]]:
@@ -80,7 +80,7 @@ def _differences(there: Mapping[str, Any], first: Mapping[str, Any], engine: str
     versions = there["versions"], first["versions"]
     python, other = (".".join(each["python"].split(".")[:2]) for each in versions)
     compare("python", python, other, f"Python {other} there")
-    for package in (*_SAME, *_SAME_OF.get(engine, ())):
+    for package in (*_SAME, *registry.find(engine).packages):
         wanted = versions[1].get(package)
         remedy = f"pip install {package}=={wanted} there" if wanted else f"pip uninstall {package} there"
         compare(package, versions[0].get(package), wanted, remedy)

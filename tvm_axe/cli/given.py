@@ -159,7 +159,7 @@ def given_workers(args: argparse.Namespace, mesh: Mesh) -> Workers:
     if args.launcher is not None and args.hosts is None:
         raise InputError("--launcher is what reaches --hosts, and there are none")
     hosts = () if args.hosts is None else deal(args.hosts, mesh)
-    if args.engine == "ranks" or (hosts and args.engine == "cuda"):
+    if args.engine == "ranks" or (hosts and args.engine != "mpi"):
         check_count(mesh, args.n)
         start_on_hosts(hosts or deal(["localhost"], mesh), program, launcher_of(args.launcher))
     elif registry.find(args.engine).has_ranks:

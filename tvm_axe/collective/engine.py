@@ -80,12 +80,15 @@ class Engine(ABC):
     has_ranks : bool
         Whether its workers are the processes of a job that runs the caller's program in each of them, which has to be
         started as such a job (`start.start_ranks`), instead of being started by `launch`.
+    packages : tuple of str
+        Distributions that it needs beside this package's own, of one version on all hosts of a job.
     """
 
     name: str
     device_type: str = "cpu"
     rates: Rates = HOST
     has_ranks: bool = False
+    packages: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:

@@ -20,6 +20,7 @@ class MpiEngine(Engine):
 
     name = "mpi"
     has_ranks = True
+    packages = ("mpi4py",)
 
     def findings(self) -> list[Finding]:
         found = super().findings()

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "architecture",
+    "architecture_of",
     "as_given",
+    "completed",
     "cores",
     "cores_per_device",
     "gpu_arch",
     "host_cpu",
+    "made_for",
     "resolve_target",
     "runs_on",
     "vector_bits",
@@ -155,11 +158,41 @@ def runs_on(wanted: str, cpu: str) -> bool:
 
 def gpu_arch() -> str | None:
     """The architecture of this machine's first GPU, with the instructions of it alone where it has such; else None."""
-    device = tvm.cuda()
+    return architecture_of(tvm.cuda())
+
+
+def architecture_of(device: Any) -> str | None:
+    """The architecture of a GPU, of this machine or one that is reached by RPC; None if it isn't there."""
     if not device.exist:
         return None
     major, minor = str(device.compute_version).split(".")
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
+
+
+def made_for(target: Target) -> str:
+    """What a (resolved) target's code is made for: a GPU's architecture, or LLVM's name of a CPU; empty if not said."""
+    return str(target.attrs.get("mcpu" if target.kind.name == "llvm" else "arch", ""))
+
+
+def completed(given: dict[str, Any], cpu: str, gpu: str) -> dict[str, Any]:
+    """A target as it was given, with what it leaves out of another machine's CPU or GPU; empty names say nothing.
+
+    Raises
+    ------
+    TuneError
+        If it leaves out how many of that machine's cores there are to use.
+    """
+    kind = given.get("kind")
+    if kind == "cuda":
+        return {**given, "arch": given.get("arch", gpu or _NO_GPU)}
+    if kind != "llvm":
+        return given
+    if "num-cores" not in given:
+        raise TuneError(
+            "target: nothing says how many cores that machine has; name them, for example "
+            '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
+        )
+    return given if "mcpu" in given or not cpu else {**given, "mcpu": cpu}
 
 
 def architecture(target: Target) -> str:

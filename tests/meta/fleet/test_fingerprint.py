@@ -65,7 +65,7 @@ def test_this_machine_is_what_it_needs():
         (replace(GPU, cpu="alderlake", cores=1), cuda(), []),
         (HOST, cuda(), ["its GPU is none, not sm_90a"]),
         (GPU, cuda(), []),
-        (replace(GPU, arch="sm_80"), cuda(), ["its GPU is sm_80, not sm_90a"]),
+        (replace(GPU, gpu_code="sm_80"), cuda(), ["its GPU is sm_80, not sm_90a"]),
     ],
 )
 def test_in_what_a_machine_is_not_what_code_is_for(machine, target, why):

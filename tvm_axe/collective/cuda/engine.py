@@ -40,6 +40,7 @@ class CudaEngine(Engine):
 
     name = "cuda"
     device_type = "cuda"
+    packages = ("cuda-bindings", "nccl4py")
     # NVLink 4 with a meeting of devices; the memory of an H200, and 16-bit products on its tensor cores.
     rates = Rates(Link(latency=5e-6, bandwidth=360e9), memory=4e12, operations=7e14)
 

@@ -15,7 +15,7 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe.machines import backend_of
-from tvm_axe.machines.target import cores, gpu_arch, host_cpu, runs_on
+from tvm_axe.machines.target import architecture_of, cores, host_cpu, made_for, runs_on
 
 __all__ = ["Fingerprint"]
 
@@ -40,8 +40,8 @@ class Fingerprint:
         The CPU's highest clock, of which most virtual machines say nothing.
     gpu : str
         The name of its first GPU.
-    arch : str
-        That GPU's architecture.
+    gpu_code : str
+        What code for that GPU is made for, its architecture.
     gpus : int
         How many GPUs it has.
     versions : dict of str to str
@@ -53,7 +53,7 @@ class Fingerprint:
     cores: int = 0
     mhz: int = 0
     gpu: str = ""
-    arch: str = ""
+    gpu_code: str = ""
     gpus: int = 0
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class Fingerprint:
             len(os.sched_getaffinity(0)),
             _mhz(),
             str(gpu.device_name) if gpu.exist else "",
-            gpu_arch() or "",
+            architecture_of(gpu) or "",
             next(number for number in count() if not tvm.cuda(number).exist),
             {name: metadata.version(name) for name in _VERSIONS},
         )
@@ -98,14 +98,13 @@ class Fingerprint:
             for name, version in versions.items()
             if self.versions.get(name, version) != version
         ]
+        wanted = made_for(target)
         if not backend_of(target).on_host:
-            arch = str(target.attrs.get("arch", ""))
-            if self.arch != arch:
-                found.append(f"its GPU is {self.arch or 'none'}, not {arch}")
+            if self.gpu_code != wanted:
+                found.append(f"its GPU is {self.gpu_code or 'none'}, not {wanted}")
             elif self.gpus < devices:
                 found.append(f"it has {self.gpus} GPUs, not {devices}")
             return found
-        wanted = str(target.attrs.get("mcpu", ""))
         if self.cpu and wanted and not runs_on(wanted, self.cpu):
             found.append(f"its CPU is {self.cpu}, not {wanted}")
         if 0 < self.cores < devices * cores(target):

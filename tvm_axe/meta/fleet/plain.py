@@ -31,7 +31,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import builder_named
-from tvm_axe.machines.target import cores, resolve_target
+from tvm_axe.machines.target import architecture_of, completed, cores, resolve_target
 from tvm_axe.meta.fleet.fingerprint import Fingerprint
 from tvm_axe.meta.fleet.session import measured
 from tvm_axe.meta.measure.devices import CANDIDATE_SECONDS, REPEATS, repeats_of
@@ -75,29 +75,18 @@ class Plain:
     def _look(self) -> Fingerprint:
         """As much as it says of itself."""
         ask = _tvm.rpc_function(self._session, _SYSTEM_CPU)
-        gpu = _tvm.rpc_devices(self._session, ["cuda"]).get("cuda")
-        arch = ""
-        if gpu is not None:
-            major, minor = str(gpu.compute_version).split(".")
-            arch = f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
-        name = "" if gpu is None else str(gpu.device_name)
-        return Fingerprint("" if ask is None else str(ask()), gpu=name, arch=arch, gpus=int(gpu is not None))
+        gpu = self._session.device("cuda")
+        code = architecture_of(gpu)
+        name = "" if code is None else str(gpu.device_name)
+        cpu = "" if ask is None else str(ask())
+        return Fingerprint(cpu, gpu=name, gpu_code=code or "", gpus=int(code is not None))
 
     def _open(self, target: str, builder: str, timeout: float, devices: int) -> str:
         """Take a target as it is told: of its own, such a server knows its CPU's name alone."""
         if devices > 1:
             raise TuneError("one of upstream's servers runs kernels, and no programs on a mesh")
-        given, seen = json.loads(target), self._look()
-        if given.get("kind") == "llvm" and "mcpu" not in given and seen.cpu:
-            given["mcpu"] = seen.cpu
-        if given == {"kind": "cuda"} and seen.arch:
-            given["arch"] = seen.arch
-        if given.get("kind") == "llvm" and "num-cores" not in given:
-            raise TuneError(
-                "target: one of upstream's servers doesn't say how many cores it has; name them, for example "
-                '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
-            )
-        resolved = resolve_target(given)
+        seen = self._look()
+        resolved = resolve_target(completed(json.loads(target), seen.cpu, seen.gpu_code))
         self._measurer = _Measurer(self._session, resolved, builder)
         return str(resolved)
 
