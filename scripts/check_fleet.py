@@ -315,9 +315,9 @@ class Time:
     later: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done after the job."""
 
-    def until_some_trials(self) -> None:
-        """Let a random part of the job go by."""
-        wanted, log = self.draw.randrange(TRIALS - 2), "*/*/trials.jsonl"
+    def until_some_trials(self, least: int = 0) -> None:
+        """Let a random part of the job go by, of so many trials at least."""
+        wanted, log = self.draw.randrange(least, TRIALS - 2), "*/*/trials.jsonl"
         self.wait(lambda: sum(len(p.read_text().splitlines()) for p in self.work_dir.glob(log)) >= wanted)
         time.sleep(self.draw.random() / 2)
 
@@ -403,7 +403,7 @@ def _cut(now: Time) -> None:
 
 
 def _restart_tracker(now: Time) -> None:
-    now.until_some_trials()
+    now.until_some_trials(1)  # a job that begins without a tracker ends at once, and says why
     now.rig.tracker.kill()
     now.since, now.said = time.monotonic(), "fleet: no tracker at "
     time.sleep(now.draw.uniform(0, 5))
