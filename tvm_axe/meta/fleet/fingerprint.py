@@ -69,7 +69,7 @@ class Fingerprint:
             str(gpu.device_name) if gpu.exist else "",
             architecture_of(gpu) or "",
             next(number for number in count() if not tvm.cuda(number).exist),
-            {name: metadata.version(name) for name in _VERSIONS},
+            cls.versions_here(),
         )
 
     @classmethod
@@ -125,7 +125,7 @@ class Fingerprint:
 
     @staticmethod
     def versions_here() -> dict[str, str]:
-        """The versions that a job here compares with."""
+        """Those of this process, by distribution: what a machine says of itself, and what a job compares with."""
         return {name: metadata.version(name) for name in _VERSIONS}
 
 
