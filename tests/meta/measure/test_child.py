@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,38 +12,16 @@ import pytest
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.measure.child import Child, Fault
 
-_MAIN = """
-import os, signal, subprocess, sys, time
-from tvm_axe.meta.measure.child import Fatal, serve
-
-def handle(request):
-    kind, *rest = request
-    if kind == "pid":
-        return os.getpid(), os.environ.get("SAID"), open("/proc/self/oom_score_adj").read().strip()
-    if kind == "raise":
-        raise ValueError("a  long\\nreason " + "x" * 400 + " with an end")
-    if kind == "fault":
-        return {}[kind] if not rest else rest[0].nothing if rest[0] else 1 + None
-    if kind == "fatal":
-        raise Fatal("the device is broken")
-    if kind == "die":
-        os.kill(os.getpid(), rest[0])
-    if kind == "exit":
-        os._exit(3)
-    if kind == "start":
-        return subprocess.Popen(["sleep", "60"]).pid
-    print("heard", kind, flush=True)
-    time.sleep(60)
-
-serve(handle)
-"""
+_ENTRY = "answering:main"
 
 
 @pytest.fixture(scope="module")
 def child(tmp_path_factory):
     """One for all the tests: starting it takes longer than they do."""
-    child = Child(_MAIN, tmp_path_factory.mktemp("child") / "log", {"SAID": "hello"})
-    yield child
+    child = Child(_ENTRY, tmp_path_factory.mktemp("child") / "log", {"SAID": "hello"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        yield child
     child.close()
 
 
@@ -85,7 +64,7 @@ def test_a_fault_of_its_own_code_is_no_answer(child, request_, error):
     """It stops who asks, with the traceback of the process."""
     with pytest.raises(Fault, match=error) as caught:
         child.ask(request_, 60)
-    assert "in handle" in str(caught.value)
+    assert "in _handle" in str(caught.value)
     assert child.pid is None
 
 
@@ -108,4 +87,4 @@ def test_one_that_was_killed_while_idle_is_found_dead(child):
 
 def test_a_log_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(TuneError, match=r"no tuning worker can be started: .*No such file"):
-        Child(_MAIN, tmp_path / "missing" / "log").ask(("pid",), 60)
+        Child(_ENTRY, tmp_path / "missing" / "log").ask(("pid",), 60)

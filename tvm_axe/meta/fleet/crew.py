@@ -38,7 +38,7 @@ from tvm_axe.records.folders import target_name
 
 __all__ = ["Crew", "Machine", "Preparation", "crew_for"]
 
-_MAIN = "from tvm_axe.meta.fleet.link import main; main()"
+_ENTRY = "tvm_axe.meta.fleet.link:main"
 _LEASE = 20.0  # seconds that a server is kept at least: to begin takes a few
 _BACK = 10.0  # seconds until the tracker is asked again after it gave a server that isn't to be used
 _MINUTE = 60.0  # seconds between two words on waiting
@@ -250,7 +250,7 @@ class Crew:
             self._say(f"fleet: {'no tracker' if self._missed else 'there is a tracker'} at {self.fleet.tracker}{why}")
         held, now = len(self._members) - waiting, time.monotonic()
         if not waiting and held < self._share.wanted and now >= self._not_before and not self._missed:
-            member = Member(Child(_MAIN, self._log))
+            member = Member(Child(_ENTRY, self._log))
             self._members.append(member)
             self._converse(member, self._enter(member))
         for member in [*self._members]:

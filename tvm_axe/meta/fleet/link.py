@@ -11,7 +11,7 @@ A server of upstream's knows no such requests: this process answers them itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_axe import _tvm
@@ -66,6 +66,6 @@ class _Link:
         return True
 
 
-def main() -> None:
+def main(descriptors: Sequence[int]) -> None:
     """Hold a connection for a job."""
-    serve(_Link().handle)
+    serve(descriptors, _Link().handle)

@@ -10,14 +10,10 @@ The tuner's side is `Child`, the process's own is `serve`. Over a pipe goes, alw
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
-import os
 import signal
-import subprocess
-import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
@@ -25,12 +21,12 @@ from typing import Any
 
 from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
-from tvm_axe.processes import interpreter
+from tvm_axe.processes import Process, start
 
 __all__ = ["Child", "Fatal", "Fault", "serve"]
 
 _MESSAGE = 300  # characters of an error, from its end: the compiler's can hold whole modules, and ends with the reason
-_PR_SET_PDEATHSIG = 1
+_END = 5.0  # seconds that a process which has closed its pipe may take to end
 _FIRST_TO_GO = "1000"  # the highest score there is
 
 
@@ -47,17 +43,18 @@ class Child:
 
     Parameters
     ----------
-    main
-        Python code that calls `serve`, such as ``"from package.module import main; main()"``.
+    entry
+        A function that calls `serve`, as ``"package.module:function"``, of a module that is imported once for all of
+        this process's children; see `tvm_axe.processes`.
     log
         File that collects what the process and all that it runs print.
     environment
         Environment variables to set.
     """
 
-    def __init__(self, main: str, log: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.main, self.log, self.environment = main, log, environment
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, entry: str, log: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.entry, self.log, self.environment = entry, log, environment
+        self._process: Process | None = None
         self._pipe: Connection | None = None
 
     @property
@@ -126,8 +123,7 @@ class Child:
         if self._pipe is not None:
             self._pipe.close()
         if self._process is not None:
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session, and so a group
+            self._process.kill()
             self._process.wait()
         self._process = self._pipe = None
 
@@ -135,15 +131,8 @@ class Child:
         ours, theirs = multiprocessing.Pipe()
         try:
             with theirs, open(self.log, "ab") as log:
-                self._process = subprocess.Popen(
-                    interpreter(self.main, str(theirs.fileno()), str(os.getpid())),
-                    env={**os.environ, **self.environment},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # Ctrl-C is for the tuner, which then ends its processes
-                )
+                descriptors = [theirs.fileno()]
+                self._process = start(self.entry, {}, descriptors, self.environment, output=log.fileno())
         except OSError as error:
             ours.close()
             raise TuneError(f"no tuning worker can be started: {error}") from error
@@ -152,23 +141,19 @@ class Child:
     def _how_it_ended(self) -> str:
         assert self._process is not None
         try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+            code = self._process.wait(timeout=_END)
+        except TimeoutError:
             return "closed its pipe without an answer"
         if code == -signal.SIGKILL:
             return "killed (SIGKILL): by the system for want of memory, or from outside"
         return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"exited ({code})"
 
 
-def serve(handle: Callable[[tuple[Any, ...]], Any]) -> None:
-    """Be a `Child`: answer requests by what `handle` gives or raises, until the tuner closes the pipe or dies."""
-    # A tuner that is killed can't stop its child, which may be in a kernel that never returns.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    if os.getppid() != parent:  # it was killed before that call
-        return
+def serve(descriptors: Sequence[int], handle: Callable[[tuple[Any, ...]], Any]) -> None:
+    """Be a `Child`, with its pipe: answer requests by what `handle` gives or raises, until the tuner closes that."""
     # Where memory runs out it is the candidate's doing, so it isn't the tuner that the system is to kill.
     Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
+    (descriptor,) = descriptors
     pipe = Connection(descriptor)
     while True:
         try:

@@ -210,6 +210,6 @@ def cpus_for(target: Target) -> list[int]:
     return sorted(os.sched_getaffinity(0))[: cores(target)]
 
 
-def main() -> None:
+def main(descriptors: Sequence[int]) -> None:
     """Be a child of a tuner."""
-    serve(_Process().handle)
+    serve(descriptors, _Process().handle)

@@ -29,7 +29,7 @@ __all__ = ["Runner"]
 _CALLS = 4  # of a candidate that is as slow as the reference, before it is given up
 _PROCESSES = 16  # at most, also on a machine of many cores: each takes some 300 MB
 _KEPT = 8  # functions whose inputs and references are kept, in memory
-_MAIN = "from tvm_axe.meta.measure.process import main; main()"
+_ENTRY = "tvm_axe.meta.measure.process:main"
 
 
 class Runner:
@@ -60,7 +60,7 @@ class Runner:
         self._on_cpu = backend_of(target).on_host
         threads = {"TVM_NUM_THREADS": str(cores(target))}
         count = min(_PROCESSES, len(os.sched_getaffinity(0)))
-        self._slots = [Slot(Child(_MAIN, log, threads)) for _ in range(count)]
+        self._slots = [Slot(Child(_ENTRY, log, threads)) for _ in range(count)]
         self._functions: OrderedDict[str, Function] = OrderedDict()
         self._digest = ""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,6 @@ class _Handler:
         return {"median": median, "build": build, "run": time.perf_counter() - start - build}
 
 
-def main() -> None:
+def main(descriptors: Sequence[int]) -> None:
     """Serve the tuner that started this process."""
-    serve(_Handler())
+    serve(descriptors, _Handler())

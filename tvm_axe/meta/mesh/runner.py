@@ -29,7 +29,7 @@ from tvm_axe.meta.mesh.space import devices_of
 
 __all__ = ["LocalRunner", "MeshRunner", "recorded"]
 
-_MAIN = "from tvm_axe.meta.mesh.process import main; main()"
+_ENTRY = "tvm_axe.meta.mesh.process:main"
 _START_SECONDS = 180.0  # importing the compiler on a busy machine, launching, and running the program as it is
 _CALLS = 30  # of a schedule that is as slow as the program as it is
 
@@ -59,7 +59,7 @@ class MeshRunner:
     ) -> None:
         self.target, self.kernels, self._timeout, self._origin = target, kernels, timeout, origin
         self._calls, self.devices = 0.0, ""
-        self._child = Child(_MAIN, log)
+        self._child = Child(_ENTRY, log)
         self._mod: IRModule | None = None
         self._reference: Expected | None = None
 
