@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from tvm_axe.errors import TuneError
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta.fleet.crew import Crew
 from tvm_axe.meta.fleet.scale import FILE
+from tvm_axe.meta.fleet.tracker import tracker_summary
 from tvm_axe.meta.search.job import tune_kernels
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import find_databases, read_records, read_workloads
@@ -241,28 +243,48 @@ def test_where_all_are_odd_the_job_ends_with_the_reason(servers, mixed, tmp_path
     assert find_databases(tmp_path) == []
 
 
+@contextlib.contextmanager
+def upstreams(servers, folder, key):
+    """A server of upstream's that offers itself; gives the file of what it says.
+
+    One was seen to end, or to hang, before it ever did: another one is started then.
+    """
+    command = [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", "--tracker", servers.tracker]
+    for tried in range(4):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        place = ("--port", str(port), "--port-end", str(min(port + 100, 1 << 16)), "--key", key)
+        said = folder / f"said-{tried}"
+        with said.open("w") as output:
+            rpc = subprocess.Popen([*command, *place], start_new_session=True, stdout=output, stderr=output)
+        try:
+            until = time.monotonic() + 60
+            while rpc.poll() is None and time.monotonic() < until:
+                queue = tracker_summary(servers.fleet(key).address)["queue_info"]
+                if queue.get(key, {"free": 0})["free"]:
+                    yield said
+                    return
+                time.sleep(0.2)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rpc.pid, signal.SIGKILL)
+            rpc.wait()
+    pytest.fail(f"no server of upstream's offered itself; the last one said: {said.read_text()}")
+
+
 def test_a_server_of_upstreams_is_accepted(servers, tmp_path, program, limit):
     """It builds nothing: candidates are built here and sent."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = ("--host", "127.0.0.1", "--port", str(port), "--port-end", str(min(port + 100, 1 << 16)))
-    # As boards run it, again and again: it was seen to end for good.
-    command = ["bash", "-c", 'while true; do "$@"; sleep 1; done', "again", sys.executable, "-m", "tvm.exec.rpc_server"]
-    command += [*place, "--tracker", servers.tracker, "--key", "plain"]
-    said = tmp_path / "said"
-    with (
-        limit(400),
-        said.open("w") as output,
-        subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output) as rpc,
-    ):
+    target = json.loads(str(resolve_target(ONE)))
+    options = {"target": target, "trials": 5, "work_dir": tmp_path / "work", "seed": 1, "progress": False}
+    with upstreams(servers, tmp_path, "plain") as said:
         try:
-            target = json.loads(str(resolve_target(ONE)))
-            options = {"target": target, "trials": 5, "work_dir": tmp_path, "seed": 1, "progress": False}
-            result = axe.tune(program, fleet=servers.fleet("plain"), **options)
-        finally:
-            os.killpg(rpc.pid, signal.SIGKILL)
+            with limit(200):
+                result = axe.tune(program, fleet=servers.fleet("plain"), **options)
+        except TimeoutError:
+            there = tracker_summary(servers.fleet("plain").address)
+            pytest.fail(f"the job hangs; the server said: {said.read_text()}; the tracker says: {there}")
     (machine,) = result.machines
     assert machine.name.startswith("127.0.0.1:") and machine.measured == 5
-    assert once(tmp_path, 5) == [machine.name] * 5
+    assert once(tmp_path / "work", 5) == [machine.name] * 5
     assert result.tasks[0].failures == ()
