@@ -44,6 +44,7 @@ from tvm_axe.collective.plan import VIEWS
 from tvm_axe.collective.tensor import SLAB
 from tvm_axe.errors import InputError
 from tvm_axe.layout import Mesh
+from tvm_axe.lower import pairs as lower_pairs
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs.moe_ragged import Extents, moe_ragged
 from tvm_axe.programs.optimizers import adam_f16
@@ -442,6 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     pairs.DTYPE = pairs.DTYPE if args.engine == "cuda" else "float16"  # CPUs' chunks add in it
     tiny = args.shared or args.engine != "cuda"
+    lower_pairs.WAVES = 0 if tiny else lower_pairs.WAVES  # tiny products are pairs, too
     rows = [row for row in table(args.devices, tiny, args.shared) if row.name.startswith(tuple(args.rows))]
     found = [measured(row, args.devices, args.engine, args.rounds, args.reps, args.shared) for row in rows]
     for row in found:

@@ -175,6 +175,12 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, print_b
 settings.load_profile("repeatable")
 
 
+@pytest.fixture
+def pairs_at_any_size(monkeypatch):
+    """Products that fill no GPU become one kernel with their collective, too."""
+    monkeypatch.setattr("tvm_axe.lower.pairs.WAVES", 0)
+
+
 @pytest.fixture(scope="session")
 def cuda():
     """The first CUDA GPU; the test is skipped where there is none."""

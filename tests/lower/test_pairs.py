@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.layout import Layout, Mesh
-from tvm_axe.lower import Lowered, lower
+from tvm_axe.lower import Lowered, lower, pairs
 from tvm_axe.lower.calls import Box, Touch, Touches
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs import PROGRAMS
@@ -20,6 +20,9 @@ from tvm_axe.schedule import Schedule, with_layouts
 TWO = Mesh({"tp": 2})
 HOPPER = resolve_target("cuda:sm_90a")
 PAGE = 2 << 20
+
+
+pytestmark = pytest.mark.usefixtures("pairs_at_any_size")
 
 
 def lowered(sch: Schedule, target: object = HOPPER) -> Lowered:
@@ -267,6 +270,57 @@ def test_what_calls_touch() -> None:
     }  # fmt: skip
     assert all(touch.device == 1 for touch in by_name["mm_epi"])
     assert not by_name["axe.join"] and not by_name["axe.fork"] and not by_name["axe.flag"]
+
+
+# ---- Which are none although they could be ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_size(pairs_at_any_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is by default: a product of few tiles and its collective are one behind the other."""
+    monkeypatch.setattr(pairs, "WAVES", 1)
+
+
+@pytest.mark.usefixtures("by_size")
+def test_a_product_of_few_tiles_is_before_its_collective() -> None:
+    found = lowered(scattered(m=512, n=256))
+    assert functions(found) == ["mm_rf", "axe.barrier", "axe.reduce_scatter"] and found.notation == "MM-RS"
+    (form,) = found.forms
+    assert re.fullmatch(r"mm_rf, mm: one behind the other: the product's \d+ tiles run at once, so that .*", form)
+    assert found.stages[-1].bytes == 512 * 256 // 2 * 2 and not any("words" in name for name in found.buffers)
+
+
+@pytest.mark.usefixtures("by_size")
+@pytest.mark.parametrize(("way", "names"), [("fused", ["all_reduce"]), ("whole", ["all_reduce"]), ("stages", [])])
+def test_so_is_one_before_an_all_reduce(way: str, names: list[str]) -> None:
+    found = lowered(reduced(way))
+    names = names or ["reduce_scatter", "all_gather"]
+    assert functions(found) == ["mm_rf", "axe.barrier", *(f"axe.{name}" for name in names), "axe.barrier", "behind"]
+    assert sum(stage.bytes for stage in found.stages) == 2 * 256 * 128 * 2 // 2
+    if way != "stages":
+        (stage,) = (stage for stage in found.stages if stage.kind == "all-reduce")
+        assert stage.memory == 3 * 256 * 128 * 2 - 256 * 128 * 2 and "C" in found.buffers
+
+
+@pytest.mark.usefixtures("by_size")
+def test_a_gather_is_before_a_product_of_few_tiles_if_it_is_short() -> None:
+    """A long one goes by copy engines in either form, and hides behind the device's own rows as a pair."""
+    short, long = lowered(gathered()), lowered(gathered(m=256, k=32768))
+    assert functions(short) == ["axe.all_gather", "axe.barrier", "mm_epi"]
+    assert short.forms[0].endswith("tiles run at once, and would wait for the copies")
+    assert "one kernel, gather_matmul" in long.forms[0]
+
+
+@pytest.mark.usefixtures("by_size")
+@pytest.mark.parametrize("made", [lambda: scattered(m=4096, n=2048), lambda: gathered(m=4096, n=4096)])
+def test_a_product_of_many_tiles_is_a_pair(made) -> None:
+    assert "one kernel" in lowered(made()).forms[0]
+
+
+@pytest.mark.usefixtures("by_size")
+def test_partial_sums_in_pieces_are_a_pair_at_any_size() -> None:
+    """No collective of the engine's adds them as they are."""
+    assert "one kernel" in lowered(scattered(dtype="bfloat16", partial="float32")).forms[0]
 
 
 def test_a_saved_pair_is_the_same(tmp_path) -> None:

@@ -17,9 +17,10 @@ import tvm_axe as axe
 from tvm_axe.collective.tensor import check_dtype
 from tvm_axe.errors import WorkerError
 from tvm_axe.layout import Mesh
+from tvm_axe.lower import pairs
 from tvm_axe.lower.calls import Call
 from tvm_axe.lower.derive import derive_steps
-from tvm_axe.lower.emit import _Emitter
+from tvm_axe.lower.emit import Emitter
 from tvm_axe.lower.infer import infer_shardings
 from tvm_axe.lower.parsing import parse_program
 from tvm_axe.machines import resolve_target
@@ -30,6 +31,7 @@ HOPPER = resolve_target("cuda:sm_90a")
 TILES = {"block_m": 64, "block_n": 64, "block_k": 32}
 SUMS = ("scatter", "scatter transposed", "reduce", "stages", "whole", "whole finished transposed")
 FORMS = (*SUMS, "gather", "gather transposed", "gather finished")
+pytestmark = pytest.mark.usefixtures("pairs_at_any_size")
 WIDE = ("scatter wide", "reduce wide", "whole finished transposed wide")
 """Of bfloat16, whose partial sums are float32."""
 
@@ -53,7 +55,7 @@ class Case:
         func = sch.mod["main"]
         program = parse_program(func, self.mesh, 2 << 20)
         shardings = infer_shardings(program, layouts_of(func))
-        emitter = _Emitter(program, derive_steps(program, shardings), shardings, HOPPER)
+        emitter = Emitter(program, derive_steps(program, shardings), shardings, HOPPER)
         emitted = emitter.module()
         assert emitter.pairs, emitted.forms
         (pair,) = emitter.pairs.values()
@@ -203,7 +205,23 @@ def test_on_devices_that_share_a_gpu(cuda: object, form: str, devices: int, dtyp
             worst = 6e-3 if form in FORMS else 1e-5 if form == "scatter wide" else 1.8e-3
             assert np.linalg.norm(first.astype("float64") - wanted) < worst * np.linalg.norm(wanted)
         timeline = exe.trace(workers, *arrays)
-        assert {event.name for event in timeline.events} >= {stage.name for stage in exe.stages}
+        called = {exe.stages[call.stage].name for call in exe.lowered.calls if call.stage is not None}
+        assert {event.name for event in timeline.events} >= called >= {"mm"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+def test_small_ones_on_devices_that_share_a_gpu(cuda: object, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """By default they are a product and a collective, one behind the other, or a pair where more is done of the sum."""
+    monkeypatch.setattr(pairs, "WAVES", 1)
+    mesh, rng = Mesh({"tp": 2}), np.random.default_rng(3)
+    exe = axe.compile(scheduled(form, mesh, 256, 512, 384, chunks=2), target="cuda", work_dir=None)
+    assert ("one kernel" if "finished" in form and "gather" not in form else "one behind") in exe.lowered.forms[0]
+    with axe.launch(mesh, engine="cuda", gpus=(0, 0)) as workers:
+        for _ in range(4):
+            arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in exe.lowered.inputs]
+            found, wanted = np.array(exe.run(workers, *arrays)), expected_of(form, arrays)
+            assert np.linalg.norm(found.astype("float64") - wanted) < 6e-3 * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize(("form", "dtype"), TYPED)

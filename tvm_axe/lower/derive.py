@@ -34,7 +34,7 @@ from tvm_axe.layout import Mesh
 from tvm_axe.layout.collectives import Collective
 from tvm_axe.lower.exchange import Exchange
 from tvm_axe.lower.infer import Sharding
-from tvm_axe.lower.plain import plain_collective
+from tvm_axe.lower.plain import gathered_sum, plain_collective
 from tvm_axe.lower.program import Access, Block, ScheduledProgram, ScheduledStage
 from tvm_axe.lower.reaching import APART, GATHER, RELAY, WIDEN, Entangled, Unowned, crossings, push_axis, remote_axis
 from tvm_axe.lower.traffic import received_in_collective, received_in_kernel
@@ -124,8 +124,11 @@ def _derive(program: ScheduledProgram, stage: ScheduledStage, shardings: Mapping
             GATHER,
         )
     axis = axes.pop()
-    whole = len(stage.blocks) == 1 and stage.overlap is None  # chunks are exchanged by kernels
-    plain = plain_collective(stage.blocks[0], axis, shardings) if whole else None
+    plain = None
+    if stage.overlap is None and len(stage.blocks) == 1:  # chunks are exchanged by kernels
+        plain = plain_collective(stage.blocks[0], axis, shardings)
+    elif stage.sequential:
+        plain = gathered_sum(stage.blocks, axis, shardings)
     if plain is None:
         _check_held_by_all(stage, pulled, shardings)
         moved = received_in_kernel(program, crossing, shardings)

@@ -27,7 +27,7 @@ from tvm_axe.lower.infer import Sharding
 from tvm_axe.lower.localize import CHUNK, OWN, STEP, Kernel, localize
 from tvm_axe.lower.order import barriers_before, pipeline, regions
 from tvm_axe.lower.pairing import Launch
-from tvm_axe.lower.pairs import Pair, makes_pairs, pair_of
+from tvm_axe.lower.pairs import Pair, Sequential, makes_pairs, pair_of
 from tvm_axe.lower.program import ScheduledProgram
 from tvm_axe.lower.rows import Meeting, meeting_of
 from tvm_axe.lower.views import view_shape
@@ -54,17 +54,6 @@ class Emitted:
     flags: frozenset[tirx.Buffer]  # of kernels that meet
 
 
-def emit_module(
-    program: ScheduledProgram,
-    steps: Sequence[Step],
-    shardings: Mapping[tirx.Buffer, Sharding],
-    target: Target | None = None,
-) -> Emitted:
-    """The module that each device of `program` runs; with the pairs that `target` makes, if one is given."""
-    emitter = _Emitter(program, steps, shardings, target)
-    return emitter.module()
-
-
 def _collective_views(step: Step) -> tuple[str, tuple[tirx.Buffer, str], tuple[tirx.Buffer, str]]:
     """The mesh axis of a plain collective, and its source and target with the view that the engine takes of each."""
     assert step.source is not None and step.target is not None and step.axis is not None
@@ -73,7 +62,15 @@ def _collective_views(step: Step) -> tuple[str, tuple[tirx.Buffer, str], tuple[t
     return step.axis, (step.source, source), (step.target, target)
 
 
-class _Emitter:
+class Emitter:
+    """Makes the module that each device of `program` runs; with the pairs that `target` makes, if one is given.
+
+    Attributes
+    ----------
+    sequential : dict of str to str
+        The regions of stages that overlap and had better not, each with a line that says so.
+    """
+
     def __init__(
         self,
         program: ScheduledProgram,
@@ -99,6 +96,7 @@ class _Emitter:
         self.pairs: dict[Step, Pair] = {}  # by the first step of their regions
         self.meetings: dict[Step, Meeting] = {}
         self.forms: list[str] = []
+        self.sequential: dict[str, str] = {}
         if target is not None and makes_pairs(target):
             self._find_pairs(shardings, {b: [steps[i] for i in own] for b, own in users.items()}, target)
         if target is not None:
@@ -129,12 +127,15 @@ class _Emitter:
             if group[0].stage.overlap is None:
                 continue
             found = pair_of(self.program, group, shardings, frozenset(self.private), users, target)
-            about = found if isinstance(found, str) else found.about
+            chunks = group[0].stage.overlap.chunks
+            about = f"in {chunks} chunks: {found}" if isinstance(found, str) else found.about
+            line = f"{', '.join(step.name for step in group)}: {about}"
+            if isinstance(found, Sequential):
+                self.sequential[group[0].stage.overlap.region] = line
+                continue
             if isinstance(found, Pair):
                 self.pairs[group[0]] = found
-            else:
-                about = f"in {group[0].stage.overlap.chunks} chunks: {found}"
-            self.forms.append(f"{', '.join(step.name for step in group)}: {about}")
+            self.forms.append(line)
 
     def _find_meetings(self, shardings: Mapping[tirx.Buffer, Sharding], target: Target) -> None:
         """Find the stages that are kernels in which devices meet, and say which and why others aren't."""
@@ -147,6 +148,7 @@ class _Emitter:
                 self.forms.append(f"{step.name}: {about}")
 
     def module(self) -> Emitted:
+        """The module, and what is known of it."""
         paired = {step for group in self.groups if group[0] in self.pairs for step in group}
         localized = {
             index: self.meetings[step].kernel
@@ -200,7 +202,10 @@ class _Emitter:
 
     def _memory(self, index: int) -> int:
         """Bytes of the slabs that a step touches, less what only lives inside its kernel."""
-        touched = {access.buffer for block in self.steps[index].stage.blocks for access in block.accesses}
+        step = self.steps[index]
+        touched = {access.buffer for block in step.stage.blocks for access in block.accesses}
+        if step.source is not None and step.target is not None:
+            touched = {step.source, step.target}
         inside = self.private.keys() | {buffer for pair in self.pairs.values() for buffer in pair.inside}
         return sum(self.shardings[buffer].nbytes(buffer.dtype) for buffer in touched - inside)
 

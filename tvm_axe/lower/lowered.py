@@ -17,7 +17,7 @@ from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower.beside import arranged
 from tvm_axe.lower.calls import Call
 from tvm_axe.lower.derive import derive_steps
-from tvm_axe.lower.emit import emit_module
+from tvm_axe.lower.emit import Emitter
 from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.localize import OWN
 from tvm_axe.lower.notation import notation
@@ -157,7 +157,13 @@ def lower(
     declared = layouts_of(func)
     shardings = infer_shardings(program, declared)
     steps = arranged(derive_steps(program, shardings, apart), shardings)
-    emitted = emit_module(program, steps, shardings, target)
+    emitter = Emitter(program, steps, shardings, target)
+    sequential = emitter.sequential
+    if sequential:
+        program = program.in_sequence(sequential)
+        steps = arranged(derive_steps(program, shardings, apart), shardings)
+        emitter = Emitter(program, steps, shardings, target)
+    emitted = emitter.module()
     stages = tuple(
         Stage(
             step.name,
@@ -191,7 +197,7 @@ def lower(
         emitted.arguments,
         emitted.coordinates,
         page,
-        emitted.forms,
+        (*sequential.values(), *emitted.forms),
     )
 
 

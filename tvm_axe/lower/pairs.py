@@ -20,6 +20,11 @@ A schedule says it as on cores: `overlap` of the stages, with as many chunks as 
 The product has the parameters of the tile kernel that was chosen for it, or the defaults. Whatever is no such pair
 stays in chunks, and `pair_of` says why.
 
+Copies hide behind tiles that are still to come. Where all tiles of a product run at once there are none, so its copies
+are behind it in any case, a few microseconds each, and the collective of its own kernel is sooner done: `pair_of` gives
+a `Sequence` of the two then. Before a product so few tiles all wait for the last copy; what is gathered goes by copy
+engines in a collective of its own, too, from `tvm_axe.collective.choice.ENGINE` bytes of a device on, and is a pair.
+
 The kernel waits for flags alone, which copy engines and streams set, so it may fill the processors. Of each run all
 flags are waited for and all copies joined, so that a device which clears its words for the next run, and then meets the
 others, clears no flag of that run, and nobody writes what a peer may still read: nothing is there twice.
@@ -37,6 +42,7 @@ from tvm.target import Target
 
 from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.patterns import is_pointwise, is_sum, summed
+from tvm_axe.collective.choice import ENGINE
 from tvm_axe.errors import ScheduleError, TileError
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.lower.derive import LOCAL, MESH_KERNEL, Step
@@ -59,7 +65,10 @@ from tvm_axe.machines import backend_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels.pairs import column_groups, gather_matmul, matmul_scatter
 
-__all__ = ["Pair", "makes_pairs", "pair_of"]
+__all__ = ["WAVES", "Pair", "Sequential", "makes_pairs", "pair_of"]
+
+WAVES = 1
+"""How many times a product must fill the device before copies of its tiles hide behind others; 0: always a pair."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +110,13 @@ class Pair:
     about: str
 
 
+@dataclass(frozen=True)
+class Sequential:
+    """That the stages of a region are better done one behind the other, and why, in words."""
+
+    about: str
+
+
 def makes_pairs(target: Target | None) -> bool:
     """Whether regions become pairs on a target."""
     backend = None if target is None else backend_of(target)
@@ -114,8 +130,8 @@ def pair_of(
     private: frozenset[tirx.Buffer],
     users: Mapping[tirx.Buffer, Sequence[Step]],
     target: Target,
-) -> Pair | str:
-    """Return the pair that a region is, or why it is none.
+) -> Pair | Sequential | str:
+    """Return the pair that a region is, that it would be a slow one, or why it is none.
 
     Parameters
     ----------
@@ -143,7 +159,7 @@ def pair_of(
     return "they are not a product before a sum over devices, or behind an all-gather"
 
 
-def _summed(region: Region) -> Pair:
+def _summed(region: Region) -> Pair | Sequential:
     """A product before its sum over devices, whole or in slices, with what is computed of that and a gather of it."""
     first, second, *rest = region.steps
     axis = second.axis
@@ -204,6 +220,10 @@ def _summed(region: Region) -> Pair:
     moving = (second, giver if whole else None)
     after = _sent(tensors, axis, devices, (rows, n), pieces, tiles, groups, wide, moving)
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
+    alone = pieces == 1 and not others and {str(total.dtype), out_dtype} == {str(partial.dtype)}
+    slow = _at_once(devices * -(-rows // tiles["block_m"]) * -(-n // tiles["block_n"]), kernel) if alone else None
+    if slow is not None:
+        return Sequential(f"one behind the other: {slow}, so that no copy would hide behind others")
     kept = ", each device's rows are copied to all" if whole else ""
     sent = f", partial sums as {pieces} numbers of {dtype}" if pieces > 1 else ""
     about = f"one kernel, matmul_scatter({said(tiles)}), beside copies in {groups} groups of columns{sent}{kept}"
@@ -220,6 +240,12 @@ def _summed(region: Region) -> Pair:
         frozenset({total, result, *([partial] if pieces > 1 else [])}) - {out},
         about,
     )
+
+
+def _at_once(tiles: int, kernel: Launch) -> str | None:
+    """That all tiles of a product run at the same time, in words, if they do."""
+    assert kernel.resident is not None  # it is persistent
+    return f"the product's {tiles} tiles run at once" if tiles <= WAVES * kernel.resident else None
 
 
 def _pieces(partial: str, dtype: str, out: str) -> int:
@@ -290,7 +316,7 @@ def _sent(
     return tuple(found)
 
 
-def _gathered(region: Region) -> Pair:
+def _gathered(region: Region) -> Pair | Sequential:
     """An all-gather before a product, with what is computed of that in the same nest."""
     first, second = region.steps
     axis, devices = first.axis, 0 if first.axis is None else region.mesh.axis_size(first.axis)
@@ -328,6 +354,9 @@ def _gathered(region: Region) -> Pair:
         before.append(SideStep("axe.copy", ((source, OWN), (gathered, axis)), (rows, 0, shift, 0, columns), first))
         before.append(SideStep("axe.flag", ((words, axis),), (shift, 0)))
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
+    slow = _at_once(devices * -(-(m // devices) // tiles["block_m"]) * -(-n // tiles["block_n"]), kernel)
+    if slow is not None and dtype_bytes(dtype, rows * columns) < ENGINE:
+        return Sequential(f"one behind the other: {slow}, and would wait for the copies")
     about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all"
     return Pair(
         second,

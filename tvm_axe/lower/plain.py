@@ -62,6 +62,18 @@ def plain_collective(block: Block, axis: str, shardings: Mapping[tirx.Buffer, Sh
     return None
 
 
+def gathered_sum(blocks: Sequence[Block], axis: str, shardings: Mapping[tirx.Buffer, Sharding]) -> Plain | None:
+    """The all-reduce that two blocks are, of which one scatters a sum over `axis` and the other gathers that."""
+    if len(blocks) != 2:
+        return None
+    first, second = (plain_collective(block, axis, shardings) for block in blocks)
+    if first is None or second is None:
+        return None
+    (scatters, source, total, dims), (gathers, again, target, over) = first, second
+    reduces = (scatters, gathers) == (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+    return (Collective.ALL_REDUCE, source, target, ()) if reduces and again.same_as(total) and dims == over else None
+
+
 def _without(cuts: Sequence[tuple[str, ...]], axis: str) -> list[tuple[str, ...]]:
     return [tuple(other for other in cut if other != axis) for cut in cuts]
 

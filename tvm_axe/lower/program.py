@@ -12,8 +12,8 @@ inference, derivation and localization all read the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tvm import s_tir, tirx
@@ -110,15 +110,24 @@ class Overlap:
 
 @dataclass(frozen=True, eq=False)
 class ScheduledStage:
-    """One nest: what a device does between two others."""
+    """One nest: what a device does between two others.
+
+    What overlapped and is `sequential` now may be a collective of the engine's even where its blocks were fused.
+    """
 
     nest: tirx.Stmt
     blocks: tuple[Block, ...]
     overlap: Overlap | None
+    sequential: bool = False
 
     @property
     def name(self) -> str:
         return "_".join(dict.fromkeys(block.name for block in self.blocks))
+
+    def in_sequence(self, regions: Collection[str]) -> ScheduledStage:
+        """The same, if it is in one of these regions without the stages that it overlaps."""
+        overlaps = self.overlap is not None and self.overlap.region in regions
+        return replace(self, overlap=None, sequential=True) if overlaps else self
 
     @property
     def beside(self) -> bool:
@@ -157,3 +166,7 @@ class ScheduledProgram:
 
     def blocks(self) -> list[Block]:
         return [block for stage in self.stages for block in stage.blocks]
+
+    def in_sequence(self, regions: Collection[str]) -> ScheduledProgram:
+        """The same, with the stages of these regions one behind the other instead of overlapping."""
+        return replace(self, stages=tuple(stage.in_sequence(regions) for stage in self.stages))

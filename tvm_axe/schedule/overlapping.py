@@ -44,7 +44,8 @@ def overlap(
     "overlap".)
 
     Where the devices have copy engines, a product and a collective that overlap are one kernel beside copies instead,
-    in as many groups of columns as there are chunks (`tvm_axe.lower.pairs` says which).
+    in as many groups of columns as there are chunks, or one behind the other where the product is too small to hide
+    anything (`tvm_axe.lower.pairs` says which).
 
     Valid when each stage after the first reads what an earlier one writes, the stages are neighbours in the program,
     all of them are pointwise in the dimension that `axis` shares, and `chunks` divides a device's slice of it.
