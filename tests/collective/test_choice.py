@@ -78,6 +78,15 @@ def test_what_was_measured_goes_before_what_is_shipped(tmp_path: Path) -> None:
             assert read(H200, tmp_path) is None
 
 
+def test_two_on_nvlink_have_what_was_measured_on_two() -> None:
+    two = shipped(Machine("NVIDIA H200", 2, "NVLink"))
+    assert two is not None and two == shipped(Machine("NVIDIA H100 80GB HBM3", 2, "NVLink"))
+    assert two.chosen("all_gather", 64 << 20, in_place=False) == Algorithm.ONE_SHOT
+    assert two.chosen("all_gather", 1 << 30, in_place=False) == Algorithm.COPY_ENGINE
+    assert two.chosen("all_reduce", 64 << 20, in_place=False) == Algorithm.TWO_SHOT
+    assert Table.decode(json.loads(json.dumps(two.encode()))) == two
+
+
 def test_the_fastest_is_taken_and_noise_changes_nothing() -> None:
     taken = {
         "one-shot": {1 << 10: 3.0, 1 << 14: 3.2, 1 << 16: 4.0, 1 << 20: 12.0},

@@ -219,7 +219,7 @@ def test_small_ones_on_devices_that_share_a_gpu(cuda: object, monkeypatch: pytes
     assert ("one kernel" if "finished" in form and "gather" not in form else "one behind") in exe.lowered.forms[0]
     with axe.launch(mesh, engine="cuda", gpus=(0, 0)) as workers:
         for _ in range(4):
-            arrays = [rng.standard_normal(buffer.shape).astype("float16") for buffer in exe.lowered.inputs]
+            arrays = [rng.standard_normal(b.shape).astype(check_dtype(b.dtype)) for b in exe.lowered.inputs]
             found, wanted = np.array(exe.run(workers, *arrays)), expected_of(form, arrays)
             assert np.linalg.norm(found.astype("float64") - wanted) < 6e-3 * np.linalg.norm(wanted)
 

@@ -144,7 +144,10 @@ def ruled(link: Link, parts: int, source: str) -> Table:
 
 
 def shipped(machine: Machine) -> Table | None:
-    """Return the table of a machine whose times are published; None if they aren't.
+    """Return the table of a machine whose times are known; None if they aren't.
+
+    That of two is measured, on H200s (docs/results/2026-11-26-two-h200s.md), up to 64 MiB: what is only copied goes in
+    one shot as far as that, behind which copy engines are as fast and leave the processors alone.
 
     vLLM's all-reduce on H200s (in graphs; aiconfigurator-core 0.12.0, h200_sxm) is in one shot up to 512 KiB on 4, and
     256 KiB on 8. Its line there meets that of two shots, drawn on from 1 and 2 MiB, at 368 KB on 4 and 226 KB on 8;
@@ -153,7 +156,9 @@ def shipped(machine: Machine) -> Table | None:
     """
     if machine.link != "NVLink" or not re.search(r"\bH(100|200)\b", machine.name):
         return None
-    limits = {2: None, 3: 352 << 10, 8: 216 << 10}
+    if machine.devices == 2:
+        return _TWO
+    limits = {3: 352 << 10, 8: 216 << 10}
     at = max((count for count in limits if count <= machine.devices), default=None)
     if at is None:
         return None
@@ -223,3 +228,19 @@ def _size(nbytes: int) -> str:
         if nbytes >= 1 << shift and nbytes % (1 << shift) == 0:
             return f"{nbytes >> shift} {unit}"
     return f"{nbytes} B"
+
+
+_MEASURED = 128 << 20  # bytes, below which the largest messages that were measured are
+_TWO = Table(
+    {
+        _ALL_REDUCE: [(16 << 20, Algorithm.ONE_SHOT), (None, Algorithm.TWO_SHOT)],
+        Collective.ALL_TO_ALL.operation: [(64 << 20, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)],
+        **{
+            name: [(_MEASURED, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)]
+            for name in VIEWS
+            if Algorithm.COPY_ENGINE in offered(name, in_place=False)
+            and name not in (_ALL_REDUCE, Collective.ALL_TO_ALL.operation)
+        },
+    },
+    "what was measured on two H200s on NVLink",
+)

@@ -22,8 +22,7 @@ stays in chunks, and `pair_of` says why.
 
 Copies hide behind tiles that are still to come. Where all tiles of a product run at once there are none, so its copies
 are behind it in any case, a few microseconds each, and the collective of its own kernel is sooner done: `pair_of` gives
-a `Sequence` of the two then. Before a product so few tiles all wait for the last copy; what is gathered goes by copy
-engines in a collective of its own, too, from `tvm_axe.collective.choice.ENGINE` bytes of a device on, and is a pair.
+a `Sequence` of the two then. Behind a gather so few tiles all wait for the copies.
 
 The kernel waits for flags alone, which copy engines and streams set, so it may fill the processors. Of each run all
 flags are waited for and all copies joined, so that a device which clears its words for the next run, and then meets the
@@ -42,7 +41,6 @@ from tvm.target import Target
 
 from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.patterns import is_pointwise, is_sum, summed
-from tvm_axe.collective.choice import ENGINE
 from tvm_axe.errors import ScheduleError, TileError
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.lower.derive import LOCAL, MESH_KERNEL, Step
@@ -355,7 +353,7 @@ def _gathered(region: Region) -> Pair | Sequential:
         before.append(SideStep("axe.flag", ((words, axis),), (shift, 0)))
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
     slow = _at_once(devices * -(-(m // devices) // tiles["block_m"]) * -(-n // tiles["block_n"]), kernel)
-    if slow is not None and dtype_bytes(dtype, rows * columns) < ENGINE:
+    if slow is not None:
         return Sequential(f"one behind the other: {slow}, and would wait for the copies")
     about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all"
     return Pair(
