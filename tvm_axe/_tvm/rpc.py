@@ -55,18 +55,12 @@ class RpcTracker:
 
     def given(self) -> tuple[str, int, str]:
         """The host, the port and the match of the server that was asked for."""
-        status, told = base.recvjson(self.socket)
-        if status != base.TrackerCode.SUCCESS:
-            raise OSError(f"the tracker refused: {told}")
-        host, port, match = told
+        host, port, match = _told(base.recvjson(self.socket))
         return str(host), int(port), str(match)
 
     def summary(self) -> dict[str, Any]:
         """``server_info``, what each server has said of itself, and ``queue_info``, how many of a key are free."""
-        status, told = self._ask(base.TrackerCode.SUMMARY)
-        if status != base.TrackerCode.SUCCESS:
-            raise OSError(f"the tracker refused: {told}")
-        return dict(told)
+        return dict(_told(self._ask(base.TrackerCode.SUMMARY)))
 
     def close(self) -> None:
         """End the connection; what was offered is no longer."""
@@ -79,6 +73,14 @@ class RpcTracker:
     def _say(self, *request: Any) -> None:
         if self._ask(*request) != base.TrackerCode.SUCCESS:
             raise OSError("the tracker refused what it was told")
+
+
+def _told(answer: Any) -> Any:
+    """What a tracker says beside that it does what it was asked for."""
+    status, told = answer
+    if status != base.TrackerCode.SUCCESS:
+        raise OSError(f"the tracker refused: {told}")
+    return told
 
 
 def rpc_match(key: str) -> str:

@@ -10,9 +10,26 @@ from pathlib import Path
 
 from tvm_axe.errors import TuneError
 
-__all__ = ["LOCK", "append_line", "ends_well", "locked", "replace_file"]
+__all__ = ["LOCK", "append_line", "ends_well", "locked", "needed", "replace_file"]
 
 LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def needed(folder: Path) -> Iterator[None]:
+    """Do what makes a work directory, or what is in it, usable.
+
+    Raises
+    ------
+    TuneError
+        For any `OSError`: that it can't be used, and why.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise TuneError(
+            f"work_dir: {folder} cannot be used: {error.strerror}; a folder to write in is needed"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -26,13 +43,9 @@ def locked(folder: Path) -> Iterator[None]:
     TuneError
         If the folder cannot be made or written.
     """
-    try:
+    with needed(folder):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise TuneError(
-            f"work_dir: {folder} cannot be used: {error.strerror}; a folder to write in is needed"
-        ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -11,75 +11,12 @@ import numpy as np
 import psutil
 import pytest
 import tvm
-from tvm import s_tir
-from tvm.script import tirx as T
+from misbehaving import does_not_compile, double, half_done, loops, raises, takes_four_gib, vectorized
 
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.fleet.crew import Crew
 from tvm_axe.meta.fleet.runner import FleetRunner
 from tvm_axe.records.database import normalize
-
-
-@T.prim_func(s_tir=True)
-def double(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = A[vi] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def half_done(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(32):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = A[vi] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def loops(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            while B[vi] > T.float32(-1e30):
-                B[vi] = T.max(B[vi] + A[vi], T.float32(0))
-
-
-@T.prim_func(s_tir=True)
-def does_not_compile(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in T.thread_binding(64, thread="threadIdx.x"):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = A[vi] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def takes_four_gib(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    """It writes to 64 pages of them: where there is no limit, this is right and takes no memory."""
-    C = T.sblock_alloc_buffer((1 << 30,))
-    for i in range(64):
-        with T.sblock("C"):
-            vi = T.axis.spatial(64, i)
-            C[vi * (1 << 24)] = A[vi]
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = C[vi * (1 << 24)] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def crashes(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = A[vi]
-            T.evaluate(T.call_extern("int32", "raise", 11))
-
-
-def vectorized() -> tvm.IRModule:
-    sch = s_tir.Schedule(normalize(s_tir.renew_defs(double)))
-    sch.vectorize(sch.get_loops(sch.get_sblock("B"))[0])
-    return sch.mod
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +41,16 @@ def runner(crew):
 @pytest.mark.parametrize(
     "candidate, reason",
     [
-        (half_done, "wrong result: argument 1 is off by"),
-        (does_not_compile, "InternalError: not implemented"),
-        (crashes, "crashed (SIGSEGV)"),
-        (loops, "no result within 6"),
-        (takes_four_gib, "std::bad_alloc"),
+        (normalize(half_done), "wrong result: argument 1 is off by"),
+        (normalize(does_not_compile), "InternalError: not implemented"),
+        (raises(signal.SIGSEGV), "crashed (SIGSEGV)"),
+        (normalize(loops), "no result within 6"),
+        (normalize(takes_four_gib), "std::bad_alloc"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_fault_costs_itself_only(crew, runner, candidate, reason):
-    before, fault, *after = runner.measure_all([vectorized(), normalize(candidate), *[vectorized()] * 2])
+    before, fault, *after = runner.measure_all([vectorized(), candidate, *[vectorized()] * 2])
     assert fault.seconds is None and reason in fault.failure
     assert fault.machine in ("first", "second")
     for measured in (before, *after):
@@ -155,7 +92,7 @@ def test_what_cannot_be_timed_in_turns_is_an_error_with_its_reason(crew, runner)
 
 
 def test_an_untuned_function_that_cannot_run_is_the_job_s_to_know(runner):
-    assert runner.prepare(normalize(crashes)).failure == "crashed (SIGSEGV)"
+    assert runner.prepare(raises(signal.SIGSEGV)).failure == "crashed (SIGSEGV)"
     with pytest.raises(TuneError, match="no function is prepared"):
         list(runner.measure_all([vectorized()]))
 

@@ -8,10 +8,23 @@ import subprocess
 import sys
 import time
 
+import misbehaving
 import psutil
 import pytest
-import tvm
-from tvm import s_tir
+from misbehaving import (
+    changes_its_input,
+    does_not_compile,
+    does_not_link,
+    double,
+    goes_on,
+    half_done,
+    loops,
+    other_shape,
+    raises,
+    starts_before,
+    takes_all_memory,
+    vectorized,
+)
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TuneError
@@ -21,113 +34,6 @@ from tvm_axe.meta.measure.child import Fault
 from tvm_axe.meta.measure.process import Bench
 from tvm_axe.meta.measure.runner import BUILDER, Runner
 from tvm_axe.records.database import normalize
-
-
-@T.prim_func(s_tir=True)
-def double(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = A[vi] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def half_done(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(32):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = A[vi] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def changes_its_input(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = A[vi] * T.float32(2)
-            A[vi] = B[vi]
-
-
-@T.prim_func(s_tir=True)
-def goes_on(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(128):
-        with T.sblock("B"):
-            vi = T.axis.spatial(128, i)
-            B[vi] = A[vi % 64] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def starts_before(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(65):
-        with T.sblock("B"):
-            vi = T.axis.spatial(65, i)
-            B[vi - 1] = A[T.max(vi - 1, 0)] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def loops(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            while B[vi] > T.float32(-1e30):
-                B[vi] = T.max(B[vi] + A[vi], T.float32(0))
-
-
-@T.prim_func(s_tir=True)
-def takes_all_memory(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    C = T.sblock_alloc_buffer((1 << 46,))
-    for i in range(1 << 46):
-        with T.sblock("C"):
-            vi = T.axis.spatial(1 << 46, i)
-            C[vi] = A[vi % 64]
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = C[vi + (1 << 45)] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def does_not_link(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in range(64):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = T.call_extern("float32", "no_such_function", A[vi])
-
-
-@T.prim_func(s_tir=True)
-def does_not_compile(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-    for i in T.thread_binding(64, thread="threadIdx.x"):
-        with T.sblock("B"):
-            vi = T.axis.spatial(64, i)
-            B[vi] = A[vi] * T.float32(2)
-
-
-@T.prim_func(s_tir=True)
-def other_shape(A: T.Buffer((32,), "float32"), B: T.Buffer((32,), "float32")):
-    for i in range(32):
-        with T.sblock("B"):
-            vi = T.axis.spatial(32, i)
-            B[vi] = A[vi] * T.float32(2)
-
-
-def _raises(number: int) -> tvm.IRModule:
-    """A candidate that gets a signal, as from a null pointer or from a system that is out of memory."""
-
-    @T.prim_func(s_tir=True)
-    def main(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
-        for i in range(64):
-            with T.sblock("B"):
-                vi = T.axis.spatial(64, i)
-                B[vi] = A[vi]
-                T.evaluate(T.call_extern("int32", "raise", number))
-
-    return normalize(main)
-
-
-def _vectorized() -> tvm.IRModule:
-    sch = s_tir.Schedule(normalize(s_tir.renew_defs(double)))  # a schedule may change what it shares a body with
-    sch.vectorize(sch.get_loops(sch.get_sblock("B"))[0])
-    return sch.mod
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +60,13 @@ def worker(shared):
         (normalize(does_not_compile), "InternalError: not implemented"),
         (normalize(other_shape), "A.shape[0]"),
         (normalize(takes_all_memory), "std::bad_alloc"),
-        (_raises(signal.SIGKILL), "killed (SIGKILL): by the system for want of memory, or from outside"),
+        (raises(signal.SIGKILL), "killed (SIGKILL): by the system for want of memory, or from outside"),
         (normalize(loops), "no result within 3"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_fault_costs_itself_only(worker, candidate, reason):
-    before, fault, after = worker.measure_all([_vectorized(), candidate, _vectorized()])
+    before, fault, after = worker.measure_all([vectorized(), candidate, vectorized()])
     assert fault.seconds is None
     assert reason in fault.failure
     for measured in (before, after):
@@ -177,21 +83,21 @@ def test_a_fault_of_the_builder_is_no_candidates(target, tmp_path):
 
 def test_what_writes_beyond_an_argument_says_nothing_of_those_behind(worker):
     """Their processes go on: each begins with whole surroundings."""
-    found = worker.measure_all([normalize(starts_before)] * 4 + [_vectorized()] * 8)
+    found = worker.measure_all([normalize(starts_before)] * 4 + [vectorized()] * 8)
     failures = [one.failure for one in found]
     assert failures == ["ValueError: wrong result: it writes beyond argument 1"] * 4 + [None] * 8
 
 
 def test_processes_stay_up_between_candidates(worker):
-    list(worker.measure_all([_vectorized()] * 8))
+    list(worker.measure_all([vectorized()] * 8))
     before = [slot.child.pid for slot in worker._slots]
     assert None not in before
-    assert [measured.failure for measured in worker.measure_all([_vectorized()] * 8)] == [None] * 8
+    assert [measured.failure for measured in worker.measure_all([vectorized()] * 8)] == [None] * 8
     assert [slot.child.pid for slot in worker._slots] == before
 
 
 def test_a_process_that_somebody_kills_costs_nothing(worker):
-    found = worker.measure_all([_vectorized()] * 12)
+    found = worker.measure_all([vectorized()] * 12)
     measured = [next(found)]
     # One: a candidate that moves to another process, which is killed too, counts as one that ends them.
     os.kill(next(slot.child.pid for slot in worker._slots if slot.child.pid is not None), signal.SIGKILL)
@@ -200,11 +106,11 @@ def test_a_process_that_somebody_kills_costs_nothing(worker):
 
 
 def test_candidates_that_nobody_waits_for_are_given_up(worker, limit):
-    found = worker.measure_all([_vectorized(), *[normalize(loops)] * 8])
+    found = worker.measure_all([vectorized(), *[normalize(loops)] * 8])
     assert next(found).failure is None
     found.close()
     with limit(20):  # it would take 8 times 3 s
-        assert worker.measure(_vectorized()).failure is None
+        assert worker.measure(vectorized()).failure is None
 
 
 def test_a_function_that_was_prepared_is_known(worker, matmul):
@@ -212,7 +118,7 @@ def test_a_function_that_was_prepared_is_known(worker, matmul):
     assert worker.measure(normalize(double)).failure is not None
     pids = [slot.child.pid for slot in worker._slots]
     again = worker.prepare(normalize(double))
-    assert worker.measure(_vectorized()).failure is None
+    assert worker.measure(vectorized()).failure is None
     assert worker.prepare(normalize(matmul(8, 8, 8))) == first  # the very time, so it was not run again
     assert worker.measure(normalize(matmul(8, 8, 8))).failure is None
     assert again.seconds > 0
@@ -322,11 +228,11 @@ def test_conditions_are_stated(worker):
 
 
 def test_an_untuned_function_that_crashes_is_reported(shared):
-    assert shared.prepare(_raises(signal.SIGABRT)).failure == "crashed (SIGABRT)"
+    assert shared.prepare(raises(signal.SIGABRT)).failure == "crashed (SIGABRT)"
     with pytest.raises(TuneError, match="no function is prepared"):
-        shared.measure(_vectorized())
+        shared.measure(vectorized())
     assert shared.prepare(normalize(double)).failure is None
-    assert shared.measure(_vectorized()).failure is None
+    assert shared.measure(vectorized()).failure is None
 
 
 def test_workers_that_cannot_be_started_are_an_error(worker, monkeypatch):
@@ -335,15 +241,15 @@ def test_workers_that_cannot_be_started_are_an_error(worker, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(TuneError, match=r"no tuning worker can be started: .*No such file"):
-            worker.measure(_vectorized())
-    assert worker.measure(_vectorized()).failure is None
+            worker.measure(vectorized())
+    assert worker.measure(vectorized()).failure is None
     for slot in worker._slots:
         slot.drop()
     with monkeypatch.context() as patch:
         patch.setattr(batch, "START_SECONDS", 0.0)
         with pytest.raises(TuneError, match=r"cannot be prepared: no result within 0 s; see .*worker.log"):
-            worker.measure(_vectorized())
-    assert worker.measure(_vectorized()).failure is None
+            worker.measure(vectorized())
+    assert worker.measure(vectorized()).failure is None
 
 
 def test_nothing_is_left_running(target, tmp_path):
@@ -360,7 +266,7 @@ from pathlib import Path
 import tvm
 from tvm_axe.meta.measure.runner import Runner
 from tvm_axe.records.database import normalize
-from test_runner import double, loops
+from misbehaving import double, loops
 worker = Runner(tvm.target.Target({"kind": "llvm", "num-cores": 1}), Path(sys.argv[1]), timeout=60.0)
 worker.prepare(normalize(double))
 print(worker._slots[0].child.pid, flush=True)
@@ -370,7 +276,7 @@ worker.measure(normalize(loops))
 
 def test_the_worker_dies_with_its_tuner(tmp_path):
     """A tuner that is killed can't clean up, and its worker is in a kernel that doesn't return."""
-    here = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    here = {**os.environ, "PYTHONPATH": os.path.dirname(misbehaving.__file__)}
     command = [sys.executable, "-c", _TUNER, str(tmp_path / "worker.log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=here) as tuner:
         worker = psutil.Process(int(tuner.stdout.readline()))

@@ -34,6 +34,7 @@ from tvm_axe.meta.fleet.share import AGAIN, Share
 from tvm_axe.meta.measure.builder import BUILDER
 from tvm_axe.meta.measure.child import Child
 from tvm_axe.progress import say
+from tvm_axe.records.files import needed
 from tvm_axe.records.folders import target_name
 
 __all__ = ["Crew", "Machine", "Preparation", "crew_for"]
@@ -115,12 +116,8 @@ def crew_for(
         yield None
         return
     log = work_dir / "logs" / "fleet.log"
-    try:
+    with needed(work_dir):
         log.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TuneError(
-            f"work_dir: {work_dir} cannot be used: {error.strerror}; a folder to write in is needed"
-        ) from error
     with Crew(fleet, json.dumps(as_given(target)), work_dir, log, say if progress else lambda _: None, devices) as crew:
         yield crew
 

@@ -26,6 +26,7 @@ from tvm_axe.meta.search.loop import Job
 from tvm_axe.meta.search.search import Tools, logger
 from tvm_axe.meta.search.workloads import workloads_of
 from tvm_axe.nests import Values
+from tvm_axe.records.files import needed
 from tvm_axe.records.folders import target_name
 
 __all__ = ["kernel_tools", "tune_kernels"]
@@ -105,13 +106,9 @@ def _known(model: CostModel) -> int:
 @contextlib.contextmanager
 def _quiet(folder: Path) -> Iterator[None]:
     """Send MetaSchedule's log, which is long, to a file."""
-    try:
+    with needed(folder):
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(folder / "logs" / "tuning.log")
-    except OSError as error:
-        raise TuneError(
-            f"work_dir: {folder} cannot be used: {error.strerror}; a folder to write in is needed"
-        ) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.handlers, logger.level, logger.propagate
     logger.handlers, logger.propagate = [handler], False
