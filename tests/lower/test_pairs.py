@@ -303,10 +303,11 @@ def test_so_is_one_before_an_all_reduce(way: str, names: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("by_size")
-def test_a_gather_is_before_a_product_of_few_tiles() -> None:
-    found = lowered(gathered())
-    assert functions(found) == ["axe.all_gather", "axe.barrier", "mm_epi"]
-    assert found.forms[0].endswith("tiles run at once, and would wait for the copies")
+def test_a_gather_is_before_a_product_of_few_tiles_if_it_is_short() -> None:
+    short, long = lowered(gathered()), lowered(gathered(k=pairs.LONG // 128 // 2))
+    assert functions(short) == ["axe.all_gather", "axe.barrier", "mm_epi"]
+    assert short.forms[0].endswith("tiles run at once, and would wait for the copies")
+    assert "one kernel, gather_matmul" in long.forms[0]
 
 
 @pytest.mark.usefixtures("by_size")

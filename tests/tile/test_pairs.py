@@ -206,17 +206,18 @@ def test_on_devices_that_share_a_gpu(cuda: object, form: str, devices: int, dtyp
             assert np.linalg.norm(first.astype("float64") - wanted) < worst * np.linalg.norm(wanted)
         timeline = exe.trace(workers, *arrays)
         called = {exe.stages[call.stage].name for call in exe.lowered.calls if call.stage is not None}
-        assert {event.name for event in timeline.events} >= called >= {"mm"}
+        assert {event.name for event in timeline.events} >= called != set()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 def test_small_ones_on_devices_that_share_a_gpu(cuda: object, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """By default they are a product and a collective, one behind the other, or a pair where more is done of the sum."""
+    """By default they are a product and a collective, one behind the other, but where more is done of the sum."""
     monkeypatch.setattr(pairs, "WAVES", 1)
     mesh, rng = Mesh({"tp": 2}), np.random.default_rng(3)
     exe = axe.compile(scheduled(form, mesh, 256, 512, 384, chunks=2), target="cuda", work_dir=None)
-    assert ("one kernel" if "finished" in form and "gather" not in form else "one behind") in exe.lowered.forms[0]
+    more = form in ("reduce", "stages", "whole finished transposed")
+    assert ("one kernel" if more else "one behind") in exe.lowered.forms[0]
     with axe.launch(mesh, engine="cuda", gpus=(0, 0)) as workers:
         for _ in range(4):
             arrays = [rng.standard_normal(b.shape).astype(check_dtype(b.dtype)) for b in exe.lowered.inputs]

@@ -146,8 +146,8 @@ def ruled(link: Link, parts: int, source: str) -> Table:
 def shipped(machine: Machine) -> Table | None:
     """Return the table of a machine whose times are known; None if they aren't.
 
-    That of two is measured, on H200s (docs/results/2026-11-26-two-h200s.md), up to 64 MiB: what is only copied goes in
-    one shot as far as that, behind which copy engines are as fast and leave the processors alone.
+    That of two is measured, on H200s (docs/results/2026-11-26-two-h200s.md): what is only copied goes in one shot up to
+    where copy engines are as fast, which leave the processors alone.
 
     vLLM's all-reduce on H200s (in graphs; aiconfigurator-core 0.12.0, h200_sxm) is in one shot up to 512 KiB on 4, and
     256 KiB on 8. Its line there meets that of two shots, drawn on from 1 and 2 MiB, at 368 KB on 4 and 226 KB on 8;
@@ -230,16 +230,14 @@ def _size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-_MEASURED = 128 << 20  # bytes, below which the largest messages that were measured are
+_AS_FAST = 128 << 20  # bytes, of which copy engines take as long as kernels, within 3%
 _TWO = Table(
     {
         _ALL_REDUCE: [(16 << 20, Algorithm.ONE_SHOT), (None, Algorithm.TWO_SHOT)],
-        Collective.ALL_TO_ALL.operation: [(64 << 20, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)],
         **{
-            name: [(_MEASURED, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)]
+            name: [(_AS_FAST, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)]
             for name in VIEWS
-            if Algorithm.COPY_ENGINE in offered(name, in_place=False)
-            and name not in (_ALL_REDUCE, Collective.ALL_TO_ALL.operation)
+            if Algorithm.COPY_ENGINE in offered(name, in_place=False) and name != _ALL_REDUCE
         },
     },
     "what was measured on two H200s on NVLink",

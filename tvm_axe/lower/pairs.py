@@ -22,7 +22,8 @@ stays in chunks, and `pair_of` says why.
 
 Copies hide behind tiles that are still to come. Where all tiles of a product run at once there are none, so its copies
 are behind it in any case, a few microseconds each, and the collective of its own kernel is sooner done: `pair_of` gives
-a `Sequence` of the two then. Behind a gather so few tiles all wait for the copies.
+a `Sequence` of the two then. Behind a gather so few tiles all wait for the copies,
+which is no loss from `LONG` bytes of a device's rows on.
 
 The kernel waits for flags alone, which copy engines and streams set, so it may fill the processors. Of each run all
 flags are waited for and all copies joined, so that a device which clears its words for the next run, and then meets the
@@ -63,10 +64,14 @@ from tvm_axe.machines import backend_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels.pairs import column_groups, gather_matmul, matmul_scatter
 
-__all__ = ["WAVES", "Pair", "Sequential", "makes_pairs", "pair_of"]
+__all__ = ["LONG", "WAVES", "Pair", "Sequential", "makes_pairs", "pair_of"]
 
 WAVES = 1
 """How many times a product must fill the device before copies of its tiles hide behind others; 0: always a pair."""
+
+
+LONG = 16 << 20
+"""Bytes of a device, from which copy engines beside the own rows' tiles gather sooner than a kernel before all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +358,7 @@ def _gathered(region: Region) -> Pair | Sequential:
         before.append(SideStep("axe.flag", ((words, axis),), (shift, 0)))
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
     slow = _at_once(devices * -(-(m // devices) // tiles["block_m"]) * -(-n // tiles["block_n"]), kernel)
-    if slow is not None:
+    if slow is not None and dtype_bytes(dtype, rows * columns) < LONG:
         return Sequential(f"one behind the other: {slow}, and would wait for the copies")
     about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all"
     return Pair(
