@@ -57,6 +57,7 @@ COLUMNS, DTYPE = 8192, "bfloat16"
 MODELS = {"Llama-3.1-8B": (4096, 14336), "Llama-3.1-70B": (8192, 28672), "Qwen3-32B": (5120, 25600)}  # hidden, inner
 TOKENS = (128, 512, 2048, 8192)
 EXPERTS = Extents(4096, 2048, 768, 128, 8)  # of Qwen3-30B-A3B, of all devices
+EXPERTS_AS = "A2A-fuse(MM-C)-MM-A2A"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 MANY = ", many"  # what the name of a graph of many ends with
 WORST = 5e-2  # of an error of 16-bit types, largest over largest
@@ -332,7 +333,7 @@ def table(devices: int, tiny: bool, on_gpus: bool = False) -> list[Row]:
     if not tiny:
         extents = extents._replace(tokens=extents.tokens // devices, experts=extents.experts // devices)
     experts = Mesh({"ep": devices})
-    run = lambda workers: program(moe_ragged(experts, extents, dtype), "A2A-MM-A2A", workers)  # noqa: E731
+    run = lambda workers: program(moe_ragged(experts, extents, dtype), EXPERTS_AS, workers)  # noqa: E731
     found.append(Row("dispatch, experts, combine", "experts", extents, run, Routed, "ep"))
     return found
 

@@ -62,7 +62,7 @@ def workers() -> Iterator[Workers]:
         yield started
 
 
-@pytest.fixture(scope="module", params=["AG-MM-AG", "A2A-MM-A2A"])
+@pytest.fixture(scope="module", params=["AG-MM-AG", "A2A-MM-A2A", "A2A-fuse(MM-C)-MM-A2A"])
 def exe(request: pytest.FixtureRequest) -> axe.Executable:
     program = PROGRAMS["moe_ragged"](Mesh({"ep": DEVICES}), "uneven")
     return axe.compile(program.schedule(request.param), work_dir=None)

@@ -29,7 +29,7 @@ NAMES = {
     "ag_mm": ["AG-MM", "ol(AG, MM)"],
     "pipeline": ["AR-P2P-C", "RS-P2P-C-AG", "ol(RS, fuse(P2P-C), AG)"],
     "moe": ["AG-MM-AG", "A2A-MM-A2A"],
-    "moe_ragged": ["AG-MM-AG", "A2A-MM-A2A"],
+    "moe_ragged": ["AG-MM-AG", "A2A-MM-A2A", "A2A-fuse(MM-C)-MM-A2A"],
     "layers": ["MM-AR-C", "MM-beside(AR)-C"],
 }
 CASES = [(name, schedule) for name, schedules in NAMES.items() for schedule in schedules]

@@ -182,12 +182,21 @@ def moe_ragged(mesh: Mesh, size: str | Extents, dtype: str = "float32") -> Distr
         for name, peer in (("dispatch", 3), ("combine", 4)):
             sch.annotate(sch.get_loops(sch.get_sblock(name))[peer], BIND, "ep")
 
-    schedules: dict[str, Recipe] = {"AG-MM-AG": gathered, "A2A-MM-A2A": pulled}
+    def finished(sch: Schedule) -> None:
+        """The product keeps what is computed of its elements: for GPUs, whose kernel of it takes an epilogue."""
+        pulled(sch)
+        up = sch.get_sblock("up")
+        *_, r, h, f = sch.get_loops(up)
+        sch.reorder(r, f, h)
+        sch.reverse_compute_at(sch.get_sblock("relu"), f)
+
+    schedules: dict[str, Recipe] = {"AG-MM-AG": gathered, "A2A-MM-A2A": pulled, "A2A-fuse(MM-C)-MM-A2A": finished}
     rows_of_tokens, rows_of_lists = Rows(n, tokens * hidden, dtype, n), Rows(n, rows * hidden, dtype, n)
     wanted = Rows(rows + tokens * choices, hidden, dtype, 1)
     moved = {
         "AG-MM-AG": rows_of_tokens.all_gathered + rows_of_lists.all_gathered,
-        "A2A-MM-A2A": (n - 1) * wanted.whole,  # at most: each row of each peer, of which one is read
+        # At most: each row of each peer, of which one is read.
+        **dict.fromkeys(("A2A-MM-A2A", "A2A-fuse(MM-C)-MM-A2A"), (n - 1) * wanted.whole),
     }
     shared = {
         name: Layout.sharded(shape, mesh, {0: "ep"})

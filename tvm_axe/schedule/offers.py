@@ -13,6 +13,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from tvm_axe.analysis.expressions import alike
 from tvm_axe.analysis.patterns import is_pointwise, loads_of
 from tvm_axe.errors import ScheduleError
 from tvm_axe.machines import Gpu, machine_of
@@ -106,8 +107,5 @@ def _epilogue(sch: s_tir.Schedule, block: SBlockRV, product: AnyProduct) -> str 
     stmt = sch.get(readers[0])
     indices = list(stmt.body.indices)
     pointwise = is_pointwise(stmt)
-    same = all(
-        len(load.indices) == len(indices) and all(a.same_as(b) for a, b in zip(load.indices, indices))
-        for load in loads_of(stmt, product.c)
-    )
+    same = all(alike(load.indices, indices) for load in loads_of(stmt, product.c))
     return str(stmt.name_hint) if pointwise and same else None

@@ -90,7 +90,7 @@ def tile_kernel(
     kernel : str
         One of `PRODUCTS`, `SUMS` or `GATHERED`.
     epilogue : SBlockRV, optional
-        The pointwise block that alone reads the product; it is moved into the block's nest.
+        The pointwise block that alone reads the product; it is moved into the block's nest, unless it is there.
     **parameters : int or ExprRV
         The kernel's parameters (``tvm-axe kernels`` lists them), which the schedule may sample; those left out have
         their defaults for the target.
@@ -137,7 +137,8 @@ def tile_kernel(
                 f"tile_kernel: block {name!r}: none of its loops is a row or column alone; choose the kernel before "
                 "loops are split"
             )
-        query.checked("tile_kernel", name, lambda: sch.reverse_compute_at(epilogue, query.loop_rv(sch, block, row)))
+        if not any(loop.loop_var.same_as(row.loop_var) for loop in query.nest_of(sch, epilogue).loops):
+            query.checked("tile_kernel", name, lambda: sch.reverse_compute_at(epilogue, query.loop_rv(sch, block, row)))
     sch.annotate(block, TILE, kernel)
     for key, value in parameters.items():
         sch.annotate(block, f"{TILE}.{key}", value)
