@@ -7,8 +7,9 @@ import socket
 import pytest
 import tvm
 
-from tvm_axe.cli import main
+from tvm_axe.cli import elsewhere, main
 from tvm_axe.collective import registry
+from tvm_axe.collective.engine import Finding
 
 
 def test_all_engines_are_looked_at(capsys):
@@ -66,7 +67,7 @@ def test_a_host_that_is_not_reached(capsys):
     assert main(["doctor", "--hosts", "far.invalid,localhost:2", "--launcher", "/bin/false", "--engine", "ranks"]) == 1
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.startswith("far.invalid: something is missing\n  host  ") and "  -> " in first
-    assert second.startswith("localhost: ready\n")
+    assert second.startswith("localhost: something is missing\n") and "\n  way to far.invalid  far.invalid: " in second
 
 
 @pytest.mark.parametrize(
@@ -91,4 +92,14 @@ def test_a_port_that_nobody_listens_at(capsys):
         assert f"way back  {place}: " in capsys.readouterr().out
         nobody.listen()
         assert main(["doctor", "--engine", "threads", "--reach", place]) == 0
-    assert main(["doctor", "--engine", "threads", "--reach", "nowhere"]) == 1
+    assert main(["doctor", "--engine", "threads", "--reach", "nowhere:x"]) == 1
+    capsys.readouterr()
+    ways = ["--reach", "nowhere.invalid", "--reach", "localhost", "--json"]
+    assert main(["doctor", "--engine", "threads", *ways]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["reach"]  # none to this machine
+    assert finding["what"] == "way to nowhere.invalid" and finding["remedy"]
+
+
+def test_a_host_that_refuses_is_reached(monkeypatch):
+    monkeypatch.setattr(elsewhere, "is_here", lambda _: False)
+    assert elsewhere.reach(["127.0.0.1"]) == [Finding("way to 127.0.0.1", "it answers")]

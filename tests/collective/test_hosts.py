@@ -158,7 +158,7 @@ def report(**changes: str) -> str:
     versions = {"python": "3.11.7", "tvm-axe": "0.1.0", "apache-tvm": "0.27.0", "mpi4py": "4.1.2", **changes}
     cpu, library = versions.pop("cpu", "x86_64 znver5"), versions.pop("library", "MPICH Version: 5.0.2")
     findings = [{"what": "MPI library", "state": library, "remedy": None}]
-    reached = {"what": "way back", "state": "yes", "remedy": None}
+    reached = [{"what": "way back", "state": "yes", "remedy": None}]
     return "Welcome!\n" + json.dumps(
         {"versions": versions, "cpu": cpu, "engines": {"mpi": findings, "ranks": findings[:0]}, "reach": reached}
     )
@@ -265,9 +265,12 @@ def test_the_doctor_on_two_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
     done = hosts.run("a", *command, "--hosts", "a,b", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a: ready\n" in done.stdout and "b: ready\n" in done.stdout
-    assert done.stdout.count("way back  a takes connections") == 2
+    ways = [["way back  a takes connections", f"way to {other}  it answers"] for other in "ba"]
+    assert re.findall(r"way .*", done.stdout) == sum(ways, [])
     done = hosts.run("a", *command, "--hosts", "b,c", "--json", folder=tmp_path)
     found = json.loads(done.stdout)["hosts"]
     assert done.returncode == 1 and list(found) == ["b", "c"] and done.stderr == ""
     assert "Could not resolve hostname c" in found["c"][0]["state"] and found["c"][0]["remedy"]
-    assert found["b"][-1] == {"what": "way back", "state": f"{ADDRESSES['a']} takes connections", "remedy": None}
+    back, away = found["b"][-2:]
+    assert back == {"what": "way back", "state": f"{ADDRESSES['a']} takes connections", "remedy": None}
+    assert away["what"] == "way to c" and away["state"].startswith("c: ") and "a firewall that lets" in away["remedy"]

@@ -42,7 +42,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_hosts_argument(
         parser, "look at these hosts, for --engine mpi if none is named; exit with 1 if one lacks something"
     )
-    parser.add_argument("--reach", metavar="HOST:PORT", help="whether a port of a host takes connections from here")
+    parser.add_argument(
+        "--reach",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="whether a port of a host takes connections from here, or a host answers at all; may be given again",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -63,20 +69,19 @@ def _doctor(args: argparse.Namespace) -> int:
     engines = {name: registry.find(name).findings() for name in names}
     versions = {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
     cpu = f"{platform.machine()} {host_cpu()}"
-    reached = None if args.reach is None else reach(args.reach)
+    reached = reach(args.reach)
     if args.json:
         told: dict[str, Any] = {"versions": versions, "cpu": cpu, "engines": _encoded(engines)}
-        print(json.dumps(told if reached is None else {**told, "reach": reached._asdict()}))
+        print(json.dumps({**told, "reach": [finding._asdict() for finding in reached]} if args.reach else told))
     else:
         print(
             ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None), cpu, sep=", "
         )
         for name, findings in engines.items():
             print("\n".join(_lines(name, findings)))
-        if reached is not None:
-            print("\n".join(_lines(args.reach, [reached])))
-    asked = [*(engines[args.engine] if args.engine is not None else ()), *([reached] if reached is not None else ())]
-    return int(_lacking(asked))
+        if reached:
+            print("\n".join(_lines(", ".join(args.reach), reached)))
+    return int(_lacking([*(engines[args.engine] if args.engine is not None else ()), *reached]))
 
 
 def _on_hosts(args: argparse.Namespace) -> int:

@@ -20,6 +20,8 @@ from tvm_axe.processes import interpreter
 __all__ = ["findings_on", "reach"]
 
 _SECONDS = 5.0  # that a connection may take
+_NOBODYS = 61021  # a port like those that hosts of a job connect to, at which nobody need listen
+_REMEDY = "a name that is known here, and a firewall that lets hosts of a job connect to each other's ports"
 _SAME = ("tvm-axe", "apache-tvm", "apache-tvm-ffi")  # of one version on all hosts of a job
 
 
@@ -38,7 +40,8 @@ def findings_on(hosts: Sequence[str], engine: str, launcher: str) -> dict[str, l
         raise InputError("--hosts: names no host; as in --hosts a,b")
     with socket.create_server(("", 0), backlog=len(names)) as listener:
         home = f"{known_as(names)}:{listener.getsockname()[1]}"
-        answers = ask(names, interpreter(MAIN, "doctor", "--json", "--engine", engine, "--reach", home), launcher)
+        ways = [option for way in dict.fromkeys([home, *names]) for option in ("--reach", way)]
+        answers = ask(names, interpreter(MAIN, "doctor", "--json", "--engine", engine, *ways), launcher)
     reports = {name: _report(answer) for name, answer in answers.items()}
     first = next((name for name, report in reports.items() if report), None)
     found = {}
@@ -48,7 +51,7 @@ def findings_on(hosts: Sequence[str], engine: str, launcher: str) -> dict[str, l
             remedy = answer.remedy or f"pip install tvm-axe=={metadata.version('tvm-axe')} there"
             found[name] = [Finding("host", answer.fault or "tvm-axe doctor says nothing there", remedy)]
             continue
-        about = [*(Finding(**each) for each in report["engines"][engine]), Finding(**report["reach"])]
+        about = [Finding(**each) for each in (*report["engines"][engine], *report["reach"])]
         versions = ", ".join(f"{package} {version}" for package, version in report["versions"].items() if version)
         found[name] = [
             Finding("host", "this machine" if is_here(name) else f"reached by {launcher}"),
@@ -94,12 +97,26 @@ def _library(report: Mapping[str, Any], engine: str) -> str | None:
     return next((each["state"] for each in report["engines"][engine] if each["what"] == LIBRARY), None)
 
 
-def reach(place: str) -> Finding:
-    """Return whether a port of a host, as ``HOST:PORT``, takes connections from here."""
-    host, _, port = place.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), _SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        remedy = "a name that is known here, and a firewall that lets hosts of a job connect to each other's ports"
-        return Finding("way back", f"{place}: {error}", remedy)
-    return Finding("way back", f"{host} takes connections")
+def reach(places: Sequence[str]) -> list[Finding]:
+    """Return which of other hosts are reached from here.
+
+    Parameters
+    ----------
+    places : sequence of str
+        ``HOST:PORT`` of a port that is to take a connection, or ``HOST`` of a host that is to take or refuse one, if it
+        isn't this one.
+    """
+    found = []
+    for place in places:
+        host, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
+        if not colon and is_here(host):
+            continue
+        what = "way back" if colon else f"way to {host}"
+        try:
+            socket.create_connection((host, int(port) if colon else _NOBODYS), _SECONDS).close()
+        except (OSError, ValueError, OverflowError) as error:
+            if colon or not isinstance(error, ConnectionRefusedError):
+                found.append(Finding(what, f"{place}: {error}", _REMEDY))
+                continue
+        found.append(Finding(what, f"{host} takes connections" if colon else "it answers"))
+    return found
