@@ -13,6 +13,7 @@ import tvm_axe as axe
 from tvm_axe.layout import Layout, Mesh
 from tvm_axe.lower import Lowered, lower, pairs
 from tvm_axe.lower.calls import Box, Touch, Touches
+from tvm_axe.lower.emit import Emitter
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs import PROGRAMS
 from tvm_axe.schedule import Schedule, with_layouts
@@ -320,6 +321,54 @@ def test_a_product_of_many_tiles_is_a_pair(made) -> None:
 def test_partial_sums_in_pieces_are_a_pair_at_any_size() -> None:
     """No collective of the engine's adds them as they are."""
     assert "one kernel" in lowered(scattered(dtype="bfloat16", partial="float32")).forms[0]
+
+
+class InSequence(Emitter):
+    """Takes no overlapping stages, whatever they are."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        overlaps = [group[0].stage.overlap for group in self.groups]
+        self.sequential |= {overlap.region: "in sequence" for overlap in overlaps if overlap is not None}
+
+
+IN_SEQUENCE = [
+    ("mlp", {"tp": 3}, "ol(MM, fuse(RS-C-AG))", "MM-fuse(RS-C-AG)"),
+    ("ag_mm", {"tp": 2}, "ol(AG, MM)", "AG-MM"),
+    ("norm", {"tp": 2}, "ol(MM, fuse(RS-Norm-AG))", "MM-fuse(RS-C-AG)"),
+    ("pipeline", {"pp": 2, "tp": 2}, "ol(RS, fuse(P2P-C), AG)", "MM-RS-fuse(P2P-C)-AG"),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "schedule", "notation"), IN_SEQUENCE)
+def test_stages_in_sequence_are_right(name, sizes, schedule, notation, monkeypatch) -> None:
+    """On cores, where all regions that overlap are lowered as if they didn't."""
+    monkeypatch.setattr("tvm_axe.lower.lowered.Emitter", InSequence)
+    mesh, rng = Mesh(sizes), np.random.default_rng()
+    program = PROGRAMS[name](mesh)
+    exe = axe.compile(program.schedule(schedule), work_dir=None, keep=False)
+    assert exe.notation == notation and exe.lowered.forms == ("in sequence",)
+    with axe.launch(mesh, engine="threads") as workers:
+        for _ in range(3):
+            arrays = program.inputs(rng)
+            found = exe.run(workers, *arrays)
+            found = found if isinstance(found, tuple) else (found,)
+            assert program.error(found, program.reference(*arrays)) < program.tolerance
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(("way", "notation"), [("fused", "MM-AR-C"), ("whole", "MM-AR-C"), ("stages", "MM-RS-AG-C")])
+def test_an_all_reduce_in_sequence_is_right(way: str, notation: str, devices: int, monkeypatch) -> None:
+    monkeypatch.setattr("tvm_axe.lower.lowered.Emitter", InSequence)
+    mesh, rng = Mesh({"tp": devices}), np.random.default_rng()
+    rows = 252 if devices == 2 or way != "whole" else 250  # of three devices, the last has less
+    exe = axe.compile(reduced(way, "float32", mesh, rows), work_dir=None, keep=False)
+    assert exe.notation == notation
+    x, w = (rng.standard_normal(shape).astype("float32") for shape in ((rows, 256), (128, 256)))
+    with axe.launch(mesh, engine="threads") as workers:
+        found = exe.run(workers, x, w)
+    wanted = np.maximum(x.astype("float64") @ w.T.astype("float64"), 0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_saved_pair_is_the_same(tmp_path) -> None:
