@@ -21,9 +21,8 @@ The product has the parameters of the tile kernel that was chosen for it, or the
 stays in chunks, and `pair_of` says why.
 
 Copies hide behind tiles that are still to come. Where all tiles of a product run at once there are none, so its copies
-are behind it in any case, a few microseconds each, and the collective of its own kernel is sooner done: `pair_of` gives
-a `Sequence` of the two then. Behind a gather so few tiles all wait for the copies,
-which is no loss from `LONG` bytes of a device's rows on.
+are behind it in any case, some microseconds each, and the engine's collective is done sooner: `pair_of` gives a
+`Sequential` then. Behind a gather so few tiles all wait for the copies, which is no loss from `LONG` bytes on.
 
 The kernel waits for flags alone, which copy engines and streams set, so it may fill the processors. Of each run all
 flags are waited for and all copies joined, so that a device which clears its words for the next run, and then meets the
@@ -68,7 +67,6 @@ __all__ = ["LONG", "WAVES", "Pair", "Sequential", "makes_pairs", "pair_of"]
 
 WAVES = 1
 """How many times a product must fill the device before copies of its tiles hide behind others; 0: always a pair."""
-
 
 LONG = 16 << 20
 """Bytes of a device, from which copy engines beside the own rows' tiles gather sooner than a kernel before all."""
