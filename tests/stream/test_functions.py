@@ -39,7 +39,7 @@ def test_flops_of_symbolic_tiles():
     assert functions.add().flops(a, a) == 16 * R and functions.row_sum().flops(a) == 16 * R
     assert functions.matmul().flops(a, Tile(16, 4)) == 2 * 16 * 4 * R
     assert functions.matmul(transposed=True).flops(a, Tile(R, 16)) == 2 * 16 * R * R
-    assert functions.retile().flops(a) == 0
+    assert functions.retile().flops(a) == functions.retile(axis=1).flops(a) == 0
     assert functions.exp().costing(flops=lambda a: 7).flops(a) == 7
 
 
@@ -66,6 +66,7 @@ def test_accumulations_join_states():
     x = p.input("x", StreamType((1, 3), Tile(2, 4)))
     made = {
         "below": functions.retile(),
+        "beside": functions.retile(axis=1),
         "sum": functions.sum_tiles(),
         "most": functions.max_tiles(),
         "rows": functions.row_max(),
@@ -75,9 +76,25 @@ def test_accumulations_join_states():
     arrays = np.random.default_rng(6).standard_normal((3, 2, 4)).astype("float32")
     found = {name: value for name, (value,) in p.run({"x": [list(arrays)]}).outputs.items()}
     np.testing.assert_array_equal(found["below"], np.concatenate(arrays))
+    np.testing.assert_array_equal(found["beside"], np.concatenate(arrays, axis=1))
     np.testing.assert_allclose(found["sum"], arrays.sum(0), rtol=1e-6)
     np.testing.assert_array_equal(found["most"], arrays.max(0))
     np.testing.assert_array_equal(found["rows"], arrays.max((0, 2))[:, None])
+
+
+def test_tiles_are_put_beside_each_other_in_symbolic_numbers():
+    """A row of as many columns as there are tiles, whatever comes; without values it is a shape."""
+    p = StreamProgram("beside")
+    p.input("x", StreamType((1, symbol("n")), Tile(R, 4))).accum(functions.retile(axis=1)).output("y")
+    for count in (2, 5):
+        arrays = [np.full((3, 4), at, "float32") for at in range(count)]
+        np.testing.assert_array_equal(p.run({"x": [arrays]}).outputs["y"][0], np.concatenate(arrays, axis=1))
+        assert p.run({"x": [[(3, 4)] * count]}, values=False).outputs["y"] == [(3, 4 * count)]
+
+
+def test_a_tile_has_two_axes():
+    with pytest.raises(StreamError, match="retile: axis 2 is none of a tile's; valid are 0, its rows, and 1"):
+        functions.retile(2)
 
 
 def test_an_empty_list_has_a_result_only_with_an_initial_state():

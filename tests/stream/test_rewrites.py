@@ -35,18 +35,13 @@ def experts(tile=4):
         real = padding.accum(functions.number("real", lambda n, pad: n + 1 - pad, initial=0)).buffered(BATCH)
         tiles = rows.accum(functions.retile(), name=f"tile{expert}")
         weights = tiles.load(w, (WIDTH, HIDDEN // 2), View((2,), (1,), 2 * expert))
-        out = tiles.expand(weights).map(functions.matmul(), weights).accum(beside(), name=f"out{expert}")
+        out = (
+            tiles.expand(weights).map(functions.matmul(), weights).accum(functions.retile(axis=1), name=f"out{expert}")
+        )
         cut = StreamType((symbol("n"),), Tile(1, HIDDEN))
         made.append(out.zip(real).flat_map(first_rows, cut).flatten())
     p.reassemble(made, selectors, name="back").flatten().store(p.tensor("y", BATCH, HIDDEN))
     return p
-
-
-def beside():
-    """As an accumulation, two halves beside each other."""
-    return functions.elementwise(
-        "beside", lambda a: a, 0, combine=lambda a, b: np.concatenate([a, b], axis=1), grows=1, cycles=0
-    )
 
 
 def first_rows(both):

@@ -262,7 +262,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "int8", 
 ONE = {
     name: getattr(functions, name)
     for name in ("exp", "rsqrt", "silu", "row_sum", "row_max", "sum_tiles", "max_tiles", "retile")
-} | {"scale": lambda: functions.scale(2)}
+} | {"retile_columns": lambda: functions.retile(axis=1), "scale": lambda: functions.scale(2)}
 TWO = {name: getattr(functions, name) for name in ("add", "sub", "mul", "div", "maximum", "matmul")}
 
 

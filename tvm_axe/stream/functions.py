@@ -195,10 +195,26 @@ def row_max() -> TileFunction:
     return _by_row("row_max", lambda a: a.max(axis=1, keepdims=True), combine=np.maximum)
 
 
-def retile() -> TileFunction:
-    """Return the function that puts tiles below each other into one, as an accumulation; it takes no time."""
+def retile(axis: int = 0) -> TileFunction:
+    """Return the function that puts tiles into one, as an accumulation; it takes no time.
+
+    They are put below each other, or with `axis` 1 beside each other. (STeP, arXiv 2511.07776,
+    section 3.2: RetileRow and RetileCol.)
+
+    Raises
+    ------
+    StreamError
+        If `axis` is neither 0 nor 1.
+    """
+    if axis not in (0, 1):
+        raise StreamError(f"retile: axis {axis!r} is none of a tile's; valid are 0, its rows, and 1, its columns")
     return elementwise(
-        "retile", lambda a: a, 0, combine=lambda state, part: np.concatenate([state, part]), grows=0, cycles=0
+        "retile" if axis == 0 else "retile_columns",
+        lambda a: a,
+        0,
+        combine=lambda state, part: np.concatenate([state, part], axis=axis),
+        grows=axis,
+        cycles=0,
     )
 
 
