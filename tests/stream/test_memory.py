@@ -11,7 +11,9 @@ from tvm_axe.stream.memory import MemoryQueue, Occupancy
 
 def one_by_one(starts, memory):
     """When each of (time, requests) has its last answer: requests are served in the order in which they are sent."""
-    sent = sorted((time + at, unit) for unit, (time, requests) in enumerate(starts) for at in range(requests))
+    sent = sorted(
+        (time + at // memory.issue, unit) for unit, (time, requests) in enumerate(starts) for at in range(requests)
+    )
     answered, slots, clock = {}, [], 0
     for time, unit in sent:
         # One queue of `rate` requests a cycle.
@@ -27,10 +29,11 @@ def one_by_one(starts, memory):
     return [answered[unit] for unit in range(len(starts))]
 
 
+@pytest.mark.parametrize("issue", [1, 3, 8])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_fluid_is_within_a_few_cycles_of_single_requests(seed):
+def test_the_fluid_is_within_a_few_cycles_of_single_requests(seed, issue):
     draw = random.Random(seed)
-    memory = OffChip(channels=8, interval=2)
+    memory = OffChip(channels=8, interval=2, issue=issue)
     starts = [(draw.randrange(200), draw.randrange(1, 150)) for _ in range(12)]
     queue = MemoryQueue(memory, hop=0)
     for unit, (time, requests) in sorted(enumerate(starts), key=lambda item: item[1]):
@@ -42,8 +45,18 @@ def test_the_fluid_is_within_a_few_cycles_of_single_requests(seed):
             found[answered[0]] = answered[1]
     for unit, want in enumerate(one_by_one(starts, memory)):
         # Requests of one cycle have no order in the fluid: off by as much as they take.
-        assert abs(found[unit] - want) <= 1 + len(starts) / memory.rate
-    assert queue.busy == pytest.approx(sum(requests for _, requests in starts) / memory.rate, abs=60)
+        assert abs(found[unit] - want) <= 1 + issue * len(starts) / memory.rate
+    assert queue.busy == pytest.approx(sum(requests for _, requests in starts) / memory.rate)
+
+
+@pytest.mark.parametrize(("issue", "cycles"), [(1, 10), (4, 3), (5, 2), (16, 1), (99, 1)])
+def test_a_unit_alone_sends_so_many_a_cycle(issue, cycles):
+    queue = MemoryQueue(OffChip(issue=issue), hop=0)
+    queue.start(7, 10, "load")
+    answers = []
+    while queue.next is not None:
+        answers += filter(None, [queue.advance()])
+    assert answers == [("load", 7 + cycles - 1 + 16)]
 
 
 def test_rows_take_whole_requests():
@@ -63,3 +76,5 @@ def test_machines_are_checked():
         Accelerator(compute=0)
     with pytest.raises(StreamError, match="OffChip: channels must be 1 or more"):
         OffChip(channels=0)
+    with pytest.raises(StreamError, match="OffChip: issue must be 1 or more"):
+        OffChip(issue=0)

@@ -1,9 +1,10 @@
 """The accelerator that a program is simulated on: units, channels between them, on-chip and off-chip memory.
 
 Off-chip memory serves requests of a fixed size, spread over its channels in turn, so that together they are one queue
-that serves `OffChip.rate` requests a cycle. Whoever loads or stores a tile sends one request a cycle and waits for the
-last one's answer. Requests are not simulated one by one: while n units send, the queue grows by n - rate a cycle, so
-what has to be known is when a unit starts and stops to send, two events a tile.
+that serves `OffChip.rate` requests a cycle. Whoever loads or stores a tile sends `OffChip.issue` requests a cycle and
+waits for the last one's answer. Requests are not simulated one by one: while n are sent a cycle, the queue grows by n -
+rate, so what has to be known is when a unit starts and stops to send, two events a tile, and when it sends what is left
+in its last cycle.
 
 >>> memory = OffChip()
 >>> memory.requests(rows=4, row_bytes=96)
@@ -42,15 +43,18 @@ class OffChip:
         Cycles from one request of a channel to the next.
     latency : int
         Cycles from a request to its answer.
+    issue : int
+        Requests that a unit sends in a cycle.
     """
 
     request_bytes: int = 64
     channels: int = 32
     interval: int = 2
     latency: int = 16
+    issue: int = 1
 
     def __post_init__(self) -> None:
-        _check_positive(self, ("request_bytes", "channels", "interval"))
+        _check_positive(self, ("request_bytes", "channels", "interval", "issue"))
 
     @property
     def rate(self) -> float:
@@ -109,40 +113,47 @@ class MemoryQueue:
         Cycles of a channel, of which there are three on a request's way.
     """
 
-    __slots__ = ("_events", "_latency", "_rate", "_senders", "_serial", "_time", "_waiting", "busy")
+    __slots__ = ("_events", "_issue", "_latency", "_rate", "_sending", "_serial", "_served", "_time", "_waiting")
 
     def __init__(self, memory: OffChip, hop: int) -> None:
-        self._rate, self._latency = memory.rate, memory.latency + 3 * hop
-        self._events: list[tuple[int, int, int, Any]] = []
-        self._serial = self._senders = self._time = 0
+        self._rate, self._latency, self._issue = memory.rate, memory.latency + 3 * hop, memory.issue
+        self._events: list[tuple[int, int, int, int, Any]] = []  # with the requests left, and those sent a cycle so far
+        self._serial = self._sending = self._time = 0
         self._waiting = 0.0  # requests that were sent and not yet served
-        self.busy = 0.0  # cycles that the channels were busy, were they one
+        self._served = 0.0  # requests
 
     @property
     def next(self) -> int | None:
         """The time of the next event, if there is one."""
         return self._events[0][0] if self._events else None
 
+    @property
+    def busy(self) -> float:
+        """Cycles that it takes to serve what was sent, were all the channels one."""
+        return (self._served + self._waiting) / self._rate
+
     def start(self, time: int, requests: int, unit: Any) -> None:
         """Have `unit` send so many requests from `time` on, which is not before the last event."""
         assert time >= self._time, "a request before what was served"
         self._serial += 1
-        heapq.heappush(self._events, (time, self._serial, requests, unit))
+        heapq.heappush(self._events, (time, self._serial, requests, 0, unit))
 
     def advance(self) -> tuple[Any, int] | None:
         """Take the next event; if a unit's last request was sent, return the unit and when that is answered."""
-        time, serial, requests, unit = heapq.heappop(self._events)
+        time, serial, left, sent, unit = heapq.heappop(self._events)
         passed = time - self._time
         if passed:
-            arrived, served = self._senders * passed, self._rate * passed
+            arrived, served = self._sending * passed, self._rate * passed
             waiting = max(0.0, self._waiting + arrived - served)
-            self.busy += (self._waiting + arrived - waiting) / self._rate
+            self._served += self._waiting + arrived - waiting
             self._waiting, self._time = waiting, time
-        if requests:
-            self._senders += 1
-            heapq.heappush(self._events, (time + requests, serial, 0, unit))
+        self._sending -= sent
+        if left:
+            sent = min(self._issue, left)
+            cycles, left = divmod(left, sent)
+            self._sending += sent
+            heapq.heappush(self._events, (time + cycles, serial, left, sent, unit))
             return None
-        self._senders -= 1
         return unit, time - 1 + self._latency + int(self._waiting / self._rate)
 
 
