@@ -29,15 +29,16 @@ def arrays(batch, cached, lengths, rng):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("batch", [2, 7, 12])
-def test_equals_numpy(batch, way):
+@pytest.mark.parametrize(("batch", "block"), [(2, 4), (7, 4), (12, 4), (7, (1, 6)), (12, (5, 1, 6))])
+def test_equals_numpy(batch, block, way):
     rng = np.random.default_rng()
     # Empty caches, caches that end with a tile, and others.
     lengths = np.concatenate([[0, 8], rng.integers(0, 30, batch - 2)])
     cached = int(cached_tiles(lengths, SIZES["tile"]).max())
     given = arrays(batch, cached, lengths, rng)
-    program = attention(HEADS, batch, cached, way, **SIZES)
-    streams = attention_inputs(lengths, HEADS, way, **SIZES)
+    sizes = {**SIZES, "block": block}
+    program = attention(HEADS, batch, cached, way, **sizes)
+    streams = attention_inputs(lengths, HEADS, way, **sizes)
     accelerator = Accelerator(depth=1)
     report = program.run({**streams, **given}, accelerator)
     for name, expected in attention_reference(given, lengths, HEADS).items():
@@ -61,6 +62,16 @@ def test_blocks_go_to_regions_of_their_own():
     assert (one.off_chip, one.flops) == (four.off_chip, four.flops)
 
 
+def test_blocks_may_differ():
+    """The longest one says when all are done; as many as are alike are what one number says."""
+    lengths = np.full(20, 500)
+    cycles = {block: AttentionCase(lengths, "coarse", block=block).simulate().cycles for block in (8, (8, 8, 4))}
+    assert cycles[8] == cycles[8, 8, 4]
+    even, uneven = (AttentionCase(lengths, "coarse", block=block).simulate() for block in ((5, 5, 5, 5), (2, 2, 1, 15)))
+    assert 2.8 < uneven.cycles / even.cycles < 3.1
+    assert (even.off_chip, even.flops) == (uneven.off_chip, uneven.flops)
+
+
 def test_a_request_that_ends_a_tile_gets_another():
     assert cached_tiles(np.array([0, 31, 32, 33]), 32).tolist() == [1, 1, 2, 2]
 
@@ -77,3 +88,7 @@ def test_arguments_that_do_not_fit(way, regions, message):
         attention(HEADS, 8, 2, way, regions)
     with pytest.raises(StreamError, match="block=0 must be 1 or more requests"):
         attention(HEADS, 8, 2, "coarse", block=0)
+    with pytest.raises(StreamError, match=r"block=\(4, 0, 4\) must be 1 or more requests, or several such numbers"):
+        attention(HEADS, 8, 2, "coarse", block=(4, 0, 4))
+    with pytest.raises(StreamError, match=r"block=\(4, 3\): blocks of 7 requests in all, and there are 8"):
+        attention(HEADS, 8, 2, "coarse", block=(4, 3))

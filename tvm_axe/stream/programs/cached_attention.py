@@ -15,7 +15,9 @@ Source: Streaming Tensor Programs (arXiv 2511.07776), figure 16 and section 5.4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +83,7 @@ def attention(
     cached: int,
     way: str,
     regions: int = 4,
-    block: int = 16,
+    block: int | Sequence[int] = 16,
     tile: int = 32,
     dtype: str = "float32",
 ) -> StreamProgram:
@@ -102,8 +104,8 @@ def attention(
         One of `WAYS`.
     regions : int
         The number of regions; with coarse blocks there are as many as blocks.
-    block : int
-        Requests of a block.
+    block : int or sequence of int
+        Requests of a block; or of each, all requests together.
     tile : int
         Tokens of a tile of the cache.
     dtype : str
@@ -112,14 +114,14 @@ def attention(
     Raises
     ------
     StreamError
-        If the way is none of these, a block is empty, or there is nothing for some region.
+        If the way is none of these, a block is empty, the blocks are not all requests, or there is nothing for some
+        region.
     """
     if way not in WAYS:
         raise StreamError(f"way={way!r} must be one of {', '.join(WAYS)}")
-    if block < 1:
-        raise StreamError(f"block={block} must be 1 or more requests")
+    blocks = _blocks(batch, block)
     if way == "coarse":
-        regions = -(-batch // block)
+        regions = len(blocks)
     if not 1 <= regions <= batch:
         raise StreamError(f"regions={regions} must be between 1 and the number of requests, {batch}")
     p = StreamProgram(f"attention, {way}")
@@ -131,9 +133,8 @@ def attention(
     caches = Caches.of(p, heads, batch, cached, tile, dtype)
     out = p.tensor("out", batch * heads.queries, heads.size, dtype)
     if way == "coarse":
-        for number in range(regions):
-            first = number * block
-            requests = _load(p, tensors, heads, first, min(block, batch - first), f"{number}")
+        for number, own in enumerate(blocks):
+            requests = _load(p, tensors, heads, own.start, len(own), f"{number}")
             attend(p, caches, requests, number).result.store_at(out, requests.row).discard()
         return p
     requests = _load(p, tensors, heads, 0, batch, "")
@@ -245,8 +246,25 @@ def cached_tiles(lengths: NDArray[np.int64], tile: int) -> NDArray[np.int64]:
     return lengths // tile + 1
 
 
+def _blocks(batch: int, block: int | Sequence[int]) -> list[range]:
+    """The requests of each block."""
+    sizes = [block] if isinstance(block, int) else [*block]
+    if not sizes or any(size < 1 for size in sizes):
+        raise StreamError(f"block={block} must be 1 or more requests, or several such numbers")
+    if isinstance(block, int):
+        return [range(first, min(first + block, batch)) for first in range(0, batch, block)]
+    if sum(sizes) != batch:
+        raise StreamError(f"block={block}: blocks of {sum(sizes)} requests in all, and there are {batch}")
+    return [range(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes))]
+
+
 def attention_inputs(
-    lengths: NDArray[np.int64], heads: Heads, way: str, regions: int = 4, block: int = 16, tile: int = 32
+    lengths: NDArray[np.int64],
+    heads: Heads,
+    way: str,
+    regions: int = 4,
+    block: int | Sequence[int] = 16,
+    tile: int = 32,
 ) -> dict[str, Any]:
     """Return the input streams for requests whose caches hold so many tokens; the other arguments as `attention`'s."""
     batch = len(lengths)
@@ -257,9 +275,9 @@ def attention_inputs(
     }
     if way == "coarse":
         return {
-            f"{name}{number}": values[number * block : (number + 1) * block]
+            f"{name}{number}": values[own.start : own.stop]
             for name, values in known.items()
-            for number in range(-(-batch // block))
+            for number, own in enumerate(_blocks(batch, block))
         }
     chosen = {"region": [(number % regions,) for number in range(batch)]} if way == "interleaved" else {}
     return {**known, **chosen}
@@ -277,7 +295,7 @@ class AttentionCase:
         One of `WAYS`.
     heads : Heads
         The sizes of the heads.
-    regions, block, tile : int
+    regions, block, tile
         The arguments of `attention` of these names.
     compute : int
         FLOPs a cycle of each unit.
@@ -289,7 +307,7 @@ class AttentionCase:
     way: str
     heads: Heads = QWEN3_30B_A3B.heads
     regions: int = 4
-    block: int = 16
+    block: int | Sequence[int] = 16
     tile: int = 32
     compute: int = 2048
     depth: int = 1
