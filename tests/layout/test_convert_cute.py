@@ -150,6 +150,24 @@ def test_the_atom_of_a_128_byte_swizzle():
     assert (layout, shape) == (ComposeLayout(4, 3, 3, Layout.parse("S[(8, 128) : (128, 1)]")), (8, 128))
 
 
+@pytest.mark.parametrize("swizzle", ["Sw<2,4,{}>", "S<2,4,{}>", "SW_2_4_{}"])
+@pytest.mark.parametrize(
+    ("rest", "shape"), [(" o 0 o (8,128):(128,1)", (8, 128)), (" o _16 o (8, 64):(64, 1)", (8, 64))]
+)
+@pytest.mark.parametrize("shift", [3, -3])
+def test_swizzles_as_c_and_both_pythons_write_them(swizzle, rest, shape, shift):
+    layout, found = from_cute(swizzle.format(shift) + rest)
+    assert found == shape and layout == from_cute(f"Sw<2,4,{shift}>{rest}")[0]
+    for python, name in ((False, "Sw"), (True, "S")):
+        text = to_cute(layout, shape, python=python)
+        assert text.startswith(f"{name}<2,4,{shift}> o ") and from_cute(text) == (layout, shape)
+
+
+def test_only_swizzles_are_written_in_another_way():
+    assert to_cute(Layout.parse("S[8 : 1] + 4"), (8,), python=True) == "S<0,0,0> o 4 o 8:1"
+    assert to_cute(Layout.parse("S[8 : 1]"), (8,), python=True) == "8:1"
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -170,6 +188,8 @@ def test_the_atom_of_a_128_byte_swizzle():
         (lambda: from_cute("(" * 1000), "expected an int of 64 bits or a tuple"),
         (lambda: from_cute("4:" + "1" * 30), "expected an int of 64 bits"),
         (lambda: from_cute("0:1"), "an iter's extent must be at least 1"),
+        (lambda: from_cute("SW<3,4,3> o 0 o 8:1"), "expected an int of 64 bits or a tuple"),
+        (lambda: from_cute("SW_3,4,3 o 0 o 8:1"), "expected an int of 64 bits or a tuple"),
         (lambda: from_cute("Sw<3,4,2> o 0 o 8:1"), "atom_len must be at least swizzle_len"),
     ],
 )

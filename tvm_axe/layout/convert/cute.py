@@ -1,5 +1,7 @@
 """CuTe's ``shape:stride``, and swizzled, ``Sw<B,M,S> o offset o shape:stride``.
 
+C++ writes a swizzle so, CuTe's Python language ``S<B,M,S>``, and pycute ``SW_B_M_S``; all three are read.
+
 CuTe counts colexicographically: of a mode's nested parts the leftmost is the fastest. A mode of a CuTe layout is a
 dimension here, and the parts of a mode are its iters from the last to the first.
 
@@ -12,7 +14,8 @@ S[(2, 4, 8) : (1, 2, 8)] of (8, 8)
 >>> print(from_cute("Sw<3,4,3> o 0 o (8,128):(128,1)")[0])
 ComposeLayout(4, 3, 3, S[(8, 128) : (128, 1)])
 
-Source: CUTLASS, CuTe layouts and ``cute::Swizzle``, and as ``cute::print`` writes them.
+Source: CUTLASS, CuTe layouts and ``cute::Swizzle``, as ``cute::print``, the types of ``cutlass.cute`` and
+``pycute.Swizzle`` write them.
 """
 
 from __future__ import annotations
@@ -32,12 +35,15 @@ from tvm_axe.layout.swizzle import ComposeLayout
 
 Tree = int | list["Tree"]
 
-_SWIZZLED = re.compile(r"\s*Sw<(\d{1,2}),(\d{1,2}),(-?\d{1,2})>\s*o\s*_?(-?\d{1,19})\s*o\s*(.*)", re.DOTALL)
+_BITS = r"(\d{1,2})%s(\d{1,2})%s(-?\d{1,2})"
+_SWIZZLED = re.compile(
+    rf"\s*(?:Sw?<{_BITS % (',', ',')}>|SW_{_BITS % ('_', '_')})\s*o\s*_?(-?\d{{1,19}})\s*o\s*(.*)", re.DOTALL
+)
 _TOKEN = re.compile(r"_?(?P<int>-?[0-9]+)|(?P<mark>[(),:])|(?P<other>\S)")
 _DEEPEST = 32  # nesting that is read
 
 
-def to_cute(layout: Layout | ComposeLayout, shape: Sequence[int]) -> str:
+def to_cute(layout: Layout | ComposeLayout, shape: Sequence[int], python: bool = False) -> str:
     """Return the text of the CuTe layout with one mode for each dimension of `shape`.
 
     Law: it takes a coordinate to the address of ``layout.apply(*coordinate, shape=shape)``; and ``from_cute`` gives a
@@ -51,6 +57,8 @@ def to_cute(layout: Layout | ComposeLayout, shape: Sequence[int]) -> str:
         A layout on linear memory alone.
     shape : Sequence[int]
         The tensor's shape.
+    python : bool
+        Whether a swizzle is written as CuTe's Python language does, ``S<B,M,S>``, and not as C++ does.
 
     Raises
     ------
@@ -70,12 +78,13 @@ def to_cute(layout: Layout | ComposeLayout, shape: Sequence[int]) -> str:
         [(it.extent, it.stride if it.extent != 1 else 0) for it in reversed(grouped.D[start:end])]
         for start, end in pairwise(seps)
     ]
+    swizzle = "S" if python else "Sw"
     text = ":".join(_tuple([_tuple([str(leaf[part]) for leaf in mode]) for mode in modes], modes) for part in (0, 1))
     if isinstance(layout, Layout):
-        return f"Sw<0,0,0> o {canonical.O[LINEAR_MEMORY]} o {text}" if canonical.O else text
+        return f"{swizzle}<0,0,0> o {canonical.O[LINEAR_MEMORY]} o {text}" if canonical.O else text
     bits, base, shift = layout.swizzle_len, layout.per_element, layout.atom_len
     signed = shift if layout.swizzle_inner else -shift
-    return f"Sw<{bits},{base},{signed}> o {canonical.O[LINEAR_MEMORY]} o {text}"
+    return f"{swizzle}<{bits},{base},{signed}> o {canonical.O[LINEAR_MEMORY]} o {text}"
 
 
 def _tuple(parts: list[str], modes: Sequence[Sequence[object]] | None = None) -> str:
@@ -103,7 +112,7 @@ def from_cute(text: str) -> tuple[Layout | ComposeLayout, tuple[int, ...]]:
     if not isinstance(text, str):
         raise LayoutError(f"from_cute: text must be a str such as '(4,8):(8,1)', not {text!r}")
     swizzled = _SWIZZLED.fullmatch(text)
-    reader = _Reader(swizzled[5] if swizzled else text)
+    reader = _Reader(swizzled[8] if swizzled else text)
     extents, strides = reader.pair()
     modes = list(zip(extents, strides)) if isinstance(extents, list) and isinstance(strides, list) else None
     leaves = [_leaves(e, s, text) for e, s in (modes if modes is not None else [(extents, strides)])]
@@ -111,7 +120,7 @@ def from_cute(text: str) -> tuple[Layout | ComposeLayout, tuple[int, ...]]:
     shape = tuple(math.prod(extent for extent, _ in mode) for mode in leaves)
     if swizzled is None:
         return Layout([it for it in shard if it.extent != 1]), shape
-    bits, base, shift, offset = (int(swizzled[k]) for k in range(1, 5))
+    bits, base, shift, offset = (int(found) for found in swizzled.groups()[:-1] if found is not None)
     tile = Layout([it for it in shard if it.extent != 1], (), {LINEAR_MEMORY: offset})
     return (ComposeLayout(base, bits, abs(shift), tile, shift >= 0) if bits else tile), shape
 
