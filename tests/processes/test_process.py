@@ -344,6 +344,15 @@ def test_a_child_that_this_process_forks_has_a_server_of_its_own() -> None:
     assert told()["parent"] == server().pid == mine
 
 
+def test_threads_that_python_starts_with_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ChildProcessError, match=r"no process for entries:stay: Python has other threads before it"):
+        start("entries:stay", {})
+
+
 def test_threads_start_processes_beside_each_other() -> None:
     """Their ends are not mixed up, nor tied to the threads'."""
     started: list[Process] = []

@@ -84,6 +84,7 @@ def test_what_is_no_collective_is_refused() -> None:
         chunks.beside(gathered)
 
 
+@pytest.mark.usefixtures("pairs_at_any_size")
 def test_a_kernel_beside_copies_waits_for_none() -> None:
     """It fills the processors and waits for the side stream, so what is there has to be done before."""
     m, n, k = 256, 128, 256

@@ -158,6 +158,11 @@ def start(
         if process.pid > 0:
             server.words.close()  # it has begun; what it forks speaks for itself
             return process
+        if process.pid == MANY_THREADS and not server.imports:
+            raise ChildProcessError(
+                f"no process for {entry}: Python has other threads before it imports anything here, by a sitecustomize "
+                "or a .pth file, and forks none with them"
+            )
         if process.pid == MANY_THREADS:
             _importless.add((request.module, server.fixed))
         elif process.pid < 0:

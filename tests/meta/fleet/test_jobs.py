@@ -22,7 +22,7 @@ from tvm_axe.errors import TuneError
 from tvm_axe.machines import resolve_target
 from tvm_axe.meta.fleet.crew import Crew
 from tvm_axe.meta.fleet.scale import FILE
-from tvm_axe.meta.fleet.tracker import tracker_summary
+from tvm_axe.meta.fleet.tracker import servers_of, tracker_summary
 from tvm_axe.meta.search.job import tune_kernels
 from tvm_axe.records import apply_best
 from tvm_axe.records.database import find_databases, read_records, read_workloads
@@ -210,10 +210,12 @@ def opened(servers):
 
 
 @pytest.fixture(scope="module")
-def mixed(servers):
-    """Two workers, of which one says that it has another version."""
+def mixed(servers, until):
+    """Two workers that the tracker knows, of which one says that it has another version."""
     odd = servers.worker("mixed", "odd", odd='{"versions": {"tvm-axe": "0.0.1", "apache-tvm": "0.1"}}')
-    return odd, servers.worker("mixed", "even")
+    even, address = servers.worker("mixed", "even"), servers.fleet("mixed").address
+    until(lambda: len(servers_of(tracker_summary(address), "mixed")) == 2)
+    return odd, even
 
 
 def test_an_odd_machine_is_refused_by_name_and_measures_nothing(servers, mixed, tmp_path, matmul, limit):
@@ -245,32 +247,26 @@ def test_where_all_are_odd_the_job_ends_with_the_reason(servers, mixed, tmp_path
 
 @contextlib.contextmanager
 def upstreams(servers, folder, key):
-    """A server of upstream's that offers itself; gives the file of what it says.
-
-    One was seen to end, or to hang, before it ever did: another one is started then.
-    """
+    """A server of upstream's that offers itself; gives the file of what it says."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     command = [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", "--tracker", servers.tracker]
-    for tried in range(4):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        place = ("--port", str(port), "--port-end", str(min(port + 100, 1 << 16)), "--key", key)
-        said = folder / f"said-{tried}"
-        with said.open("w") as output:
-            rpc = subprocess.Popen([*command, *place], start_new_session=True, stdout=output, stderr=output)
-        try:
-            until = time.monotonic() + 60
-            while rpc.poll() is None and time.monotonic() < until:
-                queue = tracker_summary(servers.fleet(key).address)["queue_info"]
-                if queue.get(key, {"free": 0})["free"]:
-                    yield said
-                    return
-                time.sleep(0.2)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(rpc.pid, signal.SIGKILL)
-            rpc.wait()
-    pytest.fail(f"no server of upstream's offered itself; the last one said: {said.read_text()}")
+    command += ["--port", str(port), "--port-end", str(min(port + 100, 1 << 16)), "--key", key]
+    said, address = folder / "said", servers.fleet(key).address
+    with said.open("w") as output:
+        rpc = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
+    try:
+        end = time.monotonic() + 120
+        while not tracker_summary(address)["queue_info"].get(key, {"free": 0})["free"]:
+            if rpc.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"the server didn't offer itself; it said: {said.read_text()}")
+            time.sleep(0.2)
+        yield said
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rpc.pid, signal.SIGKILL)
+        rpc.wait()
 
 
 def test_a_server_of_upstreams_is_accepted(servers, tmp_path, program, limit):

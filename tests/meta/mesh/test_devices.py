@@ -62,6 +62,7 @@ def test_candidates_lie_in_the_devices_pages():
     assert all(estimate(each, devices.rates) < estimate(each) for each in lowered)
 
 
+@pytest.mark.usefixtures("pairs_at_any_size")
 def test_candidates_are_what_is_compiled_for_the_devices():
     """Of 16-bit floats, overlapped products are pairs on Hopper (`tvm_axe.lower.pairs`)."""
 
