@@ -247,7 +247,7 @@ def cached_tiles(lengths: NDArray[np.int64], tile: int) -> NDArray[np.int64]:
 
 
 def _blocks(batch: int, block: int | Sequence[int]) -> list[range]:
-    """The requests of each block."""
+    """Return the requests of each block."""
     sizes = [block] if isinstance(block, int) else [*block]
     if not sizes or any(size < 1 for size in sizes):
         raise StreamError(f"block={block} must be 1 or more requests, or several such numbers")
@@ -295,8 +295,10 @@ class AttentionCase:
         One of `WAYS`.
     heads : Heads
         The sizes of the heads.
-    regions, block, tile
+    regions, tile : int
         The arguments of `attention` of these names.
+    block : int or sequence of int
+        Likewise.
     compute : int
         FLOPs a cycle of each unit.
     depth : int
