@@ -444,7 +444,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     pairs.DTYPE = pairs.DTYPE if args.engine == "cuda" else "float16"  # CPUs' chunks add in it
     tiny = args.shared or args.engine != "cuda"
-    lower_pairs.WAVES = 0 if tiny else lower_pairs.WAVES  # tiny products are pairs, too
+    if args.shared:
+        lower_pairs.WAVES = 0  # tiny products are pairs, too
     rows = [row for row in table(args.devices, tiny, args.shared) if row.name.startswith(tuple(args.rows))]
     found = [measured(row, args.devices, args.engine, args.rounds, args.reps, args.shared) for row in rows]
     for row in found:

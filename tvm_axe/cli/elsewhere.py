@@ -106,17 +106,15 @@ def reach(places: Sequence[str]) -> list[Finding]:
         ``HOST:PORT`` of a port that is to take a connection, or ``HOST`` of a host that is to take or refuse one, if it
         isn't this one.
     """
-    found = []
-    for place in places:
-        host, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
-        if not colon and is_here(host):
-            continue
-        what = "way back" if colon else f"way to {host}"
-        try:
-            socket.create_connection((host, int(port) if colon else _NOBODYS), _SECONDS).close()
-        except (OSError, ValueError, OverflowError) as error:
-            if colon or not isinstance(error, ConnectionRefusedError):
-                found.append(Finding(what, f"{place}: {error}", _REMEDY))
-                continue
-        found.append(Finding(what, f"{host} takes connections" if colon else "it answers"))
-    return found
+    return [_reached(place) for place in places if ":" in place or not is_here(place)]
+
+
+def _reached(place: str) -> Finding:
+    host, has_port, port = place.rpartition(":") if ":" in place else (place, "", "")
+    what, state = ("way back", f"{host} takes connections") if has_port else (f"way to {host}", "it answers")
+    try:
+        socket.create_connection((host, int(port) if has_port else _NOBODYS), _SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        if has_port or not isinstance(error, ConnectionRefusedError):
+            return Finding(what, f"{place}: {error}", _REMEDY)
+    return Finding(what, state)

@@ -48,6 +48,7 @@ FOLDER = "collectives"
 ENGINE = 4 << 20
 """Bytes; a copy engine is as fast as a kernel for blocks that are as large or larger."""
 
+_AS_FAST = 128 << 20  # bytes, of which copy engines among two H200s take as long as kernels, within 3%
 _SEEN = 1e-6  # seconds; what it takes to have a peer see what was written to it, over NVLink
 _ALL_REDUCE = Collective.ALL_REDUCE.operation
 _PARTED = (Collective.ALL_GATHER.operation, "all_gather_in_place", Collective.ALL_TO_ALL.operation)
@@ -140,7 +141,7 @@ class Table:
 
 def ruled(link: Link, parts: int, source: str) -> Table:
     """Return the table that follows from how fast devices are linked, for `parts` of them."""
-    return _table(_crossing(link.bandwidth * _SEEN, parts), parts, source)
+    return _table(_crossing(link.bandwidth * _SEEN, parts), parts * ENGINE, ENGINE, source)
 
 
 def shipped(machine: Machine) -> Table | None:
@@ -157,13 +158,13 @@ def shipped(machine: Machine) -> Table | None:
     if machine.link != "NVLink" or not re.search(r"\bH(100|200)\b", machine.name):
         return None
     if machine.devices == 2:
-        return _TWO
+        return _table(16 << 20, _AS_FAST, _AS_FAST, "what was measured on two H200s on NVLink")
     limits = {3: 352 << 10, 8: 216 << 10}
     at = max((count for count in limits if count <= machine.devices), default=None)
     if at is None:
         return None
     where = "published times of H200s on NVLink (aiconfigurator-core 0.12.0), until they are measured here"
-    return _table(limits[at], machine.devices, where)
+    return _table(limits[at], machine.devices * ENGINE, ENGINE, where)
 
 
 def forced(name: str) -> Table:
@@ -200,15 +201,18 @@ def read(machine: Machine, work_dir: str | Path = WORK_DIR) -> Table | None:
         return None
 
 
-def _table(limit: int | None, parts: int, source: str) -> Table:
+def _table(limit: int | None, parted: int, whole: int, source: str) -> Table:
+    """The table of an all-reduce in one shot up to `limit`, and of copies by engines from so many bytes on.
+
+    Of `parted` messages each device has a part; others go as a `whole`.
+    """
     summed: list[tuple[int | None, Algorithm]] = [(None, Algorithm.ONE_SHOT)]
     if limit is not None:
         summed = [(limit, Algorithm.ONE_SHOT), (None, Algorithm.TWO_SHOT)]
     rows: dict[str, list[tuple[int | None, Algorithm]]] = {_ALL_REDUCE: summed}
     for name in VIEWS:
         if Algorithm.COPY_ENGINE in offered(name, in_place=False) and name != _ALL_REDUCE:
-            blocks = parts if name in _PARTED else 1
-            rows[name] = [(blocks * ENGINE, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)]
+            rows[name] = [(parted if name in _PARTED else whole, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)]
     return Table(rows, source)
 
 
@@ -228,17 +232,3 @@ def _size(nbytes: int) -> str:
         if nbytes >= 1 << shift and nbytes % (1 << shift) == 0:
             return f"{nbytes >> shift} {unit}"
     return f"{nbytes} B"
-
-
-_AS_FAST = 128 << 20  # bytes, of which copy engines take as long as kernels, within 3%
-_TWO = Table(
-    {
-        _ALL_REDUCE: [(16 << 20, Algorithm.ONE_SHOT), (None, Algorithm.TWO_SHOT)],
-        **{
-            name: [(_AS_FAST, Algorithm.ONE_SHOT), (None, Algorithm.COPY_ENGINE)]
-            for name in VIEWS
-            if Algorithm.COPY_ENGINE in offered(name, in_place=False) and name != _ALL_REDUCE
-        },
-    },
-    "what was measured on two H200s on NVLink",
-)

@@ -203,9 +203,10 @@ class Emitter:
     def _memory(self, index: int) -> int:
         """Bytes of the slabs that a step touches, less what only lives inside its kernel."""
         step = self.steps[index]
-        touched = {access.buffer for block in step.stage.blocks for access in block.accesses}
-        if step.source is not None and step.target is not None:
+        if step.source is not None and step.target is not None:  # what its blocks leave to each other is nowhere
             touched = {step.source, step.target}
+        else:
+            touched = {access.buffer for block in step.stage.blocks for access in block.accesses}
         inside = self.private.keys() | {buffer for pair in self.pairs.values() for buffer in pair.inside}
         return sum(self.shardings[buffer].nbytes(buffer.dtype) for buffer in touched - inside)
 

@@ -22,6 +22,7 @@ from tvm_axe.lower.infer import Sharding, infer_shardings
 from tvm_axe.lower.localize import OWN
 from tvm_axe.lower.notation import notation
 from tvm_axe.lower.parsing import parse_program
+from tvm_axe.lower.program import ScheduledProgram
 from tvm_axe.schedule import layouts_of
 
 
@@ -156,13 +157,11 @@ def lower(
     program = parse_program(func, mesh, page)
     declared = layouts_of(func)
     shardings = infer_shardings(program, declared)
-    steps = arranged(derive_steps(program, shardings, apart), shardings)
-    emitter = Emitter(program, steps, shardings, target)
+    emitter = _emitter(program, shardings, target, apart)
     sequential = emitter.sequential
     if sequential:
         program = program.in_sequence(sequential)
-        steps = arranged(derive_steps(program, shardings, apart), shardings)
-        emitter = Emitter(program, steps, shardings, target)
+        emitter = _emitter(program, shardings, target, apart)
     emitted = emitter.module()
     stages = tuple(
         Stage(
@@ -190,7 +189,7 @@ def lower(
         mesh,
         emitted.module,
         emitted.calls,
-        notation(steps, shardings),
+        notation(emitter.steps, shardings),
         stages,
         buffers,
         layouts,
@@ -199,6 +198,13 @@ def lower(
         page,
         (*sequential.values(), *emitted.forms),
     )
+
+
+def _emitter(
+    program: ScheduledProgram, shardings: Mapping[tirx.Buffer, Sharding], target: Target | None, apart: Collection[str]
+) -> Emitter:
+    """What emits a program, whose steps are derived and in their order."""
+    return Emitter(program, arranged(derive_steps(program, shardings, apart), shardings), shardings, target)
 
 
 def _mesh_buffer(

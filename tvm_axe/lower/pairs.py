@@ -222,7 +222,7 @@ def _summed(region: Region) -> Pair | Sequential:
     after = _sent(tensors, axis, devices, (rows, n), pieces, tiles, groups, wide, moving)
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
     alone = pieces == 1 and not others and {str(total.dtype), out_dtype} == {str(partial.dtype)}
-    slow = _at_once(devices * -(-rows // tiles["block_m"]) * -(-n // tiles["block_n"]), kernel) if alone else None
+    slow = _at_once(devices, rows, n, tiles, kernel) if alone else None
     if slow is not None:
         return Sequential(f"one behind the other: {slow}, so that no copy would hide behind others")
     kept = ", each device's rows are copied to all" if whole else ""
@@ -243,10 +243,11 @@ def _summed(region: Region) -> Pair | Sequential:
     )
 
 
-def _at_once(tiles: int, kernel: Launch) -> str | None:
-    """That all tiles of a product run at the same time, in words, if they do."""
+def _at_once(devices: int, rows: int, n: int, tiles: Mapping[str, int], kernel: Launch) -> str | None:
+    """That all tiles of a product run at the same time, in words, if they do; each device has so many of its `rows`."""
     assert kernel.resident is not None  # it is persistent
-    return f"the product's {tiles} tiles run at once" if tiles <= WAVES * kernel.resident else None
+    number = devices * -(-rows // tiles["block_m"]) * -(-n // tiles["block_n"])
+    return f"the product's {number} tiles run at once" if number <= WAVES * kernel.resident else None
 
 
 def _pieces(partial: str, dtype: str, out: str) -> int:
@@ -355,7 +356,7 @@ def _gathered(region: Region) -> Pair | Sequential:
         before.append(SideStep("axe.copy", ((source, OWN), (gathered, axis)), (rows, 0, shift, 0, columns), first))
         before.append(SideStep("axe.flag", ((words, axis),), (shift, 0)))
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
-    slow = _at_once(devices * -(-(m // devices) // tiles["block_m"]) * -(-n // tiles["block_n"]), kernel)
+    slow = _at_once(devices, m // devices, n, tiles, kernel)
     if slow is not None and dtype_bytes(dtype, rows * columns) < LONG:
         return Sequential(f"one behind the other: {slow}, and would wait for the copies")
     about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all"

@@ -17,12 +17,12 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def needed(folder: Path) -> Iterator[None]:
-    """Do what makes a work directory, or what is in it, usable.
+    """Have an `OSError` in the block say that this work directory can't be used, and why.
 
     Raises
     ------
     TuneError
-        For any `OSError`: that it can't be used, and why.
+        In its place.
     """
     try:
         yield
