@@ -21,6 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import shutil
 import statistics
 import subprocess
@@ -49,6 +51,7 @@ from tvm_axe.machines import resolve_target
 from tvm_axe.programs.moe_ragged import Extents, moe_ragged
 from tvm_axe.programs.optimizers import adam_f16
 from tvm_axe.programs.program import DistributedProgram
+from tvm_axe.schedule import Schedule
 from tvm_axe.tile.kernels import REDUCE_NORM
 from tvm_axe.tile.kernels.check import judged
 from tvm_axe.tile.kernels.kernel import TOLERANCE
@@ -59,6 +62,7 @@ TOKENS = (128, 512, 2048, 8192)
 EXPERTS = Extents(4096, 2048, 768, 128, 8)  # of Qwen3-30B-A3B, of all devices
 EXPERTS_AS = "A2A-fuse(MM-C)-MM-A2A"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+FORMS = ("ours", pairs.APART, pairs.ALONE)  # of a pair
 MANY = ", many"  # what the name of a graph of many ends with
 WORST = 5e-2  # of an error of 16-bit types, largest over largest
 
@@ -69,7 +73,7 @@ Run = Callable[[int], list[float]]
 class Row(NamedTuple):
     """A line of the table: its name, what its peers make of `kind` and `size`, and what prepares and checks ours.
 
-    Ours may have several forms, by name, of which the one that is ``ours`` is compared.
+    Ours may have several forms, by name, of which the one that is ``ours`` is compared. It compiles `schedules`.
     """
 
     name: str
@@ -78,6 +82,7 @@ class Row(NamedTuple):
     ours: Callable[[Workers], Run | dict[str, Run]]
     peer: type[pairs.Peer]
     axis: str = "tp"
+    schedules: Callable[[], list[Schedule]] = list
 
 
 # ---- Ours ------------------------------------------------------------------------------------------------------------
@@ -178,7 +183,7 @@ def program(made: DistributedProgram, schedule: str, workers: Workers) -> Run:
 def pair(kind: str, size: Sequence[int], workers: Workers) -> dict[str, Run]:
     """A product and the collective that it overlaps, one behind the other, and the product alone."""
     found: dict[str, Run] = {}
-    for form in ("ours", pairs.APART, pairs.ALONE):
+    for form in FORMS:
         ours = pairs.Ours(kind, workers, size, form)
         ours.check()
         found[form] = ours.run
@@ -316,26 +321,49 @@ def table(devices: int, tiny: bool, on_gpus: bool = False) -> list[Row]:
     bucket = "test" if tiny else "large"
     mesh = Mesh({"dp": devices})
     step = lambda workers: program(adam_f16(mesh, bucket), "fuse(RS-C-AG)", workers)  # noqa: E731
-    found.append(Row("fuse(RS-C-AG) of adam_f16", "adam", (1 << 28,), step, Stepped, "dp"))
+    schedules = lambda: [adam_f16(mesh, bucket).schedule("fuse(RS-C-AG)")]  # noqa: E731
+    found.append(Row("fuse(RS-C-AG) of adam_f16", "adam", (1 << 28,), step, Stepped, "dp", schedules))
     side = 256 * devices if on_gpus else 32
     shapes = {"tiny": (side, 2 * side)} if tiny else MODELS
     for model, (hidden, inner) in shapes.items():
         for tokens in (side,) if tiny else TOKENS:
             for kind in pairs.KINDS:
                 size = (tokens, inner, hidden) if kind.startswith("all-gather") else (tokens, hidden, inner)
-                run = lambda workers, kind=kind, size=size: pair(kind, size, workers)  # noqa: E731
-                found.append(Row(f"{kind} of {model}, {tokens} tokens", kind, size, run, pairs.Products))
+                found.append(product(f"{kind} of {model}, {tokens} tokens", kind, size, devices))
     if not tiny:
         for kind in pairs.KINDS:
-            run = lambda workers, kind=kind: pair(kind, pairs.SIZE, workers)  # noqa: E731
-            found.append(Row(f"{kind}, {' x '.join(map(str, pairs.SIZE))}", kind, pairs.SIZE, run, pairs.Products))
+            found.append(product(f"{kind}, {' x '.join(map(str, pairs.SIZE))}", kind, pairs.SIZE, devices))
     extents = Extents(4, 8, 6, 2, 2) if tiny else EXPERTS
     if not tiny:
         extents = extents._replace(tokens=extents.tokens // devices, experts=extents.experts // devices)
     experts = Mesh({"ep": devices})
     run = lambda workers: program(moe_ragged(experts, extents, dtype), EXPERTS_AS, workers)  # noqa: E731
-    found.append(Row("dispatch, experts, combine", "experts", extents, run, Routed, "ep"))
+    schedules = lambda: [moe_ragged(experts, extents, dtype).schedule(EXPERTS_AS)]  # noqa: E731
+    found.append(Row("dispatch, experts, combine", "experts", extents, run, Routed, "ep", schedules))
     return found
+
+
+def product(name: str, kind: str, size: Sequence[int], devices: int) -> Row:
+    """The row of a product and its collective."""
+    mesh = Mesh({"tp": devices})
+    schedules = lambda: [pairs.scheduled(kind, mesh, size, form) for form in FORMS]  # noqa: E731
+    return Row(name, kind, tuple(size), lambda workers: pair(kind, size, workers), pairs.Products, schedules=schedules)
+
+
+def compile_all(args: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Compile what the rows run on GPUs, in as many processes as there are cores: they find it on disk."""
+    wanted = [row.name for row in rows if row.schedules is not list]
+    if args.engine != "cuda" or args.shared or not wanted:
+        return
+    with multiprocessing.get_context("spawn").Pool(max(1, min(os.cpu_count() or 1, len(wanted)))) as pool:
+        pool.starmap(compile_row, [(args.devices, name) for name in wanted], chunksize=1)
+
+
+def compile_row(devices: int, name: str) -> None:
+    """Compile a row of the published sizes."""
+    (row,) = (row for row in table(devices, tiny=False) if row.name == name)
+    for schedule in row.schedules():
+        axe.compile(schedule, target=resolve_target("cuda"), work_dir=None)
 
 
 def power() -> str:
@@ -347,27 +375,26 @@ def power() -> str:
     return "; ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines())
 
 
-def measured(row: Row, devices: int, engine: str, rounds: int, reps: int, shared: bool = False) -> dict[str, Any]:
-    """A row: ours and theirs in turns; ours alone where devices share a GPU, on which NCCL has one only."""
+def measured(row: Row, peers: pairs.Theirs | None, args: argparse.Namespace) -> dict[str, Any]:
+    """A row: ours and theirs in turns; ours alone without `peers`."""
+    engine, devices, rounds, reps = args.engine, args.devices, args.rounds, args.reps
     print(f"{row.name}\n  before: {power()}" if engine == "cuda" else row.name)
-    peers = pairs.Theirs(devices, row.peer, row.kind, row.size) if engine == "cuda" and not shared else None
-    options = {"gpus": (0,) * devices} if shared else {}
-    try:
-        with axe.launch(Mesh({row.axis: devices}), engine=engine, **options) as workers:
-            made = row.ours(workers)
-            ours = made if isinstance(made, dict) else {"ours": made}
-            names = [name for name in (peers.names if peers else ()) if not name.endswith(MANY)]
-            taken: dict[str, list[float]] = {name: [] for name in [*ours, *names]}
-            for turn in range(rounds + 1):  # one to warm up
-                for name, seconds in taken.items():
-                    found = ours[name](reps) if name in ours or peers is None else rival(peers, name, row, reps)
-                    seconds += found if turn else []
-    finally:
-        if peers is not None:
-            peers.close()
+    options = {"gpus": (0,) * devices} if args.shared else {}
+    if peers is not None:
+        peers.make(row.peer, row.kind, row.size)
+    with axe.launch(Mesh({row.axis: devices}), engine=engine, **options) as workers:
+        made = row.ours(workers)
+        ours = made if isinstance(made, dict) else {"ours": made}
+        names = [name for name in (peers.names if peers else ()) if not name.endswith(MANY)]
+        taken: dict[str, list[float]] = {name: [] for name in [*ours, *names]}
+        for turn in range(rounds + 1):  # one to warm up
+            for name, seconds in taken.items():
+                found = ours[name](reps) if name in ours or peers is None else rival(peers, name, row, reps)
+                seconds += found if turn else []
     medians = {name: 1e6 * statistics.median(seconds) for name, seconds in taken.items()}
     for name, seconds in taken.items():
-        print(f"  {name:<27} {medians[name]:10.2f} us  ({1e6 * min(seconds):.2f} to {1e6 * max(seconds):.2f})")
+        span = f"({1e6 * min(seconds):.2f} to {1e6 * max(seconds):.2f})"
+        print(f"  {name:<27} {medians[name]:10.2f} us  {span}", flush=True)
     if engine == "cuda":
         print(f"  after: {power()}")
     rivals = {name: medians[name] for name in names if name != "cuBLAS alone"}
@@ -447,7 +474,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.shared:
         lower_pairs.WAVES = 0  # tiny products are pairs, too
     rows = [row for row in table(args.devices, tiny, args.shared) if row.name.startswith(tuple(args.rows))]
-    found = [measured(row, args.devices, args.engine, args.rounds, args.reps, args.shared) for row in rows]
+    compile_all(args, rows)
+    # NCCL has a GPU for one device only, so where devices share one ours is alone.
+    peers = pairs.Theirs(args.devices) if args.engine == "cuda" and not args.shared else None
+    try:
+        found = [measured(row, peers, args) for row in rows]
+    finally:
+        if peers is not None:
+            peers.close()
     for row in found:
         beside = "" if row["peer"] is None else f", {row['peer']} {row['peer_us']:.2f} us, {row['ratio']:.3f}"
         print(f"{row['name']}: {row['ours_us']:.2f} us{beside}")

@@ -16,10 +16,12 @@ import argparse
 import json
 import multiprocessing
 import os
+import socket
 import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -42,7 +44,6 @@ CHECKED = 16  # rows that are computed in float64
 WORST = 6e-3  # of the error of a result of bfloat16, norm over norm
 REST = 0.02  # seconds before a run, so that the power stays below its limit
 SLEEP = 6_000_000  # clocks, until all is enqueued
-PORT = 29519
 APART, ALONE = "ours, one behind the other", "our product alone"
 """What else of ours is timed beside a pair."""
 
@@ -97,6 +98,13 @@ def scheduled(kind: str, mesh: Mesh, size: Sequence[int], form: str = "ours") ->
     return sch
 
 
+@lru_cache(maxsize=4)
+def drawn(shape: tuple[int, ...], scale: float) -> np.ndarray:
+    """Normally distributed numbers, which the forms of a row share."""
+    rng = np.random.default_rng()
+    return (rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(check_dtype(DTYPE))
+
+
 class Ours:
     """A row's program on workers, with inputs in place."""
 
@@ -104,14 +112,8 @@ class Ours:
         self.kind, self.workers = kind, workers
         self.exe = axe.compile(scheduled(kind, workers.mesh, size, form), target=workers.target, work_dir=None)
         print(f"{kind}, {form}: {'; '.join(self.exe.lowered.forms) or self.exe.notation}")
-        rng = np.random.default_rng(0)
-        shapes = [buffer.shape for buffer in self.exe.lowered.inputs]
-        scales = (1.0, shapes[1][0] ** -0.5)
-        dtype = check_dtype(DTYPE)
-        self.arrays = [
-            (rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(dtype)
-            for shape, scale in zip(shapes, scales)
-        ]
+        shapes = [tuple(map(int, buffer.shape)) for buffer in self.exe.lowered.inputs]
+        self.arrays = [drawn(shape, scale) for shape, scale in zip(shapes, (1.0, shapes[1][0] ** -0.5))]
 
     def check(self) -> float:
         """The error of rows drawn at random, against float64."""
@@ -134,33 +136,42 @@ class Ours:
 # ---- Theirs ----------------------------------------------------------------------------------------------------------
 
 
-def theirs(rank: int, devices: int, maker: type[Peer], kind: str, size: Sequence[int], pipe: Connection) -> None:
-    """Be one process of theirs: run what is asked for by name, until nothing is."""
+def theirs(rank: int, devices: int, port: int, pipe: Connection) -> None:
+    """Be one process of theirs: make the operations of a row, or run one by name, until told to end."""
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    try:
-        peer = maker(rank, devices, kind, size)
-    except Exception:
-        pipe.send(traceback.format_exc())
-        return
-    pipe.send(list(peer.ops))
+    peer: Peer | None = None
     while (asked := pipe.recv()) is not None:
-        pipe.send([peer.timed(asked[0]) for _ in range(asked[1])])
+        try:
+            if isinstance(asked[0], str):
+                assert peer is not None  # operations are made first
+                name, reps = asked
+                pipe.send([peer.timed(name) for _ in range(reps)])
+            else:
+                maker, kind, size = asked
+                peer = None  # what it holds of the GPU is free for the next
+                peer = maker(rank, devices, port, kind, size)
+                pipe.send(list(peer.ops))
+        except Exception:
+            pipe.send(traceback.format_exc())
     os._exit(0)  # taking a group down takes long
 
 
 class Peer:
     """What a GPU of theirs can do, by name: `ops`, as `made` has them."""
 
-    def __init__(self, rank: int, devices: int, kind: str, size: Sequence[int]) -> None:
+    def __init__(self, rank: int, devices: int, port: int, kind: str, size: Sequence[int]) -> None:
         import torch
         import torch.distributed as dist
 
         self.torch, self.dist, self.rank, self.devices = torch, dist, rank, devices
-        torch.cuda.set_device(rank)
         device = torch.device("cuda", rank)
-        dist.init_process_group(
-            "nccl", init_method=f"tcp://127.0.0.1:{PORT}", rank=rank, world_size=devices, device_id=device
-        )
+        if dist.is_initialized():
+            torch.cuda.empty_cache()
+        else:
+            torch.cuda.set_device(rank)
+            dist.init_process_group(
+                "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=devices, device_id=device
+            )
         self.device, self.one = device, torch.ones(1, device=device)
         self.ops: dict[str, Callable[[], Any]] = self.made(kind, size)
 
@@ -238,30 +249,44 @@ class Products(Peer):
         return lambda: ops.fused_matmul_reduce_scatter(a, b, "sum", 0, group)
 
 
-class Theirs:
-    """Their processes, for one row."""
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
-    def __init__(self, devices: int, maker: type[Peer], kind: str, size: Sequence[int]) -> None:
+
+class Theirs:
+    """Their processes, one a GPU, which `make` what is timed of a row and `run` it."""
+
+    def __init__(self, devices: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes, self.processes = [], []
+        port = free_port()
         for rank in range(devices):
             here, there = context.Pipe()
-            told = (rank, devices, maker, kind, size, there)
-            self.processes.append(context.Process(target=theirs, args=told, daemon=True))
+            self.processes.append(context.Process(target=theirs, args=(rank, devices, port, there), daemon=True))
             self.processes[-1].start()
             self.pipes.append(here)
-        found = [pipe.recv() for pipe in self.pipes]
-        failed = [each for each in found if isinstance(each, str)]
-        if failed:
-            self.close()
-            raise RuntimeError(f"{kind}: a process of theirs failed:\n{failed[0]}")
-        self.names: list[str] = found[0]
+        self.names: list[str] = []
+
+    def make(self, maker: type[Peer], kind: str, size: Sequence[int]) -> None:
+        """Have the operations of a row made, whose `names` these processes have then."""
+        self.names = self._all((maker, kind, size))[0]
 
     def run(self, name: str, reps: int) -> list[float]:
         """Seconds of each of so many runs, on the slowest device."""
+        return [max(each) for each in zip(*self._all((name, reps)))]
+
+    def _all(self, asked: tuple[object, ...]) -> list[Any]:
+        """What each process answers."""
         for pipe in self.pipes:
-            pipe.send((name, reps))
-        return [max(each) for each in zip(*(pipe.recv() for pipe in self.pipes))]
+            pipe.send(asked)
+        found = [pipe.recv() for pipe in self.pipes]
+        failed = [each for each in found if isinstance(each, str)]
+        if failed:
+            raise RuntimeError(f"a process of theirs failed:\n{failed[0]}")
+        return found
 
     def close(self) -> None:
         """End the processes."""
@@ -296,25 +321,23 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     if any(extent % devices for extent in size):
         print(f"products and collectives: left out, {devices} GPUs don't divide {size}")
         return []
-    found = []
-    with axe.launch(Mesh({"tp": devices}), engine="cuda") as workers:
-        for kind in KINDS:
-            found.append(_row(kind, workers, devices, size, rounds, reps))
-    return found
-
-
-def _row(kind: str, workers: Workers, devices: int, size: Sequence[int], rounds: int, reps: int) -> dict[str, Any]:
-    ours = Ours(kind, workers, size)
-    print(f"{kind}: error {ours.check():.2e} in {CHECKED} rows")
-    peers = Theirs(devices, Products, kind, size)
+    peers = Theirs(devices)
     try:
-        taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in peers.names}}
-        for turn in range(rounds + 1):  # one to warm up
-            for name in taken:
-                seconds = ours.run(reps) if name == "ours" else peers.run(name, reps)
-                taken[name] += seconds if turn else []
+        with axe.launch(Mesh({"tp": devices}), engine="cuda") as workers:
+            return [_row(kind, workers, peers, size, rounds, reps) for kind in KINDS]
     finally:
         peers.close()
+
+
+def _row(kind: str, workers: Workers, peers: Theirs, size: Sequence[int], rounds: int, reps: int) -> dict[str, Any]:
+    ours, devices = Ours(kind, workers, size), workers.mesh.size
+    print(f"{kind}: error {ours.check():.2e} in {CHECKED} rows")
+    peers.make(Products, kind, size)
+    taken: dict[str, list[float]] = {"ours": [], **{name: [] for name in peers.names}}
+    for turn in range(rounds + 1):  # one to warm up
+        for name in taken:
+            seconds = ours.run(reps) if name == "ours" else peers.run(name, reps)
+            taken[name] += seconds if turn else []
     medians = {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()}
     for name, seconds in taken.items():
         print(f"  {name:<18} {medians[name]:8.4f} ms  ({1e3 * min(seconds):.4f} to {1e3 * max(seconds):.4f})")
