@@ -20,7 +20,7 @@ class HostDriver:
 
     def __init__(self) -> None:
         self.driver = pytest.importorskip("cuda.bindings.driver")
-        self.made, self.order = 0, list[str]()
+        self.made, self.order, self.told = 0, list[str](), list[tuple[str, str, str]]()
 
     def enum(self, kind: str, value: str) -> Any:
         return getattr(getattr(self.driver, kind), value)
@@ -33,6 +33,8 @@ class HostDriver:
             self.made += 1
             return f"{name.removeprefix('cu').removesuffix('Create')} {self.made}"
         self.order.append(f"{name} {arguments[0] if name.startswith('cuEvent') else ''}".strip())
+        strings = [each for each in arguments if isinstance(each, str)]
+        self.told.append((name, *(sorted(strings, reverse=True) if len(strings) > 1 else [*strings, ""])))
         getattr(self, name)(*arguments)
         return None
 
@@ -43,24 +45,24 @@ class HostDriver:
         self.made -= 1
 
     def cuEventRecord(self, event: str, stream: str) -> None:
-        assert stream in ("main", "Stream 1")
+        assert stream == "main" or stream.startswith("Stream ")
 
     def cuStreamWaitEvent(self, stream: str, event: str, flags: int) -> None:
-        assert stream in ("main", "Stream 1") and flags == 0
+        assert (stream == "main" or stream.startswith("Stream ")) and flags == 0
 
     def cuStreamWaitValue32(self, stream: str, place: int, value: int, flags: int) -> None:
-        assert stream == "Stream 1" and flags == 0 and ctypes.c_int32.from_address(place).value >= value
+        assert stream.startswith("Stream ") and flags == 0 and ctypes.c_int32.from_address(place).value >= value
 
     def cuStreamWriteValue32(self, stream: str, place: int, value: int, flags: int) -> None:
-        assert stream == "Stream 1" and flags == 0
+        assert stream.startswith("Stream ") and flags == 0
         ctypes.c_int32.from_address(place).value = value
 
     def cuMemcpyDtoDAsync(self, target: int, source: int, nbytes: int, stream: str) -> None:
-        assert stream == "Stream 1"
+        assert stream.startswith("Stream ")
         ctypes.memmove(target, source, nbytes)
 
     def cuMemcpy2DAsync(self, shape: Any, stream: str) -> None:
-        assert stream == "Stream 1" and shape.srcPitch >= shape.WidthInBytes <= shape.dstPitch
+        assert stream.startswith("Stream ") and shape.srcPitch >= shape.WidthInBytes <= shape.dstPitch
         for row in range(shape.Height):
             places = (int(shape.dstDevice) + row * shape.dstPitch, int(shape.srcDevice) + row * shape.srcPitch)
             ctypes.memmove(*places, shape.WidthInBytes)
@@ -122,6 +124,33 @@ def test_it_forks_behind_and_joins_before_the_other_stream(driver: HostDriver) -
     assert first.startswith("cuEventRecord") and third.startswith("cuEventRecord")
     assert second == fourth == "cuStreamWaitEvent"
     assert first != third  # an event each
+
+
+def test_what_goes_to_each_peer_is_a_stream_s(driver: HostDriver) -> None:
+    """Those of further peers begin behind the fork, wait where all do, and are back before the join."""
+    stream = side.SideStream("main")
+    words = memory((2, DEVICES, GROUPS), "int32")
+    words[:, 1] = 3
+    own, view = _tvm.as_tensor(words[0]), _tvm.as_tensor(words)
+    for _ in range(2):
+        driver.told.clear()
+        stream.step("fork", [], [0], 0)
+        for shift in (1, 2):
+            stream.step("wait_count", [own], [shift, 1, 3], 0)
+            stream.step("flag", [view], [shift, 1], 0)
+        stream.step("wait_count", [own], [0, 1, 3], 0)
+        stream.step("join", [], [0], 0)
+        streams = [told[1] for told in driver.told if told[0] in ("cuStreamWaitValue32", "cuStreamWriteValue32")]
+        near, far = streams[0], streams[2]
+        assert streams == [near, near, far, far, near, far] and near != far
+        assert driver.told[:2] == [("cuEventRecord", "main", "Event 2"), ("cuStreamWaitEvent", near, "Event 2")]
+        waits = [told for told in driver.told if told[0] == "cuStreamWaitEvent"]
+        back = next(told for told in driver.told if told[:2] == ("cuEventRecord", far))
+        assert waits[1][1:] == (far, "Event 2") and waits[2] == ("cuStreamWaitEvent", near, back[2])
+        end = driver.told[-2]
+        assert end[:2] == ("cuEventRecord", near) and driver.told[-1] == ("cuStreamWaitEvent", "main", end[2])
+    stream.close()
+    assert driver.made == 0
 
 
 def test_forks_are_joined_one_by_one(driver: HostDriver) -> None:

@@ -2,9 +2,9 @@
 
 Kernels of pairs run tile by tile, others at once; collectives a row of a move at a time.
 
-Each device has two streams, whose operations are done in order, and processors that take the tiles of a kernel in the
-order of its grid. What goes on next is drawn at random, some streams being faster than others; where nothing can, the
-devices are stuck.
+Each device has a stream for its kernels and one for each peer, whose operations are done in order, and processors that
+take the tiles of a kernel in the order of its grid. What goes on next is drawn at random, some streams being faster
+than others; where nothing can, the devices are stuck.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from interpreter import Running
 from tvm_axe.collective.algorithms import Algorithm, offered, phases
 from tvm_axe.collective.ops import boxes, summed
 from tvm_axe.collective.plan import VIEWS
-from tvm_axe.collective.side import BESIDE, STEPS, step
+from tvm_axe.collective.side import BESIDE, STEPS, step, toward
 from tvm_axe.errors import WorkerError
 from tvm_axe.lower.calls import Call, Tensor
 from tvm_axe.lower.pairing import Launch
@@ -32,13 +32,14 @@ class Stuck(Exception):
 
 @dataclass
 class Streams:
-    """What a device was told: the operations of its two streams, each of which says whether it could be done.
+    """What a device was told: the operations of its streams, each of which says whether it could be done.
 
-    What is left on a side stream that nobody has joined goes on beside what follows.
+    `sides` are the branches of its side stream, one for each peer. What is left there that nobody has joined goes on
+    beside what follows.
     """
 
     main: list[Callable[[], bool]] = field(default_factory=list)
-    side: list[Callable[[], bool]] = field(default_factory=list)
+    sides: list[list[Callable[[], bool]]] = field(default_factory=list)
 
 
 class Devices:
@@ -65,14 +66,16 @@ class Devices:
     ) -> None:
         self.arrays, self.launches, self.names, self.kernels = arrays, launches, names, kernels or {}
         self.count = len(next(iter(arrays.values())))
-        self.sides: list[list[Callable[[], bool]]] = [[] for _ in range(self.count)]
+        self.sides: list[list[list[Callable[[], bool]]]] = [
+            [[] for _ in range(max(1, self.count - 1))] for _ in range(self.count)
+        ]
 
     def run(self, calls: Sequence[Call], rng: np.random.Generator) -> None:
         """Have all devices make the calls, until all of their streams but the side streams are done."""
         self.met = [0] * self.count
         self.luck = rng.random()  # which algorithms collectives take
         streams = [self._told(calls, device) for device in range(self.count)]
-        queues = [queue for each in streams for queue in (each.main, each.side)]
+        queues = [queue for each in streams for queue in (each.main, *each.sides)]
         fast = 10 ** rng.uniform(-3, 0, len(queues))  # some are much slower than others
         while any(each.main for each in streams):
             drawn = np.argsort(rng.random(len(queues)) / fast)
@@ -87,8 +90,9 @@ class Devices:
                 raise Stuck(f"{[len(queue) for queue in queues]} operations are left")
 
     def _told(self, calls: Sequence[Call], device: int) -> Streams:
-        streams, meetings = Streams(side=self.sides[device]), 0
-        ends: list[list[None]] = []  # of each fork, whether what was told behind it is done
+        streams, meetings = Streams(sides=self.sides[device]), 0
+        ends: list[list[None]] = []  # of each fork, whose branches have done what was told behind it
+        branches = streams.sides
         for call in calls:
             if call.function == "axe.barrier":
                 meetings += 1
@@ -97,12 +101,13 @@ class Devices:
                 events: list[None] = []
                 streams.main.append(lambda events=events: events.append(None) is None)
                 ends.append([])
-                streams.side += [lambda events=events: bool(events)]
-                streams.side.append(lambda events=ends[-1]: events.append(None) is None)
+                for branch in branches:
+                    branch.append(lambda events=events: bool(events))
+                    branch.append(lambda events=ends[-1]: events.append(None) is None)
             elif call.function == "axe.join":
                 (left,) = call.arguments
                 waited = ends[: len(ends) - left]
-                streams.main.append(lambda waited=waited: all(waited))
+                streams.main.append(lambda waited=waited: all(len(end) == len(branches) for end in waited))
             elif call.function in self.launches:
                 streams.main.append(self._kernel(call, device))
             elif call.kernel is not None:
@@ -110,8 +115,8 @@ class Devices:
             elif call.function.removeprefix("axe.") in VIEWS:
                 streams.main.append(self._collective(call, device))
             else:
-                told = self._collective if call.function.endswith(BESIDE) else self._step
-                streams.side.insert(len(streams.side) - bool(ends), told(call, device))
+                for branch, told in self._beside(call, device):
+                    branches[branch].insert(len(branches[branch]) - bool(ends), told)
         return streams
 
     def _arrive(self, device: int) -> Callable[[], bool]:
@@ -190,6 +195,16 @@ class Devices:
                     yield
                     for out in outs:
                         out[row : row + 1] = total
+
+    def _beside(self, call: Call, device: int) -> Iterator[tuple[int, Callable[[], bool]]]:
+        """What branches of the side stream are told: one of them, or each to wait."""
+        if call.function.endswith(BESIDE):
+            yield 0, self._collective(call, device)
+            return
+        name = call.function.removeprefix("axe.")
+        shift = toward(name, [each for each in call.arguments if isinstance(each, int)])
+        for peer in [shift] if shift else range(1, self.count):
+            yield peer - 1, self._step(call, device)
 
     def _step(self, call: Call, device: int) -> Callable[[], bool]:
         name = call.function.removeprefix("axe.")

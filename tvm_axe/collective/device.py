@@ -141,6 +141,9 @@ class Device(ABC):
     def forget(self) -> None:  # noqa: B027
         """Take nothing that was told before for what a key stands for now."""
 
+    def hold(self) -> None:  # noqa: B027
+        """Have the device begin what it is told next a little later, so that by then it is told what is behind that."""
+
     def timed(self, key: Hashable, tell: Callable[[], object]) -> float:
         """Do the same, and return the seconds that it took, by the device's clock."""
         start = time.perf_counter()

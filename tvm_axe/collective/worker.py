@@ -278,10 +278,15 @@ class Worker:
     def time(
         self, program: int, function: str, arguments: Sequence[Any], warmup: int, repeat: int, seconds: Sequence[Any]
     ) -> None:
-        """Run a function `repeat` times and write the seconds of each run, without the wait before it, to `seconds`."""
+        """Run a function `repeat` times and write the seconds of each run, without the wait before it, to `seconds`.
+
+        Devices begin a run at the same time, as far as they meet by themselves: all are held before they meet until
+        they have been told the run, too, so that nobody's run counts how much later a peer's process has told it.
+        """
         key, entry = self._call(program, function, arguments)
         result = self._array(seconds)
         for i in range(-warmup, repeat):
+            self.device.hold()
             self.barrier()
             taken = self.device.timed(key, entry)
             self._finish()

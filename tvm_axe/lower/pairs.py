@@ -69,7 +69,7 @@ WAVES = 1
 """How many times a product must fill the device before copies of its tiles hide behind others; 0: always a pair."""
 
 LONG = 16 << 20
-"""Bytes of a device, from which copy engines beside the own rows' tiles gather sooner than a kernel before all."""
+"""Bytes that a device is sent, from which copy engines beside own rows' tiles gather sooner than a kernel does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,9 +244,9 @@ def _summed(region: Region) -> Pair | Sequential:
 
 
 def _at_once(devices: int, rows: int, n: int, tiles: Mapping[str, int], kernel: Launch) -> str | None:
-    """That all tiles of a product run at the same time, in words, if they do; each device has so many of its `rows`."""
+    """That all tiles of a product alone run at once, in words, if they do; each device has so many of its `rows`."""
     assert kernel.resident is not None  # it is persistent
-    number = devices * -(-rows // tiles["block_m"]) * -(-n // tiles["block_n"])
+    number = -(-devices * rows // tiles["block_m"]) * -(-n // tiles["block_n"])
     return f"the product's {number} tiles run at once" if number <= WAVES * kernel.resident else None
 
 
@@ -357,7 +357,7 @@ def _gathered(region: Region) -> Pair | Sequential:
         before.append(SideStep("axe.flag", ((words, axis),), (shift, 0)))
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
     slow = _at_once(devices, m // devices, n, tiles, kernel)
-    if slow is not None and dtype_bytes(dtype, rows * columns) < LONG:
+    if slow is not None and dtype_bytes(dtype, (devices - 1) * rows * columns) < LONG:
         return Sequential(f"one behind the other: {slow}, and would wait for the copies")
     about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all"
     return Pair(

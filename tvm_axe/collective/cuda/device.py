@@ -34,6 +34,8 @@ from tvm_axe.errors import WorkerError
 
 _DESCRIPTOR = ("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
 
+_HELD = 300_000  # nanoseconds, in which the host tells a GPU to meet, and what it does behind that
+
 _here: Counter[int] = Counter()  # the workers of this process, by GPU
 _counting = threading.Lock()
 
@@ -231,6 +233,10 @@ class CudaDevice(Device):
     def forget(self) -> None:
         self._graphs.clear()
 
+    def hold(self) -> None:
+        if self._meeting is not None:
+            self._meeting.hold(_HELD)
+
     def timed(self, key: Hashable, tell: Callable[[], object]) -> float:
         start, stop = self._events
         call("cuEventRecord", start, self._stream)
@@ -317,7 +323,8 @@ class CudaDevice(Device):
             self._meeting.close()
         for offset in list(self._slabs):
             self.release(offset, 0)
-        self._mover.close()
+        for mover in (self._mover_beside, self._mover):
+            mover.close()
         self._side.close()
         for event in self._events:
             call("cuEventDestroy", event)

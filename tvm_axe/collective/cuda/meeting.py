@@ -22,6 +22,7 @@ Source: PTX ISA, "Memory Consistency Model", "Release and Acquire Patterns" and 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,10 @@ extern "C" __global__ void meet(char* slabs, long long distance, int me, int dev
   if (arrives) axe_tell(reinterpret_cast<unsigned*>(slabs + peer * distance) + me, count);
   if (behind >= 0) axe_await(own + peer, count - behind, own + {OFF}, missing + peer, limit);
 }}
+extern "C" __global__ void hold(unsigned long long nanoseconds) {{
+  unsigned long long start = axe_nanoseconds();
+  while (axe_nanoseconds() - start < nanoseconds) {{}}
+}}
 """
 
 
@@ -83,7 +88,7 @@ class Meeting:
         self._stream, self._slabs, self._distance, self.rank, self.devices = stream, slabs, distance, rank, devices
         target = resolve_target(f"cuda:{arch}")
         self._module = call("cuModuleLoadData", nvcc.cubin(_SOURCE, target, cache.Cache()))
-        self._function = call("cuModuleGetFunction", self._module, b"meet")
+        self._function, self._hold = (call("cuModuleGetFunction", self._module, name) for name in (b"meet", b"hold"))
         self._report = int(call("cuMemHostAlloc", 4 * MOST, _MAPPED))
         self._missing = np.ctypeslib.as_array((ctypes.c_uint32 * MOST).from_address(self._report))
         self._missing[:] = 0
@@ -101,10 +106,16 @@ class Meeting:
             ctypes.c_uint64(self._report),
             ctypes.c_uint64(self._limit),
         )
+        self._launch(self._function, -(-self.devices // 32) * 32, values)
+
+    def hold(self, nanoseconds: int) -> None:
+        """Have the stream stand still for so long."""
+        self._launch(self._hold, 1, (ctypes.c_uint64(nanoseconds),))
+
+    def _launch(self, function: Any, threads: int, values: Sequence[Any]) -> None:
+        """Launch a block of so many threads; `values` are objects of ctypes."""
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        threads = -(-self.devices // 32) * 32
-        place = ctypes.addressof(pointers)
-        call("cuLaunchKernel", self._function, 1, 1, 1, threads, 1, 1, 0, self._stream, place, 0)
+        call("cuLaunchKernel", function, 1, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(pointers), 0)
 
     def around(self, before: bool, after: bool) -> Around:
         """Return what a kernel that moves is told to meet peers before, after, or both."""

@@ -2,7 +2,7 @@
 
 A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bit: float types of less than four bytes
 in float32, rounded once. What is only copied may be left to a copy engine, which takes no processor: 367 GB/s beside
-374 of a kernel over NVLink 4, from some MiB on.
+374 of a kernel over NVLink 4, from some MiB on. Copies of a phase go on beside each other.
 
 A sum of few bytes of all devices is an exchange (`exchange`), which is a meeting itself. Where another collective is
 between meetings, its first kernel holds the one and its last the other, so that a small one is a
@@ -22,6 +22,7 @@ import numpy as np
 import tvm_ffi
 
 from tvm_axe.collective.algorithms import Phase
+from tvm_axe.collective.cuda.branches import Branches, new_event
 from tvm_axe.collective.cuda.driver import call, enum, struct
 from tvm_axe.collective.cuda.exchange import KEPT, PHASES, THREADS, VECTOR, Exchange
 from tvm_axe.collective.cuda.meeting import ROWS, Meeting
@@ -52,6 +53,7 @@ from tvm_axe.machines.target import resolve_target
 
 _BLOCKS = 528  # four for each processor of the largest GPU; of a kernel that holds no meeting
 _HELD = 8 << 20  # bytes; a larger message wants more blocks than can wait at once, and meetings of their own
+_ENGINES = 8  # copies that go on beside each other
 _ROWS = 64  # copies of a move that are told to an engine one by one; where there are more, a kernel is faster
 
 
@@ -106,7 +108,7 @@ class Mover:
     """Whether an exchange is launched while the kernel before ends; only measurements do without."""
 
     def __init__(self, arch: str, stream: Any, room: int) -> None:
-        self._stream = stream
+        self._stream, self._branches, self._forked = stream, Branches(stream), new_event()
         self._rows = max(1, min(room, ROWS))
         target = resolve_target(f"cuda:{arch}")
         self._module = call("cuModuleLoadData", nvcc.cubin(source(self.phases), target, cache.Cache()))
@@ -120,7 +122,8 @@ class Mover:
     def on(self, stream: Any) -> Mover:
         """Return what does moves on another stream, with the same kernels, as long as this one isn't closed."""
         other = copy.copy(self)
-        other._stream = stream
+        other._stream, other._branches, other._forked = stream, Branches(stream), new_event()
+        other._module = None  # it isn't its own
         return other
 
     def samples(self) -> np.ndarray:
@@ -137,7 +140,10 @@ class Mover:
 
     def close(self) -> None:
         """Give back what it has."""
-        call("cuModuleUnload", self._module)
+        self._branches.close()
+        call("cuEventDestroy", self._forked)
+        if self._module is not None:
+            call("cuModuleUnload", self._module)
 
     @staticmethod
     def side(tensor: tvm_ffi.Tensor, is_view: bool) -> Side:
@@ -196,13 +202,15 @@ class Mover:
             _known(meeting).meet(True, 0)
         for number, phase in enumerate(phases):
             works = list(_works(phase, target if phase.onwards else source, target))
+            copies = [work for work in works if isinstance(work, _Copy)]
+            if copies and len(copies) == len(works):
+                self._copy_beside(copies)
+                continue
             meets = (before and first and number == 0, after and last and number == len(phases) - 1)
             if any(meets) and not works:
                 works = [_Kernel(copying(1), Pieces(), 0)]
             for at, work in enumerate(works):
-                if isinstance(work, _Copy):
-                    self._copy(work)
-                    continue
+                assert not isinstance(work, _Copy)  # a phase's moves are all copied, or none is
                 opens, closes = meets[0] and at == 0, meets[1] and at == len(works) - 1
                 if opens or closes:
                     self._launch(work, rows, _known(meeting).around(opens, closes))
@@ -242,16 +250,28 @@ class Mover:
             return
         call("cuLaunchKernel", function, blocks, 1, 1, threads(work.name), 1, 1, 0, self._stream, place, 0)
 
-    def _copy(self, copy: _Copy) -> None:
+    def _copy_beside(self, copies: Sequence[_Copy]) -> None:
+        """Do copies beside each other."""
+        if len(copies) == 1:
+            self._copy(copies[0], self._stream)
+            return
+        call("cuEventRecord", self._forked, self._stream)
+        self._branches.begin(self._forked)
+        for number, each in enumerate(copies):
+            self._copy(each, self._branches.at(number % _ENGINES))
+        self._branches.join()
+
+    @staticmethod
+    def _copy(copy: _Copy, stream: Any) -> None:
         if copy.rows == 1:
-            call("cuMemcpyDtoDAsync", copy.target, copy.source, copy.nbytes, self._stream)
+            call("cuMemcpyDtoDAsync", copy.target, copy.source, copy.nbytes, stream)
             return
         told = struct("CUDA_MEMCPY2D")
         told.srcMemoryType = told.dstMemoryType = enum("CUmemorytype", "CU_MEMORYTYPE_DEVICE")
         told.srcDevice, told.dstDevice = copy.source, copy.target
         told.srcPitch, told.dstPitch = copy.pitches
         told.WidthInBytes, told.Height = copy.nbytes, copy.rows
-        call("cuMemcpy2DAsync", told, self._stream)
+        call("cuMemcpy2DAsync", told, stream)
 
 
 def _early(blocks: int, count: int, stream: Any) -> Any:

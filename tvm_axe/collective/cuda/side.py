@@ -4,6 +4,9 @@ What it waits for is memory that a kernel on the other stream counts in, and a f
 it; neither takes a processor, so that a kernel which fills all of them may wait for flags. A graph holds waits, copies
 and writes as it does kernels; the fork and the join are events.
 
+What goes to each peer is a stream's: that of the nearest is the side stream itself, others branch off at a fork and are
+back at its end.
+
 Source: CUDA Driver API, "Stream Memory Operations"; "Stream Management", cuStreamWaitEvent.
 """
 
@@ -14,13 +17,14 @@ from typing import Any
 
 import tvm_ffi
 
+from tvm_axe.collective.cuda.branches import Branches, new_event, new_stream
 from tvm_axe.collective.cuda.driver import call, enum, struct
-from tvm_axe.collective.side import COUNTERS, FLAGS, rectangle
+from tvm_axe.collective.side import COUNTERS, FLAGS, rectangle, toward
 from tvm_axe.collective.tensor import check_dtype
 
 
 class SideStream:
-    """A second stream of a GPU.
+    """A second stream of a GPU, with a branch for each peer but the nearest.
 
     Parameters
     ----------
@@ -35,8 +39,9 @@ class SideStream:
 
     def __init__(self, stream: Any) -> None:
         self._main = stream
-        self.stream = call("cuStreamCreate", int(enum("CUstream_flags", "CU_STREAM_NON_BLOCKING")))
-        self._forked = self._event()
+        self.stream = new_stream()
+        self._forked = new_event()
+        self._branches = Branches(self.stream)  # of the peers from the second on
         self._free: list[Any] = []  # events
         # The event behind what it was told from each fork on, until that is joined; None while it isn't recorded.
         self._ends: list[Any | None] = []
@@ -50,10 +55,15 @@ class SideStream:
         """Tell the stream a step (`tvm_axe.collective.side`)."""
         _STEPS[name](self, tensors, numbers, rank)
 
+    def _toward(self, shift: int) -> Any:
+        """The stream of a peer, behind the last fork."""
+        return self.stream if shift < 2 else self._branches.at(shift - 2)
+
     def _fork(self, *_: object) -> None:
         self._end(len(self._ends) - 1)
         call("cuEventRecord", self._forked, self._main)
         call("cuStreamWaitEvent", self.stream, self._forked, 0)
+        self._branches.begin(self._forked)
         self._ends.append(None)
 
     def _join(self, _: object, numbers: Sequence[int], *__: object) -> None:
@@ -69,34 +79,34 @@ class SideStream:
         if at < 0:
             return None
         if self._ends[at] is None:
-            self._ends[at] = self._free.pop() if self._free else self._event()
+            self._branches.join()
+            self._ends[at] = self._free.pop() if self._free else new_event()
             call("cuEventRecord", self._ends[at], self.stream)
         return self._ends[at]
-
-    @staticmethod
-    def _event() -> Any:
-        return call("cuEventCreate", int(enum("CUevent_flags", "CU_EVENT_DISABLE_TIMING")))
 
     def settle(self) -> None:
         """Take it for joined, after a failure."""
         self._free += [event for event in self._ends if event is not None]
         self._ends.clear()
+        self._branches.settle()
 
     def _wait_count(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         (words,), (shift, group, least) = tensors, numbers
         devices = int(words.shape[1])
         place = _place(words, (COUNTERS, (rank + shift) % devices, group))
         at_least = int(enum("CUstreamWaitValue_flags", "CU_STREAM_WAIT_VALUE_GEQ"))
-        call("cuStreamWaitValue32", self.stream, place, least, at_least)
+        for each in [shift] if shift else range(1, devices):
+            call("cuStreamWaitValue32", self._toward(each), place, least, at_least)
 
     def _flag(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         (words,), (shift, group) = tensors, numbers
         peer = (rank + shift) % int(words.shape[0])
         # Without a flag of its own the write is behind all that the stream has written (cuStreamWriteValue32).
-        call("cuStreamWriteValue32", self.stream, _place(words, (peer, FLAGS, rank, group)), 1, 0)
+        call("cuStreamWriteValue32", self._toward(shift), _place(words, (peer, FLAGS, rank, group)), 1, 0)
 
     def _copy(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         source, target = tensors
+        stream = self._toward(toward("copy", numbers))
         slabs = tuple(source.shape), tuple(target.shape)[1:]
         moved = rectangle(*slabs, int(target.shape[0]), rank, *numbers)
         itemsize = check_dtype(str(source.dtype)).itemsize
@@ -105,18 +115,19 @@ class SideStream:
         to = _place(target, (moved.peer, *(0 for _ in slabs[1]))) + moved.target * pitch + begin
         taken = source.data_ptr() + moved.source * pitch + begin
         if width == pitch:
-            call("cuMemcpyDtoDAsync", to, taken, pitch * moved.rows, self.stream)
+            call("cuMemcpyDtoDAsync", to, taken, pitch * moved.rows, stream)
             return
         shape = struct("CUDA_MEMCPY2D")
         shape.srcMemoryType = shape.dstMemoryType = enum("CUmemorytype", "CU_MEMORYTYPE_UNIFIED")
         shape.srcDevice, shape.dstDevice = taken, to
         shape.srcPitch = shape.dstPitch = pitch
         shape.WidthInBytes, shape.Height = width, moved.rows
-        call("cuMemcpy2DAsync", shape, self.stream)
+        call("cuMemcpy2DAsync", shape, stream)
 
     def close(self) -> None:
         """Give back what it has."""
         self.settle()
+        self._branches.close()
         for event in (self._forked, *self._free):
             call("cuEventDestroy", event)
         call("cuStreamDestroy", self.stream)
