@@ -10,7 +10,7 @@ import pytest
 
 from tvm_axe import _tvm
 from tvm_axe.collective import side as meaning
-from tvm_axe.collective.cuda import side
+from tvm_axe.collective.cuda import branches, side
 
 DEVICES, ROWS, COLUMNS, GROUPS = 3, 4, 24, 2
 
@@ -73,6 +73,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
     made = HostDriver()
     for name, value in (("call", made), ("enum", made.enum), ("struct", made.struct)):
         monkeypatch.setattr(side, name, value)
+        monkeypatch.setattr(branches, name, value, raising=False)
     return made
 
 
