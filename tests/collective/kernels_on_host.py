@@ -145,8 +145,8 @@ static void begin() {
 
 typedef void (*Kernel)(const Exchange, const Around);
 static Kernel kernel_of(int which) {
-  static const Kernel all[] = {exchange_int32_told, exchange_int32_marked, exchange_bfloat16_told,
-                               exchange_bfloat16_marked};
+  static const Kernel all[] = {exchange_int32_told,      exchange_int32_marked, exchange_bfloat16_told,
+                               exchange_bfloat16_marked, exchange_placed_told,  exchange_placed_marked};
   return all[which];
 }
 
@@ -178,7 +178,7 @@ extern "C" bool run(int count, int kernels, int threads, const Exchange* told, c
         made->block = i / threads, made->number = i % threads, made->at_barrier = 0, made->done = false;
         int at = device->kernel;
         const Exchange& moved = told[at * count + number];
-        const Around& around = arounds[number];
+        const Around& around = arounds[at * count + number];
         made->body = [=] { kernel_of(which[at])(moved, around); };
         getcontext(&made->context);
         made->context.uc_stack.ss_sp = made->stack.get();
@@ -227,7 +227,7 @@ class OnHost:
     def run(
         self,
         told: Sequence[Sequence[Exchange]],
-        arounds: Sequence[Around],
+        arounds: Sequence[Sequence[Around]],
         blocks: Sequence[int],
         which: Sequence[int],
         speeds: Sequence[float],
@@ -236,12 +236,13 @@ class OnHost:
         most: int,
     ) -> bool:
         """Run kernels, each on all devices; whether they end within so many steps."""
-        count, kernels = len(arounds), len(told)
+        count, kernels = len(speeds), len(told)
         every = (Exchange * (count * kernels))(*(each for row in told for each in row))
+        around = (Around * (count * kernels))(*(each for row in arounds for each in row))
         numbers = ctypes.c_int * kernels
         return bool(
             self._run(
-                count, kernels, movers + WARP, every, (Around * count)(*arounds), numbers(*blocks), numbers(*which),
+                count, kernels, movers + WARP, every, around, numbers(*blocks), numbers(*which),
                 (ctypes.c_double * count)(*speeds), seed, ctypes.c_ulonglong(most),
             )
         )  # fmt: skip

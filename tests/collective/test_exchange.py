@@ -19,6 +19,7 @@ from tvm_axe.collective.cuda.moving import Mover, Side
 from tvm_axe.collective.cuda.source import Around, kernels
 from tvm_axe.collective.cuda.waiting import EXCHANGE, ROW, SENT
 from tvm_axe.collective.merging import Held
+from tvm_axe.collective.plan import VIEWS
 
 VECTOR = 16  # bytes
 PATIENCE = 5_000_000  # steps of an exchange, by which devices that don't get on are given up
@@ -32,6 +33,10 @@ def met(devices: int, rank: int = 0) -> Meeting:
     return made
 
 
+SUM, SCATTER, GATHER, DEAL = "sum", "scatter", "gather", "deal"
+KINDS = (SUM, SCATTER, GATHER, DEAL)
+
+
 def exchanged(
     kernels: OnHost,
     devices: int,
@@ -40,50 +45,65 @@ def exchanged(
     movers: int = 3,
     dtype: str = "int32",
     patience: int = PATIENCE,
+    kinds: tuple[str, ...] = (SUM,),
+    quiet: bool = False,
 ) -> bool:
-    """Whether exchanges of so many vectors, which devices come to at different times, end and sum up right."""
+    """Whether exchanges of so many vectors, which devices come to at different times, end and give what they should.
+
+    What kind each is, and if some are `quiet` which, is drawn.
+    """
     rng = np.random.default_rng(seed)
     slabs = np.zeros((devices, meeting.WORDS), "uint32")
     missing = np.zeros(devices, "uint32")
-    around = [
-        Around(slabs.ctypes.data, slabs.strides[0], 1 << 60, missing.ctypes.data, rank, devices, 0, 0)
-        for rank in range(devices)
-    ]
-    told, blocks, which, results, kept = [], [], [], [], []
+    told, arounds, blocks, which, results, tells = [], [], [], [], [], []
     for size in sizes:
+        kind, quietly = str(rng.choice(kinds)), quiet and bool(rng.integers(2))
+        placed, parted = kind in (GATHER, DEAL), kind in (SCATTER, DEAL)
         words = 4 * size
         # Few numbers, those of exchanges among them, and all ones: any of them may look like a mark.
-        given = rng.choice(np.array([0, 1, 2, 3, 4, 5, 0xFFFFFFFF, 0x7FC07FC0], "uint32"), (devices, words))
+        shape = (devices, devices if parted else 1, words)
+        given = rng.choice(np.array([0, 1, 2, 3, 4, 5, 0xFFFFFFFF, 0x7FC07FC0], "uint32"), shape)
         if dtype == "bfloat16":
-            given = (rng.integers(-8, 9, (devices, 2 * words)).astype("float32").view("uint32") >> 16).astype("uint16")
-        result = np.full_like(given, 0xABAB)
+            whole = rng.integers(-8, 9, (*shape[:2], 2 * words)).astype("float32")
+            given = (whole.view("uint32") >> 16).astype("uint16")
+        sent = np.ascontiguousarray(np.broadcast_to(given, (devices, devices, given.shape[-1])).swapaxes(0, 1))
+        expected = sent if placed else np.stack([_summed(each)[:1] for each in sent])
+        result = np.full_like(expected, 0xABAB)
         found = [
-            met(devices, rank).exchange(given[rank].ctypes.data, result[rank].ctypes.data, VECTOR * size, 5)
+            met(devices, rank).exchange(
+                given[rank].ctypes.data, result[rank].ctypes.data, VECTOR * size, 5, VECTOR * size * parted
+            )
             for rank in range(devices)
         ]
         assert all(each is not None and each[1:] == found[0][1:] for each in found)
         told.append([each[0] for each in found])
-        blocks.append(found[0][1])
-        which.append(found[0][2] + 2 * (dtype == "bfloat16"))
-        results.append((result, _summed(given)))
-        kept.append(given)
+        _, moving, marked = found[0]
+        blocks.append(moving + (marked and not quietly))
+        which.append(marked + (4 if placed else 2 * (dtype == "bfloat16")))
+        tells.append(not (marked and quietly))
+        place = slabs.ctypes.data, slabs.strides[0], 1 << 60, missing.ctypes.data
+        arounds.append([Around(*place, rank, devices, not quietly, 0) for rank in range(devices)])
+        results.append((result, expected, given))  # which stay where they are
 
     def meets_all(at: int, row: int) -> bool:
         return not which[at] % 2 and blocks[at] > row
 
     speeds = rng.random(devices) ** 2 + 5e-2
-    if not kernels.run(told, around, blocks, which, speeds.tolist(), movers, seed, patience * len(sizes)):
+    if not kernels.run(told, arounds, blocks, which, speeds.tolist(), movers, seed, patience * len(sizes)):
         return False  # they wait for ever
     assert not missing.any()
     rows = slabs[:, : meeting.ROWS * ROW].reshape(devices, meeting.ROWS, ROW)
     for rank in range(devices):  # what is before an exchange and behind it is ordered, whichever kind it is
         others = [SENT + peer for peer in range(devices) if peer != rank]
         for at, count in enumerate(blocks):  # in the last of its blocks, in which others may have been before and after
+            if not tells[at]:
+                continue
             last = count - 1
-            later = [later for later in range(at, len(blocks)) if blocks[later] == count or meets_all(later, last)]
+            after = range(at, len(blocks))
+            later = [each for each in after if tells[each] and (blocks[each] == count or meets_all(each, last))]
             number = sum(each > last for each in blocks[: max(later) + 1])
             assert (rows[rank, last, others] == number).all()
-    return all((result == expected).all() for result, expected in results)
+    return all((result == expected).all() for result, expected, _ in results)
 
 
 def _summed(given: np.ndarray) -> np.ndarray:
@@ -120,7 +140,15 @@ def test_devices_may_get_on_in_any_order(
     kernels_on_host: OnHost, devices: int, sizes: list[int], seed: int, movers: int, dtype: str
 ) -> None:
     """Few movers have several vectors each, more than they have on their way at once."""
-    assert exchanged(kernels_on_host, devices, sizes, seed, movers, dtype)
+    assert exchanged(kernels_on_host, devices, sizes, seed, movers, dtype, kinds=KINDS, quiet=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [3, 12])
+@pytest.mark.parametrize("devices", [2, 3])
+def test_each_kind(kernels_on_host: OnHost, devices: int, size: int, kind: str) -> None:
+    for seed in range(3):
+        assert exchanged(kernels_on_host, devices, [size] * 3, seed, kinds=(kind,))
 
 
 @pytest.mark.parametrize(
@@ -149,8 +177,8 @@ def test_marks_among_data_are_seen(kernels_on_host: OnHost, monkeypatch: pytest.
     """Where marks are read from where plain data was, some of it looks like one."""
     exchange = Meeting.exchange
 
-    def mixed(self: Meeting, source: int, target: int, nbytes: int, room: int) -> Any:
-        told, blocks, marked = exchange(self, source, target, nbytes, room)  # type: ignore[misc]
+    def mixed(self: Meeting, source: int, target: int, nbytes: int, room: int, stride: int) -> Any:
+        told, blocks, marked = exchange(self, source, target, nbytes, room, stride)  # type: ignore[misc]
         told.staging = 4 * meeting.ROWS * ROW
         return told, blocks, marked
 
@@ -171,7 +199,7 @@ def test_who_never_comes_is_named(kernels_on_host: OnHost, size: int) -> None:
     missing = np.zeros((3, 3), "uint32")
     data = np.zeros((3, 4 * size), "uint32")
     around = [
-        Around(slabs.ctypes.data, slabs.strides[0], 200_000, missing[rank].ctypes.data, rank, 3, 0, 0)
+        Around(slabs.ctypes.data, slabs.strides[0], 200_000, missing[rank].ctypes.data, rank, 3, 1, 0)
         for rank in range(3)
     ]
     told = [
@@ -180,7 +208,8 @@ def test_who_never_comes_is_named(kernels_on_host: OnHost, size: int) -> None:
     assert all(each is not None for each in told)
     _, blocks, marked = told[0]  # type: ignore[misc]
     speeds = [1.0, 1.0, 0.0]
-    assert kernels_on_host.run([[each[0] for each in told]], around, [blocks], [marked], speeds, 3, 0, 10_000_000)  # type: ignore[index]
+    exchange = [[each[0] for each in told]]  # type: ignore[index]
+    assert kernels_on_host.run(exchange, [around], [blocks + marked], [marked], speeds, 3, 0, 10_000_000)
     assert missing[0].tolist() == missing[1].tolist() == [0, 0, 1]
 
 
@@ -194,10 +223,9 @@ def test_blocks_have_room_of_their_own(devices: int, nbytes: int, monkeypatch: p
             assert nbytes > 1 << 20 or room < 132
             continue
         told, blocks, marked = found
-        moving = blocks - marked
-        assert (moving - 1) * told.share < told.total <= moving * told.share
-        assert moving <= room and blocks <= meeting.ROWS
-        assert told.share * VECTOR * (1 + marked) <= told.region and moving * told.region <= told.half
+        assert (blocks - 1) * told.share < told.total <= blocks * told.share
+        assert blocks <= room and blocks + marked <= meeting.ROWS
+        assert told.share * VECTOR * (1 + marked) <= told.region and blocks * told.region <= told.half
         assert not (told.region % VECTOR or told.half % VECTOR or told.staging % VECTOR)
         end = told.staging + 2 * devices * told.half
         assert end <= 4 * meeting.WORDS
@@ -212,19 +240,38 @@ def test_what_is_not_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert met(2).exchange(0, 0, 8 << 20, 132) is None
 
 
+FREE = Held(True, True, True, True)
+
+
 @pytest.mark.parametrize(
     ("name", "algorithm", "parts", "shape", "dtype", "holds", "expected"),
     [
-        ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "float32", Held(True, True, True), ("marked", 0)),
-        ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "bfloat16", Held(True, True), ("marked", 1)),
-        ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "bfloat16", Held(behind=True), ("marked", 0)),
-        ("all_reduce", Algorithm.ONE_SHOT, 2, (1 << 18,), "float32", Held(True, True, True), ("told", 0)),
+        ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "float32", Held(True, True, True), ("float32_marked", 1, 0)),
+        ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "float32", FREE, ("float32_marked", 0, 0)),
+        ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "bfloat16", Held(True, True), ("bfloat16_marked", 1, 1)),
+        ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "bfloat16", Held(behind=True), ("bfloat16_marked", 1, 0)),
+        ("all_reduce", Algorithm.ONE_SHOT, 2, (1 << 18,), "float32", Held(True, True, True), ("float32_told", 1, 0)),
         ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "float32", Held(), None),  # on whatever stream
         ("all_reduce", Algorithm.ONE_SHOT, 2, (7, 5), "float32", Held(True, True), None),
         ("all_reduce", Algorithm.ONE_SHOT, 2, (64, 4), "int8", Held(True, True), None),
         ("all_reduce", Algorithm.ONE_SHOT, 4, (64, 4), "float32", Held(True, True), None),  # along one axis of 2 x 4
         ("all_reduce", Algorithm.TWO_SHOT, 2, (64, 4), "float32", Held(True, True), None),
         ("reduce", Algorithm.ONE_SHOT, 2, (64, 4), "float32", Held(True, True), None),
+        ("reduce_scatter", Algorithm.ONE_SHOT, 2, (64, 4), "float32", FREE, ("float32_marked", 0, 0)),
+        ("reduce_scatter", Algorithm.ONE_SHOT, 3, (96, 4), "bfloat16", Held(True, True), ("bfloat16_marked", 1, 1)),
+        ("reduce_scatter", Algorithm.ONE_SHOT, 3, (64, 4), "float32", FREE, None),  # parts that differ
+        ("reduce_scatter", Algorithm.ONE_SHOT, 2, (64, 6), "int8", FREE, None),
+        ("reduce_scatter along 1", Algorithm.ONE_SHOT, 2, (64, 8), "float32", FREE, None),
+        ("all_gather", Algorithm.ONE_SHOT, 2, (64, 4), "int8", FREE, ("placed_marked", 0, 0)),
+        ("all_gather", Algorithm.ONE_SHOT, 3, (32, 1024), "float64", Held(True, True), ("placed_marked", 1, 1)),
+        ("all_gather", Algorithm.COPY_ENGINE, 2, (64, 4), "float32", FREE, None),
+        ("all_gather along 1", Algorithm.ONE_SHOT, 2, (64, 4), "float32", FREE, None),
+        ("all_gather, uneven", Algorithm.ONE_SHOT, 2, (64, 4), "float32", FREE, None),
+        ("all_to_all", Algorithm.ONE_SHOT, 2, (64, 1024), "bfloat16", FREE, ("placed_marked", 0, 0)),
+        ("all_to_all", Algorithm.ONE_SHOT, 2, (512, 1024), "bfloat16", FREE, ("placed_told", 0, 0)),
+        ("all_to_all along 1", Algorithm.ONE_SHOT, 2, (64, 1024), "bfloat16", FREE, None),
+        ("broadcast", Algorithm.ONE_SHOT, 2, (64, 4), "float32", FREE, None),
+        ("send", Algorithm.ONE_SHOT, 2, (64, 4), "float32", FREE, None),
     ],
 )
 def test_which_collectives_are_exchanges(
@@ -235,22 +282,33 @@ def test_which_collectives_are_exchanges(
     shape: tuple[int, ...],
     dtype: str,
     holds: Held,
-    expected: tuple[str, int] | None,
+    expected: tuple[str, int, int] | None,
 ) -> None:
-    """All devices decide alike, and one that holds the meeting behind it loosely leaves it out."""
+    """All devices decide alike, and one that holds a meeting quietly or loosely leaves it out."""
     monkeypatch.undo()
-    seen: list[tuple[str, Around]] = []
+    seen: list[tuple[str, Around, int]] = []
     mover: Mover = object.__new__(Mover)
     mover._rows, mover._functions = 132, dict.fromkeys(kernels())
-    monkeypatch.setattr(Mover, "_launch", lambda self, work, blocks, around: seen.append((work.name, around)))
+    monkeypatch.setattr(Mover, "_launch", lambda self, work, blocks, around: seen.append((work.name, around, blocks)))
+    monkeypatch.setattr(Mover, "_copy_beside", lambda self, copies: None)
     monkeypatch.setattr(Meeting, "meet", lambda self, arrives, behind: None)
     devices = 8 if parts == 4 else parts
+    name, _, kind = name.replace(",", "").partition(" ")
+    dim, (rows, columns) = int(kind == "along 1"), (*shape, 1)[:2]
+    ceil = -(-shape[dim] // parts)
+    part = (ceil, columns) if dim == 0 else (rows, ceil)
+    whole = (rows * parts - (kind == "uneven"), columns) if dim == 0 else (rows, columns * parts)
+    numbers = {"reduce_scatter": [dim], "all_gather": [dim], "all_to_all": [dim, dim], "all_reduce": []}
+    slabs = {"reduce_scatter": (shape, part), "all_gather": (shape, whole)}.get(name, (shape, shape))
     for rank in range(parts):
-        views = Side(tuple(4096 * (1 + part) for part in range(parts)), shape, dtype)
-        own = Side((4096 * (1 + rank),), shape, dtype)
-        target = views if name == "all_reduce" else own
+        source, target = (
+            Side(tuple(4096 * (1 + each) for each in range(parts)) if is_view else (4096 * (1 + rank),), slab, dtype)
+            for slab, is_view in zip(slabs, VIEWS[name])
+        )
         seen.clear()
-        told = phases(name, algorithm, shape, shape, [0] if name == "reduce" else [], parts, rank)
-        mover.run(told, views, target, met(devices, rank), holds)
-        exchanges = [(kind.rpartition("_")[2], around.after) for kind, around in seen if kind.startswith("exchange")]
-        assert exchanges == ([] if expected is None else [expected])
+        told = phases(name, algorithm, *slabs, numbers.get(name, [0]), parts, rank)
+        mover.run(told, source, target, met(devices, rank), holds)
+        found = [(launch.removeprefix("exchange_"), around) for launch, around, _ in seen if "exchange" in launch]
+        assert [(each, around.before, around.after) for each, around in found] == (
+            [] if expected is None else [expected]
+        )

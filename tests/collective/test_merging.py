@@ -66,7 +66,8 @@ VIEW, SLAB = ((2, 6), "float32"), ((6,), "float32")
         # What is sent next is read by a peer, which may not have it.
         (TYPES, [BARRIER, REDUCE, BARRIER, ARRIVE, SEND, BARRIER], "all_reduce:between"),
         (TYPES, [ARRIVE, ("send", (0, 2, [1], "tp")), BARRIER, REDUCE, BARRIER], "all_reduce:between"),
-        ([VIEW, VIEW, SLAB], [BARRIER, ("all_gather", (2, 1, [0], "tp")), BARRIER], "all_gather:between"),
+        ([VIEW, VIEW, SLAB], [BARRIER, ("all_gather", (2, 1, [0], "tp")), BARRIER], "all_gather:loosely-between"),
+        (TYPES, [BARRIER, SEND, BARRIER, ARRIVE, WAIT], "send:between"),
     ],
 )
 def test_a_barrier_is_held_loosely_where_nothing_of_peers_is_touched(
@@ -74,6 +75,31 @@ def test_a_barrier_is_held_loosely_where_nothing_of_peers_is_touched(
 ) -> None:
     assert f"*axe.{expected}" in called(merged(program(types, calls), 2))
     assert not any("loosely" in name for name in called(merged(program(types, calls))))
+
+
+LOOSELY = [BARRIER, REDUCE, BARRIER]
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        # All have met in front of the second and the third, and moved only what is an exchange's own.
+        (LOOSELY * 3, ["loosely-between", "quietly-loosely-between", "quietly-loosely-between"]),
+        ([BARRIER, ARRIVE, WAIT, *LOOSELY], ["quietly-loosely-between"]),
+        # Nobody knows what was before the first call.
+        ([ARRIVE, WAIT, *LOOSELY], ["loosely-between"]),
+        # A peer's slab was read since they met, and the next is behind a meeting that isn't left out.
+        ([BARRIER, SEND, *LOOSELY], ["behind", "loosely-between"]),
+        ([BARRIER, SEND, BARRIER, ARRIVE, *LOOSELY], ["between", "quietly-loosely-between"]),
+        # One that may read its peers holds no barrier behind it.
+        ([BARRIER, REDUCE, *LOOSELY], ["behind", "loosely-between"]),
+        ([*LOOSELY, REDUCE, *LOOSELY], ["behind", "behind", "loosely-between"]),
+    ],
+)
+def test_a_barrier_is_held_quietly_where_nothing_of_peers_was_touched(calls: Sequence, expected: Sequence[str]) -> None:
+    found = called(merged(program(TYPES, calls), 2))
+    assert [name.partition(":")[2] for name in found if ":" in name] == expected
+    assert not any("quietly" in name for name in called(merged(program(TYPES, calls))))
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm_axe import _tvm
 from tvm_axe.collective import ops, side
 from tvm_axe.collective.arena import Arena
+from tvm_axe.collective.merging import Held
 from tvm_axe.collective.staging import Copies, HostCopies
 from tvm_axe.collective.tensor import View
 
@@ -59,20 +60,14 @@ class Device(ABC):
         target: tvm_ffi.Tensor,
         numbers: Sequence[int],
         rank: int,
-        behind: bool,
-        before: bool,
-        loosely: bool,
+        holds: Held,
     ) -> None:
-        """Do the same, behind a barrier and before one, if the device `meets`.
-
-        The one behind it may be left out, if held `loosely`, by a device that touches nothing of its peers for it but
-        what is for it alone.
-        """
-        if behind:
+        """Do the same, behind a barrier and before one, if the device `meets`."""
+        if holds.behind:
             self.arrive()
             self.wait(0)
         self.collective(name, source, target, numbers, rank)
-        if before:
+        if holds.before:
             self.arrive()
             self.wait(0)
 

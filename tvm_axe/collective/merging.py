@@ -9,13 +9,16 @@ same order, so that whoever records the calls finds each where it was:
 
 A barrier between two collectives is held by the later one.
 
-The one behind an all-reduce is held *loosely* if nothing touches what is another device's before all have met again, as
-where devices only go on with what they have of the sum. A device may then go on before its peers have theirs.
+The one behind a collective is held *loosely* if nothing touches what is another device's before all have met again, as
+where devices only go on with what they have of a sum. A device may then go on before its peers have theirs. The one
+before it is held *quietly* if nothing has since all last met: then it orders nothing that isn't ordered already. Both
+are leave that a device may take which touches nothing of its peers for a collective but what is for that alone
+(`tvm_axe.collective.cuda.exchange`); another holds them as any barrier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tvm import relax, tirx
@@ -32,11 +35,12 @@ MERGED = "merged"
 
 
 class Held(NamedTuple):
-    """The barriers that are a collective's own: whether it is behind one, and before one, and that one only loosely."""
+    """The barriers that are a collective's own: the one behind which it is, maybe quietly, and the one behind it."""
 
     behind: bool = False
     before: bool = False
     loosely: bool = False
+    quietly: bool = False
 
 
 HELD: dict[str, Held] = {
@@ -46,11 +50,18 @@ HELD: dict[str, Held] = {
     ":between": Held(behind=True, before=True),
     ":loosely-before": Held(before=True, loosely=True),
     ":loosely-between": Held(behind=True, before=True, loosely=True),
+    ":quietly-behind": Held(behind=True, quietly=True),
+    ":quietly-between": Held(behind=True, before=True, quietly=True),
+    ":quietly-loosely-between": Held(behind=True, before=True, loosely=True, quietly=True),
 }
 """What the name of a collective ends with, and which barriers it holds then."""
 
 _BARRIER = "axe.barrier"
-_ALL_REDUCE = f"axe.{Collective.ALL_REDUCE.operation}"
+_EXCHANGED = tuple(
+    f"axe.{each.operation}"
+    for each in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER, Collective.ALL_TO_ALL)
+)
+"""What may be an exchange."""
 
 
 def held(name: str, holds: Held) -> str:
@@ -92,37 +103,70 @@ def _of_function(function: relax.Function, devices: int | None) -> relax.Functio
 def _of_bindings(bindings: Sequence[relax.Binding], devices: int | None) -> list[relax.Binding]:
     called = [_called(binding) for binding in bindings]
     collectives = [name is not None and name.removeprefix("axe.") in VIEWS for name in called]
-    renamed = dict[int, str]()
+    renamed, holds = dict[int, str](), dict[int, Held]()
     for at, is_collective in enumerate(collectives):
         if not is_collective:
             continue
         behind = at > 0 and called[at - 1] == _BARRIER
         before = called[at + 1 : at + 2] == [_BARRIER] and not any(collectives[at + 2 : at + 3])
+        if not (behind or before):
+            continue
+        may_leave = devices is not None and called[at] in _EXCHANGED
+        holds[at] = Held(
+            behind,
+            before,
+            before and may_leave and not _is_touched(bindings, at, devices),
+            behind and may_leave and _have_met(bindings[: at - 1], renamed, holds, devices),
+        )
         renamed |= {at - 1: f"axe.{MERGED}"} if behind else {}
         renamed |= {at + 1: f"axe.{MERGED}"} if before else {}
-        if behind or before:
-            loosely = (
-                before and devices is not None and called[at] == _ALL_REDUCE and not _is_touched(bindings, at, devices)
-            )
-            renamed[at] = held(str(called[at]), Held(behind, before, loosely))
+        renamed[at] = held(str(called[at]), holds[at])
     return [_renamed(binding, renamed[at]) if at in renamed else binding for at, binding in enumerate(bindings)]
 
 
-def _is_touched(bindings: Sequence[relax.Binding], at: int, devices: int) -> bool:
+def _is_touched(bindings: Sequence[relax.Binding], at: int, devices: int | None) -> bool:
     """Whether what runs behind a call and its barrier, and then anew, may touch what peers have before all meet."""
     for binding in (*bindings[at + 2 :], *bindings[:at]):
-        name = _called(binding)
-        if name == _BARRIER:
+        if _called(binding) == _BARRIER:
             return False
-        if name is not None and name.startswith("axe.") and name not in ("axe.arrive", "axe.wait"):
-            return True
-        used = free_vars(binding.value) if isinstance(binding, relax.VarBinding) else None
-        if used is None or any(_may_be_view(var, devices) for var in used):
+        if _touches(binding, devices):
             return True
     return True
 
 
-def _may_be_view(var: relax.Var, devices: int) -> bool:
+def _have_met(
+    bindings: Sequence[relax.Binding], renamed: Mapping[int, str], holds: Mapping[int, Held], devices: int | None
+) -> bool:
+    """Whether all have met, and nothing since then may have touched what peers have, where these calls end.
+
+    What a collective that holds a barrier loosely has left out, it has in front of it, unless it is behind that one
+    quietly; or it has left out nothing.
+    """
+    for at in reversed(range(len(bindings))):
+        if at in holds:
+            behind, before, loosely, quietly = holds[at]
+            if (before and not loosely) or (loosely and behind and not quietly):
+                return True
+            if not (loosely and quietly):
+                return False
+        elif at not in renamed:
+            if _called(bindings[at]) == _BARRIER:
+                return True
+            if _touches(bindings[at], devices):
+                return False
+    return False
+
+
+def _touches(binding: relax.Binding, devices: int | None) -> bool:
+    """Whether a binding may touch what another device has."""
+    name = _called(binding)
+    if name is not None and name.startswith("axe.") and name not in ("axe.arrive", "axe.wait"):
+        return True
+    used = free_vars(binding.value) if isinstance(binding, relax.VarBinding) else None
+    return used is None or any(_may_be_view(var, devices) for var in used)
+
+
+def _may_be_view(var: relax.Var, devices: int | None) -> bool:
     """Whether a value may be the slabs of all devices: a tensor of as many parts, or what isn't known to be none."""
     kind = var.ty
     if isinstance(kind, PrimType | relax.ShapeType):

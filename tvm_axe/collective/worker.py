@@ -134,7 +134,7 @@ class Worker:
         elif beside and axis not in self._site.apart:
             self.device.beside(name, source, target, numbers, self.coords[axis])
         elif any(holds):
-            self.device.between(name, source, target, numbers, self.coords[axis], *holds)
+            self.device.between(name, source, target, numbers, self.coords[axis], holds)
         elif axis not in self._site.apart:
             self.device.collective(name, source, target, numbers, self.coords[axis])
         elif self._staging is not None and axis in self._staged:

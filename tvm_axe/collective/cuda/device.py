@@ -110,11 +110,9 @@ class CudaDevice(Device):
         target: tvm_ffi.Tensor,
         numbers: Sequence[int],
         rank: int,
-        behind: bool,
-        before: bool,
-        loosely: bool,
+        holds: Held,
     ) -> None:
-        self._move(self._mover, name, source, target, numbers, rank, Held(behind, before, loosely))
+        self._move(self._mover, name, source, target, numbers, rank, holds)
 
     def _move(
         self,

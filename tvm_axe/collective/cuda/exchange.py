@@ -1,18 +1,25 @@
-"""The source of exchanges: all-reduces of few bytes.
+"""The source of exchanges: collectives of few bytes.
 
-An all-reduce of few bytes holds no meeting: it is one, an exchange. A device stores its slab to each peer's *staging*,
-a part of the tensor of words, and adds what has come to its own, so that the way of a message is gone once, not there
-and back and there again, as where a peer is told, reads, and tells that it has read. Who has all that its peers sent
-knows that they have come to the exchange, and nobody reads what is another's. The staging has two halves, of which
-exchanges take turns: who sends the next but one has what the peers sent in the next, which they did behind this one.
-Very small messages say themselves that they are there: each 8 bytes are 4 of data and the exchange's number, stored at
-once, so any data may be sent. Of larger ones a block says so, as where it meets.
+| collective | what a device sends to a peer | what it does with what has come |
+|---|---|---|
+| all-reduce | its slab | adds it to its own |
+| reduce-scatter | the peer's part of its slab | adds it to its own part |
+| all-gather | its slab | puts it into the sender's place |
+| all-to-all | the peer's part of its slab | puts it into the sender's place |
 
-An exchange orders what is before and behind it as a meeting does, and for that a thread fences and tells, is told and
-acquires. That isn't in the way of marked words, which need no order: a block of its own does it beside those that move,
-and the kernel ends when all have. A fence waits for what the threads of its multiprocessor have stored, of which that
-block has none; and a block writes the number of its exchange last. A thread has its data and the number at once, as it
-reads both by itself, and keeps the data to add them.
+A collective of few bytes holds no meeting: it is one, an exchange. A device stores what a peer is to have to that
+peer's *staging*, a part of the tensor of words, so that the way of a message is gone once, not there and back and there
+again, as where a peer is told, reads, and tells that it has read. Who has all that its peers sent knows that they have
+come to the exchange, and nobody reads what is another's. The staging has two halves, of which exchanges take turns: who
+sends the next but one has what the peers sent in the next, which they did behind this one. Very small messages say
+themselves that they are there: each 8 bytes are 4 of data and the exchange's number, stored at once, so any data may be
+sent. Of larger ones a block says so, as where it meets.
+
+An exchange orders what is before and behind it as a meeting does, unless that is asked for *quietly*, and for that a
+thread fences and tells, is told and acquires. That isn't in the way of marked words, which need no order: a block of
+its own does it beside those that move, and the kernel ends when all have. A fence waits for what the threads of its
+multiprocessor have stored, of which that block has none; and a block writes the number of its exchange last. A thread
+has its data and the number at once, as it reads both by itself, and keeps the data to add them.
 
 Source: PTX ISA, "Memory Consistency Model", "Vector Data-types" and "Release and Acquire Patterns".
 """
@@ -36,10 +43,10 @@ EXCHANGED = 8
 
 
 class Exchange(ctypes.Structure):
-    """What an exchange adds: `total` vectors of `VECTOR` bytes of each device, `share` a block.
+    """What an exchange moves: `total` vectors of `VECTOR` bytes from each device to each, `share` a block.
 
-    The staging begins at byte `staging` of a slab; a device's part of a half has `half` bytes, of which a block has
-    `region`.
+    From what is for one device to what is for the next are `stride` vectors; 0 if all are sent the same. The staging
+    begins at byte `staging` of a slab; a device's part of a half has `half` bytes, of which a block has `region`.
     """
 
     _fields_ = (
@@ -47,6 +54,7 @@ class Exchange(ctypes.Structure):
         ("target", ctypes.c_uint64),
         ("total", ctypes.c_int64),
         ("share", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
         ("staging", ctypes.c_int64),
         ("half", ctypes.c_int64),
         ("region", ctypes.c_int64),
@@ -99,9 +107,9 @@ __device__ bool is_marked(const char* place, unsigned number, uint4& data) {{
   return there;
 }}
 
-// All but the last warp of a block move; the last tells peers and waits for what they tell. Of marked words, the last
-// block does that, and nothing else.
-template <typename T, typename Wide, int LANES, bool MARKED>
+// All but the last warp of a block move; the last tells peers and waits for what they tell. Of marked words, a last
+// block does that, and nothing else, unless the exchange is quiet. What comes is added, or placed beside each other.
+template <typename T, typename Wide, int LANES, bool MARKED, bool PLACED>
 __device__ void exchange(const Exchange& moved, const Around& around) {{
   AXE_BEGAN
   axe_behind();
@@ -114,15 +122,15 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
   const int count = lane >= 0 ? 0 : static_cast<int>(min(moved.share, moved.total - first)), step = AHEAD * movers;
   const uint4* source = reinterpret_cast<const uint4*>(moved.source) + first;
   uint4* target = reinterpret_cast<uint4*>(moved.target) + first;
-  uint4 own[AHEAD] = {{}};
-  auto load = [&](int base) {{
+  uint4 own[AHEAD] = {{}}, others[AHEAD] = {{}};
+  auto load = [&](uint4* data, int whose, int base) {{
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {{
       int i = base + k * movers;
-      if (i < count) own[k] = source[i];
+      if (i < count) data[k] = source[whose * moved.stride + i];
     }}
   }};
-  load(threadIdx.x);  // beside the number: neither waits for the other
+  load(own, around.me, threadIdx.x);  // beside the number: neither waits for the other
   const unsigned number = row[{EXCHANGE}] + 1;
   // Where this block's vectors of a device are in another's staging, in the half whose turn it is.
   auto staged = [&](int whose, int from) {{
@@ -138,16 +146,19 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
     AXE_CAME(movers + (around.me == 0), 6, number);
   }};
   for (int base = threadIdx.x; base < count; base += step) {{
-    if (base != threadIdx.x) load(base);
+    if (base != threadIdx.x) load(own, around.me, base);
     if (base == threadIdx.x) {{ AXE_CAME(0, 1, own[0].x); }}
     for (int away = 1; away < around.devices; ++away) {{
-      char* place = staged((around.me + away) % around.devices, around.me);
+      const int peer = (around.me + away) % around.devices;
+      char* place = staged(peer, around.me);
+      if (moved.stride) load(others, peer, base);
 #pragma unroll
       for (int k = 0; k < AHEAD; ++k) {{
         int i = base + k * movers;
         if (i >= count) continue;
-        if (MARKED) send_marked(place + i * WIDTH, own[k], number);
-        else *reinterpret_cast<uint4*>(place + i * WIDTH) = own[k];
+        const uint4 data = moved.stride ? others[k] : own[k];
+        if (MARKED) send_marked(place + i * WIDTH, data, number);
+        else *reinterpret_cast<uint4*>(place + i * WIDTH) = data;
       }}
     }}
   }}
@@ -156,11 +167,11 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
     __syncthreads();
     meet();
     __syncthreads();
-  }} else if (blockIdx.x == gridDim.x - 1) {{
+  }} else if (around.before && blockIdx.x == gridDim.x - 1) {{
     meet();  // one block's is enough to order what is before and behind
   }}
   for (int base = threadIdx.x; base < count; base += step) {{
-    if (count > step) load(base);
+    if (count > step) load(own, around.me, base);
     Wide sum[AHEAD][LANES];
     for (int from = 0; from < around.devices; ++from) {{
       Vector term[AHEAD] = {{}};
@@ -178,6 +189,15 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
         }}
         if (there || axe_given_up(polls, start, words + {OFF}, around.missing + from, around.limit)) break;
       }}
+      if (PLACED) {{
+        AXE_CAME(0, 3, term[0].whole.x);
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {{
+          int i = base + k * movers;
+          if (i < count) target[from * moved.total + i] = term[k].whole;
+        }}
+        continue;
+      }}
 #pragma unroll
       for (int k = 0; k < AHEAD; ++k) {{
 #pragma unroll
@@ -187,6 +207,7 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
         }}
       }}
     }}
+    if (PLACED) continue;
     AXE_CAME(0, 3, sum[0][0]);
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {{

@@ -122,8 +122,10 @@ class Meeting:
         place = self._slabs, self._distance
         return Around(*place, self._limit, self._report, self.rank, self.devices, before, after)
 
-    def exchange(self, source: int, target: int, nbytes: int, room: int) -> tuple[Exchange, int, bool] | None:
-        """Return what a kernel is told to add up these bytes of all devices, its blocks, and whether words are marked.
+    def exchange(
+        self, source: int, target: int, nbytes: int, room: int, stride: int = 0
+    ) -> tuple[Exchange, int, bool] | None:
+        """Return what a kernel is told to exchange bytes, its blocks that move, and whether words are marked.
 
         None if it isn't for as many bytes or devices, or for where they lie.
 
@@ -132,11 +134,13 @@ class Meeting:
         source, target : int
             Addresses of the device's own slabs.
         nbytes : int
-            Their bytes.
+            The bytes that each device sends to each.
         room : int
             How many blocks may wait at once.
+        stride : int
+            The bytes from what is for one device to what is for the next; 0 if all are sent the same.
         """
-        if nbytes <= 0 or self.devices > EXCHANGED or any(place % VECTOR for place in (source, target, nbytes)):
+        if nbytes <= 0 or self.devices > EXCHANGED or any(n % VECTOR for n in (source, target, nbytes, stride)):
             return None
         total, marked = nbytes // VECTOR, nbytes <= _MARKED
         share = -(-total // max(1, min(room - marked, ROWS - marked, -(-nbytes // _SHARE))))
@@ -148,8 +152,8 @@ class Meeting:
         half = region * blocks
         if share * VECTOR * (1 + marked) > region:
             return None
-        told = Exchange(source, target, total, share, 4 * ROWS * ROW + start, half, region)
-        return told, -(-total // share) + marked, marked  # of marked words, the last block meets
+        told = Exchange(source, target, total, share, stride // VECTOR, 4 * ROWS * ROW + start, half, region)
+        return told, -(-total // share), marked
 
     def missing(self) -> list[int]:
         """Return the peers that a meeting was given up for, once the stream has finished."""

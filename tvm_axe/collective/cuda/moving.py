@@ -4,7 +4,7 @@ A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bi
 in float32, rounded once. What is only copied may be left to a copy engine, which takes no processor: 367 GB/s beside
 374 of a kernel over NVLink 4, from some MiB on. Copies of a phase go on beside each other.
 
-A sum of few bytes of all devices is an exchange (`exchange`), which is a meeting itself. Where another collective is
+A collective of few bytes of all devices is an exchange (`exchange`), which is a meeting itself. Where another is
 between meetings, its first kernel holds the one and its last the other, so that a small one is a
 single launch. All devices must then have as many blocks, whatever each of them moves: as the whole message has, which
 is of one size on all.
@@ -192,7 +192,7 @@ class Mover:
             raise InputError(f"target has dtype {target.dtype}, not the source's {source.dtype}")
         if any(holds) and self._exchanged(phases, source, target, _known(meeting), holds):
             return
-        before, after, _ = holds
+        before, after, *_ = holds
         nbytes = max(source.nbytes, target.nbytes)
         # The same on all devices, as are the phases.
         held = 0 < nbytes <= _HELD
@@ -220,26 +220,24 @@ class Mover:
             _known(meeting).meet(True, 0)
 
     def _exchanged(self, phases: Sequence[Phase], source: Side, target: Side, meeting: Meeting, holds: Held) -> bool:
-        """Exchange and add slabs, if that is what the phases are, of all devices; whether it is.
+        """Exchange slabs or parts of them, if that is what the phases are, with all devices; whether it is.
 
-        To meet before it is of no use, as what is touched of peers is the exchange's own; nor after it, if it holds
-        that meeting loosely: by the next, all have come there, and so are done with this.
+        To meet before it only orders what is in front, as what is touched of peers is the exchange's own; and it
+        leaves out the meeting behind it if it holds that loosely: by the next, all have come, and are done with this.
         """
-        moves = [move for phase in phases for move in phase.moves]
-        if len(moves) != 1 or len(source.slabs) != meeting.devices or len(target.slabs) != meeting.devices:
+        part = _parted(phases, source, target, meeting)
+        if part is None:
             return False
-        (move,) = moves
-        everybody, whole = tuple(range(meeting.devices)), math.prod(move.box) == math.prod(source.shape)
-        if (move.source.slabs, move.target.slabs) != (everybody, (meeting.rank,)) or not whole:
-            return False
-        found = meeting.exchange(source.slabs[meeting.rank], target.slabs[meeting.rank], source.nbytes, self._rows)
+        found = meeting.exchange(part.source, part.target, part.nbytes, self._rows, part.stride)
         if found is None:
             return False
         told, blocks, marked = found
-        if exchanging(source.dtype, marked) not in self._functions:
+        name = exchanging(None if part.placed else source.dtype, marked)
+        if name not in self._functions:
             return False
-        around = meeting.around(False, holds.before and not holds.loosely)
-        self._launch(_Kernel(exchanging(source.dtype, marked), told, told.total), blocks, around)
+        around = meeting.around(not holds.quietly, holds.before and not holds.loosely)
+        # Of marked words, a last block says that the device has come.
+        self._launch(_Kernel(name, told, told.total), blocks + (marked and not holds.quietly), around)
         return True
 
     def _launch(self, work: _Kernel, blocks: int, around: Around) -> None:
@@ -287,6 +285,43 @@ def _early(blocks: int, count: int, stream: Any) -> Any:
     config.sharedMemBytes, config.hStream = 0, stream
     config.attrs, config.numAttrs = [attribute], 1
     return config
+
+
+class _Part(NamedTuple):
+    """What a device gives and gets in an exchange: addresses, the bytes of a part, and how far apart they are.
+
+    What has come is `placed` beside each other, or added.
+    """
+
+    source: int
+    target: int
+    nbytes: int
+    stride: int
+    placed: bool
+
+
+def _parted(phases: Sequence[Phase], source: Side, target: Side, meeting: Meeting) -> _Part | None:
+    """A collective of equal, contiguous parts among all devices as an exchange, if it is one; all find the same."""
+    (first, *more), n, me = phases, meeting.devices, meeting.rank
+    counts = {math.prod(move.box) for move in first.moves if math.prod(move.box[: move.outer]) == 1}
+    if more or first.by_engine or n < 2 or len(counts) != 1:
+        return None
+    (count,), everybody = counts, tuple(range(n))
+    mine, nbytes = me * count, count * check_dtype(source.dtype).itemsize
+    views = tuple(len(side.slabs) == n for side in (source, target))
+    wholes = tuple(math.prod(side.shape) // count for side in (source, target))
+    dealt = sorted((move.source.slabs, move.target.slabs, move.source.start, move.target.start) for move in first.moves)
+    known: list[tuple[tuple[bool, bool], tuple[int, int], list[Any], int, bool]] = [
+        ((True, True), (1, 1), [(everybody, (me,), 0, 0)], 0, False),  # an all-reduce
+        ((True, False), (n, 1), [(everybody, (0,), mine, 0)], nbytes, False),  # a reduce-scatter
+        ((False, True), (1, n), [((0,), everybody, 0, mine)], 0, True),  # an all-gather
+        ((True, False), (n, n), [((p,), (0,), mine, p * count) for p in everybody], nbytes, True),  # an all-to-all
+    ]
+    for *form, stride, placed in known:
+        if form == [views, wholes, dealt]:
+            own = [side.slabs[me if is_view else 0] for side, is_view in zip((source, target), views)]
+            return _Part(own[0], own[1], nbytes, stride, placed)
+    return None
 
 
 def _known(meeting: Meeting | None) -> Meeting:

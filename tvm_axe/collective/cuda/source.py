@@ -12,7 +12,7 @@ threads before the thread that fences (``fence.acq_rel.sys`` is cumulative) and 
 behind it in its stream, see them. No load of a peer's memory may go by the read-only cache, which an acquire leaves as
 it is: pointers carry no ``__restrict__``.
 
-An all-reduce of few bytes holds no meeting: it is one, an exchange (`tvm_axe.collective.cuda.exchange`).
+A collective of few bytes may hold no meeting: it is one, an exchange (`tvm_axe.collective.cuda.exchange`).
 
 Loads of several peers are issued before the first of them is added, since each takes about a microsecond; the sum is
 then in the order of the slabs.
@@ -124,7 +124,7 @@ struct Around {{
 }};
 struct Box {{ long long extent[{DIMS}], source_step[{DIMS}], target_step[{DIMS}], run, total; }};
 struct Sum {{ Box box; unsigned long long source[{MOST}], target[{MOST}]; int sources, targets; }};
-struct Exchange {{ unsigned long long source, target; long long total, share, staging, half, region; }};
+struct Exchange {{ unsigned long long source, target; long long total, share, stride, staging, half, region; }};
 struct Piece {{ Box box; unsigned long long source, target; }};
 struct Pieces {{ Piece piece[{PIECES}]; long long count; }};
 
@@ -247,9 +247,12 @@ template <typename T, typename Wide, int LANES> __device__ void add(const Sum& m
 """
 
 
-def exchanging(dtype: str, marked: bool) -> str:
-    """Return the name of the kernel that exchanges and adds, by words that are `marked` or by blocks that tell."""
-    return f"exchange_{dtype}_{'marked' if marked else 'told'}"
+def exchanging(dtype: str | None, marked: bool) -> str:
+    """Return the name of the kernel that exchanges and adds elements of a type, or without one places what comes.
+
+    It does so by words that are `marked` or by blocks that tell.
+    """
+    return f"exchange_{dtype or 'placed'}_{'marked' if marked else 'told'}"
 
 
 def copying(nbytes: int) -> str:
@@ -279,7 +282,9 @@ def kernels() -> dict[str, str]:
             bodies[adding(dtype, lanes)] = f"add<{kind}, {wide}, {lanes}>"
         for marked in (True, False) if dtype in _EXCHANGED else ():
             lanes, given = VECTOR // check_dtype(dtype).itemsize, str(marked).lower()
-            bodies[exchanging(dtype, marked)] = f"exchange<{kind}, {wide}, {lanes}, {given}>"
+            bodies[exchanging(dtype, marked)] = f"exchange<{kind}, {wide}, {lanes}, {given}, false>"
+    for marked in (True, False):
+        bodies[exchanging(None, marked)] = f"exchange<unsigned, unsigned, 4, {str(marked).lower()}, true>"
     return bodies
 
 
