@@ -158,7 +158,7 @@ def test_each_kind(kernels_on_host: OnHost, devices: int, size: int, kind: str) 
         ("((number & 1) * around.devices", "(0 * around.devices", [3, 3, 3, 3]),
         ("((number & 1) * around.devices", "(0 * around.devices", [12, 12, 12, 12]),
         # Nobody waits.
-        ("there = is_marked(", "is_marked(", [3]),
+        ("absent = from;", ";", [3]),
         ("    meet();\n    __syncthreads();", "    __syncthreads();", [12]),
         # The number is stored before all of the block have read it.
         ("  auto meet =", f"  if (threadIdx.x == 0) row[{EXCHANGE}] = number;\n  auto meet =", [3, 3]),

@@ -95,11 +95,14 @@ __device__ void send_marked(char* place, uint4 data, unsigned number) {{
   axe_store_pair(place + 16, data.z | mark, data.w | mark);
 }}
 
-// What a peer sent there, if it is of that exchange.
-__device__ bool is_marked(const char* place, unsigned number, uint4& data) {{
-  unsigned long long word[4];
+// What a peer has stored there by now, as words of 8 bytes.
+__device__ void load_marked(const char* place, unsigned long long (&word)[4]) {{
   axe_load_pair(place, word[0], word[1]);
   axe_load_pair(place + 16, word[2], word[3]);
+}}
+
+// Whether such words are all of that exchange, and their data.
+__device__ bool is_marked(const unsigned long long (&word)[4], unsigned number, uint4& data) {{
   bool there = true;
 #pragma unroll
   for (int k = 0; k < 4; ++k) there = there && static_cast<unsigned>(word[k] >> 32) == number;
@@ -114,7 +117,8 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
   AXE_BEGAN
   axe_behind();
   union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
-  const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR}, AHEAD = MARKED ? 1 : 4;  // vectors of a thread at a time
+  const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR};
+  const int AHEAD = MARKED ? 1 : 4, PEERS = MARKED ? 4 : 2;  // vectors of a thread at a time, and devices
   const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;
   unsigned* words = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance);
   unsigned* row = words + {ROW} * blockIdx.x;
@@ -173,39 +177,53 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
   for (int base = threadIdx.x; base < count; base += step) {{
     if (count > step) load(own, around.me, base);
     Wide sum[AHEAD][LANES];
-    for (int from = 0; from < around.devices; ++from) {{
-      Vector term[AHEAD] = {{}};
-      const char* place = staged(around.me, from);
+    for (int begin = 0; begin < around.devices; begin += PEERS) {{
+      Vector term[PEERS][AHEAD] = {{}};
       unsigned long long start = 0;
       for (int polls = 0;; ++polls) {{
-        bool there = true;
+        int absent = -1;
+        unsigned long long word[PEERS][4];
+#pragma unroll
+        for (int j = 0; j < PEERS; ++j) {{
+          const int from = begin + j;
+          const char* place = staged(around.me, from);
+#pragma unroll
+          for (int k = 0; k < AHEAD; ++k) {{
+            int i = base + k * movers;
+            if (from >= around.devices || i >= count) continue;
+            if (from == around.me) term[j][k].whole = own[k];
+            else if (MARKED) load_marked(place + i * WIDTH, word[j]);
+            else term[j][k].whole = *reinterpret_cast<const uint4*>(place + i * WIDTH);
+          }}
+        }}
+        // What comes from several is loaded before any of it is looked at.
+#pragma unroll
+        for (int j = 0; j < PEERS; ++j) {{
+          const int from = begin + j;
+          if (!MARKED || from >= around.devices || from == around.me) continue;
+          if (!is_marked(word[j], number, term[j][0].whole)) absent = from;
+        }}
+        if (absent < 0 || axe_given_up(polls, start, words + {OFF}, around.missing + absent, around.limit)) break;
+      }}
+#pragma unroll
+      for (int j = 0; j < PEERS; ++j) {{
+        const int from = begin + j;
+        if (from >= around.devices) continue;
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {{
           int i = base + k * movers;
-          if (i >= count) continue;
-          if (from == around.me) term[k].whole = own[k];
-          else if (MARKED) there = is_marked(place + i * WIDTH, number, term[k].whole) && there;
-          else term[k].whole = *reinterpret_cast<const uint4*>(place + i * WIDTH);
-        }}
-        if (there || axe_given_up(polls, start, words + {OFF}, around.missing + from, around.limit)) break;
-      }}
-      if (PLACED) {{
-        AXE_CAME(0, 3, term[0].whole.x);
+          if (PLACED) {{
+            if (i < count) target[from * moved.total + i] = term[j][k].whole;
+            continue;
+          }}
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {{
-          int i = base + k * movers;
-          if (i < count) target[from * moved.total + i] = term[k].whole;
-        }}
-        continue;
-      }}
-#pragma unroll
-      for (int k = 0; k < AHEAD; ++k) {{
-#pragma unroll
-        for (int at = 0; at < LANES; ++at) {{
-          Wide wide = widened<Wide, T>(term[k].pack.lane[at]);
-          sum[k][at] = from == 0 ? wide : sum[k][at] + wide;
+          for (int at = 0; at < LANES; ++at) {{
+            Wide wide = widened<Wide, T>(term[j][k].pack.lane[at]);
+            sum[k][at] = from == 0 ? wide : sum[k][at] + wide;
+          }}
         }}
       }}
+      if (PLACED && begin == 0) {{ AXE_CAME(0, 3, term[0][0].whole.x); }}
     }}
     if (PLACED) continue;
     AXE_CAME(0, 3, sum[0][0]);
