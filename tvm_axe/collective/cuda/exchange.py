@@ -118,7 +118,7 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
   axe_behind();
   union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
   const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR};
-  const int AHEAD = MARKED ? 1 : 4, PEERS = MARKED ? 4 : 2;  // vectors of a thread at a time, and devices
+  const int AHEAD = MARKED ? 1 : 4, PEERS = MARKED ? 4 : 1;  // vectors of a thread at a time, and devices
   const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;
   unsigned* words = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance);
   unsigned* row = words + {ROW} * blockIdx.x;
