@@ -307,11 +307,10 @@ def table(devices: int, tiny: bool, on_gpus: bool = False) -> list[Row]:
     """The rows: of the sizes that are published, or of tiny ones, which are less tiny `on_gpus`."""
     found = []
     columns, dtype = (64, "float32") if tiny else (COLUMNS, DTYPE)
-    small = [rows * columns * 4 for rows in (1, 8, 64)] if tiny else [*(r * columns * 2 for r in (1, 8, 64)), 4 << 20]
-    large = [4096] if tiny else [16 << 20, 64 << 20, 256 << 20]
+    small = [rows * columns * (4 if tiny else 2) for rows in (1, 8, 16, 64)]
+    large = [4096] if tiny else [4 << 20, 16 << 20, 64 << 20, 256 << 20]
     for name in COLLECTIVES:
-        sizes = [*(small if name == "all_reduce" else []), *large]
-        for nbytes in sizes:
+        for nbytes in (*(small if name == "all_reduce" else small[1::2]), *large):
             run = lambda workers, name=name, nbytes=nbytes: collective(name, nbytes, workers)  # noqa: E731
             found.append(Row(f"{name}, {nbytes:,} bytes", name, (nbytes,), run, Moved))
     for rows in (1, 8, 64):
