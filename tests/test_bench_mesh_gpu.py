@@ -54,7 +54,7 @@ def test_a_wrong_result_is_no_figure(script: ModuleType, monkeypatch: pytest.Mon
         return None
 
     monkeypatch.setattr(script.Workers, "call", wrong)
-    with pytest.raises(RuntimeError, match="all_to_all of 4096 bytes: device 0 has other numbers"):
+    with pytest.raises(RuntimeError, match="all_to_all of 2048 bytes: device 0 has other numbers"):
         script.main(["--engine", "threads", "--rounds", "1", "--reps", "1", "--rows", "all_to_all"])
 
 
