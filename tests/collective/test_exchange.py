@@ -290,7 +290,7 @@ def test_which_collectives_are_exchanges(
     mover: Mover = object.__new__(Mover)
     mover._rows, mover._functions = 132, dict.fromkeys(kernels())
     monkeypatch.setattr(Mover, "_launch", lambda self, work, blocks, around: seen.append((work.name, around, blocks)))
-    monkeypatch.setattr(Mover, "_copy_beside", lambda self, copies: None)
+    monkeypatch.setattr(Mover, "_copy", lambda self, copy: None)
     monkeypatch.setattr(Meeting, "meet", lambda self, arrives, behind: None)
     devices = 8 if parts == 4 else parts
     name, _, kind = name.replace(",", "").partition(" ")

@@ -90,6 +90,7 @@ def memory(slab: tuple[int, ...], dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("columns", [(0, COLUMNS), (5, 11)])
 def test_the_driver_is_told_what_steps_mean(driver: HostDriver, rank: int, columns: tuple[int, int]) -> None:
     stream = side.SideStream("main")
+    stream.step("fork", [], [0, 1], rank)
     slabs = {"mine": (DEVICES * ROWS, COLUMNS), "arrived": (DEVICES, ROWS, COLUMNS), "words": (2, DEVICES, GROUPS)}
     found, wanted = (
         {name: memory(slab, "int32" if name == "words" else "float16") for name, slab in slabs.items()}
@@ -117,7 +118,7 @@ def test_the_driver_is_told_what_steps_mean(driver: HostDriver, rank: int, colum
 def test_it_forks_behind_and_joins_before_the_other_stream(driver: HostDriver) -> None:
     stream = side.SideStream("main")
     assert not stream.forked
-    stream.step("fork", [], [0], 0)
+    stream.step("fork", [], [0, 1], 0)
     assert stream.forked
     stream.step("join", [], [0], 0)
     assert not stream.forked
@@ -135,7 +136,7 @@ def test_what_goes_to_each_peer_is_a_stream_s(driver: HostDriver) -> None:
     own, view = _tvm.as_tensor(words[0]), _tvm.as_tensor(words)
     for _ in range(2):
         driver.told.clear()
-        stream.step("fork", [], [0], 0)
+        stream.step("fork", [], [0, 1], 0)
         for shift in (1, 2):
             stream.step("wait_count", [own], [shift, 1, 3], 0)
             stream.step("flag", [view], [shift, 1], 0)
@@ -150,6 +151,11 @@ def test_what_goes_to_each_peer_is_a_stream_s(driver: HostDriver) -> None:
         assert waits[1][1:] == (far, "Event 2") and waits[2] == ("cuStreamWaitEvent", near, back[2])
         end = driver.told[-2]
         assert end[:2] == ("cuEventRecord", near) and driver.told[-1] == ("cuStreamWaitEvent", "main", end[2])
+    driver.told.clear()
+    stream.step("fork", [], [0, 0], 0)  # not apart: one behind the other
+    for shift in (2, 1, 0):
+        stream.step("wait_count", [own], [shift, 1, 3 * (shift == 1)], 0)
+    assert {told[1] for told in driver.told if told[0] == "cuStreamWaitValue32"} == {near}
     stream.close()
     assert driver.made == 0
 
@@ -158,11 +164,11 @@ def test_forks_are_joined_one_by_one(driver: HostDriver) -> None:
     """A join waits for the end of what a fork began, and not for what a later one did."""
     stream = side.SideStream("main")
     for _ in range(3):  # the events of one turn are the next one's
-        stream.step("fork", [], [0], 0)
-        stream.step("fork", [], [0], 0)
+        stream.step("fork", [], [0, 1], 0)
+        stream.step("fork", [], [0, 1], 0)
         stream.step("join", [], [1], 0)
         assert stream.forked
-        stream.step("fork", [], [0], 0)
+        stream.step("fork", [], [0, 1], 0)
         stream.step("join", [], [0], 0)
         assert not stream.forked
         words = [line.split() for line in driver.order]
@@ -175,8 +181,8 @@ def test_forks_are_joined_one_by_one(driver: HostDriver) -> None:
         ]  # fmt: skip
         driver.order.clear()
     made = driver.made
-    stream.step("fork", [], [0], 0)
-    stream.step("fork", [], [0], 0)
+    stream.step("fork", [], [0, 1], 0)
+    stream.step("fork", [], [0, 1], 0)
     stream.settle()
     assert not stream.forked and driver.made == made
     stream.close()

@@ -92,7 +92,7 @@ class Devices:
     def _told(self, calls: Sequence[Call], device: int) -> Streams:
         streams, meetings = Streams(sides=self.sides[device]), 0
         ends: list[list[None]] = []  # of each fork, whose branches have done what was told behind it
-        branches = streams.sides
+        branches, apart = streams.sides, False
         for call in calls:
             if call.function == "axe.barrier":
                 meetings += 1
@@ -101,6 +101,7 @@ class Devices:
                 events: list[None] = []
                 streams.main.append(lambda events=events: events.append(None) is None)
                 ends.append([])
+                apart = call.arguments[1] > 0
                 for branch in branches:
                     branch.append(lambda events=events: bool(events))
                     branch.append(lambda events=ends[-1]: events.append(None) is None)
@@ -115,7 +116,7 @@ class Devices:
             elif call.function.removeprefix("axe.") in VIEWS:
                 streams.main.append(self._collective(call, device))
             else:
-                for branch, told in self._beside(call, device):
+                for branch, told in self._beside(call, device, apart):
                     branches[branch].insert(len(branches[branch]) - bool(ends), told)
         return streams
 
@@ -196,15 +197,15 @@ class Devices:
                     for out in outs:
                         out[row : row + 1] = total
 
-    def _beside(self, call: Call, device: int) -> Iterator[tuple[int, Callable[[], bool]]]:
+    def _beside(self, call: Call, device: int, apart: bool) -> Iterator[tuple[int, Callable[[], bool]]]:
         """What branches of the side stream are told: one of them, or each to wait."""
         if call.function.endswith(BESIDE):
             yield 0, self._collective(call, device)
             return
         name = call.function.removeprefix("axe.")
         shift = toward(name, [each for each in call.arguments if isinstance(each, int)])
-        for peer in [shift] if shift else range(1, self.count):
-            yield peer - 1, self._step(call, device)
+        for branch in range(self.count - 1) if apart and not shift else [shift - 1 if apart else 0]:
+            yield branch, self._step(call, device)
 
     def _step(self, call: Call, device: int) -> Callable[[], bool]:
         name = call.function.removeprefix("axe.")

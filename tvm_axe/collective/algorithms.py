@@ -6,9 +6,10 @@
 | two-shot | of an all-reduce: sums its part of the slabs, and writes the sum to every slab |
 | copy-engine | the same, but what is only copied goes by copy engines, which take no processor |
 
-Whichever it is, devices meet before the first phase and after the last, and not in between, since what a phase reads of
-the one before is the device's own. A sum is in the order of the slabs, whoever computes it, so all devices have the
-same bits, and all algorithms have.
+What is only copied goes to, or comes from, the device itself first, then the next one, and so on around the ring: so at
+a time each is sent something by one. Whichever it is, devices meet before the first phase and after the last, and not
+in between, since what a phase reads of the one before is the device's own. A sum is in the order of the slabs, whoever
+computes it, so all devices have the same bits, and all algorithms have.
 
 An all-reduce of B bytes among n devices takes (n-1) B into each device in one shot, and 2 (n-1)/n B in two, of which
 half are written by peers: what has been written has to be seen before the last meeting, which a read has not. So one
@@ -24,7 +25,7 @@ Corner(slabs=(1,), shape=(8,), at=(0,))
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
@@ -112,6 +113,7 @@ def phases(
         raise InputError(f"{name}: there is no algorithm {algorithm} for it; valid: {_listed(offered(name, False))}")
     moves = tuple(plan(name, source, target, numbers, parts, rank))
     if name != _SUMMED:
+        moves = tuple(_from_own_on(moves, parts, rank))
         return [Phase(moves, by_engine=algorithm == Algorithm.COPY_ENGINE)]
     if algorithm == Algorithm.TWO_SHOT:
         return [Phase(moves)]
@@ -121,12 +123,21 @@ def phases(
         return [Phase((Move((size,), *whole),) if size else ())]
     part = reduced_part(size, parts, rank)
     box = (part.stop - part.start,)
-    own, others = (
-        Corner(slabs, (size,), (part.start,)) for slabs in ((rank,), tuple(p for p in everywhere if p != rank))
-    )
+    behind = tuple((rank + shift) % parts for shift in range(1, parts))
+    own, others = (Corner(slabs, (size,), (part.start,)) for slabs in ((rank,), behind))
     summed = tuple(replace(move, target=own) for move in moves)
     sent = (Move(box, own, others),) if summed and others.slabs else ()
     return [Phase(summed), Phase(sent, by_engine=True, onwards=True)]
+
+
+def _from_own_on(moves: Sequence[Move], parts: int, rank: int) -> Iterator[Move]:
+    """Moves with what is copied to and from slabs in the order of the devices from this one on, around the ring."""
+
+    def turned(slabs: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(slabs, key=lambda slab: (slab - rank) % parts))
+
+    for move in sorted(moves, key=lambda move: [(slab - rank) % parts for slab in move.source.slabs[:1]]):
+        yield replace(move, target=replace(move.target, slabs=turned(move.target.slabs)))
 
 
 def _listed(algorithms: Sequence[Algorithm]) -> str:

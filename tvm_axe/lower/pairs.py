@@ -198,14 +198,14 @@ def _summed(region: Region) -> Pair | Sequential:
     if whole and out_dtype not in DTYPES:
         raise Unfit(f"{out.name} is {out_dtype}; of what is copied to all, tiles are counted once stored, in 16 bits")
     tiles = tiles_of(region.target, found, unit=True, pieces=pieces)
-    chunks, transposes = region.chunks, product.transpose_b
+    chunks, transposes = _chunks(region, rows, n, tiles), product.transpose_b
     recipe = matmul_scatter(
         devices, m, n, k, dtype, out_dtype, transposes, whole, pieces=pieces, groups=chunks, **tiles
     )
     tensors = {"A": found.a, "B": found.b, "mine": partial, "out": out}
     if others:
         recipe = with_block(recipe, region.local(own[others[0]]), others[0], total, axis, tensors)
-    groups, wide = column_groups(n, tiles["block_n"], region.chunks)
+    groups, wide = column_groups(n, tiles["block_n"], chunks)
     side, name = tiles["block_n" if product.transpose_b else "block_m"], region.program.names[partial]
     sums = (devices, rows, n) if pieces == 1 else (devices, pieces, rows, n)
     made = {
@@ -222,7 +222,7 @@ def _summed(region: Region) -> Pair | Sequential:
     after = _sent(tensors, axis, devices, (rows, n), pieces, tiles, groups, wide, moving)
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
     alone = pieces == 1 and not others and {str(total.dtype), out_dtype} == {str(partial.dtype)}
-    slow = _at_once(devices, rows, n, tiles, kernel) if alone else None
+    slow = _at_once(_tiles(devices * rows, n, tiles), kernel) if alone else None
     if slow is not None:
         return Sequential(f"one behind the other: {slow}, so that no copy would hide behind others")
     kept = ", each device's rows are copied to all" if whole else ""
@@ -243,11 +243,24 @@ def _summed(region: Region) -> Pair | Sequential:
     )
 
 
-def _at_once(devices: int, rows: int, n: int, tiles: Mapping[str, int], kernel: Launch) -> str | None:
-    """That all tiles of a product alone run at once, in words, if they do; each device has so many of its `rows`."""
+def _tiles(m: int, n: int, tiles: Mapping[str, int]) -> int:
+    """Of how many tiles a product is, alone."""
+    return -(-m // tiles["block_m"]) * -(-n // tiles["block_n"])
+
+
+def _at_once(number: int, kernel: Launch) -> str | None:
+    """That all tiles of a product run at once, in words, if they do."""
     assert kernel.resident is not None  # it is persistent
-    number = -(-devices * rows // tiles["block_m"]) * -(-n // tiles["block_n"])
     return f"the product's {number} tiles run at once" if number <= WAVES * kernel.resident else None
+
+
+def _chunks(region: Region, rows: int, n: int, tiles: Mapping[str, int]) -> int:
+    """At most how many groups of columns of its rows a device is sent: those that are done at different times.
+
+    A copy of less than what is done at a time hides behind nothing, and takes as long to begin.
+    """
+    waves = -(-_tiles(rows, n, tiles) // backend_of(region.target).machine(region.target).processors)
+    return min(region.chunks, waves) if WAVES else region.chunks
 
 
 def _pieces(partial: str, dtype: str, out: str) -> int:
@@ -356,7 +369,7 @@ def _gathered(region: Region) -> Pair | Sequential:
         before.append(SideStep("axe.copy", ((source, OWN), (gathered, axis)), (rows, 0, shift, 0, columns), first))
         before.append(SideStep("axe.flag", ((words, axis),), (shift, 0)))
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
-    slow = _at_once(devices, m // devices, n, tiles, kernel)
+    slow = _at_once(_tiles(m, n, tiles), kernel)
     if slow is not None and dtype_bytes(dtype, (devices - 1) * rows * columns) < LONG:
         return Sequential(f"one behind the other: {slow}, and would wait for the copies")
     about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all"

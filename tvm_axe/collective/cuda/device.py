@@ -132,8 +132,8 @@ class CudaDevice(Device):
         mover.run(told, one, other, self._meeting, holds)
 
     def step(self, name: str, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
-        if name == "fork" and any(numbers):
-            self._check_room(*numbers)
+        if name == "fork" and numbers[0]:
+            self._check_room(numbers[0])
         self._side.step(name, tensors, numbers, rank)
 
     def _check_room(self, blocks: int) -> None:
@@ -321,8 +321,7 @@ class CudaDevice(Device):
             self._meeting.close()
         for offset in list(self._slabs):
             self.release(offset, 0)
-        for mover in (self._mover_beside, self._mover):
-            mover.close()
+        self._mover.close()
         self._side.close()
         for event in self._events:
             call("cuEventDestroy", event)

@@ -2,7 +2,8 @@
 
 A kernel adds as `tvm_axe.collective.ops` does, in the same order and bit for bit: float types of less than four bytes
 in float32, rounded once. What is only copied may be left to a copy engine, which takes no processor: 367 GB/s beside
-374 of a kernel over NVLink 4, from some MiB on. Copies of a phase go on beside each other.
+374 of a kernel over NVLink 4, from some MiB on. Each device begins with its own slab and goes on with the next one's,
+so that what a device is sent comes from one at a time.
 
 A collective of few bytes of all devices is an exchange (`exchange`), which is a meeting itself. Where another is
 between meetings, its first kernel holds the one and its last the other, so that a small one is a
@@ -22,7 +23,6 @@ import numpy as np
 import tvm_ffi
 
 from tvm_axe.collective.algorithms import Phase
-from tvm_axe.collective.cuda.branches import Branches, new_event
 from tvm_axe.collective.cuda.driver import call, enum, struct
 from tvm_axe.collective.cuda.exchange import KEPT, PHASES, THREADS, VECTOR, Exchange
 from tvm_axe.collective.cuda.meeting import ROWS, Meeting
@@ -53,7 +53,6 @@ from tvm_axe.machines.target import resolve_target
 
 _BLOCKS = 528  # four for each processor of the largest GPU; of a kernel that holds no meeting
 _HELD = 8 << 20  # bytes; a larger message wants more blocks than can wait at once, and meetings of their own
-_ENGINES = 8  # copies that go on beside each other
 _ROWS = 64  # copies of a move that are told to an engine one by one; where there are more, a kernel is faster
 
 
@@ -108,7 +107,7 @@ class Mover:
     """Whether an exchange is launched while the kernel before ends; only measurements do without."""
 
     def __init__(self, arch: str, stream: Any, room: int) -> None:
-        self._stream, self._branches, self._forked = stream, Branches(stream), new_event()
+        self._stream = stream
         self._rows = max(1, min(room, ROWS))
         target = resolve_target(f"cuda:{arch}")
         self._module = call("cuModuleLoadData", nvcc.cubin(source(self.phases), target, cache.Cache()))
@@ -122,8 +121,7 @@ class Mover:
     def on(self, stream: Any) -> Mover:
         """Return what does moves on another stream, with the same kernels, as long as this one isn't closed."""
         other = copy.copy(self)
-        other._stream, other._branches, other._forked = stream, Branches(stream), new_event()
-        other._module = None  # it isn't its own
+        other._stream = stream
         return other
 
     def samples(self) -> np.ndarray:
@@ -140,10 +138,7 @@ class Mover:
 
     def close(self) -> None:
         """Give back what it has."""
-        self._branches.close()
-        call("cuEventDestroy", self._forked)
-        if self._module is not None:
-            call("cuModuleUnload", self._module)
+        call("cuModuleUnload", self._module)
 
     @staticmethod
     def side(tensor: tvm_ffi.Tensor, is_view: bool) -> Side:
@@ -202,15 +197,13 @@ class Mover:
             _known(meeting).meet(True, 0)
         for number, phase in enumerate(phases):
             works = list(_works(phase, target if phase.onwards else source, target))
-            copies = [work for work in works if isinstance(work, _Copy)]
-            if copies and len(copies) == len(works):
-                self._copy_beside(copies)
-                continue
             meets = (before and first and number == 0, after and last and number == len(phases) - 1)
             if any(meets) and not works:
                 works = [_Kernel(copying(1), Pieces(), 0)]
             for at, work in enumerate(works):
-                assert not isinstance(work, _Copy)  # a phase's moves are all copied, or none is
+                if isinstance(work, _Copy):
+                    self._copy(work)
+                    continue
                 opens, closes = meets[0] and at == 0, meets[1] and at == len(works) - 1
                 if opens or closes:
                     self._launch(work, rows, _known(meeting).around(opens, closes))
@@ -248,28 +241,16 @@ class Mover:
             return
         call("cuLaunchKernel", function, blocks, 1, 1, threads(work.name), 1, 1, 0, self._stream, place, 0)
 
-    def _copy_beside(self, copies: Sequence[_Copy]) -> None:
-        """Do copies beside each other."""
-        if len(copies) == 1:
-            self._copy(copies[0], self._stream)
-            return
-        call("cuEventRecord", self._forked, self._stream)
-        self._branches.begin(self._forked)
-        for number, each in enumerate(copies):
-            self._copy(each, self._branches.at(number % _ENGINES))
-        self._branches.join()
-
-    @staticmethod
-    def _copy(copy: _Copy, stream: Any) -> None:
+    def _copy(self, copy: _Copy) -> None:
         if copy.rows == 1:
-            call("cuMemcpyDtoDAsync", copy.target, copy.source, copy.nbytes, stream)
+            call("cuMemcpyDtoDAsync", copy.target, copy.source, copy.nbytes, self._stream)
             return
         told = struct("CUDA_MEMCPY2D")
         told.srcMemoryType = told.dstMemoryType = enum("CUmemorytype", "CU_MEMORYTYPE_DEVICE")
         told.srcDevice, told.dstDevice = copy.source, copy.target
         told.srcPitch, told.dstPitch = copy.pitches
         told.WidthInBytes, told.Height = copy.nbytes, copy.rows
-        call("cuMemcpy2DAsync", told, stream)
+        call("cuMemcpy2DAsync", told, self._stream)
 
 
 def _early(blocks: int, count: int, stream: Any) -> Any:
@@ -310,7 +291,10 @@ def _parted(phases: Sequence[Phase], source: Side, target: Side, meeting: Meetin
     mine, nbytes = me * count, count * check_dtype(source.dtype).itemsize
     views = tuple(len(side.slabs) == n for side in (source, target))
     wholes = tuple(math.prod(side.shape) // count for side in (source, target))
-    dealt = sorted((move.source.slabs, move.target.slabs, move.source.start, move.target.start) for move in first.moves)
+    dealt = sorted(
+        (move.source.slabs, tuple(sorted(move.target.slabs)), move.source.start, move.target.start)
+        for move in first.moves
+    )
     known: list[tuple[tuple[bool, bool], tuple[int, int], list[Any], int, bool]] = [
         ((True, True), (1, 1), [(everybody, (me,), 0, 0)], 0, False),  # an all-reduce
         ((True, False), (n, 1), [(everybody, (0,), mine, 0)], nbytes, False),  # a reduce-scatter

@@ -4,8 +4,8 @@ What it waits for is memory that a kernel on the other stream counts in, and a f
 it; neither takes a processor, so that a kernel which fills all of them may wait for flags. A graph holds waits, copies
 and writes as it does kernels; the fork and the join are events.
 
-What goes to each peer is a stream's: that of the nearest is the side stream itself, others branch off at a fork and are
-back at its end.
+What goes to peers apart is a stream's each: that of the nearest is the side stream itself, others branch off at a fork
+and are back at its end.
 
 Source: CUDA Driver API, "Stream Memory Operations"; "Stream Management", cuStreamWaitEvent.
 """
@@ -42,6 +42,7 @@ class SideStream:
         self.stream = new_stream()
         self._forked = new_event()
         self._branches = Branches(self.stream)  # of the peers from the second on
+        self._apart = False
         self._free: list[Any] = []  # events
         # The event behind what it was told from each fork on, until that is joined; None while it isn't recorded.
         self._ends: list[Any | None] = []
@@ -57,10 +58,11 @@ class SideStream:
 
     def _toward(self, shift: int) -> Any:
         """The stream of a peer, behind the last fork."""
-        return self.stream if shift < 2 else self._branches.at(shift - 2)
+        return self._branches.at(shift - 2) if self._apart and shift > 1 else self.stream
 
-    def _fork(self, *_: object) -> None:
+    def _fork(self, _: object, numbers: Sequence[int], *__: object) -> None:
         self._end(len(self._ends) - 1)
+        self._apart = numbers[1] > 0
         call("cuEventRecord", self._forked, self._main)
         call("cuStreamWaitEvent", self.stream, self._forked, 0)
         self._branches.begin(self._forked)
@@ -95,7 +97,7 @@ class SideStream:
         devices = int(words.shape[1])
         place = _place(words, (COUNTERS, (rank + shift) % devices, group))
         at_least = int(enum("CUstreamWaitValue_flags", "CU_STREAM_WAIT_VALUE_GEQ"))
-        for each in [shift] if shift else range(1, devices):
+        for each in range(1, devices) if self._apart and not shift else [shift]:
             call("cuStreamWaitValue32", self._toward(each), place, least, at_least)
 
     def _flag(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:

@@ -186,6 +186,8 @@ template <typename Word> __device__ void copy(const Pieces& pieces, const Around
   meet_block(around, around.before);
   int count = static_cast<int>(pieces.count), grid = gridDim.x;
   int each = count < grid ? grid / max(count, 1) : 1;  // blocks of a piece
+  // Large ones are all blocks', one behind the other, so that a device sends to one peer at a time, or has from one.
+  if (count > 0 && 2 * pieces.piece[0].box.total >= static_cast<long long>(grid) * blockDim.x) each = grid;
   for (int number = blockIdx.x / each; number < count; number += (grid + each - 1) / each) {{
     const Piece& piece = pieces.piece[number];
     const Word* source = reinterpret_cast<const Word*>(piece.source);
