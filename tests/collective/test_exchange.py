@@ -122,8 +122,9 @@ def kernels_on_host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of few vectors are large ones."""
     marked, told = 8 * VECTOR, 4 * 4 * 8 * VECTOR
-    words = 5 * ROW + 2 * (told + EXCHANGED * 2 * marked) // 4
-    sizes = {"ROWS": 5, "_SHARE": 2 * VECTOR, "_MARKED": marked, "_TOLD": told, "WORDS": words}
+    share = 2 * VECTOR
+    words = 5 * ROW + 2 * (told + EXCHANGED * 5 * 2 * share) // 4
+    sizes = {"ROWS": 5, "_SHARE": share, "_SENT": share, "_MARKED": marked, "_TOLD": told, "WORDS": words}
     for name, value in sizes.items():
         monkeypatch.setattr(meeting, name, value)
 

@@ -37,11 +37,12 @@ from tvm_axe.machines.target import resolve_target
 ROWS = BLOCKS
 _TOLD = 8 << 20  # bytes of a half of the staging, for messages of which a block says that they are there
 _MARKED = 256 << 10  # bytes of a message whose words say so themselves; twice as many are sent
-WORDS = ROWS * ROW + 2 * (_TOLD + EXCHANGED * 2 * _MARKED) // 4
+_SHARE = 4 << 10  # the most bytes of such a message that are a block's
+WORDS = ROWS * ROW + 2 * (_TOLD + EXCHANGED * ROWS * 2 * _SHARE) // 4
 """Words of 32 bits that a device's slab has: the rows, and the staging of exchanges (see `exchange`)."""
 MOST = SENT
 """The most devices that meet."""
-_SHARE = 8 << 10  # bytes of a message that a block exchanges, where there are blocks enough
+_SENT = 2 << 10  # bytes of messages that a block sends, where there are blocks enough; one stores some 30 a nanosecond
 _MAPPED = 2  # CU_MEMHOSTALLOC_DEVICEMAP
 
 _SOURCE = f"""
@@ -143,13 +144,13 @@ class Meeting:
         if nbytes <= 0 or self.devices > EXCHANGED or any(n % VECTOR for n in (source, target, nbytes, stride)):
             return None
         total, marked = nbytes // VECTOR, nbytes <= _MARKED
-        share = -(-total // max(1, min(room - marked, ROWS - marked, -(-nbytes // _SHARE))))
+        wanted = -(-nbytes * max(1, self.devices - 1) // _SENT)
+        share = -(-total // max(1, min(room - marked, ROWS - marked, wanted)))
         # Marks are never where messages without marks were, of which some could look like one.
-        start, half, blocks = 0, _TOLD // self.devices, ROWS
+        start, region = 0, _TOLD // self.devices // ROWS // VECTOR * VECTOR
         if marked:
-            start, half, blocks = 2 * _TOLD, 2 * _MARKED, _MARKED // _SHARE
-        region = half // blocks // VECTOR * VECTOR
-        half = region * blocks
+            start, region = 2 * _TOLD, 2 * _SHARE
+        half = region * ROWS
         if share * VECTOR * (1 + marked) > region:
             return None
         told = Exchange(source, target, total, share, stride // VECTOR, 4 * ROWS * ROW + start, half, region)
