@@ -90,7 +90,7 @@ def memory(slab: tuple[int, ...], dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("columns", [(0, COLUMNS), (5, 11)])
 def test_the_driver_is_told_what_steps_mean(driver: HostDriver, rank: int, columns: tuple[int, int]) -> None:
     stream = side.SideStream("main")
-    stream.step("fork", [], [0, 1], rank)
+    stream.step("fork", [], [0], rank)
     slabs = {"mine": (DEVICES * ROWS, COLUMNS), "arrived": (DEVICES, ROWS, COLUMNS), "words": (2, DEVICES, GROUPS)}
     found, wanted = (
         {name: memory(slab, "int32" if name == "words" else "float16") for name, slab in slabs.items()}
@@ -118,7 +118,7 @@ def test_the_driver_is_told_what_steps_mean(driver: HostDriver, rank: int, colum
 def test_it_forks_behind_and_joins_before_the_other_stream(driver: HostDriver) -> None:
     stream = side.SideStream("main")
     assert not stream.forked
-    stream.step("fork", [], [0, 1], 0)
+    stream.step("fork", [], [0], 0)
     assert stream.forked
     stream.step("join", [], [0], 0)
     assert not stream.forked
@@ -128,34 +128,37 @@ def test_it_forks_behind_and_joins_before_the_other_stream(driver: HostDriver) -
     assert first != third  # an event each
 
 
-def test_what_goes_to_each_peer_is_a_stream_s(driver: HostDriver) -> None:
-    """Those of further peers begin behind the fork, wait where all do, and are back before the join."""
+def test_what_is_made_for_a_peer_is_a_stream_s(driver: HostDriver) -> None:
+    """Further peers' begin behind the fork and are back before the join; what is for all goes to one at a time."""
     stream = side.SideStream("main")
+    slabs = {"mine": (DEVICES * ROWS, COLUMNS), "arrived": (DEVICES, ROWS, COLUMNS), "own": (ROWS, COLUMNS)}
+    mine, arrived, own = (memory(slab, "float16") for slab in slabs.values())
     words = memory((2, DEVICES, GROUPS), "int32")
     words[:, 1] = 3
-    own, view = _tvm.as_tensor(words[0]), _tvm.as_tensor(words)
+    counts, flags, gathered = _tvm.as_tensor(words[0]), _tvm.as_tensor(words), _tvm.as_tensor(arrived)
+    moves = ("cuStreamWaitValue32", "cuStreamWriteValue32", "cuMemcpyDtoDAsync")
     for _ in range(2):
         driver.told.clear()
-        stream.step("fork", [], [0, 1], 0)
+        stream.step("fork", [], [0], 0)
         for shift in (1, 2):
-            stream.step("wait_count", [own], [shift, 1, 3], 0)
-            stream.step("flag", [view], [shift, 1], 0)
-        stream.step("wait_count", [own], [0, 1, 3], 0)
+            stream.step("wait_count", [counts], [shift, 1, 3], 0)
+            stream.step("copy", [_tvm.as_tensor(mine[0]), gathered], [ROWS, shift, shift, 0, COLUMNS], 0)
+            stream.step("flag", [flags], [shift, 1], 0)
+        stream.step("wait_count", [counts], [0, 1, 3], 0)
+        for shift in (1, 2):
+            stream.step("copy", [_tvm.as_tensor(own[0]), gathered], [ROWS, 0, shift, 0, COLUMNS], 0)
+            stream.step("flag", [flags], [shift, 0], 0)
         stream.step("join", [], [0], 0)
-        streams = [told[1] for told in driver.told if told[0] in ("cuStreamWaitValue32", "cuStreamWriteValue32")]
-        near, far = streams[0], streams[2]
-        assert streams == [near, near, far, far, near, far] and near != far
-        assert driver.told[:2] == [("cuEventRecord", "main", "Event 2"), ("cuStreamWaitEvent", near, "Event 2")]
-        waits = [told for told in driver.told if told[0] == "cuStreamWaitEvent"]
+        streams = [told[1] for told in driver.told if told[0] in moves]
+        near, far = streams[0], streams[3]
+        assert streams == [*[near] * 3, *[far] * 3, *[near] * 5] and near != far
+        (forked, _, event), began = driver.told[:2]
+        assert forked == "cuEventRecord" and began == ("cuStreamWaitEvent", near, event)
+        waits = [told[1:] for told in driver.told if told[0] == "cuStreamWaitEvent"]
         back = next(told for told in driver.told if told[:2] == ("cuEventRecord", far))
-        assert waits[1][1:] == (far, "Event 2") and waits[2] == ("cuStreamWaitEvent", near, back[2])
+        assert waits[1:3] == [(far, event), (near, back[2])]
         end = driver.told[-2]
         assert end[:2] == ("cuEventRecord", near) and driver.told[-1] == ("cuStreamWaitEvent", "main", end[2])
-    driver.told.clear()
-    stream.step("fork", [], [0, 0], 0)  # not apart: one behind the other
-    for shift in (2, 1, 0):
-        stream.step("wait_count", [own], [shift, 1, 3 * (shift == 1)], 0)
-    assert {told[1] for told in driver.told if told[0] == "cuStreamWaitValue32"} == {near}
     stream.close()
     assert driver.made == 0
 
@@ -164,11 +167,11 @@ def test_forks_are_joined_one_by_one(driver: HostDriver) -> None:
     """A join waits for the end of what a fork began, and not for what a later one did."""
     stream = side.SideStream("main")
     for _ in range(3):  # the events of one turn are the next one's
-        stream.step("fork", [], [0, 1], 0)
-        stream.step("fork", [], [0, 1], 0)
+        stream.step("fork", [], [0], 0)
+        stream.step("fork", [], [0], 0)
         stream.step("join", [], [1], 0)
         assert stream.forked
-        stream.step("fork", [], [0, 1], 0)
+        stream.step("fork", [], [0], 0)
         stream.step("join", [], [0], 0)
         assert not stream.forked
         words = [line.split() for line in driver.order]
@@ -181,8 +184,8 @@ def test_forks_are_joined_one_by_one(driver: HostDriver) -> None:
         ]  # fmt: skip
         driver.order.clear()
     made = driver.made
-    stream.step("fork", [], [0, 1], 0)
-    stream.step("fork", [], [0, 1], 0)
+    stream.step("fork", [], [0], 0)
+    stream.step("fork", [], [0], 0)
     stream.settle()
     assert not stream.forked and driver.made == made
     stream.close()

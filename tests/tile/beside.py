@@ -18,7 +18,7 @@ from interpreter import Running
 from tvm_axe.collective.algorithms import Algorithm, offered, phases
 from tvm_axe.collective.ops import boxes, summed
 from tvm_axe.collective.plan import VIEWS
-from tvm_axe.collective.side import BESIDE, STEPS, step, toward
+from tvm_axe.collective.side import BESIDE, STEPS, Branching, step
 from tvm_axe.errors import WorkerError
 from tvm_axe.lower.calls import Call, Tensor
 from tvm_axe.lower.pairing import Launch
@@ -66,9 +66,7 @@ class Devices:
     ) -> None:
         self.arrays, self.launches, self.names, self.kernels = arrays, launches, names, kernels or {}
         self.count = len(next(iter(arrays.values())))
-        self.sides: list[list[list[Callable[[], bool]]]] = [
-            [[] for _ in range(max(1, self.count - 1))] for _ in range(self.count)
-        ]
+        self.sides: list[list[list[Callable[[], bool]]]] = [[[] for _ in range(self.count)] for _ in range(self.count)]
 
     def run(self, calls: Sequence[Call], rng: np.random.Generator) -> None:
         """Have all devices make the calls, until all of their streams but the side streams are done."""
@@ -92,7 +90,7 @@ class Devices:
     def _told(self, calls: Sequence[Call], device: int) -> Streams:
         streams, meetings = Streams(sides=self.sides[device]), 0
         ends: list[list[None]] = []  # of each fork, whose branches have done what was told behind it
-        branches, apart = streams.sides, False
+        branches, branching = streams.sides, Branching()
         for call in calls:
             if call.function == "axe.barrier":
                 meetings += 1
@@ -101,7 +99,6 @@ class Devices:
                 events: list[None] = []
                 streams.main.append(lambda events=events: events.append(None) is None)
                 ends.append([])
-                apart = call.arguments[1] > 0
                 for branch in branches:
                     branch.append(lambda events=events: bool(events))
                     branch.append(lambda events=ends[-1]: events.append(None) is None)
@@ -116,8 +113,8 @@ class Devices:
             elif call.function.removeprefix("axe.") in VIEWS:
                 streams.main.append(self._collective(call, device))
             else:
-                for branch, told in self._beside(call, device, apart):
-                    branches[branch].insert(len(branches[branch]) - bool(ends), told)
+                branch, told = self._beside(call, device, branching)
+                branches[branch].insert(len(branches[branch]) - bool(ends), told)
         return streams
 
     def _arrive(self, device: int) -> Callable[[], bool]:
@@ -197,15 +194,12 @@ class Devices:
                     for out in outs:
                         out[row : row + 1] = total
 
-    def _beside(self, call: Call, device: int, apart: bool) -> Iterator[tuple[int, Callable[[], bool]]]:
-        """What branches of the side stream are told: one of them, or each to wait."""
+    def _beside(self, call: Call, device: int, branching: Branching) -> tuple[int, Callable[[], bool]]:
+        """What a branch of the side stream is told, and which."""
         if call.function.endswith(BESIDE):
-            yield 0, self._collective(call, device)
-            return
-        name = call.function.removeprefix("axe.")
-        shift = toward(name, [each for each in call.arguments if isinstance(each, int)])
-        for branch in range(self.count - 1) if apart and not shift else [shift - 1 if apart else 0]:
-            yield branch, self._step(call, device)
+            return 0, self._collective(call, device)
+        numbers = [each for each in call.arguments if isinstance(each, int)]
+        return branching.branch(call.function.removeprefix("axe."), numbers), self._step(call, device)
 
     def _step(self, call: Call, device: int) -> Callable[[], bool]:
         name = call.function.removeprefix("axe.")

@@ -45,8 +45,8 @@ def told(lowered: Lowered) -> list[str]:
 def test_a_collective_begins_when_it_can_and_is_joined_when_it_must_be() -> None:
     found = layers()
     assert told(found) == [
-        "part2", "axe.barrier", "axe.fork 0 0", "axe.all_reduce:beside",
-        "back", "part1", "axe.barrier", "axe.fork 0 0", "axe.all_reduce:beside",
+        "part2", "axe.barrier", "axe.fork 0", "axe.all_reduce:beside",
+        "back", "part1", "axe.barrier", "axe.fork 0", "axe.all_reduce:beside",
         "axe.join 1", "axe.barrier", "step2",
         "axe.join 0", "axe.barrier", "step1",
     ]  # fmt: skip

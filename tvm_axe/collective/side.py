@@ -2,20 +2,21 @@
 
 | function | tensors | numbers | what the side stream does |
 |---|---|---|---|
-| `axe.fork` | | blocks, apart | begins behind all that the device was told before |
+| `axe.fork` | | blocks | begins behind all that the device was told before |
 | `axe.wait_count` | words | shift, group, least | goes on once a counter of this device's is at least so large |
 | `axe.copy` | source, target (n, *slab) | rows, slot, shift, first, stop | copies columns of rows to a peer's slab |
 | `axe.flag` | words (n, *slab) | shift, group | sets a flag of a peer's, behind the copies to it before |
 | `axe.join` | | left | ends before all that the device is told next, but for the last `left` forks' part |
 | `axe.NAME:beside` | a collective's | the collective's | does the device's part of it, which meets no peer |
 
-If the fork says *apart*, not 0, what goes to one peer is in that order, and goes on beside what goes to others: a GPU
-has several copy engines, of which each takes some microseconds to begin. A wait with shift 0, for what the device has
-made for itself, holds what goes to all then. Behind these steps, all but a fork and a join have the name of a mesh
-axis, whose n devices take part; (n, *shape) is the view along it. Numbers are the same on all devices: the peer of
-device d is d + shift, around the ring. The kernel beside the side stream has so many *blocks*, which wait for what
-others' ends set, and so must all be running; 0 if it waits for nothing. *NAME* is a collective, one of `plan.VIEWS`: a
-barrier before the fork says that its peers are ready for it, and one behind the join that they are done.
+A GPU has several copy engines, of which each takes some microseconds to begin. So what is made for one peer, a slot of
+its own, is waited for and copied in that order, beside what is made for others; what a device has for all, slot 0, is
+copied to one after the other, since several at once are slower. A flag is behind the last copy to its peer. Behind
+these steps, all but a fork and a join have the name of a mesh axis, whose n devices take part; (n, *shape) is the view
+along it. Numbers are the same on all devices: the peer of device d is d + shift, around the ring. The kernel beside the
+side stream has so many *blocks*, which wait for what others' ends set, and so must all be running; 0 if it waits for
+nothing. *NAME* is a collective, one of `plan.VIEWS`: a barrier before the fork says that its peers are ready for it,
+and one behind the join that they are done.
 
 *Words* are int32 of shape ``(2, n, groups)``, a slab a device. In the first half, `[0, d, g]` is the flag that device d
 sets when what it sends in group g has arrived; in the second, `[1, d, g]` counts what this device's kernel has made for
@@ -28,8 +29,8 @@ sends always lands in the slot that has its number.
 >>> rectangle((2, 3, 8), (2, 3, 8), 2, 0, 3, 1, 1, 0, 4)
 Rectangle(peer=1, source=3, target=0, rows=3, first=0, stop=4)
 
-On a GPU the side stream is a stream, or one for each peer, and copy engines copy (`tvm_axe.collective.cuda.side`). On
-the host the worker itself does each step where it stands in the program, which here says the meaning of the steps.
+On a GPU the side stream is a stream with branches, and copy engines copy (`tvm_axe.collective.cuda.side`). On the host
+the worker itself does each step where it stands in the program, which here says the meaning of the steps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ import numpy as np
 
 from tvm_axe.errors import WorkerError
 
-__all__ = ["BESIDE", "COUNTERS", "FLAGS", "STEPS", "Rectangle", "rectangle", "step", "toward"]
+__all__ = ["BESIDE", "COUNTERS", "FLAGS", "STEPS", "Branching", "Rectangle", "rectangle", "step"]
 
 STEPS: Mapping[str, int] = MappingProxyType({"fork": 0, "wait_count": 1, "copy": 2, "flag": 1, "join": 0})
 """The steps, with how many tensors each takes."""
@@ -93,13 +94,29 @@ def rectangle(
     return Rectangle((rank + shift) % devices, (rank + slot) % slots * rows, rank * rows, rows, first, stop)
 
 
-def toward(name: str, numbers: Sequence[int]) -> int:
-    """Return the shift of the peer that a step is for, where they go apart; 0 if what goes to any peer waits for it.
+class Branching:
+    """On which branch of the side stream each step is: 0 for what is for all and the nearest peer, others from 1 on."""
 
-    >>> toward("copy", (4, 0, 2, 0, 8)), toward("wait_count", (1, 0, 3)), toward("flag", (2, 0))
-    (2, 1, 2)
-    """
-    return numbers[2 if name == "copy" else 0]
+    def __init__(self) -> None:
+        self._copied: dict[int, int] = {}
+
+    def branch(self, name: str, numbers: Sequence[int]) -> int:
+        """Return the branch of the next step.
+
+        >>> branching = Branching()
+        >>> branching.branch("wait_count", (2, 0, 3)), branching.branch("copy", (4, 2, 2, 0, 8))
+        (1, 1)
+        >>> branching.branch("flag", (2, 0)), branching.branch("copy", (4, 0, 2, 0, 8))
+        (1, 0)
+        >>> branching.branch("flag", (2, 1))
+        0
+        """
+        if name == "flag":
+            return self._copied.get(numbers[0], 0)
+        branch = max(0, numbers[1 if name == "copy" else 0] - 1)
+        if name == "copy":
+            self._copied[numbers[2]] = branch
+        return branch
 
 
 def step(name: str, tensors: Sequence[np.ndarray], numbers: Sequence[int], rank: int) -> None:

@@ -230,7 +230,7 @@ class Emitter:
         self._launch(pair.prepare, pair, self.builder.get_unique_name(f"{name}_prepare"), stage)
         self._call(Call("axe.barrier", None, ()))
         assert pair.kernel.resident is not None  # it is persistent
-        self._call(Call("axe.fork", None, (pair.kernel.resident, int(bool(pair.after)))))
+        self._call(Call("axe.fork", None, (pair.kernel.resident,)))
         for steps in (pair.before, pair.after):
             if steps is pair.after:
                 self._launch(pair.kernel, pair, name, stage)
@@ -329,7 +329,7 @@ class Emitter:
         axis, source, target = _collective_views(step)
         tensors = (self._tensor(*source), self._tensor(*target))
         if beside:
-            self._call(Call("axe.fork", None, (0, 0)))
+            self._call(Call("axe.fork", None, (0,)))
         name = f"axe.{Collective(step.kind).operation}{BESIDE if beside else ''}"
         self._call(Call(name, stage, (*tensors, *step.arguments, axis)))
 

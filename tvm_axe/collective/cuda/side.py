@@ -4,8 +4,8 @@ What it waits for is memory that a kernel on the other stream counts in, and a f
 it; neither takes a processor, so that a kernel which fills all of them may wait for flags. A graph holds waits, copies
 and writes as it does kernels; the fork and the join are events.
 
-What goes to peers apart is a stream's each: that of the nearest is the side stream itself, others branch off at a fork
-and are back at its end.
+Branches (`tvm_axe.collective.side`) are streams: the first is the side stream itself, others branch off at a fork and
+are back at its end.
 
 Source: CUDA Driver API, "Stream Memory Operations"; "Stream Management", cuStreamWaitEvent.
 """
@@ -19,7 +19,7 @@ import tvm_ffi
 
 from tvm_axe.collective.cuda.branches import Branches, new_event, new_stream
 from tvm_axe.collective.cuda.driver import call, enum, struct
-from tvm_axe.collective.side import COUNTERS, FLAGS, rectangle, toward
+from tvm_axe.collective.side import COUNTERS, FLAGS, Branching, rectangle
 from tvm_axe.collective.tensor import check_dtype
 
 
@@ -41,8 +41,8 @@ class SideStream:
         self._main = stream
         self.stream = new_stream()
         self._forked = new_event()
-        self._branches = Branches(self.stream)  # of the peers from the second on
-        self._apart = False
+        self._branches = Branches(self.stream)
+        self._branching = Branching()
         self._free: list[Any] = []  # events
         # The event behind what it was told from each fork on, until that is joined; None while it isn't recorded.
         self._ends: list[Any | None] = []
@@ -56,13 +56,13 @@ class SideStream:
         """Tell the stream a step (`tvm_axe.collective.side`)."""
         _STEPS[name](self, tensors, numbers, rank)
 
-    def _toward(self, shift: int) -> Any:
-        """The stream of a peer, behind the last fork."""
-        return self._branches.at(shift - 2) if self._apart and shift > 1 else self.stream
+    def _of(self, name: str, numbers: Sequence[int]) -> Any:
+        """The stream of a step, behind the last fork."""
+        branch = self._branching.branch(name, numbers)
+        return self._branches.at(branch - 1) if branch else self.stream
 
-    def _fork(self, _: object, numbers: Sequence[int], *__: object) -> None:
+    def _fork(self, *_: object) -> None:
         self._end(len(self._ends) - 1)
-        self._apart = numbers[1] > 0
         call("cuEventRecord", self._forked, self._main)
         call("cuStreamWaitEvent", self.stream, self._forked, 0)
         self._branches.begin(self._forked)
@@ -97,18 +97,17 @@ class SideStream:
         devices = int(words.shape[1])
         place = _place(words, (COUNTERS, (rank + shift) % devices, group))
         at_least = int(enum("CUstreamWaitValue_flags", "CU_STREAM_WAIT_VALUE_GEQ"))
-        for each in range(1, devices) if self._apart and not shift else [shift]:
-            call("cuStreamWaitValue32", self._toward(each), place, least, at_least)
+        call("cuStreamWaitValue32", self._of("wait_count", numbers), place, least, at_least)
 
     def _flag(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         (words,), (shift, group) = tensors, numbers
         peer = (rank + shift) % int(words.shape[0])
         # Without a flag of its own the write is behind all that the stream has written (cuStreamWriteValue32).
-        call("cuStreamWriteValue32", self._toward(shift), _place(words, (peer, FLAGS, rank, group)), 1, 0)
+        call("cuStreamWriteValue32", self._of("flag", numbers), _place(words, (peer, FLAGS, rank, group)), 1, 0)
 
     def _copy(self, tensors: Sequence[tvm_ffi.Tensor], numbers: Sequence[int], rank: int) -> None:
         source, target = tensors
-        stream = self._toward(toward("copy", numbers))
+        stream = self._of("copy", numbers)
         slabs = tuple(source.shape), tuple(target.shape)[1:]
         moved = rectangle(*slabs, int(target.shape[0]), rank, *numbers)
         itemsize = check_dtype(str(source.dtype)).itemsize
