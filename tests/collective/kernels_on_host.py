@@ -67,7 +67,7 @@ static __nv_bfloat16 __float2bfloat16_rn(float value) {  // of what is no NaN
 }
 static void stay();
 static void __syncthreads();
-static void later(void* place, unsigned long long value, int nbytes);
+static void later(void* place, const void* value, int nbytes);
 static void flush();
 static void drain();
 static unsigned long long steps;
@@ -77,25 +77,21 @@ _PRIMITIVES = """
 static void axe_fence() { flush(); stay(); }
 static unsigned axe_load(const unsigned* word) { stay(); drain(); return *word; }
 static void axe_acquire(const unsigned*) { stay(); }
-static void axe_store(unsigned* word, unsigned value) { stay(); later(word, value, 4); }
-static void axe_store_pair(char* place, unsigned long long first, unsigned long long second) {
-  stay();
-  later(place, first, 8);
-  later(place + 8, second, 8);
-}
-static void axe_load_pair(const char* place, unsigned long long& first, unsigned long long& second) {
+static void axe_store(unsigned* word, unsigned value) { stay(); later(word, &value, 4); }
+static void axe_store_word(char* place, uint4 word) { stay(); later(place, &word, 16); }
+static uint4 axe_load_word(const char* place) {
   stay();
   drain();
-  std::memcpy(&first, place, 8);
-  stay();
-  std::memcpy(&second, place + 8, 8);
+  uint4 word;
+  std::memcpy(&word, place, 16);
+  return word;
 }
 static void axe_behind() {}
 static unsigned long long axe_nanoseconds() { return steps; }
 """
 
 _BEHIND = """
-struct Store { void* place; unsigned long long value; int nbytes; };
+struct Store { void* place; uint4 value; int nbytes; };
 struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
@@ -124,8 +120,10 @@ static void drain() {
   put(thread->stores.back());
   thread->stores.pop_back();
 }
-static void later(void* place, unsigned long long value, int nbytes) {
-  thread->stores.push_back({place, value, nbytes});
+static void later(void* place, const void* value, int nbytes) {
+  Store store = {place, {}, nbytes};
+  std::memcpy(&store.value, value, nbytes);
+  thread->stores.push_back(store);
 }
 static void stay() { swapcontext(&thread->context, &scheduler); }
 static void __syncthreads() {

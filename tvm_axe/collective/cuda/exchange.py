@@ -11,9 +11,9 @@ A collective of few bytes holds no meeting: it is one, an exchange. A device sto
 peer's *staging*, a part of the tensor of words, so that the way of a message is gone once, not there and back and there
 again, as where a peer is told, reads, and tells that it has read. Who has all that its peers sent knows that they have
 come to the exchange, and nobody reads what is another's. The staging has two halves, of which exchanges take turns: who
-sends the next but one has what the peers sent in the next, which they did behind this one. Very small messages say
-themselves that they are there: each 8 bytes are 4 of data and the exchange's number, stored at once, so any data may be
-sent. Of larger ones a block says so, as where it meets.
+sends the next but one has what the peers sent in the next, which they did behind this one. Small messages say
+themselves that they are there: each 16 bytes are 12 of data and the exchange's number, stored at once, so any data may
+be sent. Of larger ones a block says so, as where it meets.
 
 An exchange orders what is before and behind it as a meeting does, unless that is asked for *quietly*, and for that a
 thread fences and tells, is told and acquires. That isn't in the way of marked words, which need no order: a block of
@@ -40,6 +40,8 @@ PHASES, KEPT = 8, 32
 """What is sampled of an exchange, and of how many, where that is asked for: see `source`."""
 EXCHANGED = 8
 """The most devices of an exchange."""
+GROUP = 3
+"""Vectors that are sent as one more marked words."""
 
 
 class Exchange(ctypes.Structure):
@@ -88,25 +90,27 @@ __device__ void axe_came(unsigned number, int phase, unsigned seen) {{
 #define AXE_ENDED
 #endif
 
-// 16 bytes as two words of 8, of which each is stored at once: 4 of data, and the number of the exchange.
-__device__ void send_marked(char* place, uint4 data, unsigned number) {{
-  unsigned long long mark = static_cast<unsigned long long>(number) << 32;
-  axe_store_pair(place, data.x | mark, data.y | mark);
-  axe_store_pair(place + 16, data.z | mark, data.w | mark);
+// Three vectors as four words, of which each is stored at once: 12 bytes of data, and the number of the exchange. From
+// one to the next are `apart` words: those of threads beside each other lie beside each other.
+__device__ void send_marked(char* place, int apart, const uint4* data, unsigned number) {{
+#pragma unroll
+  for (int k = 0; k < {GROUP}; ++k) {{
+    axe_store_word(place + k * apart * {VECTOR}, make_uint4(data[k].x, data[k].y, data[k].z, number));
+  }}
+  axe_store_word(place + {GROUP} * apart * {VECTOR}, make_uint4(data[0].w, data[1].w, data[2].w, number));
 }}
 
-// What a peer has stored there by now, as words of 8 bytes.
-__device__ void load_marked(const char* place, unsigned long long (&word)[4]) {{
-  axe_load_pair(place, word[0], word[1]);
-  axe_load_pair(place + 16, word[2], word[3]);
+// What a peer has stored there by now.
+__device__ void load_marked(const char* place, int apart, uint4 (&word)[{GROUP} + 1]) {{
+#pragma unroll
+  for (int k = 0; k <= {GROUP}; ++k) word[k] = axe_load_word(place + k * apart * {VECTOR});
 }}
 
-// Whether such words are all of that exchange, and their data.
-__device__ bool is_marked(const unsigned long long (&word)[4], unsigned number, uint4& data) {{
+// Whether such words are all of that exchange.
+__device__ bool is_marked(const uint4 (&word)[{GROUP} + 1], unsigned number) {{
   bool there = true;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) there = there && static_cast<unsigned>(word[k] >> 32) == number;
-  data = make_uint4(word[0], word[1], word[2], word[3]);
+  for (int k = 0; k <= {GROUP}; ++k) there = there && word[k].w == number;
   return there;
 }}
 
@@ -117,21 +121,23 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
   AXE_BEGAN
   axe_behind();
   union Vector {{ uint4 whole; Pack<T, LANES> pack; }};
-  const int WIDTH = MARKED ? 2 * {VECTOR} : {VECTOR};
-  const int AHEAD = MARKED ? 1 : 4, PEERS = MARKED ? 4 : 1;  // vectors of a thread at a time, and devices
+  const int AHEAD = MARKED ? {GROUP} : 4, PEERS = MARKED ? 4 : 1;  // vectors of a thread at a time, and devices
   const int movers = blockDim.x - {WARP}, lane = threadIdx.x - movers;
   unsigned* words = reinterpret_cast<unsigned*>(around.slabs + around.me * around.distance);
   unsigned* row = words + {ROW} * blockIdx.x;
   long long first = blockIdx.x * moved.share;
-  const int count = lane >= 0 ? 0 : static_cast<int>(min(moved.share, moved.total - first)), step = AHEAD * movers;
+  const int count = lane >= 0 ? 0 : max(0, static_cast<int>(min(moved.share, moved.total - first)));
+  // Where threads begin, from one vector of a thread to its next, and from one turn to the next.
+  const int begins = MARKED ? (count + AHEAD - 1) / AHEAD : count, apart = MARKED ? begins : movers;
+  const int step = MARKED ? movers : AHEAD * movers;
   const uint4* source = reinterpret_cast<const uint4*>(moved.source) + first;
   uint4* target = reinterpret_cast<uint4*>(moved.target) + first;
   uint4 own[AHEAD] = {{}}, others[AHEAD] = {{}};
   auto load = [&](uint4* data, int whose, int base) {{
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {{
-      int i = base + k * movers;
-      if (i < count) data[k] = source[whose * moved.stride + i];
+      int i = base + k * apart;
+      if (base < begins && i < count) data[k] = source[whose * moved.stride + i];
     }}
   }};
   load(own, around.me, threadIdx.x);  // beside the number: neither waits for the other
@@ -149,20 +155,22 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
     axe_await(row + {SENT} + lane, number, words + {OFF}, around.missing + lane, around.limit);
     AXE_CAME(movers + (around.me == 0), 6, number);
   }};
-  for (int base = threadIdx.x; base < count; base += step) {{
+  for (int base = threadIdx.x; base < begins; base += step) {{
     if (base != threadIdx.x) load(own, around.me, base);
     if (base == threadIdx.x) {{ AXE_CAME(0, 1, own[0].x); }}
     for (int away = 1; away < around.devices; ++away) {{
       const int peer = (around.me + away) % around.devices;
       char* place = staged(peer, around.me);
       if (moved.stride) load(others, peer, base);
+      if (MARKED) {{
+        if (moved.stride) send_marked(place + base * {VECTOR}, apart, others, number);
+        else send_marked(place + base * {VECTOR}, apart, own, number);
+        continue;
+      }}
 #pragma unroll
       for (int k = 0; k < AHEAD; ++k) {{
-        int i = base + k * movers;
-        if (i >= count) continue;
-        const uint4 data = moved.stride ? others[k] : own[k];
-        if (MARKED) send_marked(place + i * WIDTH, data, number);
-        else *reinterpret_cast<uint4*>(place + i * WIDTH) = data;
+        int i = base + k * apart;
+        if (i < count) *reinterpret_cast<uint4*>(place + i * {VECTOR}) = moved.stride ? others[k] : own[k];
       }}
     }}
   }}
@@ -174,26 +182,25 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
   }} else if (around.before && blockIdx.x == gridDim.x - 1) {{
     meet();  // one block's is enough to order what is before and behind
   }}
-  for (int base = threadIdx.x; base < count; base += step) {{
-    if (count > step) load(own, around.me, base);
+  for (int base = threadIdx.x; base < begins; base += step) {{
+    if (begins > step) load(own, around.me, base);
     Wide sum[AHEAD][LANES];
     for (int begin = 0; begin < around.devices; begin += PEERS) {{
       Vector term[PEERS][AHEAD] = {{}};
       unsigned long long start = 0;
       for (int polls = 0;; ++polls) {{
         int absent = -1;
-        unsigned long long word[PEERS][4];
+        uint4 word[PEERS][{GROUP} + 1];
 #pragma unroll
         for (int j = 0; j < PEERS; ++j) {{
           const int from = begin + j;
-          const char* place = staged(around.me, from);
+          const char* place = staged(around.me, from) + base * {VECTOR};
+          if (from >= around.devices || from == around.me) continue;
+          if (MARKED) load_marked(place, apart, word[j]);
 #pragma unroll
-          for (int k = 0; k < AHEAD; ++k) {{
-            int i = base + k * movers;
-            if (from >= around.devices || i >= count) continue;
-            if (from == around.me) term[j][k].whole = own[k];
-            else if (MARKED) load_marked(place + i * WIDTH, word[j]);
-            else term[j][k].whole = *reinterpret_cast<const uint4*>(place + i * WIDTH);
+          for (int k = 0; k < AHEAD && !MARKED; ++k) {{
+            if (base + k * apart >= count) continue;
+            term[j][k].whole = *reinterpret_cast<const uint4*>(place + k * apart * {VECTOR});
           }}
         }}
         // What comes from several is loaded before any of it is looked at.
@@ -201,7 +208,12 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
         for (int j = 0; j < PEERS; ++j) {{
           const int from = begin + j;
           if (!MARKED || from >= around.devices || from == around.me) continue;
-          if (!is_marked(word[j], number, term[j][0].whole)) absent = from;
+          if (!is_marked(word[j], number)) absent = from;
+          const unsigned last[{GROUP}] = {{word[j][{GROUP}].x, word[j][{GROUP}].y, word[j][{GROUP}].z}};
+#pragma unroll
+          for (int k = 0; k < {GROUP}; ++k) {{
+            term[j][k].whole = make_uint4(word[j][k].x, word[j][k].y, word[j][k].z, last[k]);
+          }}
         }}
         if (absent < 0 || axe_given_up(polls, start, words + {OFF}, around.missing + absent, around.limit)) break;
       }}
@@ -211,7 +223,8 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
         if (from >= around.devices) continue;
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {{
-          int i = base + k * movers;
+          int i = base + k * apart;
+          if (from == around.me) term[j][k].whole = own[k];
           if (PLACED) {{
             if (i < count) target[from * moved.total + i] = term[j][k].whole;
             continue;
@@ -229,7 +242,7 @@ __device__ void exchange(const Exchange& moved, const Around& around) {{
     AXE_CAME(0, 3, sum[0][0]);
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {{
-      int i = base + k * movers;
+      int i = base + k * apart;
       Vector result;
 #pragma unroll
       for (int at = 0; at < LANES; ++at) result.pack.lane[at] = narrowed<T, Wide>(sum[k][at]);

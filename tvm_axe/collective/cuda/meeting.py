@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tvm_axe.collective.cuda.driver import call
-from tvm_axe.collective.cuda.exchange import EXCHANGED, VECTOR, Exchange
+from tvm_axe.collective.cuda.exchange import EXCHANGED, GROUP, VECTOR, Exchange
 from tvm_axe.collective.cuda.source import Around
 from tvm_axe.collective.cuda.waiting import BLOCKS, COUNT, MEET, OFF, PRIMITIVES, ROW, SENT
 from tvm_axe.machines import cache, nvcc
@@ -36,13 +36,24 @@ from tvm_axe.machines.target import resolve_target
 
 ROWS = BLOCKS
 _TOLD = 8 << 20  # bytes of a half of the staging, for messages of which a block says that they are there
-_MARKED = 256 << 10  # bytes of a message whose words say so themselves; twice as many are sent
-_SHARE = 4 << 10  # the most bytes of such a message that are a block's
-WORDS = ROWS * ROW + 2 * (_TOLD + EXCHANGED * ROWS * 2 * _SHARE) // 4
+_MARKED = 1 << 20  # bytes that a device sends in all, up to which words say so themselves; a third more are sent
+
+
+def _marked(vectors: int) -> int:
+    """The bytes of so many vectors as marked words."""
+    return -(-vectors // GROUP) * (GROUP + 1) * VECTOR
+
+
+def _region(devices: int) -> int:
+    """The bytes that a block has for the marked words of a device: twice its share, as there may be fewer blocks."""
+    return _marked(-(-2 * _MARKED // (max(1, devices - 1) * (ROWS - 1) * VECTOR)))
+
+
+WORDS = ROWS * ROW + 2 * (_TOLD + max(n * ROWS * _region(n) for n in range(1, EXCHANGED + 1))) // 4
 """Words of 32 bits that a device's slab has: the rows, and the staging of exchanges (see `exchange`)."""
 MOST = SENT
 """The most devices that meet."""
-_SENT = 2 << 10  # bytes of messages that a block sends, where there are blocks enough; one stores some 30 a nanosecond
+_SENT = 3 << 10  # bytes of messages that a block sends, where there are blocks enough; one stores some 30 a nanosecond
 _MAPPED = 2  # CU_MEMHOSTALLOC_DEVICEMAP
 
 _SOURCE = f"""
@@ -143,15 +154,15 @@ class Meeting:
         """
         if nbytes <= 0 or self.devices > EXCHANGED or any(n % VECTOR for n in (source, target, nbytes, stride)):
             return None
-        total, marked = nbytes // VECTOR, nbytes <= _MARKED
-        wanted = -(-nbytes * max(1, self.devices - 1) // _SENT)
+        total, sent = nbytes // VECTOR, nbytes * max(1, self.devices - 1)
+        marked, wanted = sent <= _MARKED, -(-sent // _SENT)
         share = -(-total // max(1, min(room - marked, ROWS - marked, wanted)))
         # Marks are never where messages without marks were, of which some could look like one.
         start, region = 0, _TOLD // self.devices // ROWS // VECTOR * VECTOR
         if marked:
-            start, region = 2 * _TOLD, 2 * _SHARE
+            start, region = 2 * _TOLD, _region(self.devices)
         half = region * ROWS
-        if share * VECTOR * (1 + marked) > region:
+        if (_marked(share) if marked else share * VECTOR) > region:
             return None
         told = Exchange(source, target, total, share, stride // VECTOR, 4 * ROWS * ROW + start, half, region)
         return told, -(-total // share), marked

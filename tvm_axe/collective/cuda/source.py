@@ -292,7 +292,9 @@ def kernels() -> dict[str, str]:
 
 def threads(name: str) -> int:
     """Return how many threads a block of a kernel has."""
-    return THREADS + WARP if name.startswith("exchange") else THREADS
+    if not name.startswith("exchange"):
+        return THREADS
+    return WARP + (THREADS // 2 if name.endswith("marked") else THREADS)  # who keeps words of several peers has many
 
 
 @functools.cache

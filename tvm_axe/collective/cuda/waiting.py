@@ -28,12 +28,18 @@ __device__ void axe_store(unsigned* word, unsigned value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
-// Two words of 8 bytes, each of which is stored, or loaded, at once.
-__device__ void axe_store_pair(char* place, unsigned long long first, unsigned long long second) {
-  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(place), "l"(first), "l"(second) : "memory");
+// A word of 16 bytes, a scalar, which is stored, or loaded, at once.
+__device__ void axe_store_word(char* place, uint4 word) {
+  unsigned long long low = word.x | static_cast<unsigned long long>(word.y) << 32;
+  unsigned long long high = word.z | static_cast<unsigned long long>(word.w) << 32;
+  asm volatile("{ .reg .b128 word; mov.b128 word, {%1, %2}; st.relaxed.sys.global.b128 [%0], word; }" ::"l"(place),
+               "l"(low), "l"(high) : "memory");
 }
-__device__ void axe_load_pair(const char* place, unsigned long long& first, unsigned long long& second) {
-  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(place) : "memory");
+__device__ uint4 axe_load_word(const char* place) {
+  unsigned long long low, high;
+  asm volatile("{ .reg .b128 word; ld.relaxed.sys.global.b128 word, [%2]; mov.b128 {%0, %1}, word; }"
+               : "=l"(low), "=l"(high) : "l"(place) : "memory");
+  return make_uint4(low, low >> 32, high, high >> 32);
 }
 
 // What a kernel does behind this is behind the kernel before, also if it was launched while that one ended.
