@@ -375,6 +375,55 @@ def test_a_load_is_copied_under_its_condition(few: None) -> None:
     assert code.index("if (") < code.index("*(uint4*)(X_ptr")
 
 
+@pytest.mark.parametrize(("half", "expected"), [(32, [8, 8, 8, 8]), (36, [4, 4, 4, 4]), (33, [])])
+def test_where_one_half_ends_at_a_vector_lanes_have_one_condition(few: None, half: int, expected: list[int]) -> None:
+    """As of what is put together of two, or turned by angles."""
+    a = te.placeholder((6, 2 * half), "bfloat16", name="A")
+    b = te.placeholder((2 * half,), "bfloat16", name="B")
+
+    def turned(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        zero = tirx.const(0, "bfloat16")
+        return b(j) * tirx.if_then_else(j >= half, a(i, j - half), zero - a(i, j + half))
+
+    func = te.create_prim_func([a, b, te.compute((6, 2 * half), turned, name="C")])
+    assert widths(bound(func)) == expected
+    rng = np.random.default_rng()
+    x, scale = (rng.integers(-3, 3, shape).astype(ml_dtypes.bfloat16) for shape in ((6, 2 * half), (2 * half,)))
+    check_aligned(bound(func), rng)
+    found = computed(bound(func), [x, scale, np.full_like(x, np.nan)])[-1]
+    np.testing.assert_array_equal(found, scale * np.concatenate([-x[:, half:], x[:, :half]], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("condition", "copied"),
+    [
+        (lambda j: j < 32, True),
+        (lambda j: j >= 32, True),
+        (lambda j: j <= 31, True),
+        (lambda j: tirx.Not(tirx.And(j > 7, tirx.GT(tirx.const(56, "int32"), j))), True),
+        (lambda j: tirx.EQ(j // 8, 3), True),
+        (lambda j: j < 30, False),
+        (lambda j: j <= 32, False),
+        (lambda j: j > 32, False),
+        (lambda j: tirx.Or(j < 8, j > 60), False),
+        (lambda j: tirx.EQ(j % 2, 1), False),
+    ],
+)
+def test_a_condition_of_the_lane_leaves_the_load_as_it_is(
+    few: None, condition: Callable[[tirx.Var], tirx.Expr], copied: bool
+) -> None:
+    a, b = te.placeholder((6, 64), "float16", name="A"), te.placeholder((64,), "float16", name="B")
+    zero = tirx.const(0, "float16")
+    chosen = te.compute((6, 64), lambda i, j: b(j) + tirx.if_then_else(condition(j), a(i, j), zero), name="C")
+    func = te.create_prim_func([a, b, chosen])
+    assert widths(bound(func)) == [8] * (2 + copied)
+    rng = np.random.default_rng()
+    x, y = rng.integers(-3, 3, (6, 64)).astype("float16"), rng.integers(-3, 3, 64).astype("float16")
+    holds = np.array([bool(Analyzer().simplify(condition(tirx.const(j, "int32")))) for j in range(64)])
+    found = computed(bound(func), [x, y, np.full_like(x, np.nan)])[-1]
+    np.testing.assert_array_equal(found, y + np.where(holds, x, 0))
+
+
 def test_a_mask_of_the_lanes_leaves_threads_one_element(few: None) -> None:
     @T.prim_func(s_tir=True)
     def func(A: T.Buffer((32,), "float32"), C: T.Buffer((32,), "float32")):

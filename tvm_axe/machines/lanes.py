@@ -176,19 +176,16 @@ def _lanes(nest: _Nest, width: int) -> _Lanes | None:
     if nest.mask is not None and uses(nest.mask, loop.loop_var):
         return None
     finder = _Finder(nest, loop, width)
-    stored = finder.vector(nest.buffer, nest.indices, None)
+    stored = finder.vector(nest.buffer, nest.indices)
     if stored is None:
         return None
     loaded, scattered = list[_Elements](), 0
-    for load, guard in _loads(nest, loop.loop_var):
-        indices = tuple(load.indices)
-        common = not uses(list(indices), loop.loop_var)
-        if guard is not _LANES and common:
-            loaded.append(_Elements(load.source, indices, indices, None, guard))
-        elif guard is not _LANES and (vector := finder.vector(load.source, indices, guard)) is not None:
-            loaded.append(vector)
+    for load, guard in _loads(nest):
+        found = finder.loaded(load, guard)
+        if found is not None:
+            loaded.append(found)
         else:
-            scattered += not common
+            scattered += uses(list(load.indices), loop.loop_var)
     vectors = [each for each in loaded if each.dim is not None]
     sizes = [_size(vector.buffer) for vector in (stored, *vectors)]
     if min(sizes) * width > VECTOR or max(sizes) * width > _PIECES * VECTOR:
@@ -211,21 +208,32 @@ class _Finder:
 
     def __init__(self, nest: _Nest, loop: tirx.For, width: int) -> None:
         self.width = width
-        var = loop.loop_var
+        self._var = var = loop.loop_var
         kind = str(var.ty)
-        self.lane = tirx.Var("lane", kind)
+        self._lane = tirx.Var("lane", kind)
         number = var * tirx.const(width, kind)  # the variable is from now on that of groups of lanes
-        self._first, self._any = {var: number}, {var: number + self.lane}
+        self._first, self._any = {var: number}, {var: number + self._lane}
         self._analyzer = Analyzer()
         groups = ir.Range(tirx.const(0, kind), tirx.const(int(loop.extent) // width, kind))
         spans = ranges_of([*nest.shared, *nest.inner]) | {
             var: groups,
-            self.lane: ir.Range(tirx.const(0, kind), tirx.const(width, kind)),
+            self._lane: ir.Range(tirx.const(0, kind), tirx.const(width, kind)),
         }
         for each, span in spans.items():
             self._analyzer.bind(each, span)
 
-    def vector(self, buffer: tirx.Buffer, indices: tuple[tirx.Expr, ...], guard: tirx.Expr | None) -> _Elements | None:
+    def loaded(self, load: ir.TensorLoad, guard: tirx.Expr | None) -> _Elements | None:
+        """What is to be loaded at once for all lanes; None if they need others each, or not all of them any."""
+        if guard is not None and not self._is_common(guard):
+            return None
+        indices = tuple(load.indices)
+        if uses(list(indices), self._var):
+            return self.vector(load.source, indices, guard)
+        return _Elements(load.source, indices, indices, None, self._of_first(guard))
+
+    def vector(
+        self, buffer: tirx.Buffer, indices: tuple[tirx.Expr, ...], guard: tirx.Expr | None = None
+    ) -> _Elements | None:
         """The vector of these elements; None if they can't be shown to be one."""
         strides = _strides(buffer)
         if strides is None:
@@ -235,16 +243,40 @@ class _Finder:
         for dim, (index, begin) in enumerate(zip(indices, first)):
             moved = substitute(index, self._any)
             if not self._analyzer.can_prove_equal(moved, begin):
-                if strides[dim] != 1 or not self._analyzer.can_prove_equal(moved - begin, _like(self.lane, index)):
+                step = _like(self._lane, index)
+                if strides[dim] != 1 or not self._analyzer.can_prove_equal(moved - begin, step):
                     return None
                 along.append(dim)
         if len(along) != 1:
             return None
         if not all(self._is_multiple(begin, stride) for begin, stride in zip(first, strides)):
             return None
-        guard = None if guard is None else substitute(guard, self._first)
         simple = tuple(self._analyzer.simplify(begin) for begin in first)
-        return _Elements(buffer, indices, simple, along[0], guard)
+        return _Elements(buffer, indices, simple, along[0], self._of_first(guard))
+
+    def _of_first(self, guard: tirx.Expr | None) -> tirx.Expr | None:
+        return None if guard is None else substitute(guard, self._first)
+
+    def _is_common(self, condition: tirx.Expr) -> bool:
+        """Whether a condition can be shown to be the same for all lanes."""
+        if not uses(condition, self._var):
+            return True
+        if isinstance(condition, tirx.And | tirx.Or):
+            return self._is_common(condition.a) and self._is_common(condition.b)
+        if isinstance(condition, tirx.Not):
+            return self._is_common(condition.a)
+        if not isinstance(condition, _COMPARISONS) or not str(condition.a.ty).startswith("int"):
+            return False
+        a, b, one = condition.a, condition.b, tirx.const(1, str(condition.a.ty))
+        # Upstream sees of a number that is less than a multiple what it doesn't of one that is at least one.
+        forms: tuple[tirx.Expr, ...] = (condition,)
+        if isinstance(condition, tirx.LT | tirx.GE):
+            forms = tirx.LT(a, b), tirx.LT(b, a + one)
+        elif isinstance(condition, tirx.LE | tirx.GT):
+            forms = tirx.LT(a, b + one), tirx.LT(b, a)
+        return any(
+            self._analyzer.can_prove_equal(substitute(form, self._any), substitute(form, self._first)) for form in forms
+        )
 
     def _is_multiple(self, begin: tirx.Expr, stride: int) -> bool:
         """Whether so many elements, times the stride, are a multiple of the width."""
@@ -261,7 +293,9 @@ def _strides(buffer: tirx.Buffer) -> list[int] | None:
     """
     kind = DataType(str(buffer.dtype))
     offset = buffer.elem_offset
-    if str(buffer.dtype) == "bool" or kind.bits % 8 or kind.lanes != 1 or not (offset is None or is_zero(offset)):
+    if str(buffer.dtype) == "bool" or buffer.scope() not in ("", "global"):
+        return None
+    if kind.bits % 8 or kind.lanes != 1 or not (offset is None or is_zero(offset)):
         return None
     given = list(buffer.strides) or list(buffer.shape)
     if not all(isinstance(each, tirx.IntImm) for each in given):
@@ -270,11 +304,7 @@ def _strides(buffer: tirx.Buffer) -> list[int] | None:
     return numbers if len(buffer.strides) else list(dense_strides(numbers))
 
 
-_LANES = object()
-"""The guard of what is loaded under a condition that isn't the same for all lanes."""
-
-
-def _loads(nest: _Nest, var: tirx.Var) -> Iterator[tuple[ir.TensorLoad, tirx.Expr | None]]:
+def _loads(nest: _Nest) -> Iterator[tuple[ir.TensorLoad, tirx.Expr | None]]:
     """The elements that a nest loads, each once, and the condition under which it does so, or None.
 
     Without the sum that a reduction has so far.
@@ -294,21 +324,19 @@ def _loads(nest: _Nest, var: tirx.Var) -> Iterator[tuple[ir.TensorLoad, tirx.Exp
     for load, conditions in found:
         if not all(conditions):  # somewhere there is none
             yield load, None
-        elif uses([list(guards) for guards in conditions], var):
-            yield load, _LANES
-        else:
-            every = [functools.reduce(tirx.And, guards) for guards in conditions]
-            distinct = [one for n, one in enumerate(every) if not any(alike([one], [other]) for other in every[:n])]
-            yield load, functools.reduce(tirx.Or, distinct)
+            continue
+        every = [functools.reduce(tirx.And, guards) for guards in conditions]
+        distinct = [one for n, one in enumerate(every) if not any(alike([one], [other]) for other in every[:n])]
+        yield load, functools.reduce(tirx.Or, distinct)
 
 
 def _same(load: ir.TensorLoad, other: ir.TensorLoad) -> bool:
     return bool(load.source.same_as(other.source)) and alike(load.indices, other.indices)
 
 
+_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _PAIRS = (
-    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max, tirx.EQ,
-    tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE,
+    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max, *_COMPARISONS,
 )  # fmt: skip
 _LEAVES = (tirx.Var, tirx.IntImm, tirx.FloatImm, ir.StringImm)
 _Occurring = list[tuple[ir.TensorLoad, tuple[tirx.Expr, ...]]]
