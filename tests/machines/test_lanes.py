@@ -228,6 +228,14 @@ def test_how_many_elements_a_thread_has(few: None, dtype: str, result: str, colu
     assert widths(bound(relu((32, columns), dtype, result))) == expected
 
 
+@pytest.mark.parametrize(("shift", "expected"), [(16, [8, 8, 8]), (4, [4, 4, 4]), (6, [2, 2, 2]), (1, [8, 8])])
+def test_as_many_as_make_all_operands_vectors(few: None, shift: int, expected: list[int]) -> None:
+    """Of what is no vector at any width, elements are loaded one by one."""
+    a, b = te.placeholder((6, 96), "bfloat16", name="A"), te.placeholder((64,), "bfloat16", name="B")
+    added = te.compute((6, 64), lambda i, j: a(i, j + shift) + b(j), name="C")
+    assert widths(bound(te.create_prim_func([a, b, added]))) == expected
+
+
 def test_a_gpu_must_be_filled() -> None:
     assert launches(bound(relu((4096, 128), "bfloat16"))) == [(256, 256)]  # 8 a thread
     assert launches(bound(relu((4096, 64), "bfloat16"))) == [(256, 256)]  # 4
@@ -402,7 +410,7 @@ def test_where_one_half_ends_at_a_vector_lanes_have_one_condition(few: None, hal
         (lambda j: j <= 31, True),
         (lambda j: tirx.Not(tirx.And(j > 7, tirx.GT(tirx.const(56, "int32"), j))), True),
         (lambda j: tirx.EQ(j // 8, 3), True),
-        (lambda j: j < 30, False),
+        (lambda j: j < 31, False),
         (lambda j: j <= 32, False),
         (lambda j: j > 32, False),
         (lambda j: tirx.Or(j < 8, j > 60), False),

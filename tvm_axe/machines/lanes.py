@@ -74,7 +74,8 @@ def of_thread(shared: Sequence[tirx.For], inner: Sequence[tirx.For], nested: Nes
     nest = _read(shared, inner, nested)
     if nest is None:
         return None
-    lanes = next((found for width in _WIDTHS if (found := _lanes(nest, width)) is not None), None)
+    choices = [found for width in _WIDTHS if (found := _lanes(nest, width)) is not None]
+    lanes = min(choices, key=lambda each: each.scattered, default=None)  # the widest of the best
     if lanes is None and not inner:
         return None
     return _Writer(nest, lanes).whole()
@@ -165,6 +166,8 @@ class _Lanes:
     loop: tirx.For
     stored: _Elements
     loaded: tuple[_Elements, ...]
+    scattered: int
+    """How many of an element's operands are loaded for each lane alone."""
 
 
 def _lanes(nest: _Nest, width: int) -> _Lanes | None:
@@ -191,7 +194,7 @@ def _lanes(nest: _Nest, width: int) -> _Lanes | None:
     if min(sizes) * width > VECTOR or max(sizes) * width > _PIECES * VECTOR:
         return None
     # Of what isn't beside each other a warp's threads ask for more lines at once the more lanes they have.
-    return _Lanes(width, loop, stored, tuple(loaded)) if scattered <= len(vectors) else None
+    return _Lanes(width, loop, stored, tuple(loaded), scattered) if scattered <= len(vectors) else None
 
 
 def _like(number: tirx.Expr, other: tirx.Expr) -> tirx.Expr:
