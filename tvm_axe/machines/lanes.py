@@ -25,7 +25,8 @@ from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.blocks import NestedBlock, ranges_of
-from tvm_axe.analysis.expressions import alike, is_choice, is_value, is_zero, loads_in, substitute, uses
+from tvm_axe.analysis.expressions import alike, is_zero, loads_in, substitute, uses
+from tvm_axe.analysis.guards import COMPARISONS, guarded_loads
 from tvm_axe.analysis.patterns import REDUCE
 from tvm_axe.layout.shapes import dense_strides
 
@@ -110,7 +111,7 @@ def _read(shared: Sequence[tirx.For], inner: Sequence[tirx.For], nested: NestedB
     ):
         return None
     parts = [store.value, *store.indices, *([] if starts is None else [starts.value])]
-    if any(_occurring(part) is None for part in parts):
+    if any(guarded_loads(part) is None for part in parts):
         return None
     own = [load for load in loads_in(parts) if load.source.same_as(store.buffer)]
     if not all(alike(load.indices, store.indices) for load in own):
@@ -268,7 +269,7 @@ class _Finder:
             return self._is_common(condition.a) and self._is_common(condition.b)
         if isinstance(condition, tirx.Not):
             return self._is_common(condition.a)
-        if not isinstance(condition, _COMPARISONS) or not str(condition.a.ty).startswith("int"):
+        if not isinstance(condition, COMPARISONS) or not str(condition.a.ty).startswith("int"):
             return False
         a, b, one = condition.a, condition.b, tirx.const(1, str(condition.a.ty))
         # Upstream sees of a number that is less than a multiple what it doesn't of one that is at least one.
@@ -314,7 +315,7 @@ def _loads(nest: _Nest) -> Iterator[tuple[ir.TensorLoad, tirx.Expr | None]]:
     """
     found: list[tuple[ir.TensorLoad, list[tuple[tirx.Expr, ...]]]] = []
     for part in (nest.value, *([] if nest.start is None else [nest.start])):
-        occurring = _occurring(part)
+        occurring = guarded_loads(part)
         assert occurring is not None  # `_read` has looked
         for load, guards in occurring:
             if nest.start is not None and load.source.same_as(nest.buffer):
@@ -335,55 +336,6 @@ def _loads(nest: _Nest) -> Iterator[tuple[ir.TensorLoad, tirx.Expr | None]]:
 
 def _same(load: ir.TensorLoad, other: ir.TensorLoad) -> bool:
     return bool(load.source.same_as(other.source)) and alike(load.indices, other.indices)
-
-
-_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
-_PAIRS = (
-    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max, *_COMPARISONS,
-)  # fmt: skip
-_LEAVES = (tirx.Var, tirx.IntImm, tirx.FloatImm, ir.StringImm)
-_Occurring = list[tuple[ir.TensorLoad, tuple[tirx.Expr, ...]]]
-
-
-def _occurring(expr: tirx.Expr, guards: tuple[tirx.Expr, ...] = ()) -> _Occurring | None:
-    """The loads of an expression, each with the conditions under which it happens; None of what isn't plain numbers.
-
-    The other side of `and` and `or` may rely on the first one.
-    """
-    if isinstance(expr, _LEAVES):
-        return []
-    if isinstance(expr, ir.TensorLoad):
-        within = _all([(index, guards) for index in expr.indices])
-        return None if within is None else [*within, (expr, guards)]
-    if isinstance(expr, _PAIRS):
-        return _all([(expr.a, guards), (expr.b, guards)])
-    if isinstance(expr, tirx.And):
-        return _all([(expr.a, guards), (expr.b, (*guards, expr.a))])
-    if isinstance(expr, tirx.Or):
-        return _all([(expr.a, guards), (expr.b, (*guards, tirx.Not(expr.a)))])
-    if isinstance(expr, tirx.Not):
-        return _occurring(expr.a, guards)
-    if isinstance(expr, tirx.Cast):
-        return _occurring(expr.value, guards)
-    if isinstance(expr, tirx.Select) or is_choice(expr):
-        condition, true, false = (
-            (expr.condition, expr.true_value, expr.false_value) if isinstance(expr, tirx.Select) else expr.args
-        )
-        sides = [(true, (*guards, condition)), (false, (*guards, tirx.Not(condition)))]
-        return _all([(condition, guards), *sides])
-    if isinstance(expr, ir.Call) and is_value(expr):
-        return _all([(each, guards) for each in expr.args])
-    return None
-
-
-def _all(parts: Sequence[tuple[tirx.Expr, tuple[tirx.Expr, ...]]]) -> _Occurring | None:
-    found: _Occurring = []
-    for part, guards in parts:
-        within = _occurring(part, guards)
-        if within is None:
-            return None
-        found += within
-    return found
 
 
 class _Writer:
