@@ -6,21 +6,20 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from threaded import GPU, bound, launches, one_by_one
 from tvm import s_tir, te, tirx, topi
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_axe as axe
-from tvm_axe import _tvm
 from tvm_axe.errors import LowerError
 from tvm_axe.layout import Mesh
-from tvm_axe.machines import backend_of, builder, resolve_target
+from tvm_axe.machines import backend_of, builder, lanes
 from tvm_axe.machines.builder import build_program
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.programs import PROGRAMS
 
-GPU = resolve_target("cuda:sm_90a")
 CASES = [
     (name, schedule)
     for name in PROGRAMS
@@ -28,43 +27,15 @@ CASES = [
 ]
 
 
-def bound(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return with_threads(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))["main"]
-
-
-def launches(func: tirx.PrimFunc) -> list[tuple[int, ...]]:
-    """Of each kernel, the extents of its blocks and threads."""
-    found: list[int] = []
-
-    def on_loop(loop: tirx.For) -> None:
-        if loop.kind == tirx.ForKind.THREAD_BINDING:
-            found.append(int(loop.extent))
-
-    tvm_ffi.structural_walk(func.body, (tirx.For, on_loop))
-    return list(zip(found[1::2], found[::2]))  # the walk comes to the innermost first
-
-
-def one_by_one(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with its threads one after the other, for a CPU; what is between kernels' threads doesn't show."""
-
-    def on_loop(loop: tirx.For) -> tirx.Stmt:
-        if loop.kind != tirx.ForKind.THREAD_BINDING:
-            return loop
-        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
-
-    functions = {
-        var: func.with_body(_tvm.structural_map(func.body, (tirx.For, on_loop)))
-        if isinstance(func, tirx.PrimFunc)
-        else func
-        for var, func in mod.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-
-
+@pytest.mark.parametrize("size", ["uneven", "test"])
 @pytest.mark.parametrize(("name", "schedule"), CASES)
-def test_programs_are_what_they_were(launched, name: str, schedule: str) -> None:
+def test_programs_are_what_they_were(
+    launched, monkeypatch: pytest.MonkeyPatch, name: str, schedule: str, size: str
+) -> None:
+    """Also where threads have several elements, as many as the extents allow."""
+    monkeypatch.setattr(lanes, "_ENOUGH", 1)
     mesh = Mesh(dict.fromkeys(PROGRAMS[name].axes, 2))
-    program = PROGRAMS[name](mesh, "uneven")
+    program = PROGRAMS[name](mesh, size)
     exe = axe.compile(program.schedule(schedule), work_dir=None)
     exe.runnable = one_by_one(with_threads(exe.runnable))
     arrays = program.inputs(np.random.default_rng())

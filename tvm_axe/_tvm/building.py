@@ -92,17 +92,29 @@ def _generated(device: IRModule, target: Target) -> runtime.Module:
 
 
 def build_cuda(
-    mod: IRModule, target: Target, to_cubin: Callable[[str], bytes], overlap: bool = False, pipeline: str = "tirx"
+    mod: IRModule,
+    target: Target,
+    to_cubin: Callable[[str], bytes],
+    overlap: bool = False,
+    pipeline: str = "tirx",
+    aligned: str = "",
 ) -> tuple[runtime.Module, str]:
     """Build a module of CUDA functions by one of upstream's pipelines; returns what can be run, and the CUDA source.
 
     The steps are those of `tvm.tirx.build`, but for the device's module, which is made of what `to_cubin` compiles. On
     a machine without a CUDA driver the result's functions can't be called. With `overlap` a kernel is launched while
     the one before it still runs; each must wait for that one (``griddepcontrol.wait``) before it touches global memory.
+    An attribute of a function that is `aligned`, a point and the name of a parameter says of how many bytes a tensor's
+    address must be a multiple; another one is refused when the function is called.
     """
     lower, finish_host, finish_device = tirx.get_tir_pipeline(pipeline)
     host_target = Target("llvm") if target.host is None else target.host
     host, devices = split_host_device_mods(lower(tirx.transform.BindTarget(target.with_host(host_target))(mod)))
+    host = IRModule(
+        {var: _with_alignment(func, aligned) for var, func in host.functions_items()},
+        attrs=host.attrs,
+        global_infos=host.global_infos,
+    )
     if not devices:
         return codegen_build(finish_host()(host), host_target), ""
     ((device_target, device),) = devices.items()
@@ -118,6 +130,41 @@ def build_cuda(
     built = codegen_build(finish_host()(host), host_target)
     built.import_module(generated)
     return built, source
+
+
+_FIELD = "tirx.tvm_struct_get"
+_BYTE_OFFSET, _NUMBER = 8, 17  # upstream's numbers of a tensor's field, and of a 64-bit number at an address
+
+
+def _with_alignment(func: ir.BaseFunc, aligned: str) -> ir.BaseFunc:
+    """The host's function with checks of tensors' addresses, beside those that upstream makes of their offsets."""
+    names = {
+        str(key).removeprefix(f"{aligned}."): int(value)
+        for key, value in dict(func.attrs or {}).items()
+        if str(key).startswith(f"{aligned}.")
+    }
+    if not names:
+        return func
+
+    def on_assert(made: tirx.AssertStmt) -> tirx.Stmt:
+        field = made.condition.b if isinstance(made.condition, tirx.EQ) else None
+        if not isinstance(field, ir.Call) or not isinstance(field.op, ir.Op) or field.op.name != _FIELD:
+            return made
+        if int(field.args[2]) != _BYTE_OFFSET:
+            return made
+        _, name, *where, _ = made.message_parts
+        name = str(name.value).removesuffix(".byte_offset")
+        if name not in names:
+            return made
+        # A tensor begins with the address of its elements.
+        address = tirx.call_intrin("int64", _FIELD, field.args[0], 0, _NUMBER)
+        fits = tirx.EQ(tirx.floormod(address, tirx.const(names[name], "int64")), tirx.const(0, "int64"))
+        wanted = ir.StringImm(f"an address that is a multiple of {names[name]} bytes; copy it")
+        said = [ir.StringImm("Misaligned "), ir.StringImm(name), *where, wanted]
+        # In this order upstream's constructor takes them, whatever it calls them.
+        return tirx.SeqStmt([made, tirx.AssertStmt(fits, made.error_kind, said)])
+
+    return func.with_body(structural_map(func.body, (tirx.AssertStmt, on_assert)))
 
 
 def _function_info(func: tirx.PrimFunc, tags: Sequence[str]) -> Any:

@@ -10,7 +10,7 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe.analysis.digits import Digit, Index, index_of
-from tvm_axe.analysis.expressions import alike
+from tvm_axe.analysis.expressions import alike, is_value
 from tvm_axe.analysis.sizes import Sizes, is_symbolic, number
 
 __all__ = ["Access", "LeafBlock", "NotAnalysed", "leaf_blocks"]
@@ -20,8 +20,6 @@ _COMBINERS = {tirx.Add: ("sum", 0), tirx.Mul: ("prod", 1), tirx.Max: ("max", Non
 
 Of a maximum any start will do: that it is taken on every device changes nothing.
 """
-PURE = int(tirx.CallEffectKind.Pure.value)
-_ADDRESSES = ("tirx.address_of", "tirx.buffer_data")
 
 
 class NotAnalysed(Exception):
@@ -169,8 +167,7 @@ def _only_accesses(block: s_tir.SBlock, bodies: Sequence[tirx.Stmt]) -> None:
         if _found(kind, bodies):
             raise NotAnalysed(f"block {block.name_hint!r} holds {kind.__name__}")
     for call in _found(ir.Call, bodies):
-        effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, ir.Op) else None
-        if effect is None or int(effect) > PURE or call.op.name in _ADDRESSES:
+        if not is_value(call):
             raise NotAnalysed(f"block {block.name_hint!r} calls {call.op}")
 
 

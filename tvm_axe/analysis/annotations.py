@@ -28,6 +28,8 @@ key                  where            value
 ``axe.kernel.NAME``  the function     what the kernel is asked for: an int, a string, a bool or a float
 ``axe.waits``        the function     its GPU kernels wait for what was launched before them, and so may be
                                       launched while that still runs
+``axe.aligned.NAME`` the function     bytes, of which a GPU's kernels take the address of the parameter NAME
+                                      to be a multiple
 ``axe.linked``       the function     it is one worker's: 1 if it has addresses of its process in it, else 0
 ==================== ================ =================================================================
 
@@ -58,6 +60,7 @@ TILE = "axe.tile"
 KERNEL = "axe.kernel"
 WAITS = "axe.waits"
 LINKED = "axe.linked"
+ALIGNED = "axe.aligned"
 
 
 def with_layouts(func: PrimFunc, layouts: Mapping[str, Layout | str]) -> PrimFunc:

@@ -9,7 +9,17 @@ from tvm import ir, tirx
 
 from tvm_axe import _tvm
 
-__all__ = ["alike", "is_zero", "loads_in", "substitute", "unconditional_loads", "uses", "variables_of"]
+__all__ = [
+    "alike",
+    "is_choice",
+    "is_value",
+    "is_zero",
+    "loads_in",
+    "substitute",
+    "unconditional_loads",
+    "uses",
+    "variables_of",
+]
 
 
 def uses(expr: object, var: tirx.Var) -> bool:
@@ -55,6 +65,16 @@ def is_zero(value: object) -> bool:
 def is_choice(expr: object) -> bool:
     """Return whether an expression is ``if_then_else``, of which one side alone is computed."""
     return isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and expr.op.name == "prim.if_then_else"
+
+
+_PURE = int(tirx.CallEffectKind.Pure.value)
+_ADDRESSES = ("tirx.address_of", "tirx.buffer_data")
+
+
+def is_value(call: ir.Call) -> bool:
+    """Return whether a call does no more than give a value of the values of its arguments, none of which is a place."""
+    effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, ir.Op) else None
+    return effect is not None and int(effect) <= _PURE and call.op.name not in _ADDRESSES
 
 
 def unconditional_loads(part: tirx.Expr | tirx.Stmt) -> list[ir.TensorLoad]:

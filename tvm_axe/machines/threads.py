@@ -1,10 +1,12 @@
 """Loops of functions that nobody scheduled for a GPU become blocks and threads.
 
-Blocks go into those that read them where that costs nothing (`tvm_axe.machines.inlining`). Each iteration of the loops
-that a nest's blocks share is a thread's, if no block is reduced over them; what is in a
-nest beside such loops becomes kernels of its own, one after the other. A reduction to few elements is done by the
-threads of a block together. That is right for every function and fast for those that do as much for each element as
-for any other; for the rest there are tile kernels and tuning.
+Sums of which one term counts are that term (`tvm_axe.machines.picking`), and blocks go into those that read them where
+that costs nothing (`tvm_axe.machines.inlining`). Each iteration of the loops that a nest's blocks share is a thread's,
+if no block is reduced over them; what is in a nest beside such loops becomes kernels of its own, one after the other.
+Of a nest of one block a thread has several elements that are beside each other, and adds up in registers
+(`tvm_axe.machines.lanes`). A reduction to few elements is done by the threads of a block together. That is right for
+every function and fast for those that do as much for each element as for any other; for the rest there are tile kernels
+and tuning.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from tvm_axe.analysis.annotations import ALIGNED
 from tvm_axe.analysis.blocks import nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import REDUCE, is_sum
 from tvm_axe.analysis.tree import has_threads, with_functions
 from tvm_axe.errors import LowerError
 from tvm_axe.machines.inlining import inlined
+from tvm_axe.machines.lanes import VECTOR, of_thread
+from tvm_axe.machines.picking import picked
 
 __all__ = ["with_threads"]
 
@@ -44,7 +49,7 @@ def with_threads(mod: tvm.IRModule) -> tvm.IRModule:
         iteration writes.
     """
     bound = {
-        variable: _Binder(inlined(func), str(variable.name_hint)).function()
+        variable: _Binder(inlined(picked(func)), str(variable.name_hint)).function()
         for variable, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and isinstance(func.body, s_tir.SBlockRealize) and not has_threads(func)
     }
@@ -77,6 +82,8 @@ def _reduced(stmt: tirx.Stmt) -> set[tirx.Var]:
 class _Binder:
     def __init__(self, func: tirx.PrimFunc, name: str) -> None:
         self.func, self.name = func, name
+        self._local: list[tirx.Buffer] = []
+        self._vectors: set[tirx.Buffer] = set()
 
     def function(self) -> tirx.PrimFunc:
         """The function with a kernel for each nest."""
@@ -93,10 +100,12 @@ class _Binder:
                 )
         body: tirx.Stmt = kernels[0] if len(kernels) == 1 else tirx.SeqStmt(kernels)
         body = substitute(body, private)
-        allocated = [private.get(buffer, buffer) for buffer in root.alloc_buffers]
+        allocated = [*(private.get(buffer, buffer) for buffer in root.alloc_buffers), *self._local]
         block = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
         func = tirx.PrimFunc(self.func.params, s_tir.SBlockRealize([], True, block), self.func.ret_type)
-        return s_tir.renew_defs(func.with_attrs(dict(self.func.attrs.items())))
+        func = s_tir.renew_defs(func.with_attrs(dict(self.func.attrs.items())))
+        touched = [param for param in self.func.params if param in self._vectors]
+        return func.with_attrs({f"{ALIGNED}.{param.name}": VECTOR for param in touched})
 
     def _apart(self, stmt: tirx.Stmt, outer: tuple[tirx.For, ...]) -> list[_Nest]:
         """What is in a statement as nests: of the parts of one whose loops some are reduced over, each has its own."""
@@ -149,12 +158,22 @@ class _Binder:
         alone = not others and isinstance(nest.body[0], s_tir.SBlockRealize) and _sums(only.block)
         if alone and total < _FEW and terms >= _LONG:
             return _together(nest, shared, inner, total, terms)
+        own = None if others else of_thread(shared, inner, only)
+        if own is not None:
+            self._local += own.local
+            self._vectors |= own.vectors
+            shared, total = list(own.loops), math.prod(int(loop.extent) for loop in own.loops)
         block, thread = tirx.Var("block", "int32"), tirx.Var("thread", "int32")
         threads = min(_BOUND, total)
         at = block * threads + thread
         values = _numbers(shared, at)
         ranges = {block: ir.Range(0, -(-total // threads)), thread: ir.Range(0, threads)}
-        body = _restricted(_nested(inner, nest.body), values, at < total if total % threads else None)
+        inside = at < total if total % threads else None
+        if own is None:
+            body = _restricted(_nested(inner, nest.body), values, inside)
+        else:
+            body = substitute(own.body, values)
+            body = body if inside is None else tirx.IfThenElse(inside, body, None)
         return _bound(block, ranges, "blockIdx.x", _bound(thread, ranges, "threadIdx.x", body))
 
 

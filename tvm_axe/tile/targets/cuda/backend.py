@@ -5,6 +5,7 @@ A folder beside this one says of an architecture what it is, by a `Gpu`.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import tvm
@@ -12,6 +13,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import ALIGNED
 from tvm_axe.machines import Backend, Built, Gpu, nvcc
 from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.threads import with_threads
@@ -51,7 +53,8 @@ class CudaBackend(Backend):
         # Tile programs become functions of TIRx, which upstream's other pipeline takes for something else.
         scheduled = any("s_tir" in (func.attrs or {}) for func in mod.functions.values())
         pipeline = "s_tir" if scheduled else "tirx"
-        return Built(*_tvm.build_cuda(mod, target, lambda code: nvcc.cubin(code, target, kept), overlap, pipeline))
+        to_cubin = functools.partial(nvcc.cubin, target=target, store=kept)
+        return Built(*_tvm.build_cuda(mod, target, to_cubin, overlap, pipeline, ALIGNED))
 
 
 @dataclass(frozen=True, kw_only=True)
