@@ -131,7 +131,7 @@ class Maker:
 
     def operation(self) -> None:
         """Draw one; under a loop or a condition it writes a tile that was written before."""
-        kinds = [self.elementwise, self.elementwise, self.reduce, self.convert]
+        kinds = [self.elementwise, self.elementwise, self.reduce, self.convert, self.ordered, self.scan]
         if not self.choose(range(3)):
             kinds = [self.load, self.gemm, self.gather, self.count, self.formula, self.permute, self.histogram]
             self.choose(kinds)()
@@ -185,6 +185,49 @@ class Maker:
         dst, _ = self.target("n" if axis == 0 else "m", new)
         kind = self.choose(["sum", "max", "min"])
         self.line(f"tile.{kind}({src}, {dst}, {axis}, accumulate={not new and self.choose([True, False])})")
+
+    def ordered(self, new: bool) -> None:
+        """The first of each line, of all rows, or rows in order: values, places or both, each then an output."""
+        src = self.choose(self.written("mn"))
+        dtype, word = self.tiles[src][1], self.choose(["argmax", "argmin", "top_k", "top_k", "sort"])
+        axis, count = self.choose([0, 1]), self.choose([k for k in (1, 2, 5, 9, 20) if k <= self.n])
+        shape = ("n", "m")[axis] if word.startswith("arg") else "mn"
+        wide = f"({self.m}, {count})" if word == "top_k" else shape
+        which = self.choose([("values",), ("indices",), ("values", "indices")])
+        which = ("indices", *which) if word.startswith("arg") and "indices" not in which else which
+        names = {}
+        for result, kind in (("values", dtype), ("indices", "int32")):
+            if result in which:
+                names[result] = self.alloc("a" if word == "top_k" else "o", wide, kind)
+                self.allocs.append(f"        tile.fill({names[result]}, 3)")
+        given = ", ".join(f"{result}={name}" for result, name in names.items())
+        options = {
+            "sort": f", descending={self.choose([False, True])}",
+            "top_k": f", largest={self.choose([False, True])}",
+        }
+        self.line(f"tile.{word}({src}, {given}{options.get(word, f', axis={axis}')})")
+        for result, name in names.items():
+            kind = dtype if result == "values" else "int32"
+            if word != "top_k":
+                self.tiles[name] = (shape, kind)
+                continue
+            array = np.full((self.grid[0] * self.grid[1] * self.m, count), np.nan if "float" in kind else -77)
+            out = self.parameter("K", array.astype(kind))
+            self.line(f"tile.copy({name}, {out}[(m * {self.grid[1]} + n) * {self.m}, 0])")
+
+    def scan(self, new: bool) -> None:
+        src, kinds = self.choose(self.written("mn")), [False, True]
+        kind = "float" if "float" in self.tiles[src][1] else "int"
+        fitting = [name for name in self.written("mn") if kind in self.tiles[name][1] and name != src]
+        if new or not fitting:
+            dtype = "int32" if kind == "int" else self.choose(["float32", "float32", "float16"])
+            dst = self.alloc("t", "mn", dtype)
+            self.allocs.append(f"        tile.fill({dst}, 1)")
+            self.tiles[dst] = ("mn", dtype)
+        else:
+            dst = self.choose(fitting)
+        reverse, exclusive = self.choose(kinds), self.choose(kinds)
+        self.line(f"tile.cumsum({src}, {dst}, {self.choose([0, 1])}, reverse={reverse}, exclusive={exclusive})")
 
     def elementwise(self, new: bool) -> None:
         dst, dtype = self.target("mn", new)

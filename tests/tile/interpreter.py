@@ -28,7 +28,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
@@ -256,6 +258,28 @@ class _Block:
         function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduce.kind]
         result = function.reduce(self._load(reduce.src), axis=reduce.axis).reshape(reduce.dst.extents)
         self._store(reduce.dst, function(self._load(reduce.dst), result) if reduce.accumulate else result)
+
+    def _sort(self, sort: Sort) -> None:
+        lines = np.moveaxis(self._load(sort.src), sort.axis, -1)
+        if lines.dtype.kind == "i":
+            self._written(lines, np.True_)
+        bad = np.isnan(lines)
+        size = np.where(bad, 0, -lines if sort.descending else lines)
+        places = np.arange(lines.shape[-1]) + np.zeros_like(size, "int64")
+        order = np.lexsort((places, size, ~bad if sort.nan_first else bad))[..., : sort.count]
+        for region, found in ((sort.values, np.take_along_axis(lines, order, -1)), (sort.indices, order)):
+            if region is not None:
+                self._store(region, found.reshape(region.extents))
+
+    def _scan(self, scan: Scan) -> None:
+        values = self._load(scan.src)
+        values = np.flip(values, scan.axis) if scan.reverse else values
+        sums = np.cumsum(values, axis=scan.axis)
+        if scan.exclusive:
+            sums = np.roll(sums, 1, axis=scan.axis)
+            sums[(slice(None),) * scan.axis + (0,)] = 0
+        sums = np.flip(sums, scan.axis) if scan.reverse else sums
+        self._store(scan.dst, sums.reshape(scan.dst.extents))
 
     # ---- Points in no order ----------------------------------------------------------------------------------------
 

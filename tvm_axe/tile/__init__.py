@@ -24,15 +24,19 @@ from tvm_axe.tile.language import (
 )
 from tvm_axe.tile.lowering import explain, lower, plan
 from tvm_axe.tile.mesh import mesh_tensor
+from tvm_axe.tile.order import argmax, argmin, cumsum, sort, top_k
 from tvm_axe.tile.reading import read
 
 __all__ = [
     "TileExecutable",
+    "argmax",
+    "argmin",
     "cast",
     "cdiv",
     "compile",
     "compile_all",
     "copy",
+    "cumsum",
     "explain",
     "fill",
     "fragment",
@@ -49,6 +53,8 @@ __all__ = [
     "read",
     "shared",
     "signal",
+    "sort",
     "sum",
+    "top_k",
     "wait",
 ]

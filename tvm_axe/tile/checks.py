@@ -16,6 +16,7 @@ from tvm import ir, sym, tirx
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.keys import ORDERED
 from tvm_axe.tile.meeting import check_meeting
 from tvm_axe.tile.nodes import (
     Assign,
@@ -28,7 +29,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.peers import check_peers
@@ -144,6 +147,54 @@ def _reduce(reduce: Reduce, scope: Scope, known: _Known) -> None:
         )
 
 
+def _sort(sort: Sort, scope: Scope, known: _Known) -> None:
+    _on_chip(sort, (*sort.results, sort.src))
+    src, dtypes = sort.src, {"values": sort.src.tile.dtype, "indices": "int32"}
+    if src.tile.dtype not in ORDERED:
+        raise TileError(
+            f"{sort}: src is {src.tile}; valid are tiles of {', '.join(ORDERED)}, to which T.cast brings it"
+        )
+    for name, dtype in dtypes.items():
+        region = getattr(sort, name)
+        if region is not None and region.tile.dtype != dtype:
+            raise TileError(f"{sort}: {name} are of {region.tile.dtype}; valid is a tile of {dtype}")
+    left = [extent for axis, extent in enumerate(src.extents) if axis != sort.axis]
+    if sort.keeps_axis:
+        most, kept = sort.length, [*left, sort.count]
+        if sort.count > most or (sort.word == "sort" and sort.count != most):
+            valid = f"{most}" if sort.word == "sort" else f"1 to {most}"
+            raise TileError(f"{sort}: {sort.count} elements of each row of {most} in a result; valid is {valid}")
+    else:
+        kept = left
+    for region in sort.results:
+        if [e for e in kept if e != 1] != [e for e in region.extents if e != 1]:
+            raise TileError(
+                f"{sort}: src has shape {src.extents}, and {region.tile.name} {region.extents}; valid is {tuple(kept)}"
+            )
+
+
+def _scan(scan: Scan, scope: Scope, known: _Known) -> None:
+    _on_chip(scan, (scan.dst, scan.src))
+    dst, src = scan.dst.tile.dtype, scan.src.tile.dtype
+    if scan.src.shape != scan.dst.shape:
+        raise TileError(
+            f"{scan}: src has shape {scan.src.extents}, dst {scan.dst.extents}; they must be equal up to ones"
+        )
+    if not any(kind in src and kind in dst for kind in ("float", "int")):
+        raise TileError(f"{scan}: sums of {src} in {dst}; valid are floats in floats, and integers in integers")
+
+
+def _on_chip(node: Sort | Scan, regions: tuple[Region, ...]) -> None:
+    """Refuse tensors, and one tile in two places."""
+    for region in regions:
+        if region.tile.scope not in ("shared", "fragment"):
+            raise TileError(f"{node}: {region.tile}; valid are shared tiles and fragments, to which it can be copied")
+        if sum(other.tile is region.tile for other in regions) > 1:
+            raise TileError(
+                f"{node}: {region.tile.name} is in two places, and would change while it is read; valid is another tile"
+            )
+
+
 def _flags(node: Wait | Signal, scope: Scope, known: _Known) -> None:
     word, tile = type(node).__name__.lower(), node.flags.tile
     if tile.scope != "global" or tile.dtype != "int32":
@@ -220,6 +271,8 @@ _RULES: TypeTable[tuple[_Rule, ...]] = TypeTable(
         Loop: (_scalars,),
         Parallel: (_parallel,),
         Reduce: (_reduce, _regions, _scalars),
+        Scan: (_scan, _regions, _scalars),
+        Sort: (_sort, _regions, _scalars),
         Signal: (_flags, _regions, _scalars),
         Wait: (_flags, _regions, _scalars),
     },

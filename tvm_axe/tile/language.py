@@ -49,6 +49,7 @@ are set:
 A block may wait for what earlier kernels, other devices or the host set; one that waits for another block of its own
 kernel waits for ever where that block is not running yet. On a CPU, a device's blocks run in the order of the grid.
 
+Order within a row, by `argmax`, `argmin`, `sort`, `top_k` and sums up to each element, `cumsum`: `tvm_axe.tile.order`.
 Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.
 
 Source: TileLang (arXiv:2504.17577), section 3, for the level; the representation is TIRx's.

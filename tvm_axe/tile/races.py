@@ -26,7 +26,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.points import Access, Scope, accesses
@@ -283,6 +285,8 @@ _NODES: TypeTable[Callable[[_Blocks, Any, frozenset[tirx.Var]], None]] = TypeTab
         Loop: _Blocks.loop,
         Parallel: _Blocks.parallel,
         Reduce: _Blocks.on_chip,
+        Scan: _Blocks.on_chip,
+        Sort: _Blocks.on_chip,
         Signal: _Blocks.flags,
         Wait: _Blocks.flags,
     },

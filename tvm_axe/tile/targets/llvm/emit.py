@@ -13,12 +13,28 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Branch, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce, Signal, Wait
+from tvm_axe.tile.nodes import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Scan,
+    Signal,
+    Sort,
+    Wait,
+)
 from tvm_axe.tile.targets.llvm import atomics, flags, guards
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.copies import write_copy, write_fill
 from tvm_axe.tile.targets.llvm.elements import write_parallel
 from tvm_axe.tile.targets.llvm.gemm import write_gemm
+from tvm_axe.tile.targets.llvm.orders import write_scan, write_sort
 from tvm_axe.tile.targets.llvm.plan import CpuPlan
 from tvm_axe.tile.targets.llvm.reduces import write_reduce
 from tvm_axe.tile.targets.llvm.writer import Writer
@@ -106,6 +122,8 @@ _NODES: TypeTable[Callable[[Writer, Any], None]] = TypeTable(
         Loop: _loop,
         Parallel: write_parallel,
         Reduce: write_reduce,
+        Scan: write_scan,
+        Sort: write_sort,
         Signal: flags.write_signal,
         Wait: flags.write_wait,
     },

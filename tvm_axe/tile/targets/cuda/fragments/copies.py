@@ -121,9 +121,9 @@ def _exchange(emitter: Emitter, node: Copy) -> None:
     """Through shared memory, where threads need what others hold."""
     emitter, between = row_major(emitter, node.src, node.dst.tile.dtype)
     emitter.threads.sync()
-    copy(emitter, Copy(between, node.src, False))
+    copy(emitter, Copy(between, node.src, None))
     emitter.threads.sync()
-    copy(emitter, Copy(node.dst, between, False))
+    copy(emitter, Copy(node.dst, between, None))
 
 
 def row_major(emitter: Emitter, region: Region, dtype: str | None = None) -> tuple[Emitter, Region]:

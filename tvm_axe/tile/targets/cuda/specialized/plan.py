@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu
+from tvm_axe.tile import keys
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
@@ -112,6 +113,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     ordering.check(program, memory.buffers, memory.staging)
     for node, who, why in ordering.roles(program):
         decisions.add(node, who, why)
+    keys.decide(program, decisions)
     made = _schedule(program, memory, warpgroups, grid.persistent, fragments, decisions)
     for fill, gemm in made.folded:
         decisions.add(fill, "left out", f"{gemm} sets its accumulator the first time")
