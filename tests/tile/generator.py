@@ -162,7 +162,7 @@ class Maker:
     def store(self, name: str, shape: str, dtype: str) -> None:
         out = dtype if self.choose([True, False]) else self.type()
         extents = {"mn": (self.rows, self.columns), "m": (self.rows,), "n": (self.columns,)}[shape]
-        atomic = out in ("float32", "int32") and shape == "mn" and self.choose([False, False, True])
+        atomic = out in ("float32", "int32") and shape == "mn" and self.choose([None, None, "add", "max", "min"])
         # Of blocks that hold the same rows or columns one stores.
         guard = {"m": "if n == 0:", "n": "if m == 0:", "mn": ""}[shape]
         if guard:
@@ -171,7 +171,7 @@ class Maker:
         array = np.full(extents, np.nan if "float" in out else -77).astype(out)
         array = np.ones_like(array) if atomic else array
         parameter = self.parameter("Y", array)
-        self.line(f"tile.copy({name}, {parameter}[{self.place(shape)}]{', atomic=' + repr('add') if atomic else ''})")
+        self.line(f"tile.copy({name}, {parameter}[{self.place(shape)}]{f', atomic={atomic!r}' if atomic else ''})")
         self.indent -= bool(guard)
 
     def convert(self, new: bool) -> None:
@@ -283,16 +283,24 @@ class Maker:
         self.tiles[moved] = ("mn", dtype)
 
     def histogram(self) -> None:
-        """Rows added where a tensor says, several to one: atomically, by all blocks."""
+        """Rows joined where a tensor says, several with one: atomically, by all blocks."""
         src = self.choose(self.written("mn"))
         dtype = self.choose(["float32", "int32", self.tiles[src][1]])
         bins = self.choose([1, 2, 5])
         where = self.input("B", (self.m,), "int32", 0, bins)
         held = self.alloc("h", "mn", dtype, "shared")
         total = self.parameter("H", np.ones((bins, self.n)).astype(dtype))
+        kind = self.choose(["add", "max", "min"])
         self.line(f"tile.copy({src}, {held})")
-        self.line(f"for row in range({self.m}):")
-        self.line(f'    tile.copy({held}[row, 0:{self.n}], {total}[{where}[row], 0], atomic="add")')
+        if self.choose([False, True]):
+            self.line(f"for row in range({self.m}):")
+            self.line(f'    tile.copy({held}[row, 0:{self.n}], {total}[{where}[row], 0], atomic="{kind}")')
+            return
+        self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
+        guard = self.choose(["", f"if {held}[i, j] > 0:", "if i + j < 5:"])
+        self.line(f"    {guard}") if guard else None
+        value = self.choose([f"{held}[i, j]", "2", f'T.cast(i - j, "{dtype}")'])
+        self.line(f"    {'    ' * bool(guard)}tile.atomic_{kind}({value}, {total}[{where}[i], j])")
 
     def count(self) -> None:
         """A scalar that a loop of dynamic extent adds to, and a tile filled with it."""

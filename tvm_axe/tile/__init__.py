@@ -4,6 +4,7 @@ The words are for use inside ``@T.prim_func`` (`tvm_axe.tile.language` explains 
 callable; `lower`, `plan` and `explain` are the steps on the way.
 """
 
+from tvm_axe.tile.atomics import atomic_add, atomic_max, atomic_min
 from tvm_axe.tile.build import TileExecutable, compile, compile_all
 from tvm_axe.tile.flags import signal, wait
 from tvm_axe.tile.language import (
@@ -31,6 +32,9 @@ __all__ = [
     "TileExecutable",
     "argmax",
     "argmin",
+    "atomic_add",
+    "atomic_max",
+    "atomic_min",
     "cast",
     "cdiv",
     "compile",

@@ -42,7 +42,7 @@ from tvm_axe.tile.races import check_blocks, check_parallel
 from tvm_axe.tile.regions import Region, Tile
 
 ATOMIC = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint32")
-"""The types that every target adds atomically in global memory."""
+"""The types that every target joins atomically in global memory."""
 
 
 def check(program: TileProgram) -> None:
@@ -65,10 +65,11 @@ def check(program: TileProgram) -> None:
 
 
 def check_atomics(program: TileProgram) -> None:
-    """Raise TileError where a program adds atomically to a type that no target does it for, alike on all of them."""
+    """Raise TileError where a program joins values with a type that no target does it for, alike on all of them."""
     for node in program.nodes():
-        if isinstance(node, Copy) and node.atomic and node.dst.tile.dtype not in ATOMIC:
-            raise TileError(f"{node}: atomically into {node.dst.tile}; valid are tensors of {', '.join(ATOMIC)}")
+        for tile, _ in node.joins:
+            if tile.dtype not in ATOMIC:
+                raise TileError(f"{node}: atomically into {tile}; valid are tensors of {', '.join(ATOMIC)}")
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,33 @@ def _copy(copy: Copy, scope: Scope, known: _Known) -> None:
     src, dst = copy.src, copy.dst
     if src.shape != dst.shape:
         raise TileError(f"{copy}: src has shape {src.extents}, dst {dst.extents}; they must be equal up to ones")
-    if copy.atomic and dst.tile.scope != "global":
-        raise TileError(f"{copy}: atomically into {dst.tile}; valid is a tensor in global memory")
     if src.tile is dst.tile and not _disjoint(src, dst, known.analyzer):
         raise TileError(f"{copy}: src and dst may overlap; valid are parts of {src.tile} that provably don't")
+
+
+def _joins(node: Copy | Parallel, scope: Scope, known: _Known) -> None:
+    """Refuse atomics on chip, and a tensor that the program touches otherwise too, in no order with them."""
+    for tile, how in node.joins:
+        if tile.scope != "global":
+            raise TileError(f"{node}: atomically into {tile}; valid is a tensor in global memory")
+        for other in known.program.nodes():
+            if other.bodies:
+                continue
+            plain = tile in (*other.reads, *scalars(other, known.tiles))
+            if isinstance(other, Parallel):
+                plain = plain or any(a.buffer.same_as(tile.buffer) and not a.atomic for a in accesses(other))
+            elif tile in other.writes and tile not in (t for t, _ in other.joins):
+                plain = True
+            if plain:
+                raise TileError(
+                    f"{node}: joins values with {tile} atomically, and `{other}` reads or stores it, in no order with "
+                    "that; valid is another tensor, or a program of its own before or behind this one"
+                )
+            if any(t is tile and kind != how for t, kind in other.joins):
+                raise TileError(
+                    f"{node}: joins values with {tile} by {how}, and `{other}` by another; they have no order, so "
+                    "valid is one of add, max and min"
+                )
 
 
 def _disjoint(a: Region, b: Region, analyzer: sym.Analyzer) -> bool:
@@ -264,12 +288,12 @@ _RULES: TypeTable[tuple[_Rule, ...]] = TypeTable(
     {
         Assign: (_scalars, _assign),
         Branch: (_scalars,),
-        Copy: (_copy, _regions, _scalars),
+        Copy: (_copy, _joins, _regions, _scalars),
         Fill: (_regions, _scalars),
         Gemm: (_gemm, _regions, _scalars),
         Let: (_scalars,),
         Loop: (_scalars,),
-        Parallel: (_parallel,),
+        Parallel: (_joins, _parallel),
         Reduce: (_reduce, _regions, _scalars),
         Scan: (_scan, _regions, _scalars),
         Sort: (_sort, _regions, _scalars),

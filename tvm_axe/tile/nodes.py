@@ -51,6 +51,11 @@ class Statement:
         return ()
 
     @property
+    def joins(self) -> tuple[tuple[Tile, str], ...]:
+        """The tensors of `writes` whose elements it joins with values atomically, and how: add, max or min."""
+        return ()
+
+    @property
     def bodies(self) -> tuple[tuple[Node, ...], ...]:
         """The lists of nodes in it: one of a loop, two of a branch, none of what is no control flow."""
         return ()
@@ -88,6 +93,10 @@ class Copy(Statement):
     @property
     def regions(self) -> tuple[Region, ...]:
         return (self.dst, self.src)
+
+    @property
+    def joins(self) -> tuple[tuple[Tile, str], ...]:
+        return () if self.atomic is None else ((self.dst.tile, self.atomic),)
 
     def __str__(self) -> str:
         how = {"add": ", adding atomically", "max": ", the larger atomically", "min": ", the smaller atomically"}
@@ -322,6 +331,9 @@ class Parallel(Statement):
         All that the body touches: loads, then stores (True), each in order.
     distinct : bool
         Whether the author says that no two points store to one element where an index is data.
+    joins : tuple of (Tile, str)
+        The tensors that values are joined with atomically, and how; such a store's value is a call
+        (`tvm_axe.tile.atomics`).
     """
 
     vars: tuple[tirx.Var, ...]
@@ -329,6 +341,7 @@ class Parallel(Statement):
     body: tirx.Stmt
     accesses: tuple[tuple[Tile, tuple, bool], ...]
     distinct: bool = False
+    joins: tuple[tuple[Tile, str], ...] = ()
 
     @cached_property
     def reads(self) -> tuple[Tile, ...]:

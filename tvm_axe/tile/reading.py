@@ -14,6 +14,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile import calls
 from tvm_axe.tile.arithmetic import plain
+from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.flags import ADD, LOADS, ORDERED, RESET, SIGNAL, WAIT
@@ -135,7 +136,12 @@ class Reader:
         return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
 
     def _store(self, stmt: tirx.BufferStore) -> Node:
-        tile = self.known[stmt.buffer]
+        tile, how = self.known[stmt.buffer], joined(stmt.value)
+        if how is not None:
+            raise TileError(
+                f"atomic_{how[0]} of a value with {tile.name}[{', '.join(map(str, stmt.indices))}] outside of "
+                "`parallel`, by every thread; valid is one in `with tile.parallel(...)`, or of a tile"
+            )
         if tile.scope != "local":
             raise TileError(
                 f"{tile.name}[{', '.join(map(str, stmt.indices))}] is stored outside of `parallel`, by every "
@@ -217,16 +223,20 @@ class Reader:
             stmt = stmt.body
         stmt = self._points(stmt)
         accesses: list[tuple[Tile, tuple, bool]] = []
+        joins: dict[tuple[Tile, str], None] = {}
 
         def on_load(load: ir.TensorLoad) -> None:
             accesses.append((self.known[load.source], tuple(load.indices), False))
 
         def on_store(store: tirx.BufferStore) -> None:
-            accesses.append((self.known[store.buffer], tuple(store.indices), True))
+            tile, how = self.known[store.buffer], joined(store.value)
+            accesses.append((tile, tuple(store.indices), True))
+            if how is not None:
+                joins[tile, how[0]] = None
 
         tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
         tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
-        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses), distinct)
+        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses), distinct, tuple(joins))
 
     def _points(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """The body of a `parallel`, in which ``z = value`` is a name for a value: upstream makes it a tile of one."""

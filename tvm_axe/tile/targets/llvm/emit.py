@@ -57,8 +57,8 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
     imported = [guards.SOURCE] if check_bounds else []
     meets = plan.serial
     imported += [flags.SOURCE] if meets else []
-    added = {node.dst.tile.dtype: None for node in program.nodes() if isinstance(node, Copy) and node.atomic}
-    imported += [atomics.source(dtype) for dtype in added]
+    joins = {(kind, tile.dtype): None for node in program.nodes() for tile, kind in node.joins}
+    imported += [atomics.source(kind, dtype) for kind, dtype in joins]
     extents = [extent for _, extent in program.grid]
     with IRBuilder() as builder, T.prim_func(s_tir=True), ExitStack() as scope:
         if imported:
