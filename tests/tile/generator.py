@@ -134,7 +134,7 @@ class Maker:
         kinds = [self.elementwise, self.elementwise, self.reduce, self.convert, self.ordered, self.scan]
         if not self.choose(range(3)):
             kinds = [self.load, self.gemm, self.gather, self.count, self.formula, self.permute, self.histogram]
-            self.choose(kinds)()
+            self.choose([*kinds, self.random])()
             return
         depth = self.block()
         self.choose(kinds)(new=not depth and self.choose([True, False]))
@@ -271,6 +271,15 @@ class Maker:
         text, _ = Formulas(self.choose, terms).integer(self.choose([1, 2, 3]))
         self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
         self.line(f'    {dst}[i, j] = T.cast(T.floormod({text}, 61) - 20, "{dtype}")')
+
+    def random(self) -> None:
+        """Random numbers of an element's place, from a seed that is data or none."""
+        dst, dtype = self.target("mn", True)
+        seed = self.choose(["7", "-1", f"{self.counts}[m]", "T.int64(81985529216486895)", f"{self.counts}[i]"])
+        counter = self.choose([f"(m * {self.m} + i) * {self.columns} + j", "i - j", f"T.cast(j, 'int64') << {40}"])
+        draw = f'tile.random({seed}, {counter}, dtype="uint32")'
+        self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
+        self.line(f'    {dst}[i, j] = T.cast(T.floormod({draw}, T.uint32(61)), "{dtype}") - T.cast(20, "{dtype}")')
 
     def permute(self) -> None:
         """Rows stored where a tensor says, all in places of their own."""

@@ -26,6 +26,7 @@ from tvm_axe.tile.language import (
 from tvm_axe.tile.lowering import explain, lower, plan
 from tvm_axe.tile.mesh import mesh_tensor
 from tvm_axe.tile.order import argmax, argmin, cumsum, sort, top_k
+from tvm_axe.tile.philox import random
 from tvm_axe.tile.reading import read
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "parallel",
     "pipelined",
     "plan",
+    "random",
     "read",
     "shared",
     "signal",

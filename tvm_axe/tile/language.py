@@ -51,6 +51,7 @@ kernel waits for ever where that block is not running yet. On a CPU, a device's 
 
 Blocks that add to one element, or keep the largest there, do so in no order: `tvm_axe.tile.atomics`. Order within a
 row, by `argmax`, `argmin`, `sort` and `top_k`, and sums up to each element, `cumsum`: `tvm_axe.tile.order`.
+Random numbers of counters: `tvm_axe.tile.philox`.
 
 Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.
 

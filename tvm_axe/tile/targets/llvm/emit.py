@@ -29,7 +29,8 @@ from tvm_axe.tile.nodes import (
     Sort,
     Wait,
 )
-from tvm_axe.tile.targets.llvm import atomics, flags, guards
+from tvm_axe.tile.philox import draws
+from tvm_axe.tile.targets.llvm import atomics, flags, guards, philox
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.copies import write_copy, write_fill
 from tvm_axe.tile.targets.llvm.elements import write_parallel
@@ -59,6 +60,7 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
     imported += [flags.SOURCE] if meets else []
     joins = {(kind, tile.dtype): None for node in program.nodes() for tile, kind in node.joins}
     imported += [atomics.source(kind, dtype) for kind, dtype in joins]
+    imported += [philox.source()] if draws(program.func) else []
     extents = [extent for _, extent in program.grid]
     with IRBuilder() as builder, T.prim_func(s_tir=True), ExitStack() as scope:
         if imported:
