@@ -237,6 +237,7 @@ def test_explained(target):
     assert "most = values of top_k of x along 1: a network of 21 stages  (more than 8 results of a row)" in text
     assert "at = indices of argmin of x[0:16, 32:64] along 1: 1 pass over each line" in text
     assert "i = indices of top_k of x along 1, smallest: 4 passes over each line" in text
+    assert ("y = sums of x along 1: a warp a line" in text) == (target != "llvm")
 
 
 def test_examples():

@@ -29,12 +29,17 @@ from tvm_axe.tile.kernels.kernel import (
     rounding_slack,
 )
 from tvm_axe.tile.kernels.rows import padded
+from tvm_axe.tile.keys import PASSES
 
-_HELD = 2048
-"""Scores that a block holds at least, where there are tokens enough: 16 a thread of 128."""
+_HELD = 16
+"""Scores that a thread holds, where there are tokens enough."""
+
+_LANES = 32
 
 
-def topk_gating(tokens: int, experts: int, k: int, dtype: str, renormalize: bool = True, *, block_rows: int) -> Recipe:
+def topk_gating(
+    tokens: int, experts: int, k: int, dtype: str, renormalize: bool = True, *, block_rows: int, threads: int
+) -> Recipe:
     """indices, weights (tokens, k): the k largest of each row of logits (tokens, experts), and their softmax.
 
     The largest is first, of equal ones the first expert's. Weights are float32; of each token they sum up to 1, or
@@ -58,7 +63,7 @@ def topk_gating(tokens: int, experts: int, k: int, dtype: str, renormalize: bool
         indices: T.Buffer((tokens, k), "int32"),
         weights: T.Buffer((tokens, k), "float32"),
     ) -> None:
-        with tile.kernel(tile.cdiv(tokens, block_rows)) as i:
+        with tile.kernel(tile.cdiv(tokens, block_rows), threads=threads) as i:
             x = tile.fragment((block_rows, width), "float32")
             best = tile.fragment((block_rows, k), "float32")
             chosen = tile.fragment((block_rows, k), "int32")
@@ -88,8 +93,14 @@ def topk_gating(tokens: int, experts: int, k: int, dtype: str, renormalize: bool
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
-    held = max(1, _HELD // padded(problem["experts"])) if isinstance(machine_of(target), Gpu) else 4
-    return {"block_rows": choose(min(held, power_of_two(problem["tokens"])), 1, 2, 4, 8, 16, 32)}
+    """A warp a block where its lanes search few results: no warp then waits for another. A CPU has no threads."""
+    width, on_gpu = padded(problem["experts"]), isinstance(machine_of(target), Gpu)
+    threads = _LANES if problem["k"] <= PASSES and width <= _LANES * _HELD else 4 * _LANES
+    held = max(1, threads * _HELD // width) if on_gpu else 4
+    return {
+        "block_rows": choose(min(held, power_of_two(problem["tokens"])), 1, 2, 4, 8, 16),
+        "threads": choose(threads, 32, 64, 128) if on_gpu else (threads,),
+    }
 
 
 def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:

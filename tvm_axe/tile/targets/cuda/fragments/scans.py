@@ -8,6 +8,7 @@ Source: Hillis and Steele, "Data parallel algorithms", 1986.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm_ffi
@@ -15,6 +16,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.tile.nodes import Copy, Scan
+from tvm_axe.tile.plans import Decisions
+from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region
 from tvm_axe.tile.targets.cuda.fragments.copies import Place, copy, row_major
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory
@@ -29,24 +32,30 @@ def sums_type(dtype: str) -> str:
     return dtype if not narrow else "float32" if "float" in dtype else "int32"
 
 
+def decide(program: TileProgram, decisions: Decisions) -> None:
+    """Write down how lines are summed up, and why."""
+    for node in program.nodes():
+        if isinstance(node, Scan):
+            why = "a fragment's threads needn't hold neighbours"
+            decisions.add(node, f"a warp a line, {LANES} elements at a time, from shared memory", why)
+
+
 def scan(emitter: Emitter, node: Scan) -> None:
-    """Emit it."""
+    """Emit it; where both sides are fragments, each sum takes its element's place in scratch memory."""
     threads, dtype = emitter.threads, sums_type(node.dst.tile.dtype)
-    held = emitter
     src, dst = node.src, node.dst
+    if not all(isinstance(emitter.storages[region.tile], Memory) for region in (src, dst)):
+        threads.sync()  # others may still read there
     if not isinstance(emitter.storages[src.tile], Memory):
-        held, src = row_major(held, src, dtype)
-        threads.sync()
-        copy(held, Copy(src, node.src, None))
-        threads.sync()
-    elif not isinstance(emitter.storages[dst.tile], Memory):
+        emitter, src = row_major(emitter, node.src, dtype)
+        copy(emitter, Copy(src, node.src, None))
         threads.sync()
     if not isinstance(emitter.storages[dst.tile], Memory):
-        held, dst = row_major(held, Region(dst.tile, dst.start, dst.extents), dtype)
-    _lines(held, node, src, dst, dtype)
-    if dst.tile is not node.dst.tile:
+        emitter, dst = row_major(emitter, node.dst, dtype)
+    _lines(emitter, node, src, dst, dtype)
+    if dst is not node.dst:
         threads.sync()
-        copy(held, Copy(node.dst, dst, None))
+        copy(emitter, Copy(node.dst, dst, None))
 
 
 def _lines(emitter: Emitter, node: Scan, src: Region, dst: Region, dtype: str) -> None:
@@ -54,9 +63,7 @@ def _lines(emitter: Emitter, node: Scan, src: Region, dst: Region, dtype: str) -
     threads = emitter.threads
     length, lanes = src.extents[node.axis], tirx.const(_ALL_LANES, "uint32")
     wide = [(d, extent) for d, extent in enumerate(src.extents) if extent != 1]
-    lines = 1
-    for dimension, extent in wide:
-        lines *= 1 if dimension == node.axis else extent
+    lines = math.prod(src.extents) // length
     warps = threads.count // LANES
     warp, lane = T.bind(threads.index // LANES), T.bind(threads.index % LANES)
     with T.serial(-(-lines // warps)) as turn:
