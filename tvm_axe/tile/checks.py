@@ -176,7 +176,7 @@ def _sort(sort: Sort, scope: Scope, known: _Known) -> None:
     src, dtypes = sort.src, {"values": sort.src.tile.dtype, "indices": "int32"}
     if src.tile.dtype not in ORDERED:
         raise TileError(
-            f"{sort}: src is {src.tile}; valid are tiles of {', '.join(ORDERED)}, to which T.cast brings it"
+            f"{sort}: src is {src.tile}; valid are tiles of {', '.join(ORDERED)}, to which T.cast brings its elements"
         )
     for name, dtype in dtypes.items():
         region = getattr(sort, name)
