@@ -133,6 +133,43 @@ weights = np.exp(X.astype("float64"))
 check(tile.compile(softmax, "llvm"), [X], weights / weights.sum(axis=1, keepdims=True), 1e-5)
 
 # %%
+# Order within rows: the experts that a token goes to are those with the four largest of its scores. `top_k` gives them
+# in order, the first of equal ones first, and where they were; their softmax are the weights.
+
+TOKENS, EXPERTS, CHOSEN = 100, 64, 4
+
+
+@T.prim_func
+def route(
+    scores: T.Buffer((TOKENS, EXPERTS), "float32"),
+    experts: T.Buffer((TOKENS, CHOSEN), "int32"),
+    weights: T.Buffer((TOKENS, CHOSEN), "float32"),
+):
+    with tile.kernel(tile.cdiv(TOKENS, 8)) as m:
+        x = tile.fragment((8, EXPERTS), "float32")
+        best = tile.fragment((8, CHOSEN), "float32")
+        where = tile.fragment((8, CHOSEN), "int32")
+        total = tile.fragment((8,), "float32")
+        tile.copy(scores[m * 8, 0], x)
+        tile.top_k(x, best, where)
+        with tile.parallel(8, CHOSEN) as (i, j):
+            best[i, j] = T.exp(best[i, j])
+        tile.sum(best, total)
+        with tile.parallel(8, CHOSEN) as (i, j):
+            best[i, j] = best[i, j] / total[i]
+        tile.copy(where, experts[m * 8, 0])
+        tile.copy(best, weights[m * 8, 0])
+
+
+scores = rng.standard_normal((TOKENS, EXPERTS), dtype="float32")
+order = np.argsort(-scores, axis=1)[:, :CHOSEN]
+experts, found = np.full((TOKENS, CHOSEN), -1, "int32"), np.full((TOKENS, CHOSEN), np.nan, "float32")
+tile.compile(route, "llvm")(scores, experts, found)
+chosen = np.exp(np.take_along_axis(scores, order, 1).astype("float64"))
+assert (experts == order).all() and np.allclose(found, chosen / chosen.sum(axis=1, keepdims=True))
+print(f"route: the first token goes to experts {experts[0].tolist()}\n")
+
+# %%
 # 4. Attention
 # ------------
 #

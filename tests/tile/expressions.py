@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import ir, tirx
 
+from tvm_axe.tile.philox import is_random
+
 _BINARY = {
     tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply,
     tirx.Min: np.minimum, tirx.Max: np.maximum,
@@ -41,6 +43,18 @@ def wrapped(value: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bool":
         return np.asarray(value).astype(bool)
     return np.asarray(value).astype(dtype).astype("int64") if "int" in dtype else np.asarray(value)
+
+
+def philox(seed: np.ndarray, counter: np.ndarray, upper: int = 0) -> list[np.ndarray]:
+    """The four words of Philox-4x32-10, whose counter's upper 64 bits are a number; int64, as arithmetic is here."""
+    low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    seed, counter, rest = (np.asarray(number).astype("int64").view("uint64") for number in (seed, counter, upper))
+    a, b, c, d, k, l = (part for word in (counter, rest, seed) for part in (word & low, word >> shift))
+    for _ in range(10):
+        p, q = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b, c, d = (q >> shift) ^ b ^ k, q & low, (p >> shift) ^ d ^ l, p & low
+        k, l = (k + np.uint64(0x9E3779B9)) & low, (l + np.uint64(0xBB67AE85)) & low
+    return [word.astype("int64") for word in (a, b, c, d)]
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,8 @@ class Evaluator:
             return _BINARY[type(expr)](self(expr.a), self(expr.b))
         if isinstance(expr, ir.Call):
             name = str(expr.op.name).rpartition(".")[2]
+            if is_random(expr):
+                return philox(*(self(argument) for argument in expr.args[1:]))[0]
             if name == "if_then_else":
                 condition, then, otherwise = expr.args
                 holds = self(condition)

@@ -131,10 +131,10 @@ class Maker:
 
     def operation(self) -> None:
         """Draw one; under a loop or a condition it writes a tile that was written before."""
-        kinds = [self.elementwise, self.elementwise, self.reduce, self.convert]
+        kinds = [self.elementwise, self.elementwise, self.reduce, self.convert, self.ordered, self.scan]
         if not self.choose(range(3)):
             kinds = [self.load, self.gemm, self.gather, self.count, self.formula, self.permute, self.histogram]
-            self.choose(kinds)()
+            self.choose([*kinds, self.random])()
             return
         depth = self.block()
         self.choose(kinds)(new=not depth and self.choose([True, False]))
@@ -162,7 +162,7 @@ class Maker:
     def store(self, name: str, shape: str, dtype: str) -> None:
         out = dtype if self.choose([True, False]) else self.type()
         extents = {"mn": (self.rows, self.columns), "m": (self.rows,), "n": (self.columns,)}[shape]
-        atomic = out in ("float32", "int32") and shape == "mn" and self.choose([False, False, True])
+        atomic = out in ("float32", "int32") and shape == "mn" and self.choose([None, None, "add", "max", "min"])
         # Of blocks that hold the same rows or columns one stores.
         guard = {"m": "if n == 0:", "n": "if m == 0:", "mn": ""}[shape]
         if guard:
@@ -171,7 +171,7 @@ class Maker:
         array = np.full(extents, np.nan if "float" in out else -77).astype(out)
         array = np.ones_like(array) if atomic else array
         parameter = self.parameter("Y", array)
-        self.line(f"tile.copy({name}, {parameter}[{self.place(shape)}]{', atomic=' + repr('add') if atomic else ''})")
+        self.line(f"tile.copy({name}, {parameter}[{self.place(shape)}]{f', atomic={atomic!r}' if atomic else ''})")
         self.indent -= bool(guard)
 
     def convert(self, new: bool) -> None:
@@ -185,6 +185,49 @@ class Maker:
         dst, _ = self.target("n" if axis == 0 else "m", new)
         kind = self.choose(["sum", "max", "min"])
         self.line(f"tile.{kind}({src}, {dst}, {axis}, accumulate={not new and self.choose([True, False])})")
+
+    def ordered(self, new: bool) -> None:
+        """The first of each line, of all rows, or rows in order: values, places or both, each then an output."""
+        src = self.choose(self.written("mn"))
+        dtype, word = self.tiles[src][1], self.choose(["argmax", "argmin", "top_k", "top_k", "sort"])
+        axis, count = self.choose([0, 1]), self.choose([k for k in (1, 2, 5, 9, 20) if k <= self.n])
+        shape = ("n", "m")[axis] if word.startswith("arg") else "mn"
+        wide = f"({self.m}, {count})" if word == "top_k" else shape
+        which = self.choose([("values",), ("indices",), ("values", "indices")])
+        which = ("indices", *which) if word.startswith("arg") and "indices" not in which else which
+        names = {}
+        for result, kind in (("values", dtype), ("indices", "int32")):
+            if result in which:
+                names[result] = self.alloc("a" if word == "top_k" else "o", wide, kind)
+                self.allocs.append(f"        tile.fill({names[result]}, 3)")
+        given = ", ".join(f"{result}={name}" for result, name in names.items())
+        options = {
+            "sort": f", descending={self.choose([False, True])}",
+            "top_k": f", largest={self.choose([False, True])}",
+        }
+        self.line(f"tile.{word}({src}, {given}{options.get(word, f', axis={axis}')})")
+        for result, name in names.items():
+            kind = dtype if result == "values" else "int32"
+            if word != "top_k":
+                self.tiles[name] = (shape, kind)
+                continue
+            array = np.full((self.grid[0] * self.grid[1] * self.m, count), np.nan if "float" in kind else -77)
+            out = self.parameter("K", array.astype(kind))
+            self.line(f"tile.copy({name}, {out}[(m * {self.grid[1]} + n) * {self.m}, 0])")
+
+    def scan(self, new: bool) -> None:
+        src, kinds = self.choose(self.written("mn")), [False, True]
+        kind = "float" if "float" in self.tiles[src][1] else "int"
+        fitting = [name for name in self.written("mn") if kind in self.tiles[name][1] and name != src]
+        if new or not fitting:
+            dtype = "int32" if kind == "int" else self.choose(["float32", "float32", "float16"])
+            dst = self.alloc("t", "mn", dtype)
+            self.allocs.append(f"        tile.fill({dst}, 1)")
+            self.tiles[dst] = ("mn", dtype)
+        else:
+            dst = self.choose(fitting)
+        reverse, exclusive = self.choose(kinds), self.choose(kinds)
+        self.line(f"tile.cumsum({src}, {dst}, {self.choose([0, 1])}, reverse={reverse}, exclusive={exclusive})")
 
     def elementwise(self, new: bool) -> None:
         dst, dtype = self.target("mn", new)
@@ -229,6 +272,15 @@ class Maker:
         self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
         self.line(f'    {dst}[i, j] = T.cast(T.floormod({text}, 61) - 20, "{dtype}")')
 
+    def random(self) -> None:
+        """Random numbers of an element's place, from a seed that is data or none."""
+        dst, dtype = self.target("mn", True)
+        seed = self.choose(["7", "-1", f"{self.counts}[m]", "T.int64(81985529216486895)", f"{self.counts}[i]"])
+        counter = self.choose([f"(m * {self.m} + i) * {self.columns} + j", "i - j", f"T.cast(j, 'int64') << {40}"])
+        draw = f'tile.random({seed}, {counter}, dtype="uint32")'
+        self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
+        self.line(f'    {dst}[i, j] = T.cast(T.floormod({draw}, T.uint32(61)), "{dtype}") - T.cast(20, "{dtype}")')
+
     def permute(self) -> None:
         """Rows stored where a tensor says, all in places of their own."""
         src = self.choose(self.written("mn"))
@@ -240,16 +292,24 @@ class Maker:
         self.tiles[moved] = ("mn", dtype)
 
     def histogram(self) -> None:
-        """Rows added where a tensor says, several to one: atomically, by all blocks."""
+        """Rows joined where a tensor says, several with one: atomically, by all blocks."""
         src = self.choose(self.written("mn"))
         dtype = self.choose(["float32", "int32", self.tiles[src][1]])
         bins = self.choose([1, 2, 5])
         where = self.input("B", (self.m,), "int32", 0, bins)
         held = self.alloc("h", "mn", dtype, "shared")
         total = self.parameter("H", np.ones((bins, self.n)).astype(dtype))
+        kind = self.choose(["add", "max", "min"])
         self.line(f"tile.copy({src}, {held})")
-        self.line(f"for row in range({self.m}):")
-        self.line(f'    tile.copy({held}[row, 0:{self.n}], {total}[{where}[row], 0], atomic="add")')
+        if self.choose([False, True]):
+            self.line(f"for row in range({self.m}):")
+            self.line(f'    tile.copy({held}[row, 0:{self.n}], {total}[{where}[row], 0], atomic="{kind}")')
+            return
+        self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
+        guard = self.choose(["", f"if {held}[i, j] > 0:", "if i + j < 5:"])
+        self.line(f"    {guard}") if guard else None
+        value = self.choose([f"{held}[i, j]", "2", f'T.cast(i - j, "{dtype}")'])
+        self.line(f"    {'    ' * bool(guard)}tile.atomic_{kind}({value}, {total}[{where}[i], j])")
 
     def count(self) -> None:
         """A scalar that a loop of dynamic extent adds to, and a tile filled with it."""

@@ -17,6 +17,7 @@ import numpy as np
 from expressions import Evaluator, wrapped
 from tvm import ir, tirx
 
+from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.nodes import (
     Assign,
     Branch,
@@ -28,7 +29,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
@@ -37,6 +40,7 @@ from tvm_axe.tile.regions import Region, Tile
 
 POISON = 0x5A5A5A5A5A5A5A5A
 NOBODY, MANY = -1, -2
+_JOINS = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class Fault(Exception):
@@ -241,7 +245,7 @@ class _Block:
 
     def _copy(self, copy: Copy) -> None:
         source = self._load(copy.src)
-        self._store(copy.dst, source.reshape(copy.dst.extents), atomic=copy.atomic)
+        self._store(copy.dst, source.reshape(copy.dst.extents), copy.atomic)
 
     def _fill(self, fill: Fill) -> None:
         self._store(fill.dst, np.broadcast_to(self._value(fill.value), fill.dst.extents))
@@ -256,6 +260,28 @@ class _Block:
         function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduce.kind]
         result = function.reduce(self._load(reduce.src), axis=reduce.axis).reshape(reduce.dst.extents)
         self._store(reduce.dst, function(self._load(reduce.dst), result) if reduce.accumulate else result)
+
+    def _sort(self, sort: Sort) -> None:
+        lines = np.moveaxis(self._load(sort.src), sort.axis, -1)
+        if lines.dtype.kind == "i":
+            self._written(lines, np.True_)
+        bad = np.isnan(lines)
+        size = np.where(bad, 0, -lines if sort.descending else lines)
+        places = np.arange(lines.shape[-1]) + np.zeros_like(size, "int64")
+        order = np.lexsort((places, size, ~bad if sort.nan_first else bad))[..., : sort.count]
+        for region, found in ((sort.values, np.take_along_axis(lines, order, -1)), (sort.indices, order)):
+            if region is not None:
+                self._store(region, found.reshape(region.extents))
+
+    def _scan(self, scan: Scan) -> None:
+        values = self._load(scan.src)
+        values = np.flip(values, scan.axis) if scan.reverse else values
+        sums = np.cumsum(values, axis=scan.axis)
+        if scan.exclusive:
+            sums = np.roll(sums, 1, axis=scan.axis)
+            sums[(slice(None),) * scan.axis + (0,)] = 0
+        sums = np.flip(sums, scan.axis) if scan.reverse else sums
+        self._store(scan.dst, sums.reshape(scan.dst.extents))
 
     # ---- Points in no order ----------------------------------------------------------------------------------------
 
@@ -285,7 +311,10 @@ class _Block:
             if stmt.else_case is not None:
                 self._point(stmt.else_case, at.where(np.logical_not(holds)), who)
         elif isinstance(stmt, tirx.BufferStore):
-            memory = self.buffers[stmt.buffer]
+            memory, how = self.buffers[stmt.buffer], joined(stmt.value)
+            if how is not None:
+                self._join(memory, [at(index) for index in stmt.indices], at.active, _JOINS[how[0]], at(how[1]))
+                return
             value = self._kept(at(stmt.value), memory.tile.dtype, at.active)
             self._touch(memory, [at(index) for index in stmt.indices], at.active, who, value)
         else:
@@ -307,6 +336,13 @@ class _Block:
             raise Fault(f"{memory.tile}: two points store one element")
         memory.data[chosen] = np.broadcast_to(value, who.shape)[active]
         return value
+
+    def _join(self, memory: _Memory, indices: list, active: np.ndarray, how: np.ufunc, value: np.ndarray) -> None:
+        """Join a value of each active point with an element, which others may be joined with too."""
+        where = tuple(np.broadcast_to(self._written(index, active), active.shape) for index in indices)
+        self._inside(memory, where, active)
+        how.at(memory.data, tuple(index[active] for index in where), np.broadcast_to(value, active.shape)[active])
+        memory.data[...] = self._kept(memory.data, memory.tile.dtype)
 
     # ---- Values and regions ----------------------------------------------------------------------------------------
 
@@ -363,13 +399,13 @@ class _Block:
         values[part] = memory.data[there]
         return values
 
-    def _store(self, region: Region, values: np.ndarray, atomic: bool = False) -> None:
+    def _store(self, region: Region, values: np.ndarray, atomic: str | None = None) -> None:
         memory, there, part = self._box(region)
-        if memory.touching == "block" and not atomic:
+        if memory.touching == "block" and atomic is None:
             memory.check(there, np.asarray(self.number), True)
         if memory.data.dtype.kind in "iu" and values.dtype.kind == "f":
             values = np.trunc(values)
-        kept = memory.data[there] + values[part] if atomic else values[part]
+        kept = values[part] if atomic is None else _JOINS[atomic](memory.data[there], values[part])
         memory.data[there] = self._kept(kept, region.tile.dtype)
 
     def _kept(self, value: np.ndarray, dtype: str, active: np.ndarray = np.True_) -> np.ndarray:

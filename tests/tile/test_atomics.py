@@ -1,61 +1,188 @@
-"""Atomic additions: the same types on every target, refused with one message elsewhere."""
+"""Atomics: of tiles and of elements, the same types on every target, refused with one message elsewhere."""
 
+import doctest
 import shutil
 
 import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
+from interpreter import interpret
 from tvm import tirx
+from tvm.error import DiagnosticError
 from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines.cache import Cache
+from tvm_axe.tile import atomics
 from tvm_axe.tile.checks import ATOMIC
 
 TARGETS = ("llvm", "cuda:sm_80", "cuda:sm_90a")
 
 
-def adding(dtype: str) -> tirx.PrimFunc:
-    """Each of three blocks adds A to C."""
+KINDS = {"add": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def joining(kind: str, dtype: str) -> tirx.PrimFunc:
+    """Each of three blocks joins A with C, as a tile, and with four elements of D, each element of A by itself."""
     source = f"""@T.prim_func
-def adding_{dtype}(A: T.Buffer((16, 64), "{dtype}"), C: T.Buffer((16, 64), "{dtype}")):
+def joining_{kind}_{dtype}(
+    A: T.Buffer((16, 64), "{dtype}"), B: T.Buffer((16,), "int32"), C: T.Buffer((16, 64), "{dtype}"),
+    D: T.Buffer((4,), "{dtype}"), E: T.Buffer((4, 64), "{dtype}"), F: T.Buffer((8,), "{dtype}"),
+):
     with tile.kernel(3) as m:
         a = tile.fragment((16, 64), "{dtype}")
+        row = tile.fragment((16,), "{dtype}")
         tile.copy(A[0, 0], a)
-        tile.copy(a, C[0, 0], atomic="add")
+        tile.copy(A[0:16, 0], row)
+        tile.atomic_{kind}(a, C[0, 0])
+        with tile.parallel(16, 64) as (i, j):
+            if j < 50:
+                tile.atomic_{kind}(a[i, j], D[B[i]])
+            tile.atomic_{kind}(a[i, j], E[i % 4, j])
+        with tile.parallel(16) as i:
+            tile.atomic_{kind}(row[i], F[0])
+        with tile.parallel(16, 1, 3) as (i, j, k):
+            tile.atomic_{kind}(A[i, k], F[k + 1])
 """
     return tvm.script.from_source(source, extra_vars={"tile": tile, "T": T})
 
 
-def sums(dtype: str, target: str, store: Cache) -> None:
-    a, c = (np.random.default_rng(seed).integers(0, 20, (16, 64)).astype(dtype) for seed in range(2))
-    expected = (c.astype("int64") + 3 * a.astype("int64")).astype(dtype)
-    tile.compile(adding(dtype), target, store)(a, c)
-    np.testing.assert_array_equal(c, expected)
+def judged(kind: str, dtype: str, target: str, store: Cache) -> None:
+    rng = np.random.default_rng(len(kind + dtype))
+    few = dtype in ("float16", "bfloat16") and kind == "add"  # sums up to 256 are exact in bfloat16
+    low = 0 if few or dtype.startswith("u") else -9
+    a = (rng.integers(low, 2, (16, 64)) * (rng.random((16, 64)) < (0.02 if few else 1))).astype(dtype)
+    b = rng.integers(0, 4, 16).astype("int32")
+    outputs = [rng.integers(low, 2, shape).astype(dtype) for shape in ((16, 64), (4,), (4, 64), (8,))]
+    wide = [output.astype("float64") for output in outputs]
+    join = KINDS[kind]
+    for _ in range(3):
+        wide[0] = join(wide[0], a.astype("float64"))
+        join.at(wide[1], np.repeat(b, 50), a[:, :50].astype("float64").reshape(-1))
+        join.at(wide[2], np.arange(16) % 4, a.astype("float64"))
+        join.at(wide[3], np.zeros(16, int), a[:, 0].astype("float64"))
+        join.at(wide[3], np.tile([1, 2, 3], 16), a[:, :3].astype("float64").reshape(-1))
+    func = joining(kind, dtype)
+    for part, found in zip(wide, interpret(func, a, b, *outputs)[2:]):
+        np.testing.assert_array_equal(found, part)
+    tile.compile(func, target, store)(a, b, *outputs)
+    for found, part in zip(outputs, wide):
+        np.testing.assert_array_equal(found.astype("float64"), part)
 
 
 @pytest.mark.parametrize("dtype", ATOMIC)
-def test_on_a_cpu(tmp_path, dtype):
-    sums(dtype, "llvm", Cache(tmp_path))
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_cpu(tmp_path, kind, dtype):
+    judged(kind, dtype, "llvm", Cache(tmp_path))
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])
 def test_on_cuda_all_of_them_compile(tmp_path, target):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc on PATH")
-    assert len(tile.compile_all([adding(dtype) for dtype in ATOMIC], target, Cache(tmp_path))) == len(ATOMIC)
+    programs = [joining(kind, dtype) for kind in KINDS for dtype in ATOMIC]
+    assert len(tile.compile_all(programs, target, Cache(tmp_path))) == len(programs)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ATOMIC)
-def test_on_a_gpu(cuda, tmp_path, dtype):
-    sums(dtype, "cuda", Cache(tmp_path))
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu(cuda, tmp_path, kind, dtype):
+    judged(kind, dtype, "cuda", Cache(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_nan_stays(tmp_path, kind, dtype):
+    a = np.ones((16, 64), dtype)
+    a[3, 5] = np.nan
+    outputs = [np.zeros(shape, dtype) for shape in ((16, 64), (4,), (4, 64), (8,))]
+    outputs[0][7, 7] = np.nan
+    tile.compile(joining(kind, dtype), "llvm", Cache(tmp_path))(a, np.zeros(16, "int32"), *outputs)
+    nan = [np.argwhere(np.isnan(output.astype("float64"))).tolist() for output in outputs]
+    assert nan == [[[3, 5], [7, 7]], [[0]], [[3, 5]], []]
+
+
+def test_reads_as_it_is_written():
+    func = joining("max", "float32")
+    text = str(tile.read(func))
+    assert "copy a to C, the larger atomically" in text and "parallel 16 x 64 into D, E" in text
+    parsed = tvm.script.from_source(func.script())
+    assert tvm_ffi.structural_equal(parsed, func)
+    assert str(tile.read(parsed)) == text
+
+
+def test_examples():
+    found = doctest.testmod(atomics)
+    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
 def test_other_types_are_refused_alike(target, dtype):
     with pytest.raises(TileError, match=f"into global C: {dtype}.*; valid are tensors of float16, .* uint32"):
-        tile.lower(adding(dtype), target)
+        tile.lower(joining("add", dtype), target)
+
+
+HEAD = """@T.prim_func
+def func(A: T.Buffer((16,), "int32"), H: T.Buffer((16,), "int32"), C: T.Buffer((16,), "float32")):
+    with tile.kernel(4) as m:
+        a = tile.fragment((16,), "int32")
+        s = tile.shared((16,), "int32")
+        tile.copy(A[0], a)
+        tile.fill(s, 0)
+"""
+IN = "        with tile.parallel(16) as i:\n"
+
+REFUSED = {
+    "a read beside it": (
+        f"{IN}            tile.atomic_add(1, H[a[i]])\n{IN}            s[i] = H[i]\n",
+        r"joins values with global H.* atomically, and `parallel 16 into s` reads or stores it, .*; valid is another",
+    ),
+    "a read in its body": (f"{IN}            tile.atomic_add(H[15 - i], H[i])\n", "reads or stores it, in no order"),
+    "a store beside it": (
+        f"        if m == 0:\n            tile.fill(H, 0)\n{IN}            tile.atomic_max(1, H[i])\n",
+        "and `fill H with 0` reads or stores it",
+    ),
+    "a store in its body": (
+        f"{IN}            tile.atomic_add(1, H[i])\n            H[i] = 3\n",
+        "and `parallel 16 into H` reads or stores it",
+    ),
+    "a scalar": (
+        "        tile.atomic_add(a, H[0])\n        for k in range(H[3]):\n            tile.fill(s, 1)\n"
+        "        n = H[2]\n",
+        "reads or stores it",
+    ),
+    "a copy from it": ("        tile.copy(H[0], s)\n        tile.atomic_min(a, H[0])\n", "`copy H to s` reads or"),
+    "two kinds": (
+        f"        tile.atomic_add(a, H[0])\n{IN}            tile.atomic_max(1, H[i])\n",
+        "by add, and `parallel 16 into H` by another; .* valid is one of add, max and min",
+    ),
+    "on chip": (
+        f"{IN}            tile.atomic_add(1, s[a[i]])\n",
+        "atomically into shared s.*; valid is a tensor in",
+    ),
+    "a tile on chip": ("        tile.atomic_add(a, s)\n", "atomically into shared s"),
+    "outside": (f"{IN}            tile.atomic_add(1, H[i + 1])\n", "is element 16 of dimension 0 of global H"),
+    "no parallel": ("        tile.atomic_add(1, H[m])\n", "atomic_add of a value with .*outside of `parallel`"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    lines, message = REFUSED[name]
+    with pytest.raises(TileError, match=message):
+        tile.read(tvm.script.from_source(HEAD + lines, extra_vars={"tile": tile, "T": T}))
+
+
+@pytest.mark.parametrize("line, message", [
+    ("tile.atomic_add(1.5 + C[i], H[i])", 'the value is float32, .* is int32; valid is T.cast'),
+    ("tile.atomic_add(1, H[0:4])", "a value is joined with an element of a tensor"),
+    ('tile.copy(a, H[0], atomic="xor")', "atomic is 'add', 'max' or 'min', got 'xor'"),
+])  # fmt: skip
+def test_refused_where_it_is_written(line, message):
+    with pytest.raises(DiagnosticError, match=message):
+        tvm.script.from_source(f"{HEAD}{IN}            {line}\n", extra_vars={"tile": tile, "T": T})

@@ -556,7 +556,9 @@ def test_blocks():
     for where in ("place", "loaded", "condition", "atomic"):
         tile.read(storing(where))
     refused(
-        storing("same"), r"copy a to A\[m, 0:16\]: all 2 blocks along n store to one part of global A", "atomic='add'"
+        storing("same"),
+        r"copy a to A\[m, 0:16\]: all 2 blocks along n store to one part of global A",
+        "tile.atomic_add",
     )
     refused(storing("parallel"), "parallel 16 into A: all 4 blocks along m")
 

@@ -82,3 +82,93 @@ def test_a_division_that_an_unrolled_loop_reaches_with_a_zero(tmp_path):
     np.testing.assert_array_equal(out, np.where(j == 0, 7, i // np.maximum(j, 1)))
     if shutil.which("nvcc") is not None:
         tile.compile(func, "cuda:sm_90a", Cache(tmp_path))
+
+
+def right(func, tmp_path, *inputs: np.ndarray, outputs: int) -> None:
+    """The program on inputs and poisoned outputs, the last parameters, beside the interpreter."""
+    params = tile.read(func).params[len(inputs) :]
+    assert len(params) == outputs
+    poisoned = [np.full(p.shape, np.nan if "float" in p.dtype else 1).astype(p.dtype) for p in params]
+    expected = interpret(func, *inputs, *poisoned)[len(inputs) :]
+    tile.compile(func, "llvm", Cache(tmp_path))(*inputs, *poisoned)
+    for out, want in zip(poisoned, expected, strict=True):
+        np.testing.assert_array_equal(out.astype(want.dtype), want)
+
+
+def test_a_divisor_that_a_condition_keeps_from_0_computed_before_the_condition(tmp_path):
+    @T.prim_func
+    def func(
+        X: T.Buffer((96, 384), "float16"),
+        A: T.Buffer((96, 64), "bfloat16"),
+        B: T.Buffer((64, 384), "bfloat16"),
+        bins: T.Buffer((64,), "int32"),
+        H: T.Buffer((2, 128), "int32"),
+        Y: T.Buffer((96, 384), "float32"),
+        Z: T.Buffer((96, 384), "bfloat16"),
+    ):
+        with tile.kernel(2, 3) as (m, n):
+            t = tile.fragment((64, 128), "float32")
+            a = tile.shared((64, 64), "bfloat16")
+            b = tile.shared((64, 128), "bfloat16")
+            held = tile.fragment((64, 64), "bfloat16")
+            c = tile.fragment((64, 128), "float32")
+            z = tile.shared((64, 128), "bfloat16")
+            h = tile.shared((64, 128), "int32")
+            tile.copy(X[m * 64, n * 128], t)
+            tile.fill(c, 0)
+            for k in range(1):
+                tile.copy(A[m * 64, k * 64], a)
+                tile.copy(B[k * 64, n * 128], b)
+                tile.copy(a, held)
+                tile.gemm(held, b, c)
+            with tile.parallel(64, 128) as (i, j):
+                z[i, j] = T.cast(
+                    T.floormod(
+                        T.if_then_else(
+                            T.NE(m, 0),
+                            T.floormod(T.bitwise_xor(T.Select(T.LE(n, j), m, T.int32(-1)), n), m),
+                            7,
+                        ),
+                        61,
+                    )
+                    - 20,
+                    "bfloat16",
+                )
+            tile.copy(c, h)
+            for row in range(64):
+                tile.copy(h[row, 0:128], H[bins[row], 0], atomic="add")
+            tile.copy(t, Y[m * 64, n * 128])
+            tile.copy(z, Z[m * 64, n * 128])
+
+    rng = np.random.default_rng(0)
+    tensors = [(96, 384, "float16"), (96, 64, "bfloat16"), (64, 384, "bfloat16")]
+    inputs = [rng.integers(-3, 4, shape).astype(dtype) for *shape, dtype in tensors]
+    right(func, tmp_path, *inputs, rng.integers(0, 2, 64).astype("int32"), outputs=3)
+
+
+def test_a_quotient_by_a_negative_number_in_bounds_that_upstream_has_wrong(tmp_path):
+    @T.prim_func
+    def func(X: T.Buffer((256, 96), "int32"), Y: T.Buffer((256, 96), "int32"), Z: T.Buffer((256, 96), "int32")):
+        with tile.kernel(2, 2) as (m, n):
+            t = tile.shared((128, 64), "int32")
+            z = tile.fragment((128, 64), "int32")
+            tile.copy(X[m * 128, n * 64], t)
+            with tile.parallel(128, 64) as (i, j):
+                if m * 128 + i < 256 and j != 1:
+                    t[i, j] = T.if_then_else(i > j, t[i, j] - t[i, j], t[i, j])
+            with tile.parallel(128, 64) as (i, j):
+                z[i, j] = T.cast(
+                    T.floormod(
+                        T.cast(
+                            T.cast((T.cast(T.cast((T.floordiv(n, T.int32(-2))) + i, "uint16"), "int32")) + n, "int8"),
+                            "int32",
+                        ),
+                        61,
+                    )
+                    - 20,
+                    "int32",
+                )
+            tile.copy(t, Y[m * 128, n * 64], atomic="add")
+            tile.copy(z, Z[m * 128, n * 64])
+
+    right(func, tmp_path, np.random.default_rng(0).integers(-3, 4, (256, 96)).astype("int32"), outputs=2)

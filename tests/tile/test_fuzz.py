@@ -30,20 +30,6 @@ def test_llvm(store, data):
     judge(tile.compile(func, "llvm", store), made, expected)
 
 
-@pytest.mark.parametrize(
-    ("seed", "sizes"),
-    [
-        pytest.param(501478, "tiled", id="a remainder by a negative number, in two places that upstream knows of"),
-        pytest.param(700516, "tiled", id="a divisor that a condition keeps from 0, computed before the condition"),
-        pytest.param(800707, "tiled", id="a quotient by a negative number, in bounds that upstream has wrong"),
-    ],
-)
-def test_found(store, seed, sizes):
-    """What `scripts/fuzz_tiles.py` has found on a CPU."""
-    made = drawn(seed, sizes)
-    judge(tile.compile(made.func, "llvm", store), made, wanted(made, made.func))
-
-
 def lowered(seeds: range, target: str, sizes: str, options: str = ""):
     """Programs that the target takes, each with its function and what it should give; no more than half are refused."""
     programs, refused = [], 0

@@ -32,7 +32,7 @@ def test_data_are_not_distinct_unless_the_author_says_so(name):
     stores, says = DATA[name]
     with pytest.raises(TileError, match=says) as refusal:
         tile.read(by_data(stores))
-    assert all(valid in str(refusal.value) for valid in ("atomic='add'", "distinct=True", "a loop"))
+    assert all(valid in str(refusal.value) for valid in ("tile.atomic_add", "distinct=True", "a loop"))
     tile.read(by_data(stores, more=", distinct=True"))
 
 

@@ -61,9 +61,9 @@ def function_frame() -> Any:
     return _tirx_builder.prim_func()
 
 
-def device_call(name: str, *arguments: tirx.Expr, code: str) -> tirx.Expr:
-    """A call of a CUDA device function without a result; `code` defines it, once in a module."""
-    return _cuda_op.cuda_func_call(name, *arguments, source_code=code)
+def device_call(name: str, *arguments: tirx.Expr, code: str, gives: str = "void") -> tirx.Expr:
+    """A call of a CUDA device function that gives a value of a type, or none; `code` defines it, once in a module."""
+    return _cuda_op.cuda_func_call(name, *arguments, source_code=code, return_type=gives)
 
 
 def fast_exp2(value: tirx.Expr) -> tirx.Expr:
@@ -72,4 +72,4 @@ def fast_exp2(value: tirx.Expr) -> tirx.Expr:
         "__device__ __forceinline__ float axe_exp2(float x) {\n"
         '  float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y;\n}\n'
     )
-    return _cuda_op.cuda_func_call("axe_exp2", value, source_code=code, return_type="float32")
+    return device_call("axe_exp2", value, code=code, gives="float32")

@@ -4,6 +4,7 @@ The words are for use inside ``@T.prim_func`` (`tvm_axe.tile.language` explains 
 callable; `lower`, `plan` and `explain` are the steps on the way.
 """
 
+from tvm_axe.tile.atomics import atomic_add, atomic_max, atomic_min
 from tvm_axe.tile.build import TileExecutable, compile, compile_all
 from tvm_axe.tile.flags import signal, wait
 from tvm_axe.tile.language import (
@@ -24,15 +25,23 @@ from tvm_axe.tile.language import (
 )
 from tvm_axe.tile.lowering import explain, lower, plan
 from tvm_axe.tile.mesh import mesh_tensor
+from tvm_axe.tile.order import argmax, argmin, cumsum, sort, top_k
+from tvm_axe.tile.philox import random
 from tvm_axe.tile.reading import read
 
 __all__ = [
     "TileExecutable",
+    "argmax",
+    "argmin",
+    "atomic_add",
+    "atomic_max",
+    "atomic_min",
     "cast",
     "cdiv",
     "compile",
     "compile_all",
     "copy",
+    "cumsum",
     "explain",
     "fill",
     "fragment",
@@ -46,9 +55,12 @@ __all__ = [
     "parallel",
     "pipelined",
     "plan",
+    "random",
     "read",
     "shared",
     "signal",
+    "sort",
     "sum",
+    "top_k",
     "wait",
 ]

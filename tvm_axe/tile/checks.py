@@ -16,6 +16,7 @@ from tvm import ir, sym, tirx
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.keys import ORDERED
 from tvm_axe.tile.meeting import check_meeting
 from tvm_axe.tile.nodes import (
     Assign,
@@ -28,7 +29,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.peers import check_peers
@@ -39,7 +42,7 @@ from tvm_axe.tile.races import check_blocks, check_parallel
 from tvm_axe.tile.regions import Region, Tile
 
 ATOMIC = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint32")
-"""The types that every target adds atomically in global memory."""
+"""The types that every target joins atomically in global memory."""
 
 
 def check(program: TileProgram) -> None:
@@ -62,10 +65,11 @@ def check(program: TileProgram) -> None:
 
 
 def check_atomics(program: TileProgram) -> None:
-    """Raise TileError where a program adds atomically to a type that no target does it for, alike on all of them."""
+    """Raise TileError where a program joins values with a type that no target does it for, alike on all of them."""
     for node in program.nodes():
-        if isinstance(node, Copy) and node.atomic and node.dst.tile.dtype not in ATOMIC:
-            raise TileError(f"{node}: atomically into {node.dst.tile}; valid are tensors of {', '.join(ATOMIC)}")
+        for tile, _ in node.joins:
+            if tile.dtype not in ATOMIC:
+                raise TileError(f"{node}: atomically into {tile}; valid are tensors of {', '.join(ATOMIC)}")
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,33 @@ def _copy(copy: Copy, scope: Scope, known: _Known) -> None:
     src, dst = copy.src, copy.dst
     if src.shape != dst.shape:
         raise TileError(f"{copy}: src has shape {src.extents}, dst {dst.extents}; they must be equal up to ones")
-    if copy.atomic and dst.tile.scope != "global":
-        raise TileError(f"{copy}: atomically into {dst.tile}; valid is a tensor in global memory")
     if src.tile is dst.tile and not _disjoint(src, dst, known.analyzer):
         raise TileError(f"{copy}: src and dst may overlap; valid are parts of {src.tile} that provably don't")
+
+
+def _joins(node: Copy | Parallel, scope: Scope, known: _Known) -> None:
+    """Refuse atomics on chip, and a tensor that the program touches otherwise too, in no order with them."""
+    for tile, how in node.joins:
+        if tile.scope != "global":
+            raise TileError(f"{node}: atomically into {tile}; valid is a tensor in global memory")
+        for other in known.program.nodes():
+            if other.bodies:
+                continue
+            plain = tile in (*other.reads, *scalars(other, known.tiles))
+            if isinstance(other, Parallel):
+                plain = plain or any(a.buffer.same_as(tile.buffer) and not a.atomic for a in accesses(other))
+            elif tile in other.writes and tile not in (t for t, _ in other.joins):
+                plain = True
+            if plain:
+                raise TileError(
+                    f"{node}: joins values with {tile} atomically, and `{other}` reads or stores it, in no order with "
+                    "that; valid is another tensor, or a program of its own before or behind this one"
+                )
+            if any(t is tile and kind != how for t, kind in other.joins):
+                raise TileError(
+                    f"{node}: joins values with {tile} by {how}, and `{other}` by another; they have no order, so "
+                    "valid is one of add, max and min"
+                )
 
 
 def _disjoint(a: Region, b: Region, analyzer: sym.Analyzer) -> bool:
@@ -142,6 +169,54 @@ def _reduce(reduce: Reduce, scope: Scope, known: _Known) -> None:
             f"{reduce}: src has shape {reduce.src.extents}, which without axis {reduce.axis} is {left}; dst has shape "
             f"{reduce.dst.extents}, and must have that one"
         )
+
+
+def _sort(sort: Sort, scope: Scope, known: _Known) -> None:
+    _on_chip(sort, (*sort.results, sort.src))
+    src, dtypes = sort.src, {"values": sort.src.tile.dtype, "indices": "int32"}
+    if src.tile.dtype not in ORDERED:
+        raise TileError(
+            f"{sort}: src is {src.tile}; valid are tiles of {', '.join(ORDERED)}, to which T.cast brings its elements"
+        )
+    for name, dtype in dtypes.items():
+        region = getattr(sort, name)
+        if region is not None and region.tile.dtype != dtype:
+            raise TileError(f"{sort}: {name} are of {region.tile.dtype}; valid is a tile of {dtype}")
+    left = [extent for axis, extent in enumerate(src.extents) if axis != sort.axis]
+    if sort.keeps_axis:
+        most, kept = sort.length, [*left, sort.count]
+        if sort.count > most or (sort.word == "sort" and sort.count != most):
+            valid = f"{most}" if sort.word == "sort" else f"1 to {most}"
+            raise TileError(f"{sort}: {sort.count} elements of each row of {most} in a result; valid is {valid}")
+    else:
+        kept = left
+    for region in sort.results:
+        if [e for e in kept if e != 1] != [e for e in region.extents if e != 1]:
+            raise TileError(
+                f"{sort}: src has shape {src.extents}, and {region.tile.name} {region.extents}; valid is {tuple(kept)}"
+            )
+
+
+def _scan(scan: Scan, scope: Scope, known: _Known) -> None:
+    _on_chip(scan, (scan.dst, scan.src))
+    dst, src = scan.dst.tile.dtype, scan.src.tile.dtype
+    if scan.src.shape != scan.dst.shape:
+        raise TileError(
+            f"{scan}: src has shape {scan.src.extents}, dst {scan.dst.extents}; they must be equal up to ones"
+        )
+    if not any(kind in src and kind in dst for kind in ("float", "int")):
+        raise TileError(f"{scan}: sums of {src} in {dst}; valid are floats in floats, and integers in integers")
+
+
+def _on_chip(node: Sort | Scan, regions: tuple[Region, ...]) -> None:
+    """Refuse tensors, and one tile in two places."""
+    for region in regions:
+        if region.tile.scope not in ("shared", "fragment"):
+            raise TileError(f"{node}: {region.tile}; valid are shared tiles and fragments, to which it can be copied")
+        if sum(other.tile is region.tile for other in regions) > 1:
+            raise TileError(
+                f"{node}: {region.tile.name} is in two places, and would change while it is read; valid is another tile"
+            )
 
 
 def _flags(node: Wait | Signal, scope: Scope, known: _Known) -> None:
@@ -213,13 +288,15 @@ _RULES: TypeTable[tuple[_Rule, ...]] = TypeTable(
     {
         Assign: (_scalars, _assign),
         Branch: (_scalars,),
-        Copy: (_copy, _regions, _scalars),
+        Copy: (_copy, _joins, _regions, _scalars),
         Fill: (_regions, _scalars),
         Gemm: (_gemm, _regions, _scalars),
         Let: (_scalars,),
         Loop: (_scalars,),
-        Parallel: (_parallel,),
+        Parallel: (_joins, _parallel),
         Reduce: (_reduce, _regions, _scalars),
+        Scan: (_scan, _regions, _scalars),
+        Sort: (_sort, _regions, _scalars),
         Signal: (_flags, _regions, _scalars),
         Wait: (_flags, _regions, _scalars),
     },

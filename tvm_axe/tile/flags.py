@@ -9,7 +9,7 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
-from tvm_axe.tile.language import constant_shape
+from tvm_axe.tile.calls import corner
 
 WAIT, SIGNAL = "axe.wait", "axe.signal"
 """Names of the external calls that `wait` and `signal` become: of the first flag, a value, a mode and the extents."""
@@ -89,14 +89,10 @@ def signal(flags: Any, value: Any = 1, *, ordered: bool = True, add: bool = Fals
 
 def _on_flags(word: str, flags: Any, value: Any, mode: int) -> Any:
     """The call of `wait` or `signal`, as the module's text says it."""
-    if isinstance(flags, tirx.Var) and tirx.is_buffer_var(flags):
-        flags = flags[tuple(slice(0, extent) for extent in flags.shape)]
-    if isinstance(flags, ir.TensorLoad):
-        first, extents = flags, (1,) * len(flags.indices)
-    elif isinstance(flags, ir.TensorRegion):
-        first, extents = flags.source[tuple(r.min for r in flags.region)], constant_shape(flags)
-    else:
+    found = corner(flags)
+    if found is None:
         raise TileError(f"{word}: flags are an element or a slice of a tensor, got {type(flags).__name__}")
+    first, extents = found
     if not 1 <= math.prod(extents) <= MOST_FLAGS:
         raise TileError(f"{word}: {math.prod(extents)} flags; valid are 1 to {MOST_FLAGS}")
     if isinstance(value, int):

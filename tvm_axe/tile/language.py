@@ -49,6 +49,10 @@ are set:
 A block may wait for what earlier kernels, other devices or the host set; one that waits for another block of its own
 kernel waits for ever where that block is not running yet. On a CPU, a device's blocks run in the order of the grid.
 
+Blocks that add to one element, or keep the largest there, do so in no order: `tvm_axe.tile.atomics`. Order within a
+row, by `argmax`, `argmin`, `sort` and `top_k`, and sums up to each element, `cumsum`: `tvm_axe.tile.order`.
+Random numbers of counters: `tvm_axe.tile.philox`.
+
 Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.
 
 Source: TileLang (arXiv:2504.17577), section 3, for the level; the representation is TIRx's.
@@ -84,6 +88,9 @@ DEVICE = "axe.device"
 
 DISTINCT = "axe.distinct"
 """Annotation of the outermost loop of a `parallel` whose author says that data used as indices are distinct."""
+
+ATOMICS = ("add", "max", "min")
+"""How a copy joins its values with what a tensor holds."""
 
 OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "epilogue_tile")
 """What `kernel` takes beside the grid; each becomes the annotation ``axe.<name>`` of the outermost grid loop."""
@@ -244,15 +251,16 @@ def copy(src: Any, dst: Any, *, atomic: str | None = None) -> Any:
         A tile, a slice of one, or the element at which a tile of the other side's shape starts. Extents of 1 in front
         don't count.
     atomic : str, optional
-        ``"add"``: add to what `dst`, in global memory, holds, in no order.
+        ``"add"``: add to what `dst`, in global memory, holds, in no order; ``"max"``, ``"min"``: keep the larger or
+        the smaller of both (`tvm_axe.tile.atomics`). The program touches the tensor in no other way then.
 
     Raises
     ------
     TileError
-        Both sides are elements; the shapes differ; `atomic` is not ``"add"``.
+        Both sides are elements; the shapes differ; `atomic` is none of these.
     """
-    if atomic not in (None, "add"):
-        raise TileError(f"copy: atomic is 'add', got {atomic!r}")
+    if atomic not in (None, *ATOMICS):
+        raise TileError(f"copy: atomic is 'add', 'max' or 'min', got {atomic!r}")
     src, dst = _sides("copy", src, dst)
     return primitives.copy(dst, src, **({} if atomic is None else {"atomic": atomic}))
 

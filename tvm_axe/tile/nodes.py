@@ -9,6 +9,7 @@ To add a node takes
 1. its class here, a frozen dataclass that derives from `Statement`, in the union `Node`: `reads`, `writes`, `__str__`,
    and what it has of `regions`, `operands` and `bodies`;
 2. its word in `tvm_axe.tile.language`, and an entry in a table of `tvm_axe.tile.reading`, by what upstream makes of it;
+   a word that upstream has no primitive for is a call (`tvm_axe.tile.calls`);
 3. its rules, an entry in a table each: `tvm_axe.tile.checks` (what must hold on every target) and `tvm_axe.tile.races`
    (what it stores, from several blocks);
 4. an entry in the tables of each target: for CPUs in ``targets/llvm/emit.py``; for GPUs in ``targets/cuda/fragments``
@@ -50,6 +51,11 @@ class Statement:
         return ()
 
     @property
+    def joins(self) -> tuple[tuple[Tile, str], ...]:
+        """The tensors of `writes` whose elements it joins with values atomically, and how: add, max or min."""
+        return ()
+
+    @property
     def bodies(self) -> tuple[tuple[Node, ...], ...]:
         """The lists of nodes in it: one of a loop, two of a branch, none of what is no control flow."""
         return ()
@@ -67,14 +73,14 @@ class Statement:
 
 @dataclass(frozen=True, eq=False)
 class Copy(Statement):
-    """The elements of `src` are copied to `dst`, or added `atomic`ally to what it holds; types are cast.
+    """The elements of `src` are copied to `dst`, or joined atomically with what it holds; types are cast.
 
-    Invariant: both regions have the same `shape`.
+    Invariant: both regions have the same `shape`; `atomic` is None, ``"add"``, ``"max"`` or ``"min"``.
     """
 
     dst: Region
     src: Region
-    atomic: bool
+    atomic: str | None
 
     @property
     def reads(self) -> tuple[Tile, ...]:
@@ -88,8 +94,13 @@ class Copy(Statement):
     def regions(self) -> tuple[Region, ...]:
         return (self.dst, self.src)
 
+    @property
+    def joins(self) -> tuple[tuple[Tile, str], ...]:
+        return () if self.atomic is None else ((self.dst.tile, self.atomic),)
+
     def __str__(self) -> str:
-        return f"copy {self.src} to {self.dst}" + (", adding atomically" if self.atomic else "")
+        how = {"add": ", adding atomically", "max": ", the larger atomically", "min": ", the smaller atomically"}
+        return f"copy {self.src} to {self.dst}{how.get(self.atomic or '', '')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +207,115 @@ class Reduce(Statement):
 
 
 @dataclass(frozen=True, eq=False)
+class Sort(Statement):
+    """The first elements of each line of `src` along an axis, in an order: their values, their places in the line.
+
+    Invariant: there are `values`, `indices` or both, of the extents of `src` with `count` in the place of `axis`, or
+    without it for ``"argmax"`` and ``"argmin"``, up to ones.
+
+    Attributes
+    ----------
+    word : str
+        ``"argmax"``, ``"argmin"``, ``"sort"`` or ``"top_k"``.
+    values, indices : Region or None
+        What is written.
+    src : Region
+        What is ordered.
+    axis : int
+        The dimension of `src` along which it is.
+    descending : bool
+        Whether the largest come first.
+    """
+
+    word: str
+    values: Region | None
+    indices: Region | None
+    src: Region
+    axis: int
+    descending: bool
+
+    @property
+    def results(self) -> tuple[Region, ...]:
+        """What is written: values first."""
+        return tuple(region for region in (self.values, self.indices) if region is not None)
+
+    @property
+    def keeps_axis(self) -> bool:
+        """Whether results have a dimension in the axis' place."""
+        return self.word in ("sort", "top_k")
+
+    @property
+    def count(self) -> int:
+        """How many elements of a line there are in a result."""
+        return self.results[0].extents[-1] if self.keeps_axis else 1
+
+    @property
+    def length(self) -> int:
+        """How many elements a line has."""
+        return self.src.extents[self.axis]
+
+    @property
+    def nan_first(self) -> bool:
+        """Whether a NaN comes before all else, and not behind it."""
+        return self.descending or self.word == "argmin"
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.src.tile,)
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return tuple(region.tile for region in self.results)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return (*self.results, self.src)
+
+    def __str__(self) -> str:
+        results = ", ".join(f"{region}" for region in self.results)
+        what = " and ".join(name for name in ("values", "indices") if getattr(self, name) is not None)
+        order = {"sort": ", descending" * self.descending, "top_k": ", smallest" * (not self.descending)}
+        return f"{results} = {what} of {self.word} of {self.src} along {self.axis}{order.get(self.word, '')}"
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Statement):
+    """Sums of the elements of `src` up to each one along an axis, into `dst`.
+
+    Invariant: both regions have the same `shape`.
+
+    Attributes
+    ----------
+    reverse : bool
+        Whether the sums are of each element and those behind it.
+    exclusive : bool
+        Whether they leave out the element itself.
+    """
+
+    dst: Region
+    src: Region
+    axis: int
+    reverse: bool
+    exclusive: bool
+
+    @property
+    def reads(self) -> tuple[Tile, ...]:
+        return (self.src.tile,)
+
+    @property
+    def writes(self) -> tuple[Tile, ...]:
+        return (self.dst.tile,)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return (self.dst, self.src)
+
+    def __str__(self) -> str:
+        notes = ", reverse" * self.reverse + ", exclusive" * self.exclusive
+        return f"{self.dst} = sums of {self.src} along {self.axis}{notes}"
+
+
+@dataclass(frozen=True, eq=False)
 class Parallel(Statement):
     """Elements stored for every point of a box, in no order.
 
@@ -211,6 +331,9 @@ class Parallel(Statement):
         All that the body touches: loads, then stores (True), each in order.
     distinct : bool
         Whether the author says that no two points store to one element where an index is data.
+    joins : tuple of (Tile, str)
+        The tensors that values are joined with atomically, and how; such a store's value is a call
+        (`tvm_axe.tile.atomics`).
     """
 
     vars: tuple[tirx.Var, ...]
@@ -218,6 +341,7 @@ class Parallel(Statement):
     body: tirx.Stmt
     accesses: tuple[tuple[Tile, tuple, bool], ...]
     distinct: bool = False
+    joins: tuple[tuple[Tile, str], ...] = ()
 
     @cached_property
     def reads(self) -> tuple[Tile, ...]:
@@ -406,7 +530,7 @@ class Signal(Statement):
         return f"signal {self.flags} {'+=' if self.add else '='} {self.value}" + ("" if self.ordered else ", at once")
 
 
-Node = Copy | Fill | Gemm | Reduce | Parallel | Loop | Branch | Let | Assign | Wait | Signal
+Node = Copy | Fill | Gemm | Reduce | Sort | Scan | Parallel | Loop | Branch | Let | Assign | Wait | Signal
 
 
 def _union(nodes: tuple[Node, ...], what: str) -> tuple[Tile, ...]:

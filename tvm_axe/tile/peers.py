@@ -23,7 +23,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.points import accesses
@@ -128,6 +130,8 @@ _NODES: TypeTable[Callable[[_Order, Any, _Pending], _Pending]] = TypeTable(
         Loop: _Order.loop,
         Parallel: _Order.plain,
         Reduce: _Order.plain,
+        Scan: _Order.plain,
+        Sort: _Order.plain,
         Signal: _Order.signal,
         Wait: _Order.wait,
     },

@@ -16,6 +16,7 @@ from tvm import ir, tirx
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import is_choice
+from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.nodes import Branch, Let, Loop, Node, Parallel
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.walking import substitute_in, variables_in
@@ -208,6 +209,8 @@ class Access:
         The variables, of points too, that the indices depend on, directly or by names.
     stores : bool
         Whether it is a store.
+    atomic : bool
+        Whether the store joins its value with what the element holds.
     apart : tuple of array or None
         The value of each index, with some number for what is unknown but the same at all points, such as a scalar
         parameter; None if it is data: loaded from where the point says.
@@ -219,6 +222,7 @@ class Access:
     guard: Guard
     vars: frozenset[tirx.Var]
     stores: bool
+    atomic: bool = False
     apart: tuple[Any, ...] = ()
 
     @property
@@ -270,7 +274,7 @@ class _Walk:
             self.loads(stmt.value, guard)
             for index in stmt.indices:
                 self.loads(index, guard)
-            self.touch(stmt.buffer, stmt.indices, guard, stores=True)
+            self.touch(stmt.buffer, stmt.indices, guard, stores=True, atomic=joined(stmt.value) is not None)
 
     def loads(self, expr: Any, guard: Guard) -> None:
         if is_choice(expr):
@@ -285,12 +289,12 @@ class _Walk:
         if isinstance(expr, ir.TensorLoad):
             self.touch(expr.source, expr.indices, guard, stores=False)
 
-    def touch(self, buffer: tirx.Buffer, indices: Any, guard: Guard, stores: bool) -> None:
+    def touch(self, buffer: tirx.Buffer, indices: Any, guard: Guard, stores: bool, atomic: bool = False) -> None:
         found = (evaluate(index, self.values) for index in indices)
         where = tuple(None if index is None else np.broadcast_to(index, self.count) for index in found)
         vars = frozenset().union(*(self.vars(index) for index in indices))
         apart = tuple(self.apart(index) for index in indices) if stores else ()
-        self.found.append(Access(buffer, tuple(indices), where, guard, vars, stores, apart))
+        self.found.append(Access(buffer, tuple(indices), where, guard, vars, stores, atomic, apart))
 
     def opened(self, expr: Any) -> Any:
         """An expression with values in the place of names that the body gives."""

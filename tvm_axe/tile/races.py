@@ -26,7 +26,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.points import Access, Scope, accesses
@@ -42,7 +44,10 @@ def check_parallel(parallel: Parallel, scope: Scope, tiles: dict[tirx.Buffer, Ti
         touched = accesses(parallel, values)
         for access in touched if sure else ():
             _inside(parallel, access, tiles[access.buffer])
+        joins = {tile for tile, _ in parallel.joins}  # in any order, and nothing else touches them
         for tile in parallel.writes:
+            if tile in joins:
+                continue
             of_tile = [access for access in touched if tiles[access.buffer] is tile]
             stores = [access for access in of_tile if access.stores]
             for store in stores:
@@ -96,7 +101,7 @@ def _told(parallel: Parallel, store: Access) -> None:
         raise TileError(
             f"parallel: {store} is stored at {_point(parallel, one)} and at {_point(parallel, other)}, in no order, "
             "and the index is data, which may be equal there; valid are a loop over these points around, in order, "
-            "copy(..., atomic='add') of what is to be added, or parallel(..., distinct=True), which says that no two "
+            "tile.atomic_add of what is to be added, or parallel(..., distinct=True), which says that no two "
             "points store to one element"
         )
 
@@ -227,7 +232,7 @@ class _Blocks:
         tile = node.dst.tile
         if tile.scope != "global":
             self.behind[tile.buffer] = frozenset(self.with_device)
-        elif not (isinstance(node, Copy) and node.atomic):
+        elif not node.joins:
             self.refuse(node, tile, around | self.of(*node.dst.start))
 
     def parallel(self, node: Parallel, around: frozenset[tirx.Var]) -> None:
@@ -237,7 +242,7 @@ class _Blocks:
                 self.behind[tile.buffer] = frozenset(self.with_device)
                 continue
             for access in accesses(node):
-                if access.stores and access.buffer.same_as(tile.buffer):
+                if access.stores and not access.atomic and access.buffer.same_as(tile.buffer):
                     self.refuse(node, tile, around | self.of(*access.vars, *access.guard.vars))
 
     def flags(self, node: Wait | Signal, around: frozenset[tirx.Var]) -> None:
@@ -264,7 +269,7 @@ class _Blocks:
                 continue
             raise TileError(
                 f"{node}: all {self._who(var, count)} store to one part of {tile}, in no order; valid "
-                f"is a place, or an `if`, that depends on {var.name}, or copy(..., atomic='add')"
+                f"is a place, or an `if`, that depends on {var.name}, or tile.atomic_add"
             )
 
     def _who(self, var: tirx.Var, count: Any) -> str:
@@ -283,6 +288,8 @@ _NODES: TypeTable[Callable[[_Blocks, Any, frozenset[tirx.Var]], None]] = TypeTab
         Loop: _Blocks.loop,
         Parallel: _Blocks.parallel,
         Reduce: _Blocks.on_chip,
+        Scan: _Blocks.on_chip,
+        Sort: _Blocks.on_chip,
         Signal: _Blocks.flags,
         Wait: _Blocks.flags,
     },

@@ -12,7 +12,9 @@ from tvm import ir, sym, tirx
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.tile import calls
 from tvm_axe.tile.arithmetic import plain
+from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.flags import ADD, LOADS, ORDERED, RESET, SIGNAL, WAIT
@@ -29,9 +31,12 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
+from tvm_axe.tile.order import CUMSUM, INDICES, ORDERS, VALUES
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile, constant
 from tvm_axe.tile.walking import tiles_of
@@ -108,7 +113,9 @@ class Reader:
         self.tiles.append(tile)
 
     def _node(self, stmt: tirx.Stmt) -> Node:
-        if type(stmt) not in _STATEMENTS.types or (isinstance(stmt, tirx.Evaluate) and not _is_on_flags(stmt)):
+        if type(stmt) not in _STATEMENTS.types or (
+            isinstance(stmt, tirx.Evaluate) and calls.called(stmt) not in _CALLS
+        ):
             raise TileError(f"{type(stmt).__name__} is no part of a tile program:\n{stmt}")
         return _STATEMENTS.of(stmt)(self, stmt)
 
@@ -129,13 +136,21 @@ class Reader:
         return Let(stmt.var, stmt.value, tiles_of(stmt.value, self.known))
 
     def _store(self, stmt: tirx.BufferStore) -> Node:
-        tile = self.known[stmt.buffer]
+        tile, how = self.known[stmt.buffer], joined(stmt.value)
+        if how is not None:
+            raise TileError(
+                f"atomic_{how[0]} of a value with {tile.name}[{', '.join(map(str, stmt.indices))}] outside of "
+                "`parallel`, by every thread; valid is one in `with tile.parallel(...)`, or of a tile"
+            )
         if tile.scope != "local":
             raise TileError(
                 f"{tile.name}[{', '.join(map(str, stmt.indices))}] is stored outside of `parallel`, by every "
                 f"thread; valid there are tiles of `local`, and in `with tile.parallel(...)` all others"
             )
         return Assign(tile, tuple(stmt.indices), stmt.value, tiles_of([stmt.value, list(stmt.indices)], self.known))
+
+    def _called(self, stmt: tirx.Evaluate) -> Node:
+        return _CALLS[str(calls.called(stmt))](self, stmt)
 
     def _on_flags(self, stmt: tirx.Evaluate) -> Node:
         word, flag, value, mode, *extents = stmt.value.args
@@ -151,7 +166,9 @@ class Reader:
         return _WORDS[word](self, word, call)
 
     def _copy(self, word: str, call: tirx.TilePrimitiveCall) -> Node:
-        return Copy(self._region(call.args[0]), self._region(call.args[1]), "atomic" in call.config)
+        atomic = call.config.get("atomic", None)
+        dst, src = (self._region(arg) for arg in call.args[:2])
+        return Copy(dst, src, None if atomic is None else str(_plain(atomic)))
 
     def _fill(self, word: str, call: tirx.TilePrimitiveCall) -> Node:
         return Fill(self._region(call.args[0]), call.args[1])
@@ -170,11 +187,23 @@ class Reader:
         dst, src, axes = self._region(call.args[0]), self._region(call.args[1]), [int(axis) for axis in call.args[2]]
         if len(axes) != 1:
             raise TileError(f"{word}: along axes {axes}; a tile is reduced along one axis at a time")
-        if not -len(src.extents) <= axes[0] < len(src.extents):
-            raise TileError(
-                f"{word} of {src}: along axis {axes[0]}; valid is {-len(src.extents)} to {len(src.extents) - 1}"
-            )
-        return Reduce(word, dst, src, axes[0] % len(src.extents), bool(call.args[3]))
+        return Reduce(word, dst, src, _axis(word, src, axes[0]), bool(call.args[3]))
+
+    def _order(self, stmt: tirx.Evaluate) -> Node:
+        word = str(calls.called(stmt)).removeprefix("axe.")
+        (axis, descending, which), regions = calls.arguments(stmt, 3)
+        *results, src = (self._box(*region) for region in regions)
+        values = results[0] if which & VALUES else None
+        indices = results[-1] if which & INDICES else None
+        return Sort(word, values, indices, src, _axis(word, src, axis), bool(descending))
+
+    def _scan(self, stmt: tirx.Evaluate) -> Node:
+        (axis, reverse, exclusive), regions = calls.arguments(stmt, 3)
+        dst, src = (self._box(*region) for region in regions)
+        return Scan(dst, src, _axis("cumsum", src, axis), bool(reverse), bool(exclusive))
+
+    def _box(self, first: ir.TensorLoad, extents: tuple[int, ...]) -> Region:
+        return Region(self.known[first.source], tuple(first.indices), extents)
 
     def _region(self, region: tirx.BufferRegion) -> Region:
         extents = tuple(constant(r.extent) for r in region.region)
@@ -194,16 +223,20 @@ class Reader:
             stmt = stmt.body
         stmt = self._points(stmt)
         accesses: list[tuple[Tile, tuple, bool]] = []
+        joins: dict[tuple[Tile, str], None] = {}
 
         def on_load(load: ir.TensorLoad) -> None:
             accesses.append((self.known[load.source], tuple(load.indices), False))
 
         def on_store(store: tirx.BufferStore) -> None:
-            accesses.append((self.known[store.buffer], tuple(store.indices), True))
+            tile, how = self.known[store.buffer], joined(store.value)
+            accesses.append((tile, tuple(store.indices), True))
+            if how is not None:
+                joins[tile, how[0]] = None
 
         tvm_ffi.structural_walk(stmt, (ir.TensorLoad, on_load))
         tvm_ffi.structural_walk(stmt, (tirx.BufferStore, on_store))
-        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses), distinct)
+        return Parallel(tuple(points), tuple(extents), stmt, tuple(accesses), distinct, tuple(joins))
 
     def _points(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """The body of a `parallel`, in which ``z = value`` is a name for a value: upstream makes it a tile of one."""
@@ -219,8 +252,8 @@ class Reader:
         if isinstance(stmt, tirx.IfThenElse):
             otherwise = None if stmt.else_case is None else self._points(stmt.else_case)
             return tirx.IfThenElse(stmt.condition, self._points(stmt.then_case), otherwise)
-        if _is_on_flags(stmt):
-            word = str(stmt.value.args[0].value).removeprefix("axe.")
+        if calls.called(stmt) in _CALLS:
+            word = str(calls.called(stmt)).removeprefix("axe.")
             raise TileError(f"parallel: {word} in its body; valid is a {word} before or behind it, by the whole block")
         if not isinstance(stmt, tirx.SeqStmt):
             raise TileError(f"parallel: {type(stmt).__name__} in its body; valid are stores, names and `if`:\n{stmt}")
@@ -245,7 +278,7 @@ _STATEMENTS: TypeTable[Callable[[Reader, Any], Node]] = TypeTable(
     {
         tirx.Bind: Reader._bind,
         tirx.BufferStore: Reader._store,
-        tirx.Evaluate: Reader._on_flags,
+        tirx.Evaluate: Reader._called,
         tirx.For: Reader._for,
         tirx.IfThenElse: Reader._if,
         tirx.TilePrimitiveCall: Reader._operation,
@@ -263,6 +296,14 @@ _WORDS: dict[str, Callable[[Reader, str, tirx.TilePrimitiveCall], Node]] = {
     "sum": Reader._reduce,
 }
 """And of each of its tile primitives."""
+
+_CALLS: dict[str | None, Callable[[Reader, tirx.Evaluate], Node]] = {
+    WAIT: Reader._on_flags,
+    SIGNAL: Reader._on_flags,
+    CUMSUM: Reader._scan,
+    **dict.fromkeys(ORDERS, Reader._order),
+}
+"""And of each of our words that upstream has none of, by the name of the call."""
 
 
 def read(func: tirx.PrimFunc) -> TileProgram:
@@ -316,11 +357,11 @@ def _dense(param: tirx.Buffer) -> None:
         )
 
 
-def _is_on_flags(stmt: tirx.Stmt) -> bool:
-    """Whether a statement is what `wait` or `signal` became."""
-    if not (isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, ir.Call) and stmt.value.args):
-        return False
-    return str(getattr(stmt.value.args[0], "value", "")) in (WAIT, SIGNAL)
+def _axis(word: str, src: Region, axis: int) -> int:
+    """An axis counted from the first dimension."""
+    if not -len(src.extents) <= axis < len(src.extents):
+        raise TileError(f"{word} of {src}: along axis {axis}; valid is {-len(src.extents)} to {len(src.extents) - 1}")
+    return axis % len(src.extents)
 
 
 def _renamed(stmt: tirx.Stmt, buffer: tirx.Buffer, name: tirx.Var) -> tirx.Stmt:

@@ -12,7 +12,7 @@ CASES = [
     ("skinny_matmul", 1), ("batched_matmul", 0), ("grouped_matmul", 1), ("grouped_matmul", 4),
     ("gathered_matmul", 1), ("fp8_matmul", 1),
     ("attention", 0), ("attention", 2), ("packed_attention", 0), ("decode_attention", 0), ("rms_norm", 1),
-    ("softmax", 3), ("transpose", 1),
+    ("softmax", 3), ("topk_gating", 1), ("topk_gating", 2), ("topk_gating", 5), ("transpose", 1),
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from tvm_axe.tile.kernels.attention import ATTENTION
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
 from tvm_axe.tile.kernels.einsum import EINSUM
 from tvm_axe.tile.kernels.gathered import GATHERED_MATMUL
+from tvm_axe.tile.kernels.gating import TOPK_GATING
 from tvm_axe.tile.kernels.gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
 from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
 from tvm_axe.tile.kernels.kernel import Kernel, Problem
@@ -28,7 +29,8 @@ from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, GATHERED_MATMUL, FP8_MATMUL,
-    EINSUM, ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, LAYER_NORM, SOFTMAX, TRANSPOSE,
+    EINSUM, ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING,
+    TRANSPOSE,
 )  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -1,7 +1,7 @@
-"""Adding to memory that other blocks add to at the same time.
+"""Adding to memory that other blocks add to at the same time, and keeping the larger or the smaller there.
 
-Blocks run in parallel threads, so the addition must be one operation. TensorIR has none for CPUs; it comes in as a
-function in LLVM's language, which makes a loop around compare-and-exchange of it where the CPU can't add floats in one.
+Blocks run in parallel threads, so it must be one operation. TensorIR has none for CPUs; it comes in as a function in
+LLVM's language, which makes a loop around compare-and-exchange of it where the CPU can't add floats in one.
 """
 
 from __future__ import annotations
@@ -56,23 +56,82 @@ end:
 """
 
 
-def source(dtype: str) -> str:
-    """The function that adds elements of a type, given in the type that they are computed with."""
+_BITS = {"float32": "i32", "float64": "i64", "float16": "i16", "bfloat16": "i16"}
+
+_CHOICE = """
+define linkonce_odr void @axe_atomic_{kind}_{dtype}(ptr %to, {passed} %number) alwaysinline {{
+entry:
+  {bits_of}
+  %nan = fcmp uno {passed} %number, %number
+  %first = load atomic {bits}, ptr %to monotonic, align {size}
+  br label %loop
+loop:
+  %old = phi {bits} [ %first, %entry ], [ %seen, %store ]
+  {number_of}
+  %further = fcmp {compare} {passed} %number, %before
+  %taken = or i1 %further, %nan
+  br i1 %taken, label %store, label %end
+store:
+  %pair = cmpxchg ptr %to, {bits} %old, {bits} %new monotonic monotonic
+  %seen = extractvalue {{ {bits}, i1 }} %pair, 0
+  %done = extractvalue {{ {bits}, i1 }} %pair, 1
+  br i1 %done, label %end, label %loop
+end:
+  ret void
+}}
+"""
+
+_WAYS = {
+    "bfloat16": (
+        "%all = bitcast float %number to i32\n  %top = lshr i32 %all, 16\n  %new = trunc i32 %top to i16",
+        "%wide = zext i16 %old to i32\n  %high = shl i32 %wide, 16\n  %before = bitcast i32 %high to float",
+    ),
+    "float16": (
+        "%value = fptrunc float %number to half\n  %new = bitcast half %value to i16",
+        "%held = bitcast i16 %old to half\n  %before = fpext half %held to float",
+    ),
+    "float32": ("%new = bitcast float %number to i32", "%before = bitcast i32 %old to float"),
+    "float64": ("%new = bitcast double %number to i64", "%before = bitcast i64 %old to double"),
+}
+"""The bits of a number, and the number of the bits that are held."""
+
+
+def source(kind: str, dtype: str) -> str:
+    """The function that joins elements of a type with what is held, given in the type that they are computed with."""
+    if kind != "add" and dtype in _WAYS:
+        return _of_floats(kind, dtype)
     if dtype == "bfloat16":
         return _BFLOAT16
-    kind, operation = _TYPES[dtype]
-    passed, converted = ("float", "fptrunc") if dtype in NARROW else (kind, "bitcast")
+    held, operation = _TYPES[dtype]
+    if kind != "add":
+        operation = f"u{kind}" if dtype.startswith("u") else kind
+    passed, converted = ("float", "fptrunc") if dtype in NARROW else (held, "bitcast")
     return f"""
-define linkonce_odr void @axe_atomic_add_{dtype}(ptr %to, {passed} %number) alwaysinline {{
-  %value = {converted} {passed} %number to {kind}
-  %before = atomicrmw {operation} ptr %to, {kind} %value monotonic
+define linkonce_odr void @axe_atomic_{kind}_{dtype}(ptr %to, {passed} %number) alwaysinline {{
+  %value = {converted} {passed} %number to {held}
+  %before = atomicrmw {operation} ptr %to, {held} %value monotonic
   ret void
 }}
 """
 
 
-def add(buffer: Any, indices: Sequence[Any], value: Any) -> None:
-    """Emit the addition of `value`, a number of the type that the buffer's elements are computed with."""
+def _of_floats(kind: str, dtype: str) -> str:
+    """It ends where what is held is as large already; a NaN is larger and smaller than all else."""
+    bits, (bits_of, number_of) = _BITS[dtype], _WAYS[dtype]
+    return _CHOICE.format(
+        kind=kind,
+        dtype=dtype,
+        passed="double" if dtype == "float64" else "float",
+        bits=bits,
+        size=int(bits[1:]) // 8,
+        bits_of=bits_of,
+        number_of=number_of,
+        compare="ogt" if kind == "max" else "olt",
+    )
+
+
+def join(kind: str, buffer: Any, indices: Sequence[Any], value: Any) -> None:
+    """Emit the joining of `value`, a number of the type that the buffer's elements are computed with."""
     dtype = str(buffer.dtype)
     value = rounded(value, dtype) if dtype in NARROW else value
-    T.evaluate(T.call_extern("void", f"axe_atomic_add_{dtype}", T.address_of(buffer[tuple(indices)]), value))
+    T.evaluate(T.call_extern("void", f"axe_atomic_{kind}_{dtype}", T.address_of(buffer[tuple(indices)]), value))

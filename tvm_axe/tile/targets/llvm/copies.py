@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_axe.tile.nodes import Copy, Fill
 from tvm_axe.tile.regions import Region
-from tvm_axe.tile.targets.llvm.atomics import add
+from tvm_axe.tile.targets.llvm.atomics import join
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.transposes import transpose
 from tvm_axe.tile.targets.llvm.writer import Writer, points
@@ -36,7 +36,7 @@ def write_copy(writer: Writer, node: Copy) -> None:
         value = writer.load(node.src.tile, src.at(point))
         if node.atomic:
             buffer, where = writer.at(node.dst.tile, dst.at(point))
-            add(buffer, where, convert(value, dtype))
+            join(node.atomic, buffer, where, convert(value, dtype))
         else:
             writer.store(node.dst.tile, dst.at(point), convert(value, dtype), exact=exact)
 

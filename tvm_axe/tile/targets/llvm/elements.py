@@ -12,7 +12,9 @@ from tvm.script.ir_builder import tirx as T
 from tvm_axe import _tvm
 from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.tile.arithmetic import chosen
+from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.nodes import Parallel
+from tvm_axe.tile.targets.llvm.atomics import join
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.functions import FUNCTIONS
 from tvm_axe.tile.targets.llvm.writer import Writer, points
@@ -156,13 +158,20 @@ class _Body:
         elif isinstance(stmt, tirx.IfThenElse):
             self._if(stmt, chosen)
         else:
-            tile, indices = self.tiles[stmt.buffer], [self._value(index) for index in stmt.indices]
-            rounds = isinstance(stmt.value, tirx.Cast) and str(stmt.value.ty.dtype) == tile.dtype  # as storing does
-            value = self._value(stmt.value.value if rounds else stmt.value)
-            value = convert(value, compute_dtype(tile.dtype))
-            if chosen is not None:
-                value = T.Select(chosen, value, self.writer.load(tile, indices))
-            self.writer.store(tile, indices, value)
+            self._store(stmt, chosen)
+
+    def _store(self, stmt: tirx.BufferStore, chosen: Any) -> None:
+        tile, indices = self.tiles[stmt.buffer], [self._value(index) for index in stmt.indices]
+        how = joined(stmt.value)
+        given = stmt.value if how is None else how[1]
+        rounds = isinstance(given, tirx.Cast) and str(given.ty.dtype) == tile.dtype  # as storing does
+        value = convert(self._value(given.value if rounds else given), compute_dtype(tile.dtype))
+        if how is not None:
+            join(how[0], *self.writer.at(tile, indices), value)
+            return
+        if chosen is not None:
+            value = T.Select(chosen, value, self.writer.load(tile, indices))
+        self.writer.store(tile, indices, value)
 
     def _if(self, stmt: tirx.IfThenElse, chosen: Any) -> None:
         condition = self._value(stmt.condition)

@@ -13,12 +13,29 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Branch, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce, Signal, Wait
-from tvm_axe.tile.targets.llvm import atomics, flags, guards
+from tvm_axe.tile.nodes import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Scan,
+    Signal,
+    Sort,
+    Wait,
+)
+from tvm_axe.tile.philox import draws
+from tvm_axe.tile.targets.llvm import atomics, flags, guards, philox
 from tvm_axe.tile.targets.llvm.conversions import compute_dtype, convert
 from tvm_axe.tile.targets.llvm.copies import write_copy, write_fill
 from tvm_axe.tile.targets.llvm.elements import write_parallel
 from tvm_axe.tile.targets.llvm.gemm import write_gemm
+from tvm_axe.tile.targets.llvm.orders import write_scan, write_sort
 from tvm_axe.tile.targets.llvm.plan import CpuPlan
 from tvm_axe.tile.targets.llvm.reduces import write_reduce
 from tvm_axe.tile.targets.llvm.writer import Writer
@@ -41,8 +58,9 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
     imported = [guards.SOURCE] if check_bounds else []
     meets = plan.serial
     imported += [flags.SOURCE] if meets else []
-    added = {node.dst.tile.dtype: None for node in program.nodes() if isinstance(node, Copy) and node.atomic}
-    imported += [atomics.source(dtype) for dtype in added]
+    joins = {(kind, tile.dtype): None for node in program.nodes() for tile, kind in node.joins}
+    imported += [atomics.source(kind, dtype) for kind, dtype in joins]
+    imported += [philox.source()] if draws(program.func) else []
     extents = [extent for _, extent in program.grid]
     with IRBuilder() as builder, T.prim_func(s_tir=True), ExitStack() as scope:
         if imported:
@@ -106,6 +124,8 @@ _NODES: TypeTable[Callable[[Writer, Any], None]] = TypeTable(
         Loop: _loop,
         Parallel: write_parallel,
         Reduce: write_reduce,
+        Scan: write_scan,
+        Sort: write_sort,
         Signal: flags.write_signal,
         Wait: flags.write_wait,
     },

@@ -29,7 +29,7 @@ from tvm_axe.tile.targets.llvm.writer import Writer, nest
 def write_gemm(writer: Writer, node: Gemm) -> None:
     """Emit ``c (+)= a @ b``."""
     if node in writer.plan.packed:
-        write_copy(writer, Copy(packed_b(writer.plan.packed, node), node.b, atomic=False))
+        write_copy(writer, Copy(packed_b(writer.plan.packed, node), node.b, atomic=None))
     _Product(writer, node).write()
 
 

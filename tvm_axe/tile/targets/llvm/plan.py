@@ -14,6 +14,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout
 from tvm_axe.layout.axes import LINEAR_MEMORY
 from tvm_axe.machines import Cpu, machine_of
+from tvm_axe.tile import keys
 from tvm_axe.tile.checks import check_atomics
 from tvm_axe.tile.meeting import find_stuck
 from tvm_axe.tile.nodes import Copy, Gemm, Loop, Signal, Wait
@@ -139,6 +140,7 @@ def decide(program: TileProgram, target: Target) -> CpuPlan:
             f"{m.rows} x {m.vectors * m.lanes} in {m.rows * m.vectors} registers",
             f"fewest cycles of those that fit {draft.machine.vector_registers} registers",
         )
+    keys.decide(program, draft.decisions)
     for loop in program.nodes():
         if isinstance(loop, Loop) and loop.stages is not None:
             draft.decide(loop, "no stages", "a CPU's own prefetching runs ahead")

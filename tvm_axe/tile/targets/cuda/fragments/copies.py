@@ -14,10 +14,10 @@ import tvm_ffi
 from tvm import sym, tirx
 from tvm.script import tirx as T
 
-from tvm_axe import _tvm
 from tvm_axe.layout import ComposeLayout, Iter, Layout
 from tvm_axe.tile.nodes import Copy, Fill
 from tvm_axe.tile.regions import Region, Tile
+from tvm_axe.tile.targets.cuda.fragments.atomics import join
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, region_constants
 from tvm_axe.tile.targets.cuda.fragments.layout import REGISTER
 from tvm_axe.tile.targets.cuda.fragments.walk import FragmentWalk, StridedWalk, find_registers, vector_lengths
@@ -75,7 +75,7 @@ def _store(emitter: Emitter, node: Copy, src: Registers) -> None:
         with emitter.guarded([*walk.conditions(thread, steps), *walk.first_copy(thread), *place.bounds]):
             register = walk.register(steps)
             if node.atomic:
-                place.add(_cast(src.buffer[register], dtype))
+                place.join(node.atomic, _cast(src.buffer[register], dtype))
             elif src.buffer.dtype == dtype:
                 place.store_from(vector, src.buffer, register)
             else:
@@ -95,7 +95,7 @@ def _move(emitter: Emitter, node: Copy) -> None:
             place = Place(emitter, node.dst, index)
             with emitter.guarded(place.bounds):
                 if node.atomic:
-                    place.add(_cast(held[0], dst))
+                    place.join(node.atomic, _cast(held[0], dst))
                 elif src == dst:
                     place.store_from(vector, held, 0)
                 else:
@@ -121,9 +121,9 @@ def _exchange(emitter: Emitter, node: Copy) -> None:
     """Through shared memory, where threads need what others hold."""
     emitter, between = row_major(emitter, node.src, node.dst.tile.dtype)
     emitter.threads.sync()
-    copy(emitter, Copy(between, node.src, False))
+    copy(emitter, Copy(between, node.src, None))
     emitter.threads.sync()
-    copy(emitter, Copy(node.dst, between, False))
+    copy(emitter, Copy(node.dst, between, None))
 
 
 def row_major(emitter: Emitter, region: Region, dtype: str | None = None) -> tuple[Emitter, Region]:
@@ -200,20 +200,9 @@ class Place:
             T.buffer_store(held, value(lane), [lane])
         self.store_from(vector, held, 0)
 
-    def add(self, value: Any) -> None:
-        """Add atomically to one element."""
-        if self.tile.dtype == "int64":
-            T.evaluate(_tvm.device_call("axe_atomic_add_int64", self.pointer(), value, code=_ADD_INT64))
-        else:
-            T.evaluate(T.cuda.atomic_add(self.pointer(), value))
-
-
-_ADD_INT64 = """
-__device__ __forceinline__ void axe_atomic_add_int64(void* to, long long number) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(number));
-}
-"""
-"""CUDA's own is of the unsigned type, whose sums have the same bits."""
+    def join(self, kind: str, value: Any) -> None:
+        """Join a value with one element atomically."""
+        join(kind, self.tile.dtype, self.pointer(), value)
 
 
 def _cast(value: Any, dtype: str) -> Any:

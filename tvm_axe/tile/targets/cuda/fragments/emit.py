@@ -1,4 +1,4 @@
-"""Code for what threads do by themselves: Fill, Copy, Reduce, Parallel, Let and Assign, given where everything lives.
+"""Code for what threads do by themselves, all but products, flags and control flow, given where everything lives.
 
 Both models of a CUDA kernel use it, inside upstream's IR builder::
 
@@ -20,12 +20,14 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Copy, Fill, Let, Node, Parallel, Reduce
+from tvm_axe.tile.nodes import Assign, Copy, Fill, Let, Node, Parallel, Reduce, Scan, Sort
 from tvm_axe.tile.targets.cuda.fragments.copies import copy, fill
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter
 from tvm_axe.tile.targets.cuda.fragments.layout import linear
 from tvm_axe.tile.targets.cuda.fragments.points import parallel
 from tvm_axe.tile.targets.cuda.fragments.reductions import reduce
+from tvm_axe.tile.targets.cuda.fragments.scans import scan
+from tvm_axe.tile.targets.cuda.fragments.sorts import sort
 
 Names = dict[tirx.Var, tirx.Expr]
 
@@ -53,5 +55,14 @@ def _assign(emitter: Emitter, node: Assign) -> None:
 
 NODES: TypeTable[Callable[[Emitter, Any], Names | None]] = TypeTable(
     "code of a block's threads",
-    {Assign: _assign, Copy: copy, Fill: fill, Let: _let, Parallel: parallel, Reduce: reduce},
+    {
+        Assign: _assign,
+        Copy: copy,
+        Fill: fill,
+        Let: _let,
+        Parallel: parallel,
+        Reduce: reduce,
+        Scan: scan,
+        Sort: sort,
+    },
 )

@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Iter, Layout
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.keys import by_passes
 from tvm_axe.tile.nodes import (
     Assign,
     Branch,
@@ -29,7 +30,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
@@ -172,7 +175,27 @@ def _along_reduce(node: Reduce, held: dict[Tile, LayoutChoice], threads: int) ->
     return True
 
 
-def _along_copy(node: Copy, held: dict[Tile, LayoutChoice], threads: int) -> bool:
+def ordered_layout(node: Sort, layout: Layout) -> Layout:
+    """The layout of a result that is searched in a source of `layout`: who has a part of a line has its results."""
+    shape = node.src.extents
+    lines = projected(layout, shape, [d for d in range(len(shape)) if d != node.axis])
+    if not node.keeps_axis:
+        return lines
+    inside = [Iter(it.extent, it.stride * node.count, it.axis) if it.axis == REGISTER else it for it in lines.D]
+    return Layout([*inside, Iter(node.count, 1, REGISTER)], lines.R).canonicalize()
+
+
+def _along_sort(node: Sort, held: dict[Tile, LayoutChoice], threads: int) -> bool:
+    layout = reduced_layout(node.src, held, threads)
+    if layout is None or not by_passes(node) or not layout.admits(node.src.extents):
+        return False
+    free = [region.tile for region in node.results if region.tile.scope == "fragment" and region.tile not in held]
+    for tile in free:
+        held[tile] = LayoutChoice(ordered_layout(node, layout), f"{node}, where the lines are")
+    return bool(free)
+
+
+def _along_copy(node: Copy | Scan, held: dict[Tile, LayoutChoice], threads: int) -> bool:
     pair = (node.src.tile, node.dst.tile)
     if not (node.src.whole and node.dst.whole) or any(tile.scope != "fragment" for tile in pair):
         return False
@@ -234,6 +257,8 @@ NODES: TypeTable[Callable[[Any, dict[Tile, LayoutChoice], int], bool]] = TypeTab
         Loop: _nothing,
         Parallel: _along_parallel,
         Reduce: _along_reduce,
+        Scan: _along_copy,
+        Sort: _along_sort,
         Signal: _nothing,
         Wait: _nothing,
     },

@@ -17,8 +17,10 @@ from tvm.script import tirx as T
 
 from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.errors import TileError
+from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.regions import Tile
+from tvm_axe.tile.targets.cuda.fragments.atomics import join
 from tvm_axe.tile.targets.cuda.fragments.copies import keeps_together
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
 from tvm_axe.tile.targets.cuda.fragments.layout import evaluate
@@ -162,10 +164,11 @@ def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> tuple[list[_Acce
     """The accesses to memory that neighbouring points make at once, and by how many points."""
     sure = _Unconditional(node.body)
     stored = [tile for tile, _, stores in node.accesses if stores]
+    joins = {tile for tile, _ in node.joins}
     accesses = [
         _Access(tile, indices, stores)
         for tile, indices, stores in sure.accesses(node)
-        if isinstance(emitter.storages[tile], Memory) and stored.count(tile) == int(stores)
+        if isinstance(emitter.storages[tile], Memory) and stored.count(tile) == int(stores) and tile not in joins
     ]
     best: tuple[list[_Access], int] = ([], 1)
     least = float(len(accesses))
@@ -293,7 +296,8 @@ class _Body:
         return None
 
     def _store(self, stmt: tirx.BufferStore) -> None:
-        emitter, value = self.emitter, self._expression(stmt.value)
+        how = joined(stmt.value)
+        emitter, value = self.emitter, self._expression(stmt.value if how is None else how[1])
         tile = emitter.tiles[stmt.buffer]
         stored = emitter.storages[tile]
         if isinstance(stored, Registers):
@@ -304,8 +308,12 @@ class _Body:
             T.buffer_store(held, value, [self.lane])
             return
         indices = [self._expression(index) for index in stmt.indices]
+        address = stored.address(indices, tile.shape)
         with emitter.guarded(self.walk.first_copy(emitter.threads.index)):
-            T.buffer_store(stored.buffer, value, stored.address(indices, tile.shape))
+            if how is None:
+                T.buffer_store(stored.buffer, value, address)
+            else:
+                join(how[0], tile.dtype, stored.buffer.ptr_to(address), value)
 
     def _register(self, tile: Tile, indices: Sequence[Any], stores: bool) -> tirx.Expr:
         held = self.emitter.registers(tile)

@@ -19,7 +19,22 @@ import tvm_ffi
 
 from tvm_axe.errors import TileError
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Branch, Copy, Fill, Gemm, Let, Loop, Node, Parallel, Reduce, Signal, Wait
+from tvm_axe.tile.nodes import (
+    Assign,
+    Branch,
+    Copy,
+    Fill,
+    Gemm,
+    Let,
+    Loop,
+    Node,
+    Parallel,
+    Reduce,
+    Scan,
+    Signal,
+    Sort,
+    Wait,
+)
 from tvm_axe.tile.points import accesses
 from tvm_axe.tile.regions import Region, Tile, constant
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
@@ -213,7 +228,7 @@ def use_of(node: Node, sets: Iterable[Tile] = (), keeps: Iterable[Tile] = (), to
     return Use(str(node), reads, writes, frozenset(sets), frozenset(keeps), together)
 
 
-def _of_region(node: Copy | Fill) -> Use:
+def _of_region(node: Copy | Fill | Scan) -> Use:
     return use_of(node, _whole(node.dst))
 
 
@@ -223,6 +238,10 @@ def _of_gemm(gemm: Gemm) -> Use:
 
 def _of_reduce(reduce: Reduce) -> Use:
     return use_of(reduce, () if reduce.accumulate else _whole(reduce.dst), together=True)
+
+
+def _of_sort(node: Sort) -> Use:
+    return use_of(node, [tile for region in node.results for tile in _whole(region)], together=True)
 
 
 def _whole(region: Region) -> tuple[Tile, ...]:
@@ -263,6 +282,8 @@ _USES: TypeTable[Callable[[Any], Uses]] = TypeTable(
         Loop: _of_loop,
         Parallel: _of_parallel,
         Reduce: _of_reduce,
+        Scan: _of_region,
+        Sort: _of_sort,
         Signal: use_of,
         Wait: use_of,
     },

@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
 from tvm_axe.layout import Layout
-from tvm_axe.tile.nodes import Copy, Reduce
+from tvm_axe.tile.nodes import Copy, Node, Reduce
 from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.copies import copy
 from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers
@@ -55,30 +55,43 @@ def reduce(emitter: Emitter, node: Reduce) -> None:
     TileError
         A fragment is reduced in part, or into a part; or `dst` has another layout than the source's reduced one.
     """
-    for region in (node.src, node.dst):
-        if isinstance(emitter.storages[region.tile], Registers) and not region.whole:
-            raise TileError(f"{node}: {region} is a part of a fragment; valid is all of it")
-    target = node.dst
-    if isinstance(emitter.storages[node.src.tile], Memory):
-        layout = reduced_layout(node.src, {}, emitter.threads.count)
-        assert layout is not None
-        emitter, held = _in_registers(emitter, node.src, layout, node.src.extents)
-        copy(emitter, Copy(held, node.src, False))
-        node = replace(node, src=held)
+    emitter, own = loaded(emitter, node, node.src)
+    target, node = node.dst, replace(node, src=own)
+    if isinstance(emitter.storages[target.tile], Registers) and not target.whole:
+        raise TileError(f"{node}: {target} is a part of a fragment; valid is all of it")
     if isinstance(emitter.storages[target.tile], Memory):
         kept = [d for d in range(len(node.src.extents)) if d != node.axis]
         layout = projected(emitter.registers(node.src.tile).fragment.layout, node.src.extents, kept)
-        emitter, held = _in_registers(emitter, target, layout, tuple(node.src.extents[d] for d in kept) or (1,))
+        emitter, held = in_registers(emitter, target, layout, tuple(node.src.extents[d] for d in kept) or (1,))
         if node.accumulate:
-            copy(emitter, Copy(held, target, False))
+            copy(emitter, Copy(held, target, None))
         node = replace(node, dst=held)
     src, dst = (emitter.registers(region.tile) for region in (node.src, node.dst))
-    _Reduction(emitter, node, src, dst).emit()
+    Reduction(emitter, node, src, dst).emit()
     if node.dst is not target:
-        copy(emitter, Copy(target, node.dst, False))
+        copy(emitter, Copy(target, node.dst, None))
 
 
-def _in_registers(emitter: Emitter, region: Region, layout: Layout, shape: tuple[int, ...]) -> tuple[Emitter, Region]:
+def loaded(emitter: Emitter, node: Node, src: Region) -> tuple[Emitter, Region]:
+    """What is in memory in registers, and an emitter that knows them; a fragment stays as it is.
+
+    Raises
+    ------
+    TileError
+        It is a part of a fragment.
+    """
+    if isinstance(emitter.storages[src.tile], Registers):
+        if not src.whole:
+            raise TileError(f"{node}: {src} is a part of a fragment; valid is all of it")
+        return emitter, src
+    layout = reduced_layout(src, {}, emitter.threads.count)
+    assert layout is not None
+    emitter, held = in_registers(emitter, src, layout, src.extents)
+    copy(emitter, Copy(held, src, None))
+    return emitter, held
+
+
+def in_registers(emitter: Emitter, region: Region, layout: Layout, shape: tuple[int, ...]) -> tuple[Emitter, Region]:
     """Registers for a region's elements, and an emitter that knows them."""
     tile = Tile(region.tile.buffer, "fragment", shape, region.tile.dtype)
     fragment = FragmentLayout(layout, shape, emitter.threads.count)
@@ -88,8 +101,11 @@ def _in_registers(emitter: Emitter, region: Region, layout: Layout, shape: tuple
     return emitter.with_tile(tile, stored), Region(tile, (zero,) * len(shape), shape)
 
 
-class _Reduction:
-    """The code of one reduction: over a thread's registers, then lanes (PTX ISA, "shfl.sync"), then warps."""
+class Reduction:
+    """The code of one reduction: over a thread's registers, then lanes (PTX ISA, "shfl.sync"), then warps.
+
+    What is reduced is `taken` of the source.
+    """
 
     def __init__(self, emitter: Emitter, node: Reduce, src: Registers, dst: Registers) -> None:
         self.emitter, self.node, self.src, self.dst = emitter, node, src, dst
@@ -158,8 +174,11 @@ class _Reduction:
         base, coefficients = self.first
         with self.walk.steps() as steps:
             register = sum((step * c for step, c in zip(steps, coefficients) if c), tirx.const(base, "int32"))
-            value = T.cast(self.src.buffer[self.walk.register(steps)], self.dtype)
-            T.buffer_store(held, self._combine(held[register], value), [register])
+            T.buffer_store(held, self._combine(held[register], self.taken(steps, register)), [register])
+
+    def taken(self, steps: Sequence[tirx.Expr], register: Any) -> tirx.Expr:
+        """What of the source is reduced at a step of the walk, into a register of the result."""
+        return T.cast(self.src.buffer[self.walk.register(steps)], self.dtype)
 
     def _over_lanes(self, held: tirx.Buffer, digit: Digit) -> None:
         apart = digit.extent // 2

@@ -9,6 +9,7 @@ from typing import Any
 import tvm_ffi
 
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.keys import KEY, by_passes
 from tvm_axe.tile.nodes import (
     Assign,
     Branch,
@@ -20,14 +21,17 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, reduced_layout
+from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, ordered_layout, reduced_layout
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.fragments.reductions import accumulation_type, over_warps
+from tvm_axe.tile.targets.cuda.fragments.scans import sums_type
 
 
 def scratch_bytes(program: TileProgram, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
@@ -47,6 +51,26 @@ def _of_reduce(node: Reduce, held: Mapping[Tile, LayoutChoice], threads: int) ->
     rows = math.prod(shape) // shape[node.axis]
     parts = math.prod(digit.extent for digit in digits)
     return parts * rows * _bytes(accumulation_type(node.dst.tile.dtype)) if digits else 0
+
+
+def _of_sort(node: Sort, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
+    """Keys: a row's from each warp, or all of them; then results on their way to threads that don't have the lines."""
+    layout, shape = reduced_layout(node.src, held, threads), node.src.extents
+    lines = math.prod(shape) // node.length
+    if layout is None or not layout.admits(shape):  # a part of a fragment, which is refused
+        return 0
+    if not by_passes(node):
+        return lines * node.length * _bytes(KEY)
+    parts = math.prod(digit.extent for digit in over_warps(FragmentLayout(layout, shape, threads), node.axis))
+    keys = parts * lines * _bytes(KEY) if parts > 1 else 0
+    own = ordered_layout(node, layout)
+    moved = [r for r in node.results if r.tile in held and not (held[r.tile].layout == own and r.whole)]
+    return max([keys, *(lines * node.count * _bytes(region.tile.dtype) for region in moved)])
+
+
+def _of_scan(node: Scan, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
+    in_memory = node.src.tile not in held and node.dst.tile not in held
+    return 0 if in_memory else math.prod(node.src.extents) * _bytes(sums_type(node.dst.tile.dtype))
 
 
 def _of_copy(node: Copy, held: Mapping[Tile, LayoutChoice], threads: int) -> int:
@@ -73,6 +97,8 @@ NODES: TypeTable[Callable[[Any, Mapping[Tile, LayoutChoice], int], int]] = TypeT
         Loop: _none,
         Parallel: _none,
         Reduce: _of_reduce,
+        Scan: _of_scan,
+        Sort: _of_sort,
         Signal: _none,
         Wait: _none,
     },

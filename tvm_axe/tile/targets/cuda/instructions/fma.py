@@ -105,6 +105,6 @@ def _element(emitter: Emitter, region: Region, place: list[Any]) -> Any:
 def _left_in_memory(emitter: Emitter, gemm: Gemm) -> tuple[Emitter, Gemm]:
     emitter, left = row_major(emitter, gemm.a)
     emitter.threads.sync()
-    copy(emitter, Copy(left, gemm.a, False))
+    copy(emitter, Copy(left, gemm.a, None))
     emitter.threads.sync()
     return emitter, Gemm(gemm.c, left, gemm.b, gemm.transpose_a, gemm.transpose_b, gemm.accumulate, gemm.instruction)

@@ -22,7 +22,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
@@ -134,6 +136,8 @@ _STEERING: TypeTable[Callable[[Any, bool], tuple[Any, ...]]] = TypeTable(
         Loop: _operands,
         Parallel: _none,
         Reduce: _none,
+        Scan: _none,
+        Sort: _none,
         Signal: _scalars,
         Wait: _scalars,
     },

@@ -22,7 +22,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Values
@@ -111,6 +113,8 @@ _SHARED: TypeTable[Callable[[OneThread, Any, Values], Values | None]] = TypeTabl
         Loop: OneThread._loop,
         Parallel: OneThread._others,
         Reduce: OneThread._others,
+        Scan: OneThread._others,
+        Sort: OneThread._others,
         Signal: OneThread._others,
         Wait: OneThread._others,
     },

@@ -27,7 +27,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
@@ -191,6 +193,8 @@ _NODES: TypeTable[Callable[[_Order, Any, _Before], _Before]] = TypeTable(
         Loop: _Order.loop,
         Parallel: _Order.consumers,
         Reduce: _Order.consumers,
+        Scan: _Order.consumers,
+        Sort: _Order.consumers,
         Signal: _Order.signal,
         Wait: _Order.wait,
     },

@@ -10,11 +10,12 @@ from tvm.target import Target
 
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu
+from tvm_axe.tile import keys
 from tvm_axe.tile.nodes import Gemm
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.cuda.fragments import pressure
+from tvm_axe.tile.targets.cuda.fragments import pressure, scans
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
 from tvm_axe.tile.targets.cuda.grid import decide_grid
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
@@ -112,6 +113,8 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     ordering.check(program, memory.buffers, memory.staging)
     for node, who, why in ordering.roles(program):
         decisions.add(node, who, why)
+    keys.decide(program, decisions)
+    scans.decide(program, decisions)
     made = _schedule(program, memory, warpgroups, grid.persistent, fragments, decisions)
     for fill, gemm in made.folded:
         decisions.add(fill, "left out", f"{gemm} sets its accumulator the first time")

@@ -30,7 +30,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.program import TileProgram
@@ -212,7 +214,7 @@ class _Scheduler:
             if buffer.last is node:
                 self.release(buffer, node)
 
-    def do(self, node: Copy | Fill | Parallel | Reduce | Assign) -> None:
+    def do(self, node: Copy | Fill | Parallel | Reduce | Scan | Sort | Assign) -> None:
         self.settle_for(node)
         self.synchronize_for(node)
         self.steps.append(Do(node))
@@ -416,6 +418,8 @@ _NODES: TypeTable[Callable[[_Scheduler, Any], None]] = TypeTable(
         Loop: _Scheduler.loop,
         Parallel: _Scheduler.do,
         Reduce: _Scheduler.do,
+        Scan: _Scheduler.do,
+        Sort: _Scheduler.do,
     },
 )
 """Waits and signals are other roles' (`_others`)."""

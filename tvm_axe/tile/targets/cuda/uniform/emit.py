@@ -27,7 +27,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.regions import Tile
@@ -250,6 +252,8 @@ _NODES: TypeTable[Callable[[_Block, Any, Values, Emitter], Values | None]] = Typ
         Loop: _Block._loop,
         Parallel: _Block._leaf,
         Reduce: _Block._leaf,
+        Scan: _Block._leaf,
+        Sort: _Block._leaf,
         Signal: _Block._flags,
         Wait: _Block._flags,
     },

@@ -24,7 +24,9 @@ from tvm_axe.tile.nodes import (
     Node,
     Parallel,
     Reduce,
+    Scan,
     Signal,
+    Sort,
     Wait,
 )
 from tvm_axe.tile.regions import Tile
@@ -143,6 +145,8 @@ _NODES: TypeTable[Callable[[Hazards, Any, Touched], Touched]] = TypeTable(
         Loop: Hazards._loop,
         Parallel: Hazards._leaf,
         Reduce: Hazards._leaf,
+        Scan: Hazards._leaf,
+        Sort: Hazards._leaf,
         Signal: Hazards._flags,
         Wait: Hazards._flags,
     },

@@ -13,11 +13,12 @@ from tvm.target import Target
 from tvm_axe.errors import TileError, TileWarning
 from tvm_axe.machines import Gpu
 from tvm_axe.machines.registry import described
+from tvm_axe.tile import keys
 from tvm_axe.tile.nodes import Gemm, Signal, Wait
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
-from tvm_axe.tile.targets.cuda.fragments import pressure
+from tvm_axe.tile.targets.cuda.fragments import pressure, scans
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.grid import decide_grid
@@ -77,6 +78,8 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
     memory = decide_memory(program, fragments, products, threads, decisions)
     memory = decide_pipelines(program, memory, gpu.shared_bytes, decisions)
     grid = decide_grid(program, gpu, decisions, fills_processor=False)
+    keys.decide(program, decisions)
+    scans.decide(program, decisions)
     for node in program.nodes():
         if isinstance(node, Wait | Signal):
             decisions.add(node, "a thread a flag", "the block meets behind a wait and before an ordered signal")
