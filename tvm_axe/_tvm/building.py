@@ -31,7 +31,9 @@ def register_pipeline(name: str, base: str, first_pass: ir.transform.Pass, host_
     All functions pass through the one before anything else. Host functions pass through the other when intrinsics have
     become LLVM's; those that it brings in are lowered after it. The names that lowering gives to remainders are left
     out before: upstream fails where one such name is in two places, whose values it simplifies to different ones, when
-    it lowers again and when it makes LLVM's code.
+    it lowers again and when it makes LLVM's code. And what is loaded in the second part of an `and` or an `or` is
+    loaded only if the first asks for it: upstream makes one `and` of a choice in a choice, whose LLVM code evaluates
+    both parts.
     """
 
     def pipeline() -> tuple[Any, Any, Any]:
@@ -48,7 +50,7 @@ def _and_lowered(host_pass: ir.transform.Pass) -> ir.transform.Pass:
     def run(mod: IRModule, _context: ir.transform.PassContext) -> IRModule:
         named = mod.functions.items()
         mod = IRModule(
-            {var: func.with_body(structural_map(func.body, (tirx.Let, _without_name))) for var, func in named},
+            {var: func.with_body(structural_map(func.body, _REWRITTEN)) for var, func in named},
             attrs=mod.attrs,
         )
         done = host_pass(mod)
@@ -66,6 +68,19 @@ def _without_name(let: tirx.Let) -> tirx.Expr:
     if not all(_only_reads(call) for call in calls):
         return let
     return structural_map(let.body, (tirx.Var, lambda var: let.value if var.same_as(let.var) else var))
+
+
+def _in_order(both: tirx.And | tirx.Or) -> tirx.Expr:
+    loads: list[ir.TensorLoad] = []
+    tvm_ffi.structural_walk(both.b, (ir.TensorLoad, loads.append))
+    if not loads or str(both.ty) != "bool":
+        return both
+    if isinstance(both, tirx.And):
+        return tirx.if_then_else(both.a, both.b, tirx.const(False, "bool"))
+    return tirx.if_then_else(both.a, tirx.const(True, "bool"), both.b)
+
+
+_REWRITTEN = ((tirx.Let, _without_name), (tirx.And, _in_order), (tirx.Or, _in_order))
 
 
 def _only_reads(call: ir.Call) -> bool:

@@ -3,7 +3,7 @@
 The bytes are those of the whole message on a device, the larger one of its slabs of source and target. A table is a
 JSON file in the work directory, ``collectives/<machine>.json``, which `tvm-axe doctor --measure` writes, and the engine
 reads when it is launched; the machine is what its devices are called, how many there are and how they are linked. Where
-there is none, H100s and H200s on NVLink have one derived from published times, and all else a rule of the link:
+there is none, H100s and H200s on NVLink have one that is shipped, and all else a rule of the link:
 
 - An all-reduce among n devices takes (n-1)(n-2)/n more bytes into each in one shot than in two, and saves what it takes
   to have writes seen, so it is in one shot up to where both are as much.
@@ -48,7 +48,7 @@ FOLDER = "collectives"
 ENGINE = 4 << 20
 """Bytes; a copy engine is as fast as a kernel for blocks that are as large or larger."""
 
-_AS_FAST = 128 << 20  # bytes, of which copy engines among two H200s take as long as kernels, within 3%
+_AS_FAST = 128 << 20  # bytes, of which copy engines among H200s take as long as kernels, within 3%
 _SEEN = 1e-6  # seconds; what it takes to have a peer see what was written to it, over NVLink
 _ALL_REDUCE = Collective.ALL_REDUCE.operation
 _PARTED = (Collective.ALL_GATHER.operation, "all_gather_in_place", Collective.ALL_TO_ALL.operation)
@@ -147,24 +147,22 @@ def ruled(link: Link, parts: int, source: str) -> Table:
 def shipped(machine: Machine) -> Table | None:
     """Return the table of a machine whose times are known; None if they aren't.
 
-    That of two is measured, on H200s (docs/results/2026-11-26-two-h200s.md): what is only copied goes in one shot up to
-    where copy engines are as fast, which leave the processors alone.
+    Those of two and four are measured, on H200s (docs/results/2026-11-26-two-h200s.md, 2026-11-26-four-h200s.md): what
+    is only copied goes in one shot up to where copy engines are as fast, which leave the processors alone. Three, and
+    those between four and eight, are taken for four.
 
-    vLLM's all-reduce on H200s (in graphs; aiconfigurator-core 0.12.0, h200_sxm) is in one shot up to 512 KiB on 4, and
-    256 KiB on 8. Its line there meets that of two shots, drawn on from 1 and 2 MiB, at 368 KB on 4 and 226 KB on 8;
-    where ours meet is assumed to be there, too, a little below, until it is measured. 3 devices, of which no times are
-    published, are taken for 4.
+    vLLM's all-reduce on eight H200s (in graphs; aiconfigurator-core 0.12.0, h200_sxm) is in one shot up to 256 KiB. Its
+    line there meets that of two shots, drawn on from 1 and 2 MiB, at 226 KB; where ours meet is assumed to be there,
+    too, a little below, until it is measured.
     """
-    if machine.link != "NVLink" or not re.search(r"\bH(100|200)\b", machine.name):
+    if machine.link != "NVLink" or not re.search(r"\bH(100|200)\b", machine.name) or machine.devices < 2:
         return None
     if machine.devices == 2:
-        return _table(16 << 20, _AS_FAST, _AS_FAST, "what was measured on two H200s on NVLink")
-    limits = {3: 352 << 10, 8: 216 << 10}
-    at = max((count for count in limits if count <= machine.devices), default=None)
-    if at is None:
-        return None
+        return _table(16 << 20, _AS_FAST, 64 << 20, "what was measured on two H200s on NVLink")
+    if machine.devices < 8:
+        return _table(512 << 10, _AS_FAST, 64 << 20, "what was measured on four H200s on NVLink")
     where = "published times of H200s on NVLink (aiconfigurator-core 0.12.0), until they are measured here"
-    return _table(limits[at], machine.devices * ENGINE, ENGINE, where)
+    return _table(216 << 10, machine.devices * ENGINE, ENGINE, where)
 
 
 def forced(name: str) -> Table:
