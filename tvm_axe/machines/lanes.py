@@ -24,11 +24,11 @@ from tvm import DataType, ir, tirx
 from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.blocks import NestedBlock, ranges_of
+from tvm_axe.analysis.blocks import NestedBlock
 from tvm_axe.analysis.expressions import alike, is_zero, loads_in, substitute, uses
-from tvm_axe.analysis.guards import COMPARISONS, guarded_loads
+from tvm_axe.analysis.guards import guarded_loads
 from tvm_axe.analysis.patterns import REDUCE
-from tvm_axe.layout.shapes import dense_strides
+from tvm_axe.machines.vectors import Elements, Finder, like
 
 __all__ = ["VECTOR", "OfThread", "of_thread"]
 
@@ -137,36 +137,13 @@ def _read(shared: Sequence[tirx.For], inner: Sequence[tirx.For], nested: NestedB
 
 
 @dataclass(frozen=True)
-class _Elements:
-    """Elements that a thread loads or stores: one that all lanes have in common, or one for each lane, a vector.
-
-    Attributes
-    ----------
-    indices : tuple of Expr
-        As they stand in the nest, for any lane.
-    first : tuple of Expr
-        Those of the first lane.
-    dim : int or None
-        The dimension in which a vector's elements are beside each other.
-    guard : Expr or None
-        The condition under which they are loaded.
-    """
-
-    buffer: tirx.Buffer
-    indices: tuple[tirx.Expr, ...]
-    first: tuple[tirx.Expr, ...]
-    dim: int | None
-    guard: tirx.Expr | None
-
-
-@dataclass(frozen=True)
 class _Lanes:
     """How many elements a thread has, along which loop, and what it loads before it uses it, in the order of use."""
 
     width: int
     loop: tirx.For
-    stored: _Elements
-    loaded: tuple[_Elements, ...]
+    stored: Elements
+    loaded: tuple[Elements, ...]
     scattered: int
     """How many of an element's operands are loaded for each lane alone."""
 
@@ -179,11 +156,11 @@ def _lanes(nest: _Nest, width: int) -> _Lanes | None:
         return None
     if nest.mask is not None and uses(nest.mask, loop.loop_var):
         return None
-    finder = _Finder(nest, loop, width)
+    finder = Finder([*nest.shared, *nest.inner], loop, width)
     stored = finder.vector(nest.buffer, nest.indices)
     if stored is None:
         return None
-    loaded, scattered = list[_Elements](), 0
+    loaded, scattered = list[Elements](), 0
     for load, guard in _loads(nest):
         found = finder.loaded(load, guard)
         if found is not None:
@@ -198,114 +175,8 @@ def _lanes(nest: _Nest, width: int) -> _Lanes | None:
     return _Lanes(width, loop, stored, tuple(loaded), scattered) if scattered <= len(vectors) else None
 
 
-def _like(number: tirx.Expr, other: tirx.Expr) -> tirx.Expr:
-    """The number in the type of another."""
-    return number if str(number.ty) == str(other.ty) else tirx.Cast(str(other.ty), number)
-
-
 def _size(buffer: tirx.Buffer) -> int:
     return DataType(str(buffer.dtype)).itemsize
-
-
-class _Finder:
-    """Shows that elements of a buffer are beside each other, and begin at a multiple of their number."""
-
-    def __init__(self, nest: _Nest, loop: tirx.For, width: int) -> None:
-        self.width = width
-        self._var = var = loop.loop_var
-        kind = str(var.ty)
-        self._lane = tirx.Var("lane", kind)
-        number = var * tirx.const(width, kind)  # the variable is from now on that of groups of lanes
-        self._first, self._any = {var: number}, {var: number + self._lane}
-        self._analyzer = Analyzer()
-        groups = ir.Range(tirx.const(0, kind), tirx.const(int(loop.extent) // width, kind))
-        spans = ranges_of([*nest.shared, *nest.inner]) | {
-            var: groups,
-            self._lane: ir.Range(tirx.const(0, kind), tirx.const(width, kind)),
-        }
-        for each, span in spans.items():
-            self._analyzer.bind(each, span)
-
-    def loaded(self, load: ir.TensorLoad, guard: tirx.Expr | None) -> _Elements | None:
-        """What is to be loaded at once for all lanes; None if they need others each, or not all of them any."""
-        if guard is not None and not self._is_common(guard):
-            return None
-        indices = tuple(load.indices)
-        if uses(list(indices), self._var):
-            return self.vector(load.source, indices, guard)
-        return _Elements(load.source, indices, indices, None, self._of_first(guard))
-
-    def vector(
-        self, buffer: tirx.Buffer, indices: tuple[tirx.Expr, ...], guard: tirx.Expr | None = None
-    ) -> _Elements | None:
-        """The vector of these elements; None if they can't be shown to be one."""
-        strides = _strides(buffer)
-        if strides is None:
-            return None
-        first = tuple(substitute(index, self._first) for index in indices)
-        along = []
-        for dim, (index, begin) in enumerate(zip(indices, first)):
-            moved = substitute(index, self._any)
-            if not self._analyzer.can_prove_equal(moved, begin):
-                step = _like(self._lane, index)
-                if strides[dim] != 1 or not self._analyzer.can_prove_equal(moved - begin, step):
-                    return None
-                along.append(dim)
-        if len(along) != 1:
-            return None
-        if not all(self._is_multiple(begin, stride) for begin, stride in zip(first, strides)):
-            return None
-        simple = tuple(self._analyzer.simplify(begin) for begin in first)
-        return _Elements(buffer, indices, simple, along[0], self._of_first(guard))
-
-    def _of_first(self, guard: tirx.Expr | None) -> tirx.Expr | None:
-        return None if guard is None else substitute(guard, self._first)
-
-    def _is_common(self, condition: tirx.Expr) -> bool:
-        """Whether a condition can be shown to be the same for all lanes."""
-        if not uses(condition, self._var):
-            return True
-        if isinstance(condition, tirx.And | tirx.Or):
-            return self._is_common(condition.a) and self._is_common(condition.b)
-        if isinstance(condition, tirx.Not):
-            return self._is_common(condition.a)
-        if not isinstance(condition, COMPARISONS) or not str(condition.a.ty).startswith("int"):
-            return False
-        a, b, one = condition.a, condition.b, tirx.const(1, str(condition.a.ty))
-        # Upstream sees of a number that is less than a multiple what it doesn't of one that is at least one.
-        forms: tuple[tirx.Expr, ...] = (condition,)
-        if isinstance(condition, tirx.LT | tirx.GE):
-            forms = tirx.LT(a, b), tirx.LT(b, a + one)
-        elif isinstance(condition, tirx.LE | tirx.GT):
-            forms = tirx.LT(a, b + one), tirx.LT(b, a)
-        return any(
-            self._analyzer.can_prove_equal(substitute(form, self._any), substitute(form, self._first)) for form in forms
-        )
-
-    def _is_multiple(self, begin: tirx.Expr, stride: int) -> bool:
-        """Whether so many elements, times the stride, are a multiple of the width."""
-        if stride % self.width == 0:
-            return True
-        known = self._analyzer.modular_set(begin)
-        return int(known.coeff) * stride % self.width == 0 and int(known.base) * stride % self.width == 0
-
-
-def _strides(buffer: tirx.Buffer) -> list[int] | None:
-    """How far apart elements are along each dimension; None of what isn't whole bytes or not known.
-
-    None of bools, too: upstream's code generator writes vectors of four as other types, and has none of more.
-    """
-    kind = DataType(str(buffer.dtype))
-    offset = buffer.elem_offset
-    if str(buffer.dtype) == "bool" or buffer.scope() not in ("", "global"):
-        return None
-    if kind.bits % 8 or kind.lanes != 1 or not (offset is None or is_zero(offset)):
-        return None
-    given = list(buffer.strides) or list(buffer.shape)
-    if not all(isinstance(each, tirx.IntImm) for each in given):
-        return None
-    numbers = [int(each) for each in given]
-    return numbers if len(buffer.strides) else list(dense_strides(numbers))
 
 
 def _loads(nest: _Nest) -> Iterator[tuple[ir.TensorLoad, tirx.Expr | None]]:
@@ -345,7 +216,7 @@ class _Writer:
         self.nest, self.lanes = nest, lanes
         self.width = 1 if lanes is None else lanes.width
         self.result = self._local(nest.buffer, self.width)
-        self.had: list[tuple[_Elements, tirx.Buffer]] = []  # so far, with indices as they are read
+        self.had: list[tuple[Elements, tirx.Buffer]] = []  # so far, with indices as they are read
 
     def _local(self, buffer: tirx.Buffer, count: int) -> tirx.Buffer:
         return tirx.decl_buffer([count], str(buffer.dtype), f"{buffer.name}_own", scope="local", layout=None)
@@ -377,22 +248,22 @@ class _Writer:
         touched = [each.buffer for each in (lanes.stored, *lanes.loaded) if each.dim is not None]
         return OfThread(loops, body, local, frozenset(touched))
 
-    def _is_of_a_term(self, elements: _Elements) -> bool:
+    def _is_of_a_term(self, elements: Elements) -> bool:
         """Whether what is loaded is another with each term of a reduction."""
         parts = [*elements.first, *([] if elements.guard is None else [elements.guard])]
         return any(uses(parts, loop.loop_var) for loop in self.nest.inner)
 
-    def _loaded(self, elements: _Elements) -> tirx.Stmt:
+    def _loaded(self, elements: Elements) -> tirx.Stmt:
         """Elements become a thread's own; those that say which ones they are have become so before."""
         indices, first = (tuple(map(self._with_own, each)) for each in (elements.indices, elements.first))
         guard = None if elements.guard is None else self._with_own(elements.guard)
-        elements = _Elements(elements.buffer, indices, first, elements.dim, guard)
+        elements = Elements(elements.buffer, indices, first, elements.dim, guard)
         local = self._local(elements.buffer, 1 if elements.dim is None else self.width)
         copy = self._moved(elements, local, store=False)
         self.had.append((elements, local))
         return copy if guard is None else tirx.IfThenElse(guard, copy, None)
 
-    def _moved(self, elements: _Elements, local: tirx.Buffer, store: bool) -> tirx.Stmt:
+    def _moved(self, elements: Elements, local: tirx.Buffer, store: bool) -> tirx.Stmt:
         """The copies between memory and a thread's own, of no more than `VECTOR` bytes each."""
 
         def copy(there: Sequence[tirx.Expr], here: tirx.Expr) -> tirx.Stmt:
@@ -408,7 +279,7 @@ class _Writer:
             lane = self._lane()
             at = lane + tirx.const(begin, str(lane.ty))
             there = [
-                index + _like(at, index) if dim == elements.dim else index for dim, index in enumerate(elements.first)
+                index + like(at, index) if dim == elements.dim else index for dim, index in enumerate(elements.first)
             ]
             pieces.append(_over(lane, width, tirx.ForKind.VECTORIZED, copy(there, at)))
         return tirx.stmt_seq(*pieces)
