@@ -123,6 +123,21 @@ def test_tensors_of_others(scaled):
     np.testing.assert_array_equal(result, given * np.float32(3))
 
 
+def test_arguments_bound_once(scaled):
+    """A run sees what the tensors hold then; what would be copied for it is refused by name."""
+    rng = np.random.default_rng(6)
+    given, out = aligned(rng.standard_normal(SIZE, dtype="float32")), aligned(poisoned())
+    run = scaled.bind(given, Producer(out))
+    for _ in range(2):
+        run()
+        np.testing.assert_array_equal(out, given * np.float32(3))
+        given[:], out[:] = rng.standard_normal(SIZE, dtype="float32"), np.nan
+    with pytest.raises(InputError, match="scale: A, B would be copied for each run; bind takes tensors of cpu"):
+        scaled.bind(unaligned(given), unaligned(out))
+    with pytest.raises(InputError, match="scale takes 2 tensors"):
+        scaled.bind(given)
+
+
 def test_small_floats(store):
     exe = tile.compile(matmul(dtype="bfloat16"), store=store)
     rng = np.random.default_rng(2)
@@ -294,6 +309,11 @@ def test_on_a_gpu(cuda, store):
     exe(tvm.runtime.tensor(given, cuda), there)
     np.testing.assert_array_equal(there.numpy(), given * np.float32(3))
     assert min(exe.time(tvm.runtime.tensor(given, cuda), there)) > 0
+    again = tvm.runtime.tensor(poisoned(), cuda)
+    exe.bind(tvm.runtime.tensor(given, cuda), again)()
+    np.testing.assert_array_equal(again.numpy(), there.numpy())
+    with pytest.raises(InputError, match="B would be copied for each run; bind takes tensors of cuda"):
+        exe.bind(tvm.runtime.tensor(given, cuda), out)
     with pytest.raises(InputError, match="scale runs on cuda; A is on cpu"):
         exe(tvm.runtime.tensor(given), there)
 

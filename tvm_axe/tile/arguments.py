@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,11 @@ class Parameter:
     dtype: str
     is_output: bool
     is_mesh: bool = False
+
+    @functools.cached_property
+    def fixed(self) -> tuple[int, ...] | None:
+        """The shape, if it has no variables."""
+        return tuple(map(int, self.shape)) if all(isinstance(extent, int) for extent in self.shape) else None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -62,10 +68,14 @@ def parameters(program: TileProgram) -> tuple[Parameter | Scalar, ...]:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the compiled function is called with, and what is to be done afterwards, such as copying results back."""
+    """What the compiled function is called with, and what is to be done afterwards, such as copying results back.
+
+    `copied` are the parameters whose values are copies of arrays.
+    """
 
     values: tuple[Any, ...]
     afterwards: tuple[Callable[[], None], ...]
+    copied: tuple[str, ...]
 
 
 class Binder:
@@ -99,18 +109,22 @@ class Binder:
             what = "arguments" if any(isinstance(param, Scalar) for param in self.params) else "tensors"
             raise InputError(f"{self.name} takes {len(self.params)} {what} ({takes}); got {len(given)}")
         extents: dict[str, tuple[int, str]] = {}
-        values, afterwards = [], []
+        values, afterwards, copied = [], [], []
         for param, value in zip(self.params, given):
             if isinstance(param, Scalar):
                 values.append(self._scalar(param, value))
             elif isinstance(value, np.ndarray):
                 self._check(param, value.shape, str(value.dtype), extents)
-                bound, after = self._array(param, value)
+                if self._is_in_place(param, value):
+                    values.append(_tvm.as_tensor(value))
+                    continue
+                bound, after = self._copied(param, value)
                 values.append(bound)
                 afterwards += after
+                copied.append(param.name)
             else:
                 values.append(self._tensor(param, value, extents))
-        return Arguments(tuple(values), tuple(afterwards))
+        return Arguments(tuple(values), tuple(afterwards), tuple(copied))
 
     def _scalar(self, param: Scalar, value: Any) -> int | float:
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -133,6 +147,8 @@ class Binder:
     def _check(self, param: Parameter, shape: Sequence[int], dtype: str, extents: dict[str, tuple[int, str]]) -> None:
         if dtype != param.dtype:
             raise InputError(f"{self.name}: {param.name} is {param.dtype}; got {dtype}")
+        if shape == param.fixed:
+            return
         fits = len(shape) == len(param.shape)
         for extent, own in zip(shape, param.shape):
             if isinstance(own, int):
@@ -147,14 +163,15 @@ class Binder:
         if not fits:
             raise InputError(f"{self.name}: {param.name} has the shape {_shape(param)}; got {tuple(shape)}")
 
-    def _array(self, param: Parameter, array: np.ndarray) -> tuple[Any, list[Callable[[], None]]]:
+    def _is_in_place(self, param: Parameter, array: np.ndarray) -> bool:
+        """Whether the function can run on an array's own memory."""
         if param.is_output and not array.flags.writeable:
             raise InputError(f"{self.name} writes {param.name}; got a read-only array")
-        in_place = (
-            array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % self.backend.alignment == 0
-        )
-        if self.backend.on_host and in_place:
-            return _tvm.as_tensor(array), []
+        dense = array.flags.c_contiguous and array.flags.writeable
+        return self.backend.on_host and dense and array.ctypes.data % self.backend.alignment == 0
+
+    def _copied(self, param: Parameter, array: np.ndarray) -> tuple[Any, list[Callable[[], None]]]:
+        """A copy of an array where the function runs, and what brings back what is written to it."""
         host = tvm.runtime.empty(array.shape, param.dtype)
         view = _tvm.as_array(host)
         view[...] = array

@@ -7,7 +7,8 @@ linker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -56,9 +57,33 @@ class TileExecutable:
             The arguments don't fit the parameters, or there is no GPU to run on.
         """
         bound = self._bind(arguments)
-        self._built.module[self.name](*bound.values)
+        self._function(*bound.values)
         for step in bound.afterwards:
             step()
+
+    def bind(self, *arguments: Any) -> Callable[[], None]:
+        """Return what runs the program on these tensors and numbers again and again, which are checked once.
+
+        It may be called as long as the tensors are there, which it keeps.
+
+        Raises
+        ------
+        InputError
+            As a call; or an argument is a numpy array that is copied for each run.
+        """
+        bound = self._bind(arguments)
+        if bound.copied:
+            raise InputError(
+                f"{self.name}: {', '.join(bound.copied)} would be copied for each run; bind takes tensors of "
+                f"{self._backend.device}, and on a CPU arrays that are dense, writable and begin at a multiple of "
+                f"{self._backend.alignment} bytes"
+            )
+        return functools.partial(self._function, *bound.values)
+
+    @functools.cached_property
+    def _function(self) -> Any:
+        """The compiled function, which to look up takes longer than to call."""
+        return self._built.module[self.name]
 
     def time(self, *arguments: Any, repeat: int = 20, warmup: int = 3) -> list[float]:
         """Seconds of each of `repeat` runs, on a GPU by its own clock; nothing is flushed from caches in between.
