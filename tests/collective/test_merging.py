@@ -136,6 +136,52 @@ def test_programs_compute_the_same(place: str, sizes: dict[str, int]) -> None:
                     np.testing.assert_array_equal(tensor.slab(device), expected)
 
 
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 3}], ids=str)
+@pytest.mark.parametrize("rows", [16, 3 << 17], ids=["marked", "told"])
+def test_exchanges_in_a_row(place: str, sizes: dict[str, int], rows: int) -> None:
+    """Collectives that GPUs exchange, of equal parts, some of them behind and before meetings that are left out."""
+    mesh, parts = Mesh(sizes), sizes["tp"]
+    n = rows * parts
+    types = [((parts, n), "float32"), ((rows,), "float32"), ((parts, n), "float32"), ((parts, 1, n), "float32")]
+    types += [((parts, rows), "float32"), ((parts, n), "float32"), ((n,), "float32")]
+    calls = [
+        BARRIER,
+        ("reduce_scatter", (0, 1, [0], "tp")),
+        BARRIER,
+        BARRIER,
+        ("all_gather", (1, 2, [0], "tp")),
+        BARRIER,
+        BARRIER,
+        ("all_to_all", (3, 4, [0, 1], "tp")),
+        BARRIER,
+        *[BARRIER, ("all_reduce", (2, 5, [], "tp")), BARRIER] * 2,
+        ("send", (5, 6, [1], "tp")),
+        BARRIER,
+    ]
+    rng = np.random.default_rng()
+    with launched(mesh, place) as workers:
+        slabs = ((n,), (rows,), (n,), (1, n), (parts, rows), (n,), (n,))
+        x, part, total, dealt, found, twice, sent = tensors = [workers.mesh_tensor(slab, "float32") for slab in slabs]
+        loaded = workers.load(program(types, calls), resolve_target(workers.target))
+        for _ in range(4):
+            given = rng.integers(-99, 99, (2, parts, n)).astype("float32")
+            for device in range(parts):
+                x.slab(device)[:], dealt.slab(device)[0] = given[0, device], given[1, device]
+                for tensor in (part, total, found, twice, sent):
+                    tensor.slab(device)[:] = np.nan
+            views = ["tp", "slab", "tp", "tp", "slab", "tp", "slab"]
+            workers.call(loaded, [*zip(tensors, views)])
+            whole = given[0].sum(axis=0)
+            for device in range(parts):
+                mine = slice(device * rows, (device + 1) * rows)
+                np.testing.assert_array_equal(total.slab(device), whole)
+                np.testing.assert_array_equal(found.slab(device), given[1][:, mine])
+                np.testing.assert_array_equal(twice.slab(device), parts * whole)
+                np.testing.assert_array_equal(part.slab(device), whole[mine])
+                np.testing.assert_array_equal(sent.slab(device), parts * whole)
+
+
 @pytest.mark.parametrize("place", PLACES[2:], indirect=True)
 def test_a_peer_that_does_not_come_is_named(place: str) -> None:
     """A device waits for it in a collective, and only once; what is launched then can be used."""
