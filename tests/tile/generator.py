@@ -306,7 +306,8 @@ class Maker:
             self.line(f'    tile.copy({held}[row, 0:{self.n}], {total}[{where}[row], 0], atomic="{kind}")')
             return
         self.line(f"with tile.parallel({self.m}, {self.n}) as (i, j):")
-        guard = self.choose(["", f"if {held}[i, j] > 0:", "if i + j < 5:"])
+        # Upstream's parser compares some types with numbers of theirs only.
+        guard = self.choose(["", f'if {held}[i, j] > T.cast(0, "{dtype}"):', "if i + j < 5:"])
         self.line(f"    {guard}") if guard else None
         value = self.choose([f"{held}[i, j]", "2", f'T.cast(i - j, "{dtype}")'])
         self.line(f"    {'    ' * bool(guard)}tile.atomic_{kind}({value}, {total}[{where}[i], j])")
