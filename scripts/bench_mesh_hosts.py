@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -120,9 +119,9 @@ class Job:
     """The ranks of a side, of which rank 0 is asked for times."""
 
     def __init__(self, side: str, engine: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        told = {"WORLD_SIZE": str(HOSTS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        from bench_mesh_pairs import free_port  # here, as it imports what their ranks shall not
+
+        told = {"WORLD_SIZE": str(HOSTS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         told |= {"TVM_AXE_RANKS_PER_HOST": "1", "NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}
         command = [sys.executable, __file__, "--side", side, "--engine", engine]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -122,7 +122,7 @@ def kernels_on_host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of few vectors are large ones."""
     told = 4 * 4 * 8 * VECTOR
-    for name, value in {"ROWS": 5, "_SENT": 4 * VECTOR, "_MARKED": 8 * VECTOR, "_TOLD": told}.items():
+    for name, value in {"ROWS": 5, "_PER_BLOCK": 4 * VECTOR, "_MARKED": 8 * VECTOR, "_TOLD": told}.items():
         monkeypatch.setattr(meeting, name, value)
     staging = max(devices * 5 * meeting._region(devices) for devices in range(1, EXCHANGED + 1))
     monkeypatch.setattr(meeting, "WORDS", 5 * ROW + 2 * (told + staging) // 4)

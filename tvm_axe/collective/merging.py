@@ -35,7 +35,15 @@ MERGED = "merged"
 
 
 class Held(NamedTuple):
-    """The barriers that are a collective's own: the one behind which it is, maybe quietly, and the one behind it."""
+    """The barriers that are a collective's own.
+
+    Attributes
+    ----------
+    behind, before : bool
+        Whether it holds the barrier that it is behind, and the one that it is before.
+    loosely, quietly : bool
+        Whether a device may leave out the one that it is before, and the one that it is behind.
+    """
 
     behind: bool = False
     before: bool = False
@@ -111,20 +119,18 @@ def _of_bindings(bindings: Sequence[relax.Binding], devices: int | None) -> list
         before = called[at + 1 : at + 2] == [_BARRIER] and not any(collectives[at + 2 : at + 3])
         if not (behind or before):
             continue
-        may_leave = devices is not None and called[at] in _EXCHANGED
-        holds[at] = Held(
-            behind,
-            before,
-            before and may_leave and not _is_touched(bindings, at, devices),
-            behind and may_leave and _have_met(bindings[: at - 1], renamed, holds, devices),
-        )
+        holds[at] = Held(behind, before)
+        if devices is not None and called[at] in _EXCHANGED:
+            loosely = before and not _is_touched(bindings, at, devices)
+            quietly = behind and _have_met(bindings[: at - 1], renamed, holds, devices)
+            holds[at] = Held(behind, before, loosely, quietly)
         renamed |= {at - 1: f"axe.{MERGED}"} if behind else {}
         renamed |= {at + 1: f"axe.{MERGED}"} if before else {}
         renamed[at] = held(str(called[at]), holds[at])
     return [_renamed(binding, renamed[at]) if at in renamed else binding for at, binding in enumerate(bindings)]
 
 
-def _is_touched(bindings: Sequence[relax.Binding], at: int, devices: int | None) -> bool:
+def _is_touched(bindings: Sequence[relax.Binding], at: int, devices: int) -> bool:
     """Whether what runs behind a call and its barrier, and then anew, may touch what peers have before all meet."""
     for binding in (*bindings[at + 2 :], *bindings[:at]):
         if _called(binding) == _BARRIER:
@@ -135,7 +141,7 @@ def _is_touched(bindings: Sequence[relax.Binding], at: int, devices: int | None)
 
 
 def _have_met(
-    bindings: Sequence[relax.Binding], renamed: Mapping[int, str], holds: Mapping[int, Held], devices: int | None
+    bindings: Sequence[relax.Binding], renamed: Mapping[int, str], holds: Mapping[int, Held], devices: int
 ) -> bool:
     """Whether all have met, and nothing since then may have touched what peers have, where these calls end.
 
@@ -157,7 +163,7 @@ def _have_met(
     return False
 
 
-def _touches(binding: relax.Binding, devices: int | None) -> bool:
+def _touches(binding: relax.Binding, devices: int) -> bool:
     """Whether a binding may touch what another device has."""
     name = _called(binding)
     if name is not None and name.startswith("axe.") and name not in ("axe.arrive", "axe.wait"):
@@ -166,7 +172,7 @@ def _touches(binding: relax.Binding, devices: int | None) -> bool:
     return used is None or any(_may_be_view(var, devices) for var in used)
 
 
-def _may_be_view(var: relax.Var, devices: int | None) -> bool:
+def _may_be_view(var: relax.Var, devices: int) -> bool:
     """Whether a value may be the slabs of all devices: a tensor of as many parts, or what isn't known to be none."""
     kind = var.ty
     if isinstance(kind, PrimType | relax.ShapeType):

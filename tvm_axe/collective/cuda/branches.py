@@ -1,7 +1,7 @@
 """Branches of a stream: what is told to them goes on beside each other, and is back before the stream goes on.
 
-A copy takes some microseconds to begin, and one copy engine moves less than NVLink does, so that copies to or from
-several peers are told to as many branches.
+What a copy waits for, and the copy itself, take some microseconds to begin. So what is for one peer doesn't wait for
+what is for another (`tvm_axe.collective.side.Branching` says what is on which).
 
 Source: CUDA Driver API, "Stream Management", cuStreamWaitEvent.
 """
@@ -19,7 +19,7 @@ class Branches:
     Parameters
     ----------
     stream : CUstream
-        The one.
+        The one, which `join` has wait for the others.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -30,11 +30,11 @@ class Branches:
         self._used: set[int] = set()
 
     def begin(self, event: Any) -> None:
-        """Let branches begin behind an event, from now on."""
+        """Let branches that aren't in use begin behind an event; before the first is asked for."""
         self._begin = event
 
     def at(self, number: int) -> Any:
-        """Return the stream of a branch."""
+        """Return the stream of a branch, from 0 on."""
         while len(self._streams) <= number:
             self._streams.append(new_stream())
         if number not in self._used:

@@ -34,7 +34,7 @@ from tvm_axe.errors import WorkerError
 
 _DESCRIPTOR = ("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
 
-_HELD = 300_000  # nanoseconds, in which the host tells a GPU to meet, and what it does behind that
+_HOLD = 300_000  # nanoseconds, in which the host tells a GPU to meet, and what it does behind that
 
 _here: Counter[int] = Counter()  # the workers of this process, by GPU
 _counting = threading.Lock()
@@ -233,7 +233,7 @@ class CudaDevice(Device):
 
     def hold(self) -> None:
         if self._meeting is not None:
-            self._meeting.hold(_HELD)
+            self._meeting.hold(_HOLD)
 
     def timed(self, key: Hashable, tell: Callable[[], object]) -> float:
         start, stop = self._events

@@ -37,6 +37,8 @@ from tvm_axe.machines.target import resolve_target
 ROWS = BLOCKS
 _TOLD = 8 << 20  # bytes of a half of the staging, for messages of which a block says that they are there
 _MARKED = 1 << 20  # bytes that a device sends in all, up to which words say so themselves; a third more are sent
+_PER_BLOCK = 3 << 10  # bytes that a block sends, where there are blocks enough; one stores some 30 a nanosecond
+_MAPPED = 2  # CU_MEMHOSTALLOC_DEVICEMAP
 
 
 def _marked(vectors: int) -> int:
@@ -53,8 +55,6 @@ WORDS = ROWS * ROW + 2 * (_TOLD + max(n * ROWS * _region(n) for n in range(1, EX
 """Words of 32 bits that a device's slab has: the rows, and the staging of exchanges (see `exchange`)."""
 MOST = SENT
 """The most devices that meet."""
-_SENT = 3 << 10  # bytes of messages that a block sends, where there are blocks enough; one stores some 30 a nanosecond
-_MAPPED = 2  # CU_MEMHOSTALLOC_DEVICEMAP
 
 _SOURCE = f"""
 {PRIMITIVES}{MEET}
@@ -155,7 +155,7 @@ class Meeting:
         if nbytes <= 0 or self.devices > EXCHANGED or any(n % VECTOR for n in (source, target, nbytes, stride)):
             return None
         total, sent = nbytes // VECTOR, nbytes * max(1, self.devices - 1)
-        marked, wanted = sent <= _MARKED, -(-sent // _SENT)
+        marked, wanted = sent <= _MARKED, -(-sent // _PER_BLOCK)
         share = -(-total // max(1, min(room - marked, ROWS - marked, wanted)))
         # Marks are never where messages without marks were, of which some could look like one.
         start, region = 0, _TOLD // self.devices // ROWS // VECTOR * VECTOR

@@ -290,16 +290,18 @@ def _parted(phases: Sequence[Phase], source: Side, target: Side, meeting: Meetin
     (count,), everybody = counts, tuple(range(n))
     mine, nbytes = me * count, count * check_dtype(source.dtype).itemsize
     views = tuple(len(side.slabs) == n for side in (source, target))
-    wholes = tuple(math.prod(side.shape) // count for side in (source, target))
+    wholes = tuple(math.prod(side.shape) for side in (source, target))
     dealt = sorted(
         (move.source.slabs, tuple(sorted(move.target.slabs)), move.source.start, move.target.start)
         for move in first.moves
     )
+    each = [((p,), (0,), mine, p * count) for p in everybody]
+    # Which sides are views, the elements of a slab of each, the moves; the stride, and whether what comes is placed.
     known: list[tuple[tuple[bool, bool], tuple[int, int], list[Any], int, bool]] = [
-        ((True, True), (1, 1), [(everybody, (me,), 0, 0)], 0, False),  # an all-reduce
-        ((True, False), (n, 1), [(everybody, (0,), mine, 0)], nbytes, False),  # a reduce-scatter
-        ((False, True), (1, n), [((0,), everybody, 0, mine)], 0, True),  # an all-gather
-        ((True, False), (n, n), [((p,), (0,), mine, p * count) for p in everybody], nbytes, True),  # an all-to-all
+        ((True, True), (count, count), [(everybody, (me,), 0, 0)], 0, False),  # an all-reduce
+        ((True, False), (n * count, count), [(everybody, (0,), mine, 0)], nbytes, False),  # a reduce-scatter
+        ((False, True), (count, n * count), [((0,), everybody, 0, mine)], 0, True),  # an all-gather
+        ((True, False), (n * count, n * count), each, nbytes, True),  # an all-to-all
     ]
     for *form, stride, placed in known:
         if form == [views, wholes, dealt]:
