@@ -21,6 +21,7 @@ from tvm.script import tirx as T
 
 import tvm_axe as axe
 from tvm_axe.collective import Workers
+from tvm_axe.collective.cuda import driver
 from tvm_axe.layout import Mesh
 
 # Tests change how things are compiled, and count what is; what an earlier run has kept would hide that. Those in
@@ -188,6 +189,21 @@ def cuda():
     if not device.exist:
         pytest.skip("no CUDA GPU on this machine")
     return device
+
+
+@pytest.fixture(scope="session")
+def on_gpus(cuda: tvm.runtime.Device) -> Callable[..., dict[str, object]]:
+    """What places so many devices on GPUs, for `launch`: on one each or, where there are fewer, on those again.
+
+    `barriers` is for devices that share one, which wait while others could run; those that don't always meet.
+    """
+
+    def options(devices: int, barriers: str | None = None) -> dict[str, object]:
+        there = driver.gpus()
+        gpus = tuple(device % there for device in range(devices))
+        return {"gpus": gpus, "barriers": barriers if there < devices else None}
+
+    return options
 
 
 @pytest.fixture(scope="session")

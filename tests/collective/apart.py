@@ -20,6 +20,7 @@ import tvm
 
 from tvm_axe import _tvm
 from tvm_axe.collective import Workers, launch, ops, ranked, ranks_engine, side
+from tvm_axe.collective.cuda import driver
 from tvm_axe.collective.cuda.moving import Mover
 from tvm_axe.collective.cuda.passing import Passing, Scratch
 from tvm_axe.collective.device import Device
@@ -287,5 +288,5 @@ def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -
     if engine == "apart":
         return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
     if engine == "cuda":
-        options["gpus"] = (0,) * mesh.size
+        options["gpus"] = tuple(device % driver.gpus() for device in range(mesh.size))
     return launch(mesh, engine=engine, timeout=timeout, **options)

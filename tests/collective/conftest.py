@@ -1,9 +1,9 @@
 """The engines and meshes that the collective tests run on.
 
 Besides those that start workers on the host's cores there are, by `WHERE`, devices with memory of their own:
-``apart``, whose memory is the host's (apart.py), and ``cuda``, where a GPU is, the first of which all of a mesh's
-devices share; as processes and, ``-threads``, as threads; of ``-meeting`` the devices wait for each other, not their
-workers; those of ``-staged`` don't see each other's memory.
+``apart``, whose memory is the host's (apart.py), and ``cuda``, where GPUs are, one for each device or, where there are
+fewer, each for several; as processes and, ``-threads``, as threads; of ``-meeting`` the devices wait for each other,
+not their workers; those of ``-staged`` don't see each other's memory.
 
 In rank 0 of a job (`TVM_AXE_TEST_RANKS`, see test_mpi.py and test_ranked.py) they are the engine `mpi`, or what
 `TVM_AXE_TEST_ENGINE` says, and the meshes of that many devices. A job has one launch at a time, so workers are launched

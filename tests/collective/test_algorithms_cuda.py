@@ -19,6 +19,7 @@ from two_devices import workers_here
 import tvm_axe as axe
 from tvm_axe.collective import MeshTensor, Workers
 from tvm_axe.collective.algorithms import Algorithm
+from tvm_axe.collective.cuda import driver
 from tvm_axe.collective.cuda.driver import call
 from tvm_axe.collective.measuring import measure, table_of
 from tvm_axe.collective.plan import VIEWS
@@ -47,8 +48,8 @@ def workers(request: pytest.FixtureRequest, where: tuple[Mesh, bool]) -> Iterato
 
 
 def launched(mesh: Mesh, processes: bool = True, **options: object) -> Workers:
-    """Workers that share a GPU, and whose devices meet by themselves."""
-    gpus = (0,) * mesh.size
+    """Workers with a GPU each, or that share one, and whose devices meet by themselves."""
+    gpus = tuple(device % driver.gpus() for device in range(mesh.size))
     return axe.launch(mesh, engine="cuda", gpus=gpus, processes=processes, barriers="device", timeout=20.0, **options)
 
 

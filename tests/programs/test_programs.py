@@ -102,15 +102,17 @@ def test_last_schedule_on_processes(launched, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("size", "sizes"), [("uneven", (2,)), ("uneven", (3,)), ("test", (2, 2))], ids=str)
+@pytest.mark.parametrize(
+    ("size", "sizes"), [("uneven", (2,)), ("uneven", (3,)), ("uneven", (4,)), ("test", (2, 2))], ids=str
+)
 @pytest.mark.parametrize(("name", "schedule"), CASES)
-def test_schedule_on_gpus(cuda, launched, name, schedule, size, sizes):
-    """Devices that share the first GPU, each a process."""
+def test_schedule_on_gpus(on_gpus, launched, name, schedule, size, sizes):
+    """Each device is a process."""
     program = program_of(name, size, sizes)
     exe = axe.compile(program.schedule(schedule), target="cuda", work_dir=None)
     assert exe.bytes == program.bytes[schedule]
     barriers = "device" if sizes == (2,) else "host"
-    judge(program, exe, launched(program.mesh, "cuda", gpus=(0,) * program.mesh.size, barriers=barriers))
+    judge(program, exe, launched(program.mesh, "cuda", **on_gpus(program.mesh.size, barriers)))
 
 
 @pytest.mark.parametrize(("name", "schedule"), CASES)

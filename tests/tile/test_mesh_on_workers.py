@@ -247,12 +247,12 @@ def test_flags_of_one_device(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"push": True}], ids=["ordered", "push"])
-def test_a_norm_on_gpus(cuda, options):
-    with launch(Mesh({"tp": 2}), engine="cuda", gpus=(0, 0)) as workers:
+def test_a_norm_on_gpus(on_gpus, options):
+    with launch(Mesh({"tp": 2}), engine="cuda", **on_gpus(2)) as workers:
         check_norms(workers, "tp", 8, 1024, options, 3, 4e-3)
 
 
 @pytest.mark.gpu
-def test_a_product_on_gpus(cuda):
-    with launch(Mesh({"tp": 2}), engine="cuda", gpus=(0, 0)) as workers:
+def test_a_product_on_gpus(on_gpus):
+    with launch(Mesh({"tp": 2}), engine="cuda", **on_gpus(2)) as workers:
         check_scatters(workers, 256, 512, 256, programs.BLOCK, 3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,7 +182,7 @@ TYPED = [*((form, dtype) for form in FORMS for dtype in ("float16", "bfloat16"))
 @pytest.mark.gpu
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize(("form", "dtype"), TYPED)
-def test_on_devices_that_share_a_gpu(cuda: object, form: str, devices: int, dtype: str) -> None:
+def test_on_gpus(on_gpus: Callable[..., Any], form: str, devices: int, dtype: str) -> None:
     """Poisoned at first; then run after run on other inputs, and twice on the same ones, bit for bit alike.
 
     Two devices meet by themselves, so that their runs are launches of graphs from the third on.
@@ -192,7 +193,7 @@ def test_on_devices_that_share_a_gpu(cuda: object, form: str, devices: int, dtyp
     assert "one kernel" in exe.lowered.forms[0], exe.lowered.forms
     rng = np.random.default_rng(1)
     barriers = "device" if devices == 2 else "host"
-    with axe.launch(mesh, engine="cuda", gpus=(0,) * devices, barriers=barriers) as workers:
+    with axe.launch(mesh, engine="cuda", **on_gpus(devices, barriers)) as workers:
         shapes = {buffer.name: (buffer.shape, buffer.dtype) for buffer in exe.lowered.inputs}
         poison = [np.full(shape, np.nan, check_dtype(kind)) for shape, kind in shapes.values()]
         exe.run(workers, *poison)
@@ -211,14 +212,14 @@ def test_on_devices_that_share_a_gpu(cuda: object, form: str, devices: int, dtyp
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
-def test_small_ones_on_devices_that_share_a_gpu(cuda: object, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_small_ones_on_gpus(on_gpus: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     """By default they are a product and a collective, one behind the other, but where more is done of the sum."""
     monkeypatch.setattr(pairs, "WAVES", 1)
     mesh, rng = Mesh({"tp": 2}), np.random.default_rng(3)
     exe = axe.compile(scheduled(form, mesh, 256, 512, 384, chunks=2), target="cuda", work_dir=None)
     more = form in ("reduce", "stages", "whole finished transposed")
     assert ("one kernel" if more else "one behind") in exe.lowered.forms[0]
-    with axe.launch(mesh, engine="cuda", gpus=(0, 0)) as workers:
+    with axe.launch(mesh, engine="cuda", **on_gpus(2)) as workers:
         for _ in range(4):
             arrays = [rng.standard_normal(b.shape).astype(check_dtype(b.dtype)) for b in exe.lowered.inputs]
             found, wanted = np.array(exe.run(workers, *arrays)), expected_of(form, arrays)

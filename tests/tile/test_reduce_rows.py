@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from interpreter_mesh import interpret_mesh
@@ -195,15 +198,13 @@ def test_compiles_for_gpus(dtype: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("kind", "rows", "devices", "splits"), [*CASES, ("rms", 64, 2, False)])
-def test_on_devices_that_share_a_gpu(
-    cuda: object, kind: str, rows: int, devices: int, splits: bool, dtype: str
-) -> None:
+def test_on_gpus(on_gpus: Callable[..., Any], kind: str, rows: int, devices: int, splits: bool, dtype: str) -> None:
     """Poisoned at first, then run after run on other inputs, and twice on the same ones, bit for bit alike."""
     exe = axe.compile(scheduled(kind, rows, 1000, devices, dtype, splits), target="cuda", work_dir=None)
     assert "in which the devices meet" in exe.lowered.forms[0], exe.lowered.forms
     rng = np.random.default_rng(rows)
     shapes = [(buffer.shape, check_dtype(buffer.dtype)) for buffer in exe.lowered.inputs]
-    with axe.launch(Mesh({"tp": devices}), engine="cuda", gpus=(0,) * devices) as workers:
+    with axe.launch(Mesh({"tp": devices}), engine="cuda", **on_gpus(devices)) as workers:
         exe.run(workers, *(np.full(shape, np.nan, kind) for shape, kind in shapes))
         for _ in range(5):
             arrays = [rng.standard_normal(shape).astype(kind) for shape, kind in shapes]

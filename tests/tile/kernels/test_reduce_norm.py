@@ -85,9 +85,9 @@ def test_on_cpu_workers(index, share, engine):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("index, share", CASES)
-def test_on_gpus(index, share, cuda):
+def test_on_gpus(index, share, on_gpus):
     devices = REDUCE_NORM.cases[index]["devices"]
-    with launch(Mesh({"tp": devices}), engine="cuda", gpus=(0,) * devices) as workers:
+    with launch(Mesh({"tp": devices}), engine="cuda", **on_gpus(devices)) as workers:
         check(workers, index, share)
 
 
