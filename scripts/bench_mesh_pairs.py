@@ -21,6 +21,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -40,6 +41,7 @@ SIZE = (8192, 8192, 28672)
 DTYPE = "bfloat16"
 KINDS = ("GEMM + reduce-scatter", "GEMM + all-reduce", "all-gather + GEMM")
 CHUNKS = 4
+CORES = len(os.sched_getaffinity(0))
 CHECKED = 16  # rows that are computed in float64
 WORST = 6e-3  # of the error of a result of bfloat16, norm over norm
 REST = 0.02  # seconds before a run, so that the power stays below its limit
@@ -98,11 +100,31 @@ def scheduled(kind: str, mesh: Mesh, size: Sequence[int], form: str = "ours") ->
     return sch
 
 
-@lru_cache(maxsize=4)
-def drawn(shape: tuple[int, ...], scale: float) -> np.ndarray:
-    """Normally distributed numbers, which the forms of a row share."""
-    rng = np.random.default_rng()
-    return (rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(check_dtype(DTYPE))
+@lru_cache(maxsize=2)
+def drawn(shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
+    """Normally distributed matrices of a product, which the forms of a row share: drawn by rows, on all cores."""
+    found = [np.empty(shape, check_dtype(DTYPE)) for shape in shapes]
+    scales = np.float32([1.0, shapes[1][0] ** -0.5])
+
+    def draw(array: np.ndarray, scale: np.float32, rng: np.random.Generator) -> None:
+        array[...] = rng.standard_normal(array.shape, dtype=np.float32) * scale
+
+    with ThreadPoolExecutor(CORES) as pool:
+        for array, scale in zip(found, scales):
+            parts = np.array_split(array, CORES)
+            list(pool.map(draw, parts, [scale] * CORES, np.random.default_rng().spawn(CORES)))
+    return found
+
+
+@lru_cache(maxsize=2)
+def wanted_of(shapes: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows drawn at random, and what the product of such matrices has there, in float64."""
+    a, b = drawn(shapes)
+    rows = np.random.default_rng().choice(len(a), CHECKED, replace=False)
+    taken = a[rows].astype("float64")
+    with ThreadPoolExecutor(CORES) as pool:
+        parts = pool.map(lambda part: taken @ part.astype("float64"), np.array_split(b, CORES, axis=1))
+        return rows, np.concatenate(list(parts), axis=1)
 
 
 class Ours:
@@ -113,16 +135,14 @@ class Ours:
         self.exe = axe.compile(scheduled(kind, workers.mesh, size, form), target=workers.target, work_dir=None)
         print(f"{kind}, {form}: {'; '.join(self.exe.lowered.forms) or self.exe.notation}")
         shapes = [tuple(map(int, buffer.shape)) for buffer in self.exe.lowered.inputs]
-        self.arrays = [drawn(shape, scale) for shape, scale in zip(shapes, (1.0, shapes[1][0] ** -0.5))]
+        self.shapes = tuple(shapes)
+        self.arrays = drawn(self.shapes)
 
     def check(self) -> float:
         """The error of rows drawn at random, against float64."""
         self.exe.run(self.workers, *(np.full_like(array, np.nan) for array in self.arrays))
         found = self.exe.run(self.workers, *self.arrays)
-        rows = np.random.default_rng().choice(len(found), CHECKED, replace=False)
-        a, b = self.arrays[0][rows].astype("float64"), self.arrays[1]
-        step = max(1, (1 << 28) // b.shape[1] // 8)
-        wanted = sum(a[:, at : at + step] @ b[at : at + step].astype("float64") for at in range(0, len(b), step))
+        rows, wanted = wanted_of(self.shapes)
         error = float(np.linalg.norm(found[rows].astype("float64") - wanted) / np.linalg.norm(wanted))
         if not error < WORST:
             raise RuntimeError(f"{self.kind}: the error is {error:.2e}, which is beyond {WORST:.0e}")

@@ -117,7 +117,7 @@ def test_too_little_memory_of_a_gpu(nothing_left: None, place: str) -> None:
         with pytest.raises(
             WorkerError, match=r"(?s)worker \d.*no memory for a slab of \d+ MiB on GPU \d, which has \d+ MiB left"
         ):
-            workers.mesh_tensor((100 << 30,), "int8")
+            workers.mesh_tensor((200 << 30,), "int8")
         check_usable(workers)
 
 

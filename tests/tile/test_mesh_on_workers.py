@@ -253,6 +253,14 @@ def test_a_norm_on_gpus(on_gpus, options):
 
 
 @pytest.mark.gpu
+def test_a_norm_along_either_axis_on_gpus(on_gpus):
+    mesh = Mesh({"dp": 2, "tp": 2})
+    with launch(mesh, engine="cuda", **on_gpus(4, "device")) as workers:
+        for axis in mesh.names:
+            check_norms(workers, axis, 8, 1024, {}, 3, 4e-3)
+
+
+@pytest.mark.gpu
 def test_a_product_on_gpus(on_gpus):
     with launch(Mesh({"tp": 2}), engine="cuda", **on_gpus(2)) as workers:
         check_scatters(workers, 256, 512, 256, programs.BLOCK, 3)

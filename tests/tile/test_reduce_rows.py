@@ -21,6 +21,7 @@ from tvm_axe.lower.parsing import parse_program
 from tvm_axe.lower.rows import Meeting, meeting_of
 from tvm_axe.machines import resolve_target
 from tvm_axe.machines.builder import build_program
+from tvm_axe.programs import PROGRAMS
 from tvm_axe.schedule import Schedule, layouts_of, with_layouts
 
 HOPPER = resolve_target("cuda:sm_90a")
@@ -193,6 +194,18 @@ def test_compiles_for_gpus(dtype: str) -> None:
         exe = axe.compile(scheduled("layer", rows, columns, 2, dtype, splits), target="cuda:sm_90a", work_dir=None)
         assert "in which the devices meet" in exe.show()
         build_program(exe.runnable, exe.target)
+
+
+def test_on_a_mesh_of_two_axes_it_has_the_distance_of_its_peers() -> None:
+    """Which are other devices' slabs apart where its axis isn't the last."""
+    for names, apart in ((("tp", "dp"), 2), (("dp", "tp"), 1)):
+        mesh = Mesh(dict.fromkeys(names, 2))
+        exe = axe.compile(PROGRAMS["norm"](mesh, "test").schedule("MM-fuse(RS-Norm-AG)"), target=HOPPER, work_dir=None)
+        (kernel,) = (
+            func for name, func in exe.runnable.functions_items() if str(name.name_hint).endswith("norm_Y_global")
+        )
+        strides = [int(param.strides[0]) for param in kernel.params if getattr(param, "strides", ())]
+        assert len(strides) == 3 and set(strides) == {apart * (2 << 20) // 4}
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor
+from tvm_axe.collective.tensor import SLAB, Coord, MeshTensor, peers_of
 from tvm_axe.collective.workers import Argument, LoadedProgram, Workers
 from tvm_axe.errors import InputError
 from tvm_axe.machines import resolve_target
@@ -69,7 +69,7 @@ class MeshKernel:
         for param in self._params:
             if isinstance(param, Scalar) and param.dtype != "int32":
                 raise InputError(f"{self.name}: {param} is a parameter; valid for workers are int32 and tensors")
-        self._func, self._target = emit(decided), decided.target
+        self._func, self._target = emit(decided, peers_of(workers.mesh, self.axis)[1]), decided.target
         self._programs = {(1, 1): self._load(1, 1)}
 
     def __call__(self, *arguments: MeshTensor | int) -> None:

@@ -25,6 +25,7 @@ from tvm.target import Target
 from tvm_axe import _tvm, tile
 from tvm_axe.analysis.expressions import alike, loads_in
 from tvm_axe.analysis.patterns import REDUCE, added, is_copy, is_pointwise, is_sum, summed
+from tvm_axe.collective.tensor import peers_of
 from tvm_axe.errors import TileError
 from tvm_axe.layout.dtypes import dtype_bytes
 from tvm_axe.lower.derive import MESH_KERNEL, Step
@@ -185,7 +186,7 @@ class _Rows:
         flags, sharding = self._flags()
         made = tile.read(self._program())
         decided = lowering.plan(made, self.target)
-        func = lowering.emit(decided)
+        func = lowering.emit(decided, peers_of(self.program.mesh, self.axis)[1])
         attrs = {str(key): value for key, value in func.attrs.items() if key != "global_symbol"}
         spread = OWN if not self.share else self.axis
         arguments = (

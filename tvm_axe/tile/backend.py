@@ -59,8 +59,8 @@ class TileBackend(Backend):
         """
 
     @abstractmethod
-    def emit(self, plan: Plan) -> tirx.PrimFunc:
-        """Write the function that `build` compiles, as `plan` decided."""
+    def emit(self, plan: Plan, apart: int = 1) -> tirx.PrimFunc:
+        """Write the function that `build` compiles, as `plan` decided, for peers whose slabs are so many apart."""
 
 
 def tile_backend_of(target: Target) -> TileBackend:

@@ -43,9 +43,13 @@ def lower(program: tirx.PrimFunc | TileProgram, target: str | Target) -> tirx.Pr
     return emit(plan(program, target))
 
 
-def emit(decided: Plan) -> tirx.PrimFunc:
-    """The function that `lower` gives, where the plan is there already."""
-    return tile_backend_of(decided.target).emit(decided)
+def emit(decided: Plan, apart: int = 1) -> tirx.PrimFunc:
+    """The function that `lower` gives, where the plan is there already.
+
+    `apart` is how many slabs of a mesh tensor there are from a device's to the next one's along the program's axis:
+    more than one where the mesh has axes behind that one (`tvm_axe.collective.tensor.peers_of`).
+    """
+    return tile_backend_of(decided.target).emit(decided, apart)
 
 
 def explain(program: tirx.PrimFunc | TileProgram, target: str | Target) -> str:

@@ -79,22 +79,23 @@ def is_mesh_tensor(buffer: tirx.Buffer) -> bool:
     return len(buffer.strides) > 1 and isinstance(buffer.strides[0], tirx.Var)
 
 
-def in_pages(func: tirx.PrimFunc, page: int) -> tirx.PrimFunc:
-    """Return a lowered function whose mesh tensors' slabs lie whole pages of `page` bytes apart, as a constant.
+def in_pages(func: tirx.PrimFunc, page: int, apart: int = 1) -> tirx.PrimFunc:
+    """Return a lowered function whose mesh tensors' slabs are whole pages of `page` bytes, as a constant.
 
-    So a GPU's index arithmetic and tensor maps have the distance; a tensor with another one is refused when given.
+    A device's slab is `apart` slabs behind the one before. So a GPU's index arithmetic and tensor maps have the
+    distance; a tensor with another one is refused when given.
     """
-    apart: dict[tirx.Var, tirx.Var] = {}
+    known: dict[tirx.Var, tirx.Var] = {}
     for param in func.params:
         if tirx.is_buffer_var(param) and is_mesh_tensor(param):
             shape, item = [int(extent) for extent in param.shape], tvm_ffi.dtype(str(param.dtype)).bits // 8
             steps = dense_strides(shape)
-            distance = -(-steps[0] * item // page) * page // item
-            apart[param] = _tvm.strided_buffer(shape, str(param.dtype), str(param.name), (distance, *steps[1:]))
-    if not apart:
+            distance = apart * (-(-steps[0] * item // page) * page // item)
+            known[param] = _tvm.strided_buffer(shape, str(param.dtype), str(param.name), (distance, *steps[1:]))
+    if not known:
         return func
-    body = _tvm.structural_map(func.body, (tirx.Var, lambda var: apart.get(var, var)))
-    params = [apart.get(param, param) for param in func.params]
+    body = _tvm.structural_map(func.body, (tirx.Var, lambda var: known.get(var, var)))
+    params = [known.get(param, param) for param in func.params]
     return tirx.PrimFunc(params, body, func.ret_type).with_attrs(dict(func.attrs.items()))
 
 

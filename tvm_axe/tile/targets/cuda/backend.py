@@ -75,6 +75,6 @@ class CudaTileBackend(CudaBackend, TileBackend):
     def plan(self, program: TileProgram, target: Target) -> Plan:
         return decide(program, target)
 
-    def emit(self, plan: Plan) -> tirx.PrimFunc:
+    def emit(self, plan: Plan, apart: int = 1) -> tirx.PrimFunc:
         assert isinstance(plan, CudaPlan), plan
-        return in_pages(lower(plan), self.page)
+        return in_pages(lower(plan), self.page, apart)

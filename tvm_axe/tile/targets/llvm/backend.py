@@ -41,8 +41,8 @@ class LlvmBackend(TileBackend):
     def plan(self, program: TileProgram, target: Target) -> Plan:
         return decide(program, target)
 
-    def emit(self, plan: Plan) -> tirx.PrimFunc:
-        assert isinstance(plan, CpuPlan), plan
+    def emit(self, plan: Plan, apart: int = 1) -> tirx.PrimFunc:
+        assert isinstance(plan, CpuPlan), plan  # and the distance is read from the tensor
         return lower(plan)
 
     def build(self, mod: tvm.IRModule, target: Target, store: Cache | None = None, overlap: bool = False) -> Built:
