@@ -177,7 +177,7 @@ def program(made: DistributedProgram, schedule: str, workers: Workers) -> Run:
     error = made.error(found if isinstance(found, tuple) else (found,), made.reference(*arrays))
     if not error < WORST:
         raise RuntimeError(f"{made.name}: the error is {error:.2e}, which is beyond {WORST:.0e}")
-    return lambda reps: exe.time(workers, *arrays, repeat=reps, warmup=1)
+    return lambda reps: exe.time_again(workers, repeat=reps, warmup=1)
 
 
 def pair(kind: str, size: Sequence[int], workers: Workers) -> dict[str, Run]:

@@ -128,7 +128,7 @@ def wanted_of(shapes: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, np.ndarr
 
 
 class Ours:
-    """A row's program on workers, with inputs in place."""
+    """A row's program on workers, which `check` puts inputs into place for."""
 
     def __init__(self, kind: str, workers: Workers, size: Sequence[int], form: str = "ours") -> None:
         self.kind, self.workers = kind, workers
@@ -149,8 +149,9 @@ class Ours:
         return error
 
     def run(self, reps: int) -> list[float]:
-        """Seconds of each of so many runs, behind the pause in which inputs are put into place again."""
-        return self.exe.time(self.workers, *self.arrays, repeat=reps, warmup=1)
+        """Seconds of each of so many runs, behind a pause, on what `check` has put into place."""
+        time.sleep(REST)
+        return self.exe.time_again(self.workers, repeat=reps, warmup=1)
 
 
 # ---- Theirs ----------------------------------------------------------------------------------------------------------

@@ -256,6 +256,16 @@ def test_a_mesh_has_workers(compiled: Callable[..., axe.Executable], launched: C
     assert is_right(exe(launched(TP), *ARRAYS)) and is_right(exe.run(launched(TP), a, W=w, total=total))
 
 
+def test_what_is_in_place_is_timed_again(launched: Callable[..., Workers]) -> None:
+    exe, workers = axe.compile(update, mesh=TP, work_dir=None), launched(TP)
+    with pytest.raises(axe.LowerError, match="has not run on these workers; run it first"):
+        exe.time_again(workers)
+    exe.run(workers, *ARRAYS)
+    assert len(exe.time_again(workers, repeat=2, warmup=1)) == 2
+    assert "measured" in exe.show()
+    assert set(exe.inputs) <= set(exe.held(workers))
+
+
 def test_a_mesh_has_workers_of_its_own(compiled: Callable[..., axe.Executable]) -> None:
     """They are launched when they are first needed, kept, ended by `close`, and then launched again."""
     exe = compiled(update, mesh=TP)

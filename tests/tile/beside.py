@@ -128,7 +128,7 @@ class Devices:
         return lambda: min(self.met) >= meetings
 
     def _kernel(self, call: Call, device: int) -> Callable[[], bool]:
-        """The rest of a kernel, a tile of one of its processors at a time."""
+        """The rest of a kernel, as far as flags let a tile of one of its processors go at a time."""
         launch = self.launches[call.function]
         own = {
             tile.name: self.arrays[self.names[launch.tensors[tile.name]]][device].reshape(tile.shape)
@@ -142,9 +142,11 @@ class Devices:
                 running.append(Running(launch.program, own, {"me": device}))
                 left.extend(range(len(running[0].points)))
             for number in left[:PROCESSORS]:
-                if running[0].run(number):
+                before, done = running[0].steps, running[0].run(number)
+                self.moved = running[0].steps > before
+                if done:
                     left.remove(number)
-                    self.moved = True
+                if self.moved:
                     break
             return not left
 

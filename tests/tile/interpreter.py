@@ -39,6 +39,8 @@ from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Region, Tile
 
 POISON = 0x5A5A5A5A5A5A5A5A
+WAITING = object()
+"""What a block yields while flags don't let it go on."""
 NOBODY, MANY = -1, -2
 _JOINS = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -97,11 +99,24 @@ def _run(
     largest: Mapping[str, float],
 ) -> None:
     """Run the block of a point."""
+    with np.errstate(all="ignore"):
+        for _ in _block(_Block, program, number, point, tensors, sizes, largest).run(program.body):
+            pass
+
+
+def _block(
+    kind: type[_Block],
+    program: TileProgram,
+    number: int,
+    point: tuple[int, ...],
+    tensors: Mapping[Tile, _Memory],
+    sizes: Mapping[tirx.Var, np.ndarray],
+    largest: Mapping[str, float],
+) -> _Block:
+    """The block of a point, before it begins."""
     on_chip = {tile: _Memory(tile, _poison(tile), "point") for tile in program.tiles}
     values = {**sizes, **{var: np.asarray(x) for (var, _), x in zip(program.grid, point)}}
-    with np.errstate(all="ignore"):
-        for _ in _Block(number, {**tensors, **on_chip}, values, largest).run(program.body):
-            pass
+    return kind(number, {**tensors, **on_chip}, values, largest)
 
 
 class Running:
@@ -117,13 +132,19 @@ class Running:
         self._sizes = {**_sizes(program, tiles), **given}
         self._tensors = {tile: _Memory(tile, array, "block") for tile, array in zip(program.params, tiles)}
         self.points = list(np.ndindex(*_extents(program, self._sizes)))
+        self.steps = 0  # that blocks have done
+        self._blocks: dict[int, Iterator[object]] = {}
 
     def run(self, number: int) -> bool:
-        """Run the block of a point, which stores nothing before it has waited; whether it could."""
-        try:
-            _run(self._program, number, self.points[number], self._tensors, self._sizes, {})
-        except Unsignalled:
-            return False
+        """Run the block of a point on, as far as flags let it; whether it is done."""
+        if number not in self._blocks:
+            block = _block(_Waiter, self._program, number, self.points[number], self._tensors, self._sizes, {})
+            self._blocks[number] = block.run(self._program.body)
+        with np.errstate(all="ignore"):
+            for event in self._blocks[number]:
+                if event is WAITING:
+                    return False
+                self.steps += 1
         return True
 
 
@@ -413,3 +434,15 @@ class _Block:
         if dtype in self.largest and (active & (np.abs(value) > self.largest[dtype])).any():
             raise TooLarge(f"{np.nanmax(np.abs(value))} is stored as {dtype}")
         return wrapped(value, dtype)
+
+
+class _Waiter(_Block):
+    """A block that others set flags for while it runs."""
+
+    def _wait(self, wait: Wait) -> Iterator[object]:
+        yield None
+        memory, there = self._flags(wait.flags)
+        while (memory.data[there] < self._scalar(wait.value)).any():
+            yield WAITING
+        if wait.reset:
+            memory.data[there] = 0

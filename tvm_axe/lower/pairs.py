@@ -61,7 +61,7 @@ from tvm_axe.lower.pairing import (
 from tvm_axe.lower.program import ScheduledProgram
 from tvm_axe.machines import backend_of
 from tvm_axe.tile.backend import TileBackend
-from tvm_axe.tile.kernels.pairs import column_groups, gather_matmul, matmul_scatter
+from tvm_axe.tile.kernels.pairs import column_groups, gather_matmul, matmul_scatter, term_parts
 
 __all__ = ["LONG", "WAVES", "Pair", "Sequential", "makes_pairs", "pair_of"]
 
@@ -331,6 +331,17 @@ def _sent(
     return tuple(found)
 
 
+def _as_needed(devices: int, parts: int, tiles: int, kernel: Launch) -> list[tuple[int, int]]:
+    """In which order parts of the terms of other devices' rows are needed: how far behind the device is, and the part.
+
+    Of devices whose `tiles` run at once, one part after the other; of those whose run later, after those before.
+    """
+    assert kernel.resident is not None  # it is persistent
+    waves = [(tiles * behind + tiles // 2) // kernel.resident for behind in range(devices)]
+    turns = [(behind, part) for behind in range(1, devices) for part in range(parts)]
+    return sorted(turns, key=lambda turn: (waves[turn[0]], turn[1]))
+
+
 def _gathered(region: Region) -> Pair | Sequential:
     """An all-gather before a product, with what is computed of that in the same nest."""
     first, second = region.steps
@@ -356,23 +367,28 @@ def _gathered(region: Region) -> Pair | Sequential:
     product, (m, n, k) = found.product, found.product.shape[1:]
     dtype, out_dtype = str(product.a.dtype), str(out.dtype)
     tiles = tiles_of(region.target, found, unit=False)
-    recipe = gather_matmul(devices, m, n, k, dtype, out_dtype, product.transpose_b, **tiles)
+    *lines, columns = region.shardings[source].slab
+    rows = math.prod(lines)
+    parts, each = term_parts(k, tiles["block_k"], region.chunks if columns == k else 1)
+    recipe = gather_matmul(devices, m, n, k, dtype, out_dtype, product.transpose_b, parts=parts, **tiles)
     tensors = {"own": source, "B": found.b, "gathered": gathered, "C": out}
     if epilogues:
         recipe = with_block(recipe, region.local(second), epilogues[0], main.writes[0].buffer, axis, tensors)
-    words, sharding = region.buffer(f"{region.program.names[gathered]}_words", (2, devices, 1), "int32")
+    words, sharding = region.buffer(f"{region.program.names[gathered]}_words", (2, devices, parts), "int32")
     tensors["words"], shardings = words, {words: sharding}
-    *lines, columns = region.shardings[source].slab
-    rows = math.prod(lines)
-    before = []
-    for shift in range(devices - 1, 0, -1):  # the device in front of this one takes these rows first
-        before.append(SideStep("axe.copy", ((source, OWN), (gathered, axis)), (rows, 0, shift, 0, columns), first))
-        before.append(SideStep("axe.flag", ((words, axis),), (shift, 0)))
     prepare, kernel = (launch(region, each, tensors, shardings, axis) for each in recipe.programs)
+    before = []
+    for behind, part in _as_needed(devices, parts, _tiles(rows, n, tiles), kernel):
+        shift = devices - behind  # who takes these rows so many turns behind its own
+        span = (part * each * tiles["block_k"], min(k, (part + 1) * each * tiles["block_k"]))
+        taken = (0, columns) if parts == 1 else span
+        before.append(SideStep("axe.copy", ((source, OWN), (gathered, axis)), (rows, 0, shift, *taken), first))
+        before.append(SideStep("axe.flag", ((words, axis),), (shift, part)))
     slow = _at_once(_tiles(m, n, tiles), kernel)
     if slow is not None and dtype_bytes(dtype, (devices - 1) * rows * columns) < LONG:
         return Sequential(f"one behind the other: {slow}, and would wait for the copies")
-    about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all"
+    cut = "" if parts == 1 else f", in {parts} parts"
+    about = f"one kernel, gather_matmul({said(tiles)}), beside copies of each device's rows to all{cut}"
     return Pair(
         second,
         region.steps,

@@ -24,6 +24,13 @@ FLAGS, COUNTERS = 0, 1
 """What the first dimension of the words means: flags that copies to this device set, counters of its own tiles."""
 
 
+def term_parts(k: int, block_k: int, most: int) -> tuple[int, int]:
+    """In how many parts a product's terms come, at most `most`, and how many steps one is of; the last of less."""
+    steps = -(-k // block_k)
+    each = -(-steps // min(most, steps))
+    return -(-steps // each), each
+
+
 def column_groups(n: int, block_n: int, most: int) -> tuple[int, int]:
     """How many groups of columns a copy each moves, at most `most`, and how many tiles wide one is; the last less."""
     across = -(-n // block_n)
@@ -200,6 +207,7 @@ def gather_matmul(
     out_dtype: str | None = None,
     transpose_b: bool = True,
     *,
+    parts: int = 1,
     block_m: int,
     block_n: int,
     block_k: int,
@@ -208,8 +216,9 @@ def gather_matmul(
 ) -> Recipe:
     """C = A B, of whose rows each device has a share at first: `own` (m / devices, k); B as in `matmul_scatter`.
 
-    The own rows come first, then those of the devices behind this one, each once the flag says that they have been
-    copied to `gathered`, in which the own ones need not be.
+    The own rows come first, then those of the devices behind this one, as the flags say that they have been copied to
+    `gathered`, in which the own ones need not be: at most so many `parts` of the terms, one behind the other, so that
+    tiles of rows that come late multiply while they come.
 
     Parameters
     ----------
@@ -219,8 +228,8 @@ def gather_matmul(
     Returns
     -------
     Recipe
-        Two programs: one clears the words, one multiplies. The words are ``(2, devices, 1)``, of which the second half
-        isn't used.
+        Two programs: one clears the words, one multiplies. The words are ``(2, devices, parts)``, of which the second
+        half isn't used.
 
     Raises
     ------
@@ -228,12 +237,13 @@ def gather_matmul(
         There is one device, or the devices don't divide the rows.
     """
     rows, out = _share(devices, m), out_dtype or dtype
+    come, each = term_parts(k, block_k, parts)
     b_shape, b_tile = ((n, k), (block_n, block_k)) if transpose_b else ((k, n), (block_k, block_n))
 
     @T.prim_func
-    def prepare(words: T.Buffer((2, devices, 1), "int32")) -> None:
-        with tile.kernel(1), tile.parallel(2, devices) as (u, d):
-            words[u, d, 0] = 0
+    def prepare(words: T.Buffer((2, devices, come), "int32")) -> None:
+        with tile.kernel(1), tile.parallel(2, devices, come) as (u, d, g):
+            words[u, d, g] = 0
 
     @T.prim_func
     def gather_matmul(
@@ -241,7 +251,7 @@ def gather_matmul(
         B: T.Buffer(b_shape, dtype),
         me: T.int32,
         gathered: T.Buffer((devices, rows, k), dtype),
-        words: T.Buffer((2, devices, 1), "int32"),
+        words: T.Buffer((2, devices, come), "int32"),
         C: T.Buffer((devices, rows, n), out),
     ) -> None:
         with _turns(devices, tile.cdiv(rows, block_m), tile.cdiv(n, block_n), swizzle) as (s, i, j):
@@ -249,11 +259,11 @@ def gather_matmul(
             b = tile.shared(b_tile, dtype)
             c = tile.fragment((block_m, block_n), "float32")
             owner: T.let = (me + s) % devices
-            if s > 0:
-                tile.wait(words[FLAGS, owner, 0], loads=True)
             tile.fill(c, 0)
             for l in tile.pipelined(tile.cdiv(k, block_k), stages=stages or None):
                 if s > 0:
+                    if l % each == 0:
+                        tile.wait(words[FLAGS, owner, l // each], loads=True)
                     tile.copy(gathered[owner, i * block_m, l * block_k], a)
                     tile.copy(B[j * block_n, l * block_k] if transpose_b else B[l * block_k, j * block_n], b)
                 else:
