@@ -1,7 +1,7 @@
 """Workers and GPUs that stumble: random delays round all that programs call, and at every wait and signal of kernels.
 
     python scripts/fuzz_delays.py                                  # all programs on CPU workers, ten times
-    python scripts/fuzz_delays.py --engine cuda --devices 3 mlp    # devices that share the first GPU
+    python scripts/fuzz_delays.py --engine cuda --devices 3 mlp    # on a GPU each, if there are as many
     python scripts/fuzz_schedules.py --delays                      # random programs and schedules
 
 Kernels, collectives, barriers and the waits between chunks are all calls of the virtual machine, which takes an
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_axe.collective import discrete, local, serving, worker
+from tvm_axe.collective.cuda import driver
 from tvm_axe.machines import nvcc
 
 LONGEST = 0.004
@@ -156,12 +157,13 @@ def serve_discrete(*arguments: Any, **named: Any) -> None:
 
 
 def launches(engine: str, devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is launched, and how that is called: where GPUs are shared, devices or their workers meet."""
+    """What is launched, and how that is called: on GPUs devices or their workers meet."""
     if engine != "cuda":
         yield engine, {"engine": engine}
         return
     for barriers in ("device", "host"):
-        yield f"cuda, {barriers} barriers", {"engine": engine, "gpus": (0,) * devices, "barriers": barriers}
+        gpus = driver.gpus_for(devices)
+        yield f"cuda, {barriers} barriers", {"engine": engine, "gpus": gpus, "barriers": barriers}
 
 
 def faults(name: str, devices: int, how: dict[str, Any], runs: int, target: str) -> Iterator[tuple[str, str]]:

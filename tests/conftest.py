@@ -199,9 +199,8 @@ def on_gpus(cuda: tvm.runtime.Device) -> Callable[..., dict[str, object]]:
     """
 
     def options(devices: int, barriers: str | None = None) -> dict[str, object]:
-        there = driver.gpus()
-        gpus = tuple(device % there for device in range(devices))
-        return {"gpus": gpus, "barriers": barriers if there < devices else None}
+        gpus = driver.gpus_for(devices)
+        return {"gpus": gpus, "barriers": barriers if len(set(gpus)) < devices else None}
 
     return options
 

@@ -288,5 +288,5 @@ def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -
     if engine == "apart":
         return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
     if engine == "cuda":
-        options["gpus"] = tuple(device % driver.gpus() for device in range(mesh.size))
+        options["gpus"] = driver.gpus_for(mesh.size)
     return launch(mesh, engine=engine, timeout=timeout, **options)

@@ -49,7 +49,7 @@ def workers(request: pytest.FixtureRequest, where: tuple[Mesh, bool]) -> Iterato
 
 def launched(mesh: Mesh, processes: bool = True, **options: object) -> Workers:
     """Workers with a GPU each, or that share one, and whose devices meet by themselves."""
-    gpus = tuple(device % driver.gpus() for device in range(mesh.size))
+    gpus = driver.gpus_for(mesh.size)
     return axe.launch(mesh, engine="cuda", gpus=gpus, processes=processes, barriers="device", timeout=20.0, **options)
 
 

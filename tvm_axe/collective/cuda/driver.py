@@ -99,6 +99,18 @@ def gpus() -> int:
     return int(call("cuDeviceGetCount"))
 
 
+def gpus_for(devices: int) -> tuple[int, ...]:
+    """Return a GPU for each of so many devices; where there are fewer, the first are named again.
+
+    Raises
+    ------
+    InputError
+        As `gpus`.
+    """
+    there = gpus()
+    return tuple(device % there for device in range(devices))
+
+
 def name_of(gpu: int) -> str:
     """Return what a GPU is called."""
     return bytes(call("cuDeviceGetName", 96, call("cuDeviceGet", gpu))).split(b"\0")[0].decode()
