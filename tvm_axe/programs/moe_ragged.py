@@ -160,11 +160,14 @@ def moe_ragged(mesh: Mesh, size: str | Extents, dtype: str = "float32") -> Distr
         x: np.ndarray, w1: np.ndarray, w2: np.ndarray, gate: np.ndarray, *tables: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         told = Ranges(*tables)
+        made = np.zeros((n, rows, hidden), gate.dtype)
+        for d, e in np.ndindex(n, experts):
+            own = np.flatnonzero(told.local[d] == e)
+            made[d, own] = np.maximum(x[told.device[d, own], told.token[d, own]] @ w1[d, e], 0) @ w2[d, e]
         y = np.zeros(x.shape, gate.dtype)
-        for s, t, k in np.argwhere(told.owner >= 0):
-            d = told.owner[s, t, k]
-            e = told.local[d, told.row[s, t, k]]
-            y[s, t] += gate[s, t, k] * (np.maximum(x[s, t] @ w1[d, e], 0) @ w2[d, e])
+        for k in range(choices):
+            s, t = np.nonzero(told.owner[..., k] >= 0)
+            y[s, t] += gate[s, t, k, None] * made[told.owner[s, t, k], told.row[s, t, k]]
         return (y,)
 
     def share(sch: Schedule) -> None:
