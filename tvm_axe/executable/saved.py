@@ -50,7 +50,7 @@ from tvm_axe.relax.workspace import Part, Workspace
 
 __all__ = ["read", "read_archive", "write", "write_archive"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 6
+FORMAT, LAYOUT = "tvm_axe executable", 7
 _MANIFEST = "manifest.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
@@ -231,6 +231,7 @@ def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
                 arguments=decoded(each["arguments"]),
                 levels=(),  # what was chosen is told
                 checks=decoded(each["checks"]),
+                overwritten=decoded(each["overwritten"]),
             )
             for name, each in details["device"].items()
         },
@@ -262,6 +263,10 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any], Modules], Restore]] = {
 # ---- What is known of a shared model ---------------------------------------------------------------------------------
 
 
+_PARTS = ("inputs", "results", "sizes", "arguments", "checks", "overwritten")
+"""What is kept of a device's function, beside the most of its sizes."""
+
+
 def _from_shared(exe: MeshModelExecutable, weights: Mapping[str, Any]) -> dict[str, Any]:
     shared = exe.shared
     return {
@@ -269,8 +274,7 @@ def _from_shared(exe: MeshModelExecutable, weights: Mapping[str, Any]) -> dict[s
         "mesh": str(shared.mesh),
         "coordinates": shared.coordinates,
         "device": {
-            name: {part: encoded(getattr(each, part)) for part in ("inputs", "results", "sizes", "arguments", "checks")}
-            | {"most": dict(each.most)}
+            name: {part: encoded(getattr(each, part)) for part in _PARTS} | {"most": dict(each.most)}
             for name, each in shared.functions.items()
         },
         "tensors": {name: encoded(each) for name, each in shared.tensors.items()},
