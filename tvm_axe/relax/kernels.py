@@ -287,19 +287,19 @@ def for_share(local: tirx.PrimFunc, whole: tirx.PrimFunc, rank: tirx.Var) -> tir
 
 
 def _share_of_attention(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
-    """Which batches and heads tensors have, if each has all of its queries and keys."""
-    (batch, heads, queries, dim), (of_keys, kv_heads, keys, of_dim), *_ = (
-        [shape[n] for n in _AXES[letter]] for shape, letter in zip(shapes, str(own.get("order", "hhhh")))
-    )
-    same = (queries, keys, dim, of_dim) == tuple(int(own[name]) for name in ("queries", "keys", "dim", "dim"))
-    return _heads(own, batch, heads, kv_heads) if same and of_keys == batch else None
+    """Which batches and heads tensors have, if each has all of its queries, keys and dim."""
+    q, k, v, out = ([shape[n] for n in _AXES[letter]] for shape, letter in zip(shapes, str(own.get("order", "hhhh"))))
+    queries, keys, dim = (int(own[name]) for name in ("queries", "keys", "dim"))
+    same = q == out and k == v and q[2:] == [queries, dim] and k[2:] == [keys, dim]
+    return _heads(own, q[0], q[1], k[1]) if same and k[0] == q[0] else None
 
 
 def _share_of_decoding(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
     """The same for one query, whose heads come before it or behind."""
-    (batch, first, second, dim), (of_keys, kv_heads, keys, of_dim), *_ = shapes
-    same = (keys, dim, of_dim) == tuple(int(own[name]) for name in ("capacity", "dim", "dim"))
-    return _heads(own, batch, first * second, kv_heads) if same and of_keys == batch else None
+    q, k, v, out = shapes
+    heads, keys, dim = q[1] * q[2], int(own["capacity"]), int(own["dim"])
+    same = out[1] * out[2] == heads and out[0] == q[0] and q[3] == out[3] == dim and k == v and k[2:] == [keys, dim]
+    return _heads(own, q[0], heads, k[1]) if same and k[0] == q[0] else None
 
 
 def _heads(own: Mapping[str, Any], batch: int, heads: int, kv_heads: int) -> dict[str, int] | None:
