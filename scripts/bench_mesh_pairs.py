@@ -171,14 +171,14 @@ def theirs(rank: int, devices: int, port: int, pipe: Connection) -> None:
                 maker, kind, size = asked
                 peer = None  # what it holds of the GPU is free for the next
                 peer = maker(rank, devices, port, kind, size)
-                pipe.send(list(peer.ops))
+                pipe.send((list(peer.ops), peer.errors))
         except Exception:
             pipe.send(traceback.format_exc())
     os._exit(0)  # taking a group down takes long
 
 
 class Peer:
-    """What a GPU of theirs can do, by name: `ops`, as `made` has them."""
+    """What a GPU of theirs can do, by name: `ops`, as `made` has them, with `errors` of those whose it tells."""
 
     def __init__(self, rank: int, devices: int, port: int, kind: str, size: Sequence[int]) -> None:
         import torch
@@ -194,6 +194,7 @@ class Peer:
                 "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=devices, device_id=device
             )
         self.device, self.one = device, torch.ones(1, device=device)
+        self.errors: dict[str, float] = {}
         self.ops: dict[str, Callable[[], Any]] = self.made(kind, size)
 
     def made(self, kind: str, size: Sequence[int]) -> dict[str, Callable[[], Any]]:
@@ -290,10 +291,11 @@ class Theirs:
             self.processes[-1].start()
             self.pipes.append(here)
         self.names: list[str] = []
+        self.errors: dict[str, float] = {}
 
     def make(self, maker: type[Peer], kind: str, size: Sequence[int]) -> None:
-        """Have the operations of a row made, whose `names` these processes have then."""
-        self.names = self._all((maker, kind, size))[0]
+        """Have the operations of a row made, whose `names` these processes have then, and `errors` of some."""
+        self.names, self.errors = self._all((maker, kind, size))[0]
 
     def run(self, name: str, reps: int) -> list[float]:
         """Seconds of each of so many runs, on the slowest device."""

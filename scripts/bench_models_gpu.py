@@ -69,12 +69,12 @@ def call_of(exe: Any, arguments: list[torch.Tensor]) -> Callable[[], torch.Tenso
     function = machine["main"]
 
     def call() -> torch.Tensor:
-        return torch.from_dlpack(_first(function(*tensors)))
+        return torch.from_dlpack(first_of(function(*tensors)))
 
     return call
 
 
-def _first(result: Any) -> Any:
+def first_of(result: Any) -> Any:
     while not hasattr(result, "shape"):
         result = result[0]
     return result
@@ -85,7 +85,7 @@ def without_gradients(module: Any, inputs: tuple[Any, ...]) -> Callable[[], torc
 
     def call() -> torch.Tensor:
         with torch.no_grad():
-            return _first(module(*inputs))
+            return first_of(module(*inputs))
 
     return call
 

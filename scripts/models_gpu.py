@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["CASES", "Case", "Llama", "decoder", "imported"]
+__all__ = ["CASES", "Case", "Decode", "Llama", "Prefill", "decode_case", "decoder", "imported", "prefill_case"]
 
 
 class Attention(nn.Module):
@@ -78,6 +78,12 @@ class Llama:
     hidden: int = 14336
     dim: int = 128
     dtype: str = "bfloat16"
+
+    @property
+    def weights(self) -> int:
+        """How many elements the weights of its products have."""
+        inner, shared = self.heads * self.dim, self.kv_heads * self.dim
+        return self.width * (2 * inner + 2 * shared + 3 * self.hidden)
 
     def angles(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotary positions 0 to `tokens`, each [tokens, dim]."""
@@ -158,8 +164,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # ---- Relax ----------------------------------------------------------------------------------------------------------
 
 
-def imported(module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
-    """A torch module in Relax, its weights constants."""
+def imported(module: nn.Module, inputs: tuple[Tensor, ...], params: bool = False) -> Any:
+    """A torch module in Relax, its weights constants, or parameters of the names that they have in torch."""
     from tvm import relax
     from tvm.relax.frontend.torch import from_exported_program
 
@@ -173,6 +179,7 @@ def imported(module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
             torch.export.export(module, inputs),
             custom_convert_map={"linear.default": linear},
             run_ep_decomposition=False,
+            keep_params_as_input=params,
         )
 
 
@@ -295,31 +302,38 @@ def _minilm() -> Case:
     )  # fmt: skip
 
 
-_SIZES = Llama()
-_WEIGHTS = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
+def prefill_case(tokens: int, sizes: Llama = Llama()) -> Case:
+    """The layer on a prompt of so many tokens."""
 
-
-def _prefill(tokens: int) -> Case:
     def inputs(device: str) -> tuple[Tensor, ...]:
-        return (torch.randn(1, tokens, 4096, device=device), *(each.to(device) for each in _SIZES.angles(tokens)))
+        return (torch.randn(1, tokens, sizes.width, device=device), *(each.to(device) for each in sizes.angles(tokens)))
 
-    attended = 4.0 * tokens * tokens / 2 * 4096
-    return Case(lambda: Prefill(_SIZES), "bfloat16", inputs, 2.0 * tokens * _WEIGHTS + attended, 2.0 * _WEIGHTS)
+    attended = 4.0 * tokens * tokens / 2 * sizes.heads * sizes.dim
+    return Case(
+        lambda: Prefill(sizes), sizes.dtype, inputs, 2.0 * tokens * sizes.weights + attended, 2.0 * sizes.weights
+    )
 
 
-def _decode(batch: int, cached: int) -> Case:
+def decode_case(batch: int, cached: int, sizes: Llama = Llama()) -> Case:
+    """The layer on a token of each of `batch` sequences, over caches of so many places."""
+
     def inputs(device: str) -> tuple[Tensor, ...]:
-        turn = (each[-1:].to(device) for each in _SIZES.angles(cached))
-        caches = (torch.randn(batch, 8, cached, 128, device=device) for _ in range(2))
-        return torch.randn(batch, 1, 4096, device=device), *turn, *caches, torch.tensor([cached - 1], device=device)
+        turn = (each[-1:].to(device) for each in sizes.angles(cached))
+        caches = (torch.randn(batch, sizes.kv_heads, cached, sizes.dim, device=device) for _ in range(2))
+        return (
+            torch.randn(batch, 1, sizes.width, device=device),
+            *turn,
+            *caches,
+            torch.tensor([cached - 1], device=device),
+        )
 
-    moved = 2.0 * _WEIGHTS + 2.0 * 2 * batch * 8 * cached * 128
-    flops = 2.0 * batch * _WEIGHTS + 4.0 * batch * cached * 4096
-    return Case(lambda: Decode(_SIZES), "bfloat16", inputs, flops, moved, (_SIZES, batch, cached))
+    moved = 2.0 * sizes.weights + 2.0 * 2 * batch * sizes.kv_heads * cached * sizes.dim
+    flops = 2.0 * batch * sizes.weights + 4.0 * batch * cached * sizes.heads * sizes.dim
+    return Case(lambda: Decode(sizes), sizes.dtype, inputs, flops, moved, (sizes, batch, cached))
 
 
 CASES: dict[str, Case] = {
     "minilm 8x128": _minilm(),
-    "llama prefill 2048": _prefill(2048),
-    **{f"llama decode {batch}": _decode(batch, 2048) for batch in (1, 8, 64)},
+    "llama prefill 2048": prefill_case(2048),
+    **{f"llama decode {batch}": decode_case(batch, 2048) for batch in (1, 8, 64)},
 }

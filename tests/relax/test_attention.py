@@ -232,6 +232,7 @@ SHARED = {
     "three heads": ("causal", SHAPES, {"x0": 1}, 1),  # of which both devices compute the second
     "queries": ("causal", SHAPES, {"x0": 2}, 0),
     "keys": ("causal", SHAPES, {"x1": 2, "x2": 2}, 0),
+    "columns of values": ("causal", SHAPES, {"x2": 3}, 0),
 }
 
 

@@ -77,5 +77,5 @@ def test_parts_that_are_packed_are_shared_alike() -> None:
     (node,) = (each for each in graph.nodes if len(each.outs) == 3)
     assert node.func is not None
     halves = Form(1, Share.blocks(16, 2).around(3, 1))
-    ways = Operators(2, HOST).of(node.func, 1).strategies(frozenset({(1, halves)}))
+    ways = Operators(2, HOST).of(node).strategies(frozenset({(1, halves)}))
     assert [way.outs for way in ways if str(way.ins[0]) == "S1[9(8@0 8@1)]"] == [(halves,) * 3]

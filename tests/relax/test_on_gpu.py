@@ -19,7 +19,9 @@ from tvm_axe.analysis.tree import has_threads
 from tvm_axe.lower.tiles import with_default_kernels, with_tile_kernels
 from tvm_axe.machines import builder, resolve_target
 from tvm_axe.machines.threads import with_threads
+from tvm_axe.relax import sharing
 from tvm_axe.relax.fuse import fuse
+from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.schedule.tiles import choices_in, has_choice
 
 torch = pytest.importorskip("torch")
@@ -146,6 +148,38 @@ def test_who_computes_a_model_on_a_gpu(name: str, kernels: dict[str, int]) -> No
     assert found == kernels
     rest = with_threads(tvm.IRModule({v: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}))
     assert all(has_threads(func) for _, func in rest.functions_items() if not is_tiled(func))
+
+
+SHARED = {
+    ("prefill", 2): {"attention": {(1, 2, 1)}, "rms_norm": {75, 150}},  # batch, heads and heads of keys; rows
+    ("decode 3", 2): {"decode_attention": {(3, 2, 1)}, "rms_norm": {2, 3}},
+    ("prefill", 4): {"rms_norm": {38, 150}},  # two devices have one head of keys: attention is as blocks have it
+}
+
+
+@pytest.mark.parametrize(("name", "devices"), SHARED)
+def test_who_computes_what_a_gpu_of_a_mesh_does(name: str, devices: int) -> None:
+    exe = axe.compile(Small(name, "bfloat16").model, mesh=axe.Mesh({"tp": devices}), target=GPU, work_dir=None)
+    found: dict[str, set[Any]] = {}
+    for _, func in exe.module.functions_items():
+        if isinstance(func, tirx.PrimFunc) and KERNEL in (func.attrs or {}):
+            names = ("rows",) if "norm" in str(func.attrs[KERNEL]) else ("batch", "heads", "kv_heads")
+            told = tuple(int(func.attrs[f"{KERNEL}.{each}"]) for each in names)
+            found.setdefault(str(func.attrs[KERNEL]), set()).add(told if len(told) > 1 else told[0])
+    assert found == SHARED[name, devices]
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("name", ["prefill", "decode 3"])
+def test_what_gpus_of_a_mesh_do_is_right(name: str, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same kernels in code for CPUs."""
+    monkeypatch.setattr(sharing, "with_attention", lambda model, target, in_blocks: with_kernels(model, GPU))
+    small, mesh = Small(name, "float16"), axe.Mesh({"tp": devices})
+    exe = axe.compile(small.model, mesh=mesh, work_dir=None)
+    with axe.launch(mesh, engine="threads") as workers:
+        found = exe.run(workers, *(each.detach().numpy() for each in small.arguments))
+    off = error(tvm.runtime.tensor(found[0] if isinstance(found, tuple) else found), small.expected)
+    assert off <= TOLERANCE["float16"]
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ from tvm_axe.layout import Link
 from tvm_axe.relax import share_model
 from tvm_axe.relax.choosing import choose
 from tvm_axe.relax.forms import WHOLE
-from tvm_axe.relax.graph import graph_of, legalized
+from tvm_axe.relax.graph import Node, graph_of, legalized
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.sharing import described
 
@@ -223,7 +223,7 @@ def test_why_products_are_whole_is_said():
                     B[vi, vj] = T.float32(0)
                 B[vi, vj] = B[vi, vj] + A[vi, vk] * A[vk, vj]
 
-    why = Operators(2, HOST).of(twice, 1).whole_because()
+    why = Operators(2, HOST).of(Node("twice", (0,), (1,), twice, None)).whole_because()
     assert why == "no dimension of it can be shared by 2 devices: [a, a] -> [a, a]; a: opaque"
 
 

@@ -170,6 +170,7 @@ class MeshMemory:
         """Make the tensors of weights or constants; what all hold whole is stored once where all see it."""
         functions = self._program.shared.functions.values()
         seen = {name for function in functions for name, view in function.arguments if view != SLAB}
+        seen.update(name for function in functions for name in function.overwritten)
         for each in placed:
             try:
                 shape = shape_at(each.shape, {})  # no call decides what weights and constants are
@@ -220,9 +221,9 @@ class MeshMemory:
             arguments += [Inside(self._workspace, *part) for part in parts]
         call = self._program.on().bind(self._program.loaded, arguments, function.name)
         self._calls.append(call)
-        seen = {name for name, view in left if view != SLAB}
+        own = {name for name, view in left if view != SLAB}.union(function.overwritten)
         inputs = {
-            each.name: tuple((placed, placed.is_whole and placed.name not in seen) for placed in each.tensors)
+            each.name: tuple((placed, placed.is_whole and placed.name not in own) for placed in each.tensors)
             for each in function.inputs
             if each.name not in weights
         }
@@ -261,6 +262,7 @@ class MeshMemory:
         bound = self._functions[function]
         values, opened = self._values(bound, arguments)
         self._program.on().invoke(bound.call, opened)
+        self._put_back(bound, arguments, values)
         results = iter([values.get(each.name) or self._fixed[each.name] for each in bound.of.results])
         return _nested(bound.nesting, results)
 
@@ -289,6 +291,15 @@ class MeshMemory:
         found = self._new(placed, value.shape, function.most)
         self._program.convert(value, found.tensor, placed)
         return found
+
+    def _put_back(self, bound: _Bound, arguments: Sequence[Any], values: Mapping[str, Spread]) -> None:
+        """What a call has stored to in place of what it was given in another form goes there, too."""
+        for own, given in zip(bound.inputs.values(), arguments, strict=True):
+            for placed, _ in own:
+                value = values[placed.name]
+                if placed.name in bound.of.overwritten and isinstance(given, Spread) and given is not value:
+                    home = Placed(placed.name, placed.shape, placed.dtype, given.forms)
+                    self._program.convert(value, given.tensor, home)
 
     def time(self, function: str, arguments: Sequence[Any], repeat: int, warmup: int) -> list[float]:
         given, _values = self._whole(function, arguments)

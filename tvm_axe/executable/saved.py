@@ -3,7 +3,7 @@
 ======================= =============================================================================================
 ``manifest.json``       the format, the versions that wrote it, the kind of the executable, its target and what is
                         known of it
-``0.json``, ``1.json``  the modules that the manifest names, as upstream's compiler writes them; equal ones once
+``modules.json``        the modules by their roles, as upstream's compiler writes them, what they share once
 ======================= =============================================================================================
 
 A file is for the versions that wrote it: what a lowered module means is no promise between them.
@@ -50,8 +50,8 @@ from tvm_axe.relax.workspace import Part, Workspace
 
 __all__ = ["read", "read_archive", "write", "write_archive"]
 
-FORMAT, LAYOUT = "tvm_axe executable", 6
-_MANIFEST = "manifest.json"
+FORMAT, LAYOUT = "tvm_axe executable", 7
+_MANIFEST, _MODULES = "manifest.json", "modules.json"
 # What reading a damaged archive, or one that somebody else wrote, comes to; upstream's reader of modules raises its own
 # errors as the last.
 _MALFORMED = (
@@ -84,13 +84,6 @@ def write(exe: Executable, path: Path) -> None:
 def write_archive(exe: Executable, file: Path | BinaryIO, has_weights: bool = True) -> None:
     """Write an executable's archive to a file; without the weights that a model has brought along unless told so."""
     kind, details, modules = _parts(exe, has_weights)
-    texts: list[str] = []
-    places = {}
-    for role, module in modules.items():
-        text = str(tvm.ir.save_json(module))
-        if text not in texts:
-            texts.append(text)
-        places[role] = f"{texts.index(text)}.json"
     manifest = {
         "format": FORMAT,
         "layout": LAYOUT,
@@ -98,13 +91,11 @@ def write_archive(exe: Executable, file: Path | BinaryIO, has_weights: bool = Tr
         "kind": kind,
         "target": json.loads(str(exe.target)),
         "tuned": dict(exe.tuned),
-        "modules": places,
         "details": details,
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr(_MANIFEST, json.dumps(manifest, indent=1))
-        for number, text in enumerate(texts):
-            archive.writestr(f"{number}.json", text)
+        archive.writestr(_MODULES, str(tvm.ir.save_json(modules)))  # what they share, constants above all, once
 
 
 def read(path: Path) -> Executable:
@@ -126,9 +117,7 @@ def read_archive(file: Path | BinaryIO, path: Path, model: tvm.IRModule | None, 
             _check_versions(path, manifest)
             target = Target(dict(manifest["target"]))
             tuned = {str(name): float(seconds) for name, seconds in manifest["tuned"].items()}
-            modules = {
-                role: _tvm.load_json(archive.read(place).decode()) for role, place in manifest["modules"].items()
-            }
+            modules = {str(role): each for role, each in _tvm.load_json(archive.read(_MODULES).decode()).items()}
             if not all(isinstance(module, tvm.IRModule) for module in modules.values()):
                 raise ValueError("a part of it is no module")
             if model is not None:
@@ -231,6 +220,7 @@ def _mesh_model(details: Mapping[str, Any], modules: Modules) -> Restore:
                 arguments=decoded(each["arguments"]),
                 levels=(),  # what was chosen is told
                 checks=decoded(each["checks"]),
+                overwritten=decoded(each["overwritten"]),
             )
             for name, each in details["device"].items()
         },
@@ -262,6 +252,10 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any], Modules], Restore]] = {
 # ---- What is known of a shared model ---------------------------------------------------------------------------------
 
 
+_PARTS = ("inputs", "results", "sizes", "arguments", "checks", "overwritten")
+"""What is kept of a device's function, beside the most of its sizes."""
+
+
 def _from_shared(exe: MeshModelExecutable, weights: Mapping[str, Any]) -> dict[str, Any]:
     shared = exe.shared
     return {
@@ -269,8 +263,7 @@ def _from_shared(exe: MeshModelExecutable, weights: Mapping[str, Any]) -> dict[s
         "mesh": str(shared.mesh),
         "coordinates": shared.coordinates,
         "device": {
-            name: {part: encoded(getattr(each, part)) for part in ("inputs", "results", "sizes", "arguments", "checks")}
-            | {"most": dict(each.most)}
+            name: {part: encoded(getattr(each, part)) for part in _PARTS} | {"most": dict(each.most)}
             for name, each in shared.functions.items()
         },
         "tensors": {name: encoded(each) for name, each in shared.tensors.items()},

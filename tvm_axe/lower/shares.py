@@ -137,7 +137,8 @@ class _Localizer:
         self.names: set[str] = set()  # of blocks: schedules find them by these
         self.numbering = Numbering(rank, devices)
         find = functools.partial(shares_of, rule=rule, assigned=assigned, devices=devices)
-        buffers = [find(operand) for operand in (*rule.inputs, *rule.outputs, *rule.inner)]
+        stored = len(rule.inputs) + len(rule.outputs) - len(func.params)  # what is read and stored to is in both
+        buffers = [find(operand) for operand in (*rule.inputs, *rule.outputs[stored:], *rule.inner)]
         blocks = [find(operand) for operand in rule.blocks]
         self.fits = all(shares is not None for shares in (*buffers, *blocks))
         if self.fits:

@@ -97,6 +97,8 @@ class DeviceFunction:
         Shapes that are to be others, with the variable that this is said of.
     steps : tuple[Step, ...]
         What a device does, in order.
+    overwritten : tuple[str, ...]
+        The tensors of the mesh to which calls store that are in place, inputs among them.
     """
 
     name: str
@@ -108,6 +110,7 @@ class DeviceFunction:
     levels: tuple[Chosen, ...]
     checks: tuple[tuple[Shape, Shape, str], ...] = ()
     steps: tuple[Step, ...] = ()
+    overwritten: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> Chosen:
@@ -269,10 +272,18 @@ class _Function:
         self.prefix = "" if len(module.chosen) == 1 else f"{self.graph.name}."
         mover = Mover(chosen.graph, module.mesh, module.page, module.ranks)
         self.results = [*zip(chosen.graph.results, chosen.results)]
+        self.overwritten: dict[str, None] = {}
         self.steps = fused(steps_of(chosen, module.operators, mover), self.results, mover, module.meets)
         touches = [(step, each) for step in self.steps for each in step.touches()]
         self.crossing = {each.spot for step, each in touches if step.kind or each.view != SLAB}
         self.last = {each.spot: at for at, step in enumerate(self.steps) for each in step.touches()}
+        self.roots: dict[Spot, Spot] = {}  # in whose place another is left
+        for step in self.steps:
+            for old, new in zip(step.over, step.outs):
+                self.roots[new] = self.roots.get(old, old)
+                self.last.pop(old, None)  # the place is free behind the last use of what is left there last
+        seen = {root for new, root in self.roots.items() if self.crossing & {new, root}}
+        self.crossing |= seen.union(new for new, root in self.roots.items() if root in seen)
 
     # ---- The function
 
@@ -289,7 +300,7 @@ class _Function:
             self.builder.emit_func_output(relax.Tuple([]), params)
         return DeviceFunction(
             graph.name, tuple(inputs), tuple(results), tuple(graph.sizes), graph.most, tuple(self.views), self.levels,
-            tuple(graph.checks), tuple(self.steps),
+            tuple(graph.checks), tuple(self.steps), tuple(self.overwritten),
         )  # fmt: skip
 
     def _declared(self) -> list[Argument]:
@@ -355,7 +366,8 @@ class _Function:
             buffer = self.buffers.get(spot)
             if last != at or buffer is None or buffer.placed is None or spot in self.results:
                 continue
-            if spot in self.crossing and self.graph.values[spot[0]].kind == "value":
+            root = self.roots.get(spot, spot)
+            if spot in self.crossing and self.graph.values[root[0]].kind == "value":
                 self.slots[buffer.shape, buffer.dtype].append(buffer.placed)
                 del self.buffers[spot]
 
@@ -366,8 +378,12 @@ class _Function:
             assert step.node is not None  # it is the model's
             self._other(step.node, [self.buffers[spot] for spot in step.ins])
             return
-        for spot in step.outs:
+        for spot in step.outs[len(step.over) :]:
             self._new(spot)
+        for old, new in zip(step.over, step.outs):
+            self.buffers[new] = buffer = self.buffers[old]
+            if buffer.placed is not None:
+                self.overwritten[buffer.placed.name] = None
         touches = [(self.buffers[each.spot], each.view, each.writes) for each in step.touches()]
         self._touched(touches)
         given = [self._expr(buffer, view) for buffer, view, _ in touches]

@@ -244,7 +244,7 @@ class _Fuser:
         """Whether by the rules a reader takes in what makes one of its values."""
         assert maker.func is not None and reader.func is not None  # they are kernels
         made = _nests(maker.func)
-        if made is None or len(maker.outs) != 1 or self._aliases(maker, reader):
+        if made is None or len(maker.outs) != 1 or maker.over or reader.over or self._aliases(maker, reader):
             return False
         buffer = reader.func.params[reader.ins.index(spot)]
         if reader.ins.count(spot) != 1:
@@ -269,15 +269,15 @@ class _Fuser:
         return any(len(found) > 1 for found in views.values())
 
     def _is_read_elsewhere(self, spot: Spot, reader: Step) -> bool:
-        return spot in self.results or any(spot in step.ins for step in self.steps if step is not reader)
+        return spot in self.results or any(spot in (*step.ins, *step.over) for step in self.steps if step is not reader)
 
     def _may_wait(self, producer: Step, spot: Spot, at: int) -> bool:
         """Whether what is made may be made as late as at a place: nobody reads it before, nor changes what it is of.
 
-        What the model calls beside kernels may store to what it takes.
+        What the model calls beside kernels may store to what it takes, and some kernels do.
         """
         between = self.steps[self.steps.index(producer) + 1 : at]
-        return not any(spot in step.ins or (step.func is None and not step.kind) for step in between)
+        return not any(spot in step.ins or step.over or (step.func is None and not step.kind) for step in between)
 
     def _join(self, producer: Step, maker: Step, at: int, spot: Spot) -> None:
         reader = self.steps[at]
@@ -309,7 +309,7 @@ class _Fuser:
         """Have what makes a share store it to all devices, if it may do so in the place of an all-gather."""
         (source,), (target,) = gather.ins, gather.outs
         maker = self._producer(source, self.steps.index(gather))
-        if maker is None or maker.func is None or (nests := _nests(maker.func)) is None or nests.product:
+        if maker is None or maker.func is None or maker.over or (nests := _nests(maker.func)) is None or nests.product:
             return
         assert gather.transfer is not None  # it is a collective
         store = self.mover.given(source, target, gather.transfer)

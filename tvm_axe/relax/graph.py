@@ -20,11 +20,12 @@ from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.sizes import Extent, Shape, exprs, typical_of
 from tvm_axe.relax.transfers import Transfer
+from tvm_axe.relax.values import is_call
 from tvm_axe.relax.widening import widened
 
 __all__ = ["Graph", "Node", "Value", "graph_of", "legalized"]
 
-_CALL_TIR = "relax.call_tir"
+_CALL_TIR, _IN_PLACE = "relax.call_tir", "relax.call_tir_inplace"
 _PATTERN, _OPAQUE = "op_pattern", 8  # what FuseOps leaves alone
 
 
@@ -84,6 +85,9 @@ class Node:
     ----------
     sizes : tuple of (Var, int)
         What those that the function has typically are.
+    overwrites : int
+        How many values, the last ones that it takes, it stores to: these are what it gives, and nothing else is. The
+        function has one parameter for each.
     """
 
     name: str
@@ -98,6 +102,7 @@ class Node:
     pins: Mapping[str, int | None] | None = None
     """Of what leaves its value as it is, but for a form: which dimension is shared along an axis."""
     sizes: tuple[tuple[tirx.Var, int], ...] = ()
+    overwrites: int = 0
 
 
 class Count(NamedTuple):
@@ -168,10 +173,25 @@ def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule]
         relax.transform.AnnotateTIROpPattern(),
     ]
     module = tvm.transform.Sequential(passes)(model if whole is None else whole(model))
+    in_place = _called_in_place(module)
     for variable, func in module.functions_items():
-        if isinstance(func, tirx.PrimFunc) and _is_product(func):
+        if isinstance(func, tirx.PrimFunc) and (_is_product(func) or variable in in_place):
             module[variable] = func.with_attr(_PATTERN, _OPAQUE)
     return tvm.transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])(module)
+
+
+def _called_in_place(model: tvm.IRModule) -> set[ir.GlobalVar]:
+    """The functions that store to what they take."""
+    found: set[ir.GlobalVar] = set()
+
+    def visit(node: relax.Expr) -> None:
+        if is_call(node, _IN_PLACE):
+            found.add(node.args[0])
+
+    for _, func in model.functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return found
 
 
 def _is_product(func: tirx.PrimFunc) -> bool:
@@ -331,7 +351,8 @@ class _Reader:
         self.env[binding.var] = self.env[value]
 
     def call(self, var: relax.Var, value: relax.Call) -> None:
-        is_tir = isinstance(value.op, ir.Op) and value.op.name == _CALL_TIR
+        in_place = is_call(value, _IN_PLACE)
+        is_tir = in_place or is_call(value, _CALL_TIR)
         given = [a for a in value.args if not isinstance(a, ir.GlobalVar | relax.ExternFunc)]
         numbers: tuple[tirx.Expr, ...] = ()
         if is_tir:
@@ -346,11 +367,33 @@ class _Reader:
         types = list(var.ty.fields) if is_tuple else [var.ty]
         outs = tuple(self.new(var.name, ty, "value", f"the result of {_called(value)},") for ty in types)
         self.env[var] = outs if is_tuple else outs[0]
+        func = self.model[value.args[0]] if is_tir else None
+        if in_place:
+            ins, func = self.overwriting(var, value, ins, func)
         values = [self.graph.values[n] for n in (*ins, *outs)]
-        func = self.counted(self.model[value.args[0]], values, numbers) if is_tir else None
+        func = None if func is None else self.counted(func, values, numbers)
         known = self.graph.sizes
         sizes = () if func is None else tuple((v, self.graph.typical[n]) for n, v in known.items() if uses(func, v))
-        self.graph.nodes.append(Node(var.name, ins, outs, func, value, is_tuple, pins=dims_of(value), sizes=sizes))
+        over = len(outs) if in_place else 0
+        self.graph.nodes.append(
+            Node(var.name, ins, outs, func, value, is_tuple, pins=dims_of(value), sizes=sizes, overwrites=over)
+        )
+
+    def overwriting(
+        self, var: relax.Var, value: relax.Call, ins: tuple[int, ...], func: tirx.PrimFunc
+    ) -> tuple[tuple[int, ...], tirx.PrimFunc]:
+        """What a call in place takes, and its function, with what it stores to behind all else."""
+        over = [int(at) for at in value.attrs.inplace_indices]
+        buffers = [param for param in func.params if tirx.is_buffer_var(param)]
+        if min(over) < 0 or len(ins) != len(buffers):
+            raise LowerError(
+                f"{self.graph.name}: {var.name} is made by {_called(value)}, some of whose results are new, and others "
+                "what it takes; on a mesh all are one or the other: make two calls of it (call_tir, call_tir_inplace)"
+            )
+        order = [*(at for at in range(len(ins)) if at not in over), *over]
+        others = [param for param in func.params if not tirx.is_buffer_var(param)]
+        params = [*(buffers[at] for at in order), *others]
+        return tuple(ins[at] for at in order), tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
 
     def counted(self, func: tirx.PrimFunc, values: list[Value], numbers: tuple[tirx.Expr, ...]) -> tirx.PrimFunc:
         """A function that is called with values and numbers as one of the values, counted in the graph's sizes."""

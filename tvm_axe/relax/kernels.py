@@ -39,6 +39,9 @@ __all__ = ["attention_in_blocks", "computed_by", "for_share", "with_kernels"]
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
 _FUSABLE = 4  # what it fuses with elementwise operators behind
 
+_AXES = {"h": (0, 1, 2, 3), "t": (0, 2, 1, 3)}
+"""Which axes of a tensor are its batch, heads, tokens and dim, by its letter."""
+
 _FORMS = {
     "relax.permute_dims": "permuted",
     "relax.nn.rms_norm": "rms_norm",
@@ -258,7 +261,7 @@ def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tir
 
 
 def for_share(local: tirx.PrimFunc, whole: tirx.PrimFunc, rank: tirx.Var) -> tirx.PrimFunc:
-    """What a device does of a function that a kernel computes: by a kernel too, if it is attention with fewer heads.
+    """What a device does of a function that a kernel computes: by a kernel too, if it is one of fewer heads or rows.
 
     Anything else says nothing of kernels any more: its blocks are right.
 
@@ -275,22 +278,48 @@ def for_share(local: tirx.PrimFunc, whole: tirx.PrimFunc, rank: tirx.Var) -> tir
     asked = {str(key): value for key, value in attrs.items() if str(key).startswith(KERNEL)}
     for key in asked:
         local = local.without_attr(key)
-    if str(attrs[KERNEL]) != "attention" or uses(local.body, rank):
+    if uses(local.body, rank) or not all(isinstance(n, tirx.IntImm) for param in local.params for n in param.shape):
         return local
+    shapes = [[*map(int, param.shape)] for param in local.params]
     own = {key.removeprefix(f"{KERNEL}."): value for key, value in asked.items() if key != KERNEL}
-    order = str(own.get("order", "hhhh"))
-    if not all(isinstance(extent, tirx.IntImm) for param in local.params[:4] for extent in param.shape):
-        return local
-    (batch, heads, queries, dim), (of_keys, kv_heads, keys, of_dim), *_ = (
-        [int(param.shape[n]) for n in ((0, 1, 2, 3) if letter == "h" else (0, 2, 1, 3))]
-        for param, letter in zip(local.params, order)
-    )
+    share = _SHARES[str(attrs[KERNEL])](own, shapes)
+    return local if share is None else local.with_attrs({**asked, **{f"{KERNEL}.{key}": n for key, n in share.items()}})
+
+
+def _share_of_attention(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+    """Which batches and heads tensors have, if each has all of its queries, keys and dim."""
+    q, k, v, out = ([shape[n] for n in _AXES[letter]] for shape, letter in zip(shapes, str(own.get("order", "hhhh"))))
+    queries, keys, dim = (int(own[name]) for name in ("queries", "keys", "dim"))
+    same = q == out and k == v and q[2:] == [queries, dim] and k[2:] == [keys, dim]
+    return _heads(own, q[0], q[1], k[1]) if same and k[0] == q[0] else None
+
+
+def _share_of_decoding(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+    """The same for one query, whose heads come before it or behind."""
+    q, k, v, out = shapes
+    heads, keys, dim = q[1] * q[2], int(own["capacity"]), int(own["dim"])
+    same = out[1] * out[2] == heads and out[0] == q[0] and q[3] == out[3] == dim and k == v and k[2:] == [keys, dim]
+    return _heads(own, q[0], heads, k[1]) if same and k[0] == q[0] else None
+
+
+def _heads(own: Mapping[str, Any], batch: int, heads: int, kv_heads: int) -> dict[str, int] | None:
     alike = kv_heads * int(own["heads"]) == heads * int(own["kv_heads"]) or int(own["kv_heads"]) == 1
-    same = (queries, keys, dim, of_dim) == tuple(int(own[name]) for name in ("queries", "keys", "dim", "dim"))
-    if not (alike and same and of_keys == batch):
-        return local
-    asked |= {f"{KERNEL}.{key}": value for key, value in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads))}
-    return local.with_attrs(asked)
+    return {"batch": batch, "heads": heads, "kv_heads": kv_heads} if alike else None
+
+
+def _share_of_norm(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+    """Which rows a norm's tensor has, if each is whole."""
+    *rows, columns = shapes[0]
+    return {"rows": math.prod(rows)} if columns == int(own["columns"]) else None
+
+
+_SHARES = {
+    "attention": _share_of_attention,
+    "decode_attention": _share_of_decoding,
+    "rms_norm": _share_of_norm,
+    "layer_norm": _share_of_norm,
+}
+"""Of what a device computes by a kernel, if its tensors have such shapes: in which numbers its problem is another."""
 
 
 def _extents(expr: relax.Expr) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ class Operators:
     def __init__(self, devices: int, rates: Rates, axis: str = "", deals_symbolic: bool = True) -> None:
         self.devices, self.rates, self.axis, self.deals_symbolic = devices, rates, axis, deals_symbolic
         self.rank = tirx.Var(axis or RANK, "int64")
-        self._known: dict[tuple[int, int, tuple[tuple[tirx.Var, int], ...]], list[Operator]] = {}
+        self._known: dict[tuple[int, int, tuple[tuple[tirx.Var, int], ...], int], list[Operator]] = {}
         self._carrying: dict[Transfer, Carrying] = {}
         self._holding: dict[object, Holding] = {}
         self._local: dict[object, tirx.PrimFunc] = {}
@@ -52,7 +52,7 @@ class Operators:
                 self._holding[key] = Holding(*(blocks(*key[:2], dim, self.devices) for dim in dims))
             return self._holding[key]
         if node.transfer is None:
-            return None if node.func is None else self.of(node.func, len(node.ins), node.sizes)
+            return None if node.func is None else self.of(node)
         if node.transfer not in self._carrying:
             self._carrying[node.transfer] = Carrying(node.transfer, self.rates.link)
         return self._carrying[node.transfer]
@@ -62,7 +62,7 @@ class Operators:
         assert node.func is not None  # a call of a function has strategies that are more than whole
         if not strategy.assigned:
             return node.func
-        operator = self.of(node.func, len(node.ins), node.sizes)
+        operator = self.of(node)
         key = operator, strategy.assigned
         if key not in self._local:
             assigned = dict(strategy.assigned)
@@ -71,12 +71,14 @@ class Operators:
             self._local[key] = for_share(func, operator.func, self.rank)
         return self._local[key]
 
-    def of(self, func: tirx.PrimFunc, inputs: int, sizes: tuple[tuple[tirx.Var, int], ...] = ()) -> Operator:
-        """The operator that a function is where variables of symbolic extents typically are `sizes`."""
+    def of(self, node: Node) -> Operator:
+        """The operator that the function of a call is."""
+        func, inputs, sizes, over = node.func, len(node.ins), node.sizes, node.overwrites
+        assert func is not None  # it is a call of a function
         # What is equal but for the variables is another: shapes are counted in those of a function of the model.
-        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes), [])
+        same = self._known.setdefault((tvm_ffi.structural_hash(func), inputs, sizes, over), [])
         for operator in same:
             if tvm_ffi.structural_equal(operator.func, func):
                 return operator
-        same.append(Operator(func, inputs, self.devices, self.rates, sizes, self.deals_symbolic))
+        same.append(Operator(func, inputs, self.devices, self.rates, sizes, self.deals_symbolic, over))
         return same[-1]

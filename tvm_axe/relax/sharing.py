@@ -46,6 +46,7 @@ from tvm_axe.relax.chosen import Chosen
 from tvm_axe.relax.device import DeviceFunction, DeviceModule, Placed, device_module
 from tvm_axe.relax.forms import blocks
 from tvm_axe.relax.graph import Graph, graph_of, legalized
+from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.meshes import SLACK, Held, along_axes, operators_of, weights_of
 from tvm_axe.relax.operators import Operators
 from tvm_axe.relax.pins import pinned
@@ -163,8 +164,10 @@ def share_for(
     backend = backend_of(target)
     known = backend.on_host if meets is None else meets
     rates = registry.for_target(target).rates
-    whole = functools.partial(with_attention, target=target, in_blocks=True) if backend.on_host else None
-    return share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known, whole)
+    # What a kernel computes whole, blocks say until it is shared: attention on CPUs, and norms, too, on GPUs.
+    whole = functools.partial(with_attention, in_blocks=True) if backend.on_host else with_kernels
+    in_blocks = functools.partial(whole, target=target)
+    return share_model(model, mesh, axis, memory, pins, rates, backend.page, values, known, in_blocks)
 
 
 def _check_memory(graph: Graph, along: Mapping[str, int], part: float) -> None:
@@ -197,7 +200,7 @@ def _is_public(func: tvm.ir.BaseFunc) -> bool:
 
 def _operations(graph: Graph, operators: Operators) -> int:
     nodes = [node for node in graph.nodes if node.func is not None]
-    return sum(sum(operators.of(node.func, len(node.ins), node.sizes).operations) for node in nodes)
+    return sum(sum(operators.of(node).operations) for node in nodes)
 
 
 def described(shared: DeviceModule) -> str:

@@ -67,6 +67,8 @@ class Step:
         The model's call.
     moves : tuple[str, ...]
         Of a kernel, what is moved between devices by it, in words.
+    over : tuple[Spot, ...]
+        The values in whose places it leaves the outs: what it stores to. It takes these, too.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Step:
     transfer: Transfer | None = None
     node: Node | None = None
     moves: tuple[str, ...] = ()
+    over: tuple[Spot, ...] = ()
 
     def touches(self) -> list[Touch]:
         """What it does with each of the values."""
@@ -185,13 +188,14 @@ def _all(chosen: Chosen, operators: Operators, mover: Mover) -> Iterator[Step]:
         if choice.transfer is not None:
             yield _moved(ins[0], outs[0], choice.transfer, chosen.link, mover)
             continue
+        over, ins = ins[len(ins) - node.overwrites :], ins[: len(ins) - node.overwrites]
         views = (SLAB,) * (len(ins) + len(outs))
         if node.func is None:
             yield Step(node.name, ins, outs, views, node=node)
             continue
         assert isinstance(node.value, relax.Call)  # it is a call of the model
         name = str(node.value.args[0].name_hint)
-        yield Step(name, ins, outs, views, operators.local(node, strategy), node=node)
+        yield Step(name, ins, outs, views, operators.local(node, strategy), node=node, over=over)
 
 
 def _moved(source: Spot, target: Spot, transfer: Transfer, link: Link, mover: Mover) -> Step:

@@ -43,6 +43,8 @@ class Operator:
         What the variables of symbolic extents typically are.
     deals_symbolic : bool
         Whether dimensions of symbolic extents are shared also where no neighbour has them shared.
+    overwrites : int
+        How many of the inputs, the last ones, are its outputs, which it stores to.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class Operator:
         rates: Rates,
         sizes: Sequence[tuple[tirx.Var, int]] = (),
         deals_symbolic: bool = True,
+        overwrites: int = 0,
     ) -> None:
+        self.overwrites = overwrites
         self.func, self.inputs, self.devices, self.rates = func, inputs, devices, rates
         self.sizes, self.deals_symbolic = dict(sizes), deals_symbolic
-        self.outputs = len(func.params) - inputs
+        self.outputs = len(func.params) - inputs + overwrites
         self._found: dict[frozenset[tuple[int, Form]], list[Strategy]] = {}
 
     @cached_property
@@ -264,6 +268,8 @@ class Operator:
         known = [form for form in forms if form is not None]
         ins, outs = known[: self.inputs], known[self.inputs :]
         factor = rule[next(iter(assigned))[0]]
+        if self.overwrites and (factor.combined or factor.kind in ("reduction", "gather")):
+            return None  # what a device leaves would be terms, of what all had
         if factor.kind == "gather" and any(len(s.runs) > 1 or s.runs[0].outer > 1 for s in assigned.values()):
             return None
         if factor.kind in ("reduction", "gather"):
