@@ -16,6 +16,7 @@ from two_devices import TWO, check_usable, turning, workers_here
 
 import tvm_axe as axe
 from tvm_axe.collective import Coord, MeshTensor, WorkerError, Workers
+from tvm_axe.collective.cuda.engine import addresses
 from tvm_axe.layout import Iter, Layout, Mesh
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs import PROGRAMS
@@ -272,3 +273,10 @@ def test_redistribution(nothing_left: None, place: str) -> None:
         turned = axe.redistribute(columns, cyclic)
         np.testing.assert_array_equal(turned.gather(), array)
         np.testing.assert_array_equal(turned.slab(1).reshape(6, 10), array[1::2])
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 150_109_880_320, 12345])
+def test_addresses_are_whole_pages(memory: int) -> None:
+    """As the driver asks for; GPUs don't all have a multiple of them."""
+    found = addresses([memory] * 3, 2 << 20)
+    assert found % (2 << 20) == 0 and found >= 12 * memory

@@ -99,7 +99,6 @@ class Devices:
                 events: list[None] = []
                 streams.main.append(lambda events=events: events.append(None) is None)
                 ends.append([])
-                branching = Branching()
                 for branch in branches:
                     branch.append(lambda events=events: bool(events))
                     branch.append(lambda events=ends[-1]: events.append(None) is None)

@@ -11,8 +11,7 @@
 
 A GPU has several copy engines, of which each takes some microseconds to begin. So what is made for one peer, a slot of
 its own, is waited for and copied in that order, beside what is made for others; what a device has for all, slot 0, is
-copied to one after the other, since several at once are slower: in turns on `IN_FLIGHT` branches if it is there from
-the start, so that a copy has begun when the one before it ends. A flag is behind the last copy to its peer. Behind
+copied to one after the other, since several at once are slower. A flag is behind the last copy to its peer. Behind
 these steps, all but a fork and a join have the name of a mesh axis, whose n devices take part; (n, *shape) is the view
 along it. Numbers are the same on all devices: the peer of device d is d + shift, around the ring. The kernel beside the
 side stream has so many *blocks*, which wait for what others' ends set, and so must all be running; 0 if it waits for
@@ -56,9 +55,6 @@ BESIDE = ":beside"
 FLAGS, COUNTERS = 0, 1
 """The halves of the words."""
 
-IN_FLIGHT = 2
-"""How many copies at once there are of what a device has for all from the start."""
-
 
 class Rectangle(NamedTuple):
     """What a copy moves: to which device; from and to which row of the slabs, as matrices; which columns."""
@@ -99,14 +95,10 @@ def rectangle(
 
 
 class Branching:
-    """On which branch of the side stream each step behind a fork is: 0 for the nearest peer's, others from 1 on.
-
-    What is for all is on branch 0 too, behind what it waits for; if it waits for nothing, on the first in turns.
-    """
+    """On which branch of the side stream each step is: 0 for what is for all and the nearest peer, others from 1 on."""
 
     def __init__(self) -> None:
         self._copied: dict[int, int] = {}
-        self._waits, self._turn = False, 0
 
     def branch(self, name: str, numbers: Sequence[int]) -> int:
         """Return the branch of the next step.
@@ -116,18 +108,14 @@ class Branching:
         (1, 1)
         >>> branching.branch("flag", (2, 0)), branching.branch("copy", (4, 0, 2, 0, 8))
         (1, 0)
-        >>> branching.branch("flag", (2, 1)), branching.branch("copy", (4, 0, 1, 0, 8))
-        (0, 1)
+        >>> branching.branch("flag", (2, 1))
+        0
         """
         if name == "flag":
             return self._copied.get(numbers[0], 0)
-        slot = numbers[1 if name == "copy" else 0]
-        branch = max(0, slot - 1)
+        branch = max(0, numbers[1 if name == "copy" else 0] - 1)
         if name == "copy":
-            if slot == 0 and not self._waits:
-                branch, self._turn = self._turn, (self._turn + 1) % IN_FLIGHT
             self._copied[numbers[2]] = branch
-        self._waits |= name == "wait_count" and slot == 0
         return branch
 
 

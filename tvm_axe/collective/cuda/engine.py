@@ -108,7 +108,7 @@ class CudaEngine(Engine):
             tables.append(table)
             page = backend_of(resolve_target(self.target)).page
             alike = {"page": page, "room": min(map(driver.room, here)), "collectives": table.encode()}
-            size = _ROOM * mesh.size * driver.memory_of(0) + round_up(mesh.size * BUFFER, page)
+            size = addresses([driver.memory_of(0)] * mesh.size, page)
             meets = WORDS if mesh.size <= MOST else None
             return devices_of(mesh, job, alike, size, meets, peers, collectives)
 
@@ -179,12 +179,17 @@ class CudaEngine(Engine):
         devices: list[Mapping[str, Any]] = [
             {"gpu": gpu, "name": f"GPU {gpu}, {driver.name_of(gpu)}", **alike} for gpu in gpus
         ]
-        size = _ROOM * sum(map(driver.memory_of, gpus)) + round_up(mesh.size * BUFFER, page)
+        size = addresses(list(map(driver.memory_of, gpus)), page)
         alone = processes is None or bool(processes)
         session = DiscreteSession(mesh, timeout, _MAKER, devices, size, page, alone, meets, neighbours, axes, unique)
         session.table = table
         session.start()
         return session
+
+
+def addresses(memories: Sequence[int], page: int) -> int:
+    """Return how many bytes of addresses devices of so much memory each reserve alike: whole pages, as they must be."""
+    return round_up(_ROOM * sum(memories) + len(memories) * BUFFER, page)
 
 
 def machine_of(gpus: Sequence[int]) -> choice.Machine:

@@ -66,7 +66,6 @@ class SideStream:
         call("cuEventRecord", self._forked, self._main)
         call("cuStreamWaitEvent", self.stream, self._forked, 0)
         self._branches.begin(self._forked)
-        self._branching = Branching()
         self._ends.append(None)
 
     def _join(self, _: object, numbers: Sequence[int], *__: object) -> None:
