@@ -147,6 +147,32 @@ def test_of_several_programs(kernel):
     np.testing.assert_allclose(arrays["C"], np.maximum(arrays["A"] @ arrays["B"].T, 0), rtol=1e-5, atol=1e-5)
 
 
+def test_of_a_kernel_that_stores_whole_tiles_otherwise_than_others():
+    """Where rows choose their matrix, tiles end where the choice does: some are whole, and some reach over."""
+    rows, n, k, groups = 200, 24, 16, 3
+
+    @T.prim_func(s_tir=True)
+    def epilogue(
+        P: T.Buffer((200, 24), "float32"), bias: T.Buffer((24,), "float32"), out: T.Buffer((200, 24), "float32")
+    ):
+        for i, j in T.grid(200, 24):
+            with T.sblock("epi"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = T.max(P[vi, vj] + bias[vj], T.float32(0))
+
+    problem = {"rows": rows, "n": n, "k": k, "groups": groups, "dtype": "float32"}
+    recipe = with_epilogue(KERNELS["gathered_matmul"].recipe(LLVM, problem, block_m=16), epilogue_of(epilogue))
+    rng = np.random.default_rng(4)
+    arrays = {name: np.full(shape, -7, dtype) for name, (shape, dtype) in recipe.tensors.items()}
+    arrays |= {"X": rng.standard_normal((rows, k), "float32"), "W": rng.standard_normal((groups, n, k), "float32")}
+    arrays |= {"labels": np.sort(rng.integers(0, groups, rows)).astype("int32"), "Y": np.full((rows, n), np.nan)}
+    arrays["epilogue_0"] = rng.standard_normal(n, "float32")
+    for func, names in zip(recipe.programs, recipe.arguments):
+        arrays |= dict(zip(names, interpret(func, *(arrays[name] for name in names))))
+    product = np.einsum("rk,rnk->rn", arrays["X"], arrays["W"][arrays["labels"]])
+    np.testing.assert_allclose(arrays["Y"], np.maximum(product + arrays["epilogue_0"], 0), rtol=1e-5, atol=1e-5)
+
+
 @T.prim_func
 def added(A: T.Buffer((20, 8), "float32"), C: T.Buffer((20, 8), "float32")):
     with tile.kernel(2) as i:

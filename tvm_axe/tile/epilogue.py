@@ -7,7 +7,7 @@ another value there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,9 +19,9 @@ from tvm_axe.analysis.expressions import alike, loads_in, uses
 from tvm_axe.errors import TileError
 from tvm_axe.tile.kernels.kernel import Recipe
 from tvm_axe.tile.nodes import Branch, Copy, Loop, Node, Parallel
-from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Region
+from tvm_axe.tile.walking import walk
 
 
 @dataclass(frozen=True)
@@ -84,39 +84,61 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
     Raises
     ------
     TileError
-        It doesn't end in one copy of a fragment to its one output, or in one `parallel` that stores it: its result is
-        added up in memory, or there are several.
+        It doesn't end in one copy of a fragment to its one output, in one `parallel` that stores it, or in either as a
+        condition says: its result is added up in memory, or there are several.
     """
     (*before, program) = recipe.programs
     last = program.func
-    stores = _stores(program, recipe.outputs)
-    earlier = [node for other in before for node in _stores(other, recipe.outputs)]
-    store = stores[0] if len(stores) == len(recipe.outputs) == 1 and not earlier else None
+    stores = _stores(program.nodes(), recipe.outputs)
+    earlier = [node for other in before for node in _stores(other.nodes(), recipe.outputs)]
+    once = len(stores) == 1 or any(
+        [_stores(walk(arm), recipe.outputs) for arm in (node.then, node.otherwise)] == [[store] for store in stores]
+        for node in program.nodes()
+        if isinstance(node, Branch)
+    )
+    if len(recipe.outputs) > 1 or earlier or not once:
+        raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
     buffers = {
         buffer: tirx.decl_buffer(list(buffer.shape), buffer.dtype, name) for name, buffer in epilogue.inputs.items()
     }
-    if isinstance(store, Copy) and not store.atomic and store.src.tile.scope == "fragment" and store.src.whole:
-        dst, nest = store.dst, _nest(store.src, store.dst, epilogue, buffers, program.analyzer())
-        if nest is None:
+    body = last.body
+    for store in stores:
+        changed = _with_value(body, store, recipe.outputs[0], epilogue, buffers, program.analyzer())
+        if changed is None:
             return recipe
+        body = changed
+    func = tirx.PrimFunc([*last.params, *buffers.values()], body, last.ret_type, last.attrs)
+    return replace(recipe, programs=(*before, read(func)), inputs=(*recipe.inputs, *epilogue.inputs))
+
+
+def _with_value(
+    body: tirx.Stmt,
+    store: Node,
+    output: str,
+    epilogue: Epilogue,
+    buffers: Mapping[tirx.Buffer, tirx.Buffer],
+    analyzer: sym.Analyzer,
+) -> tirx.Stmt | None:
+    """A program's body whose `store` of its output stores the epilogue's value; None if that is what it does."""
+    if isinstance(store, Copy) and not store.atomic and store.src.tile.scope == "fragment" and store.src.whole:
+        dst, nest = store.dst, _nest(store.src, store.dst, epilogue, buffers, analyzer)
+        if nest is None:
+            return None
 
         def insert(call: tirx.TilePrimitiveCall) -> tirx.Stmt:
             return tirx.SeqStmt([nest, call]) if _writes(call, dst) else call
 
-        body = _tvm.structural_map(last.body, (tirx.TilePrimitiveCall, insert))
-    elif isinstance(store, Parallel) and (own := _own_store(store, recipe.outputs[0])) is not None:
-        changed, analyzer = own, program.analyzer()
-        for var, extent in zip(store.vars, store.extents):
-            analyzer.bind(var, ir.Range(0, extent))
-
-        def replaced(stmt: tirx.BufferStore) -> tirx.Stmt:
-            return _stored(stmt, epilogue, buffers, analyzer) if stmt.same_as(changed) else stmt
-
-        body = _tvm.structural_map(last.body, (tirx.BufferStore, replaced))
-    else:
+        return _tvm.structural_map(body, (tirx.TilePrimitiveCall, insert))
+    own = _own_store(store, output) if isinstance(store, Parallel) else None
+    if not isinstance(store, Parallel) or own is None:
         raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
-    func = tirx.PrimFunc([*last.params, *buffers.values()], body, last.ret_type, last.attrs)
-    return replace(recipe, programs=(*before, read(func)), inputs=(*recipe.inputs, *epilogue.inputs))
+    for var, extent in zip(store.vars, store.extents):
+        analyzer.bind(var, ir.Range(0, extent))
+
+    def replaced(stmt: tirx.BufferStore) -> tirx.Stmt:
+        return _stored(stmt, epilogue, buffers, analyzer) if stmt.same_as(own) else stmt
+
+    return _tvm.structural_map(body, (tirx.BufferStore, replaced))
 
 
 def _own_store(parallel: Parallel, output: str) -> tirx.BufferStore | None:
@@ -128,11 +150,11 @@ def _own_store(parallel: Parallel, output: str) -> tirx.BufferStore | None:
     return found[0] if uses == [True] and len(found) == 1 else None
 
 
-def _stores(program: TileProgram, outputs: Sequence[str]) -> list[Node]:
-    """What writes the outputs, without the loops and branches around it."""
+def _stores(nodes: Iterable[Node], outputs: Sequence[str]) -> list[Node]:
+    """What of these writes the outputs, without the loops and branches around it."""
     return [
         node
-        for node in program.nodes()
+        for node in nodes
         if not isinstance(node, Loop | Branch)
         and any(tile.scope == "global" and tile.name in outputs for tile in node.writes)
     ]

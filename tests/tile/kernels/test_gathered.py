@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from interpreter import interpret
 from tvm.target import Target
 
 from tvm_axe.machines import resolve_target
+from tvm_axe.tile import compile_all
 from tvm_axe.tile.kernels import KERNELS
 from tvm_axe.tile.kernels.check import executed, judged, poison
 from tvm_axe.tile.kernels.gathered import _listing
@@ -63,6 +66,18 @@ def test_on_a_cpu(problem: dict[str, Any], labels: str) -> None:
 def test_on_a_gpu(problem: dict[str, Any], tiles: str, labels: str, cuda: object) -> None:
     for seed in range(3):
         check(problem, labels, resolve_target("cuda"), seed, **TILES[tiles])
+
+
+def test_on_a_gpu_tiles_that_reach_over_an_end_are_stored_by_pairs() -> None:
+    """Whole tiles by TMA, of others as many neighbours as a thread has."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc on PATH")
+    target, problem = resolve_target("cuda:sm_90a"), {**PROBLEMS[0], "rows": 4096, "n": 512}
+    recipe = GATHERED_MATMUL.recipe(target, problem, block_m=128, block_n=128, block_k=64)
+    source = compile_all([recipe.programs[-1]], target)[0].source
+    stores = [line.strip() for line in source.splitlines() if re.match(r"\s*(\*\(\w+\*\)\()?Y_ptr", line)]
+    assert stores and all(line.startswith("*(nv_bfloat162*)(Y_ptr") for line in stores)
+    assert "s2g" in source and "Y_tensormap" in source
 
 
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 700])

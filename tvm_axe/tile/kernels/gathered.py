@@ -84,11 +84,16 @@ def gathered_matmul(
                             tile.gemm(w, x_tile, c, transpose_a=not transpose_b, transpose_b=True)
                         else:
                             tile.gemm(x_tile, w, c, transpose_b=transpose_b, instruction=instruction)
-                with tile.parallel(*c_tile) as (a, b):
-                    x = T.meta_var(b if across else a)
-                    y = T.meta_var(j * block_n + (a if across else b))
-                    if row + x < stop and y < n:
-                        Y[row + x, y] = T.cast(c[a, b], operand)
+                if across:
+                    with tile.parallel(block_n, block_m) as (y, x):
+                        if row + x < stop and j * block_n + y < n:
+                            Y[row + x, j * block_n + y] = T.cast(c[y, x], operand)
+                elif row + block_m <= stop:
+                    tile.copy(c, Y[row, j * block_n])
+                else:
+                    with tile.parallel(block_m, block_n) as (x, y):
+                        if row + x < stop and j * block_n + y < n:
+                            Y[row + x, j * block_n + y] = T.cast(c[x, y], operand)
 
     programs = (*map(tile.read, _listing(rows, groups, block_m)), tile.read(gathered_matmul))
     return Recipe(programs, ("X", "W", "labels"), ("Y",))

@@ -1,12 +1,14 @@
 """Parallel: its body once for every point that a thread meets.
 
 Threads go along the fragment that the body stores to, else one that it reads, else row-major. Neighbouring points of a
-thread that access neighbouring addresses do so at once: their loads come before their bodies, their stores after.
+thread that access neighbouring addresses do so at once: their loads come before their bodies, their stores after. So it
+is where all of a body is under one condition that neighbouring points share, as of a tile that reaches over an end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +48,8 @@ def parallel(emitter: Emitter, node: Parallel) -> None:
     anchor = anchor_of(emitter, node)
     place: list[int | None] = list(range(len(node.vars))) if anchor is None else anchor.place
     lane = _lane(emitter, node, anchor)
-    accesses, length = ([], 1) if lane is None else _together(emitter, node, lane)
+    found = _Together([], 1, node.body) if lane is None else _together(emitter, node, lane)
+    length = found.length
     if anchor is None:
         walk: Walk = StridedWalk(node.extents, emitter.threads.count, length, lanes=True)
     else:
@@ -59,19 +62,20 @@ def parallel(emitter: Emitter, node: Parallel) -> None:
         first = [*steps, *[none] * (len(walk.digits) - outer)]
         with emitter.guarded(walk.conditions(thread, first)):
             start = walk.index(thread, first)
-            body = _Body(emitter, node, walk, known, accesses)
+            body = _Body(emitter, node, walk, known, found.accesses)
             body.values = {var: none if d is None else start[d] for var, d in zip(node.vars, place)}
             body.steps = first
-            body.load(length)
-            with walk.steps(outer) as lanes:
-                index = walk.index(thread, [*steps, *lanes])
-                body.values = {var: none if d is None else index[d] for var, d in zip(node.vars, place)}
-                body.steps = [*steps, *lanes]
-                body.lane = sum((step << at for at, step in enumerate(reversed(lanes))), none)
-                body.emit(node.body)
-            body.values = {var: none if d is None else start[d] for var, d in zip(node.vars, place)}
-            body.steps = first
-            body.store(length)
+            with body.where(found.condition):
+                body.load(length)
+                with walk.steps(outer) as lanes:
+                    index = walk.index(thread, [*steps, *lanes])
+                    body.values = {var: none if d is None else index[d] for var, d in zip(node.vars, place)}
+                    body.steps = [*steps, *lanes]
+                    body.lane = sum((step << at for at, step in enumerate(reversed(lanes))), none)
+                    body.emit(found.body)
+                body.values = {var: none if d is None else start[d] for var, d in zip(node.vars, place)}
+                body.steps = first
+                body.store(length)
 
 
 # ---- What threads go along ---------------------------------------------------------------------------------------
@@ -160,9 +164,29 @@ def _lane(emitter: Emitter, node: Parallel, anchor: Anchor | None) -> _Lane | No
     return _Lane(node.vars[anchor.place.index(dimension)], sizes & -sizes)
 
 
-def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> tuple[list[_Access], int]:
-    """The accesses to memory that neighbouring points make at once, and by how many points."""
-    sure = _Unconditional(node.body)
+@dataclass
+class _Together:
+    """The accesses to memory that neighbouring points make at once, by how many points.
+
+    They are of what is left of the node's `body` under a `condition` that is the same for those points, if any.
+    """
+
+    accesses: list[_Access]
+    length: int
+    body: tirx.Stmt
+    condition: Any = None
+
+
+def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> _Together:
+    """What neighbouring points do at once: all that they do, or all that is under the one condition of the body."""
+    whole = node.body
+    if not isinstance(whole, tirx.IfThenElse) or whole.else_case is not None:
+        return _at_once(emitter, node, lane, whole, None)
+    return _at_once(emitter, node, lane, whole.then_case, whole.condition)
+
+
+def _at_once(emitter: Emitter, node: Parallel, lane: _Lane, body: tirx.Stmt, condition: Any) -> _Together:
+    sure = _Unconditional(body)
     stored = [tile for tile, _, stores in node.accesses if stores]
     joins = {tile for tile, _ in node.joins}
     accesses = [
@@ -170,10 +194,10 @@ def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> tuple[list[_Acce
         for tile, indices, stores in sure.accesses(node)
         if isinstance(emitter.storages[tile], Memory) and stored.count(tile) == int(stores) and tile not in joins
     ]
-    best: tuple[list[_Access], int] = ([], 1)
+    best = _Together([], 1, node.body)
     least = float(len(accesses))
     for length in vector_lengths(8):
-        if lane.most % length or length == 1:
+        if lane.most % length or length == 1 or not _is_shared(emitter, condition, lane.var, length):
             continue
         fitting = [
             access
@@ -183,8 +207,21 @@ def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> tuple[list[_Acce
         ]
         instructions = len(accesses) - len(fitting) * (1 - 1 / length)  # a point
         if instructions < least:
-            best, least = (fitting, length), instructions
+            best, least = _Together(fitting, length, body, condition), instructions
     return best
+
+
+def _is_shared(emitter: Emitter, condition: Any, var: tirx.Var, length: int) -> bool:
+    """Whether a condition, if there is one, is the same at `length` points from a multiple of it on."""
+    if condition is None or var not in variables_in(condition):
+        return True
+    if isinstance(condition, ir.prim.And):
+        return all(_is_shared(emitter, part, var, length) for part in (condition.a, condition.b))
+    if not isinstance(condition, ir.prim.LT) or var in variables_in(condition.b):
+        return False
+    first, analyzer = substitute_in(condition.a, {var: tirx.const(0, "int32")}), emitter.analyzer
+    multiples = (bool(analyzer.can_prove(each % length == 0)) for each in (first, condition.b))
+    return bool(analyzer.can_prove_equal(condition.a, first + var)) and all(multiples)
 
 
 class _Unconditional:
@@ -232,6 +269,15 @@ class _Body:
         self.values: dict[tirx.Var, Any] = {}
         self.steps: Sequence[Any] = ()
         self.lane: Any = 0
+
+    @contextlib.contextmanager
+    def where(self, condition: Any) -> Iterator[None]:
+        """What is emitted inside is done where a condition holds, if there is one."""
+        if condition is None:
+            yield
+            return
+        with T.If(self._expression(condition)), T.Then():
+            yield
 
     def load(self, length: int) -> None:
         """Load what neighbouring points read at once, and make room for what they write."""
