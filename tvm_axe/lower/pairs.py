@@ -72,6 +72,10 @@ LONG = 16 << 20
 """Bytes that a device is sent, from which copy engines beside own rows' tiles gather sooner than a kernel does."""
 
 
+SHORT = 6 << 20
+"""Bytes of a copy of rows of which only some columns are, below which most of its time is none of the link's."""
+
+
 @dataclass(frozen=True, eq=False)
 class Pair:
     """What each device does for a region.
@@ -331,6 +335,11 @@ def _sent(
     return tuple(found)
 
 
+def _parts(region: Region, nbytes: int) -> int:
+    """At most how many parts a device's rows of so many bytes are sent in: those whose copies aren't short."""
+    return min(region.chunks, max(1, nbytes // SHORT)) if WAVES else region.chunks
+
+
 def _as_needed(devices: int, parts: int, tiles: int, kernel: Launch) -> list[tuple[int, int]]:
     """In which order parts of the terms of other devices' rows are needed: how far behind the device is, and the part.
 
@@ -369,7 +378,8 @@ def _gathered(region: Region) -> Pair | Sequential:
     tiles = tiles_of(region.target, found, unit=False)
     *lines, columns = region.shardings[source].slab
     rows = math.prod(lines)
-    parts, each = term_parts(k, tiles["block_k"], region.chunks if columns == k else 1)
+    most = _parts(region, dtype_bytes(dtype, rows * columns)) if columns == k else 1
+    parts, each = term_parts(k, tiles["block_k"], most)
     recipe = gather_matmul(devices, m, n, k, dtype, out_dtype, product.transpose_b, parts=parts, **tiles)
     tensors = {"own": source, "B": found.b, "gathered": gathered, "C": out}
     if epilogues:
