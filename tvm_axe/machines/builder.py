@@ -20,6 +20,7 @@ from tvm.target import Target
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import LINKED, WAITS
+from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.registry import backend_of
 
@@ -87,6 +88,8 @@ def build_kernels(functions: IRModule, target: Target, store: Cache | None = Non
         attributes = (callees[0] if callees else function).attrs or {}
         linked = int(attributes[LINKED]) if LINKED in attributes else None
         kind = (False, False) if on_host else ("s_tir" in attributes, WAITS in attributes)
+        if on_host and "s_tir" not in attributes and unknown_extents(function):
+            kind = (True, False)  # beside others LLVM leaves half of such a program's multiply-adds out of vectors
         groups.setdefault((*kind, linked), {})[variable] = function
     first, *others = [
         backend_of(target).build(IRModule(group), target, None if linked else store, overlap=waits).module

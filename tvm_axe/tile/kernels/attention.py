@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.target import Target
 
@@ -78,8 +79,8 @@ def attention(
     batch: int,
     heads: int,
     kv_heads: int,
-    queries: int,
-    keys: int,
+    queries: Any,
+    keys: Any,
     dim: int,
     dtype: str,
     causal: bool = False,
@@ -93,6 +94,7 @@ def attention(
 ) -> Recipe:
     """O = softmax(scale Q K^T) V for every sequence and head, of `dtype`, summed in float32; scale is 1 / sqrt(dim).
 
+    Where queries and keys aren't known they are variables, one if they are alike, and causal asks for that.
     Q and O are (batch, heads, queries, dim), K and V (batch, kv_heads, keys, dim); each of the kv_heads serves
     heads / kv_heads neighbouring ones. Causal: the last query sees all keys, each before it one less. With `logsumexp`,
     L (batch, heads, queries) of float32 is the log of the sum of the scores' exponentials. `order` has a letter for
@@ -105,12 +107,14 @@ def attention(
         what scores can be multiplied by.
     """
     group = group_of(heads, kv_heads)
-    if causal and keys < queries:
+    known = isinstance(queries, int) and isinstance(keys, int)
+    if causal and (keys < queries if known else not keys.same_as(queries)):
         raise TileError(f"attention: causal needs as many keys as queries at least, got {keys} for {queries}")
     q_shape, k_shape, v_shape, o_shape = shapes(batch, heads, kv_heads, queries, keys, dim, order)
     q_first, k_first, v_first, o_first = (letter == "h" for letter in order)
-    factor, shift = LOG2E * scale_of(dim, scale), keys - queries
-    cut = _cut_blocks(queries, keys, block_m, block_n, causal)
+    factor, cut = LOG2E * scale_of(dim, scale), _cut_blocks(queries, keys, block_m, block_n, causal) if known else None
+    rows, stop = (each if isinstance(each, int) else tirx.Cast("int32", each) for each in (queries, keys))
+    shift = stop - rows if known else 0
 
     @T.prim_func
     def attention(
@@ -120,7 +124,7 @@ def attention(
         O: T.Buffer(o_shape, dtype),
         L: T.Buffer((batch, heads, queries), "float32"),
     ) -> None:
-        with tile.kernel(batch, heads, tile.cdiv(queries, block_m)) as (b, h, i):
+        with tile.kernel(batch, heads, tile.cdiv(rows, block_m)) as (b, h, i):
             q = tile.shared((block_m, dim), dtype)
             k = tile.shared((block_n, dim), dtype)
             v = tile.shared((block_n, dim), dtype)
@@ -131,7 +135,7 @@ def attention(
             before = tile.fragment((block_m,), "float32")
             total = tile.fragment((block_m,), "float32")
             row = tile.fragment((block_m,), "float32")
-            seen = T.meta_var(T.min((i + 1) * block_m + shift, keys) if causal else keys)
+            seen = T.meta_var(T.min((i + 1) * block_m + shift, stop) if causal else stop)
             blocks = T.meta_var(tile.cdiv(seen, block_n))
             tile.copy(Q[b, h, i * block_m, 0] if q_first else Q[b, i * block_m : i * block_m + block_m, h, 0:dim], q)
             tile.fill(o, 0)
@@ -144,7 +148,10 @@ def attention(
                 tile.copy(K[b, g, first_key, 0] if k_first else K[b, first_key:stop_key, g, 0:dim], k)
                 tile.copy(V[b, g, first_key, 0] if v_first else V[b, first_key:stop_key, g, 0:dim], v)
                 tile.gemm(q, k, s, transpose_b=True, accumulate=False)
-                if cut > 0:  # noqa: SIM102 (decided here; the next line at run time)
+                if cut is None:  # decided here; the next line at run time
+                    if stop_key > (T.min(stop, i * block_m + 1) if causal else stop):
+                        mask(s, block_m, block_n, first_key, i * block_m + 1, stop, causal)
+                elif cut > 0:  # noqa: SIM102
                     if step < cut:
                         mask(s, block_m, block_n, first_key, i * block_m + shift + 1, keys, causal)
                 soften(s, p, o, top, before, total, row, factor)
@@ -158,8 +165,8 @@ def attention(
 
 
 def shapes(
-    batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, order: str
-) -> list[tuple[int, int, int, int]]:
+    batch: int, heads: int, kv_heads: int, queries: Any, keys: Any, dim: int, order: str
+) -> list[tuple[Any, Any, Any, int]]:
     """The shapes of Q, K, V and O in an order of their heads and tokens, as `attention` takes it.
 
     Raises
