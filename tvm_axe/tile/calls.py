@@ -53,6 +53,11 @@ def called(stmt: Any) -> str | None:
     return name if isinstance(name, str) and name.startswith("axe.") else None
 
 
+def is_nothing(stmt: Any) -> bool:
+    """Whether a statement does nothing: a number is evaluated, as where a branch was left out."""
+    return isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tirx.IntImm)
+
+
 def arguments(stmt: tirx.Evaluate, count: int) -> tuple[list[int], list[tuple[Any, tuple[int, ...]]]]:
     """What `call` was given: `count` numbers, and the first element and the extents of each region.
 

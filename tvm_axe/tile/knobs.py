@@ -43,7 +43,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KNOB
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.tile.calls import called
+from tvm_axe.tile.calls import called, is_nothing
 from tvm_axe.tile.language import GRID
 
 __all__ = ["Knob", "Setting", "check_allowed", "declared", "knob", "require", "settled"]
@@ -202,7 +202,7 @@ def settled(func: tirx.PrimFunc, values: Mapping[str, int]) -> tirx.PrimFunc:
             key: analyzer.simplify(_with_numbers(value, numbers)) if isinstance(value, ir.Expr) else value
             for key, value in loop.annotations.items()
         }
-        if _is_nothing(loop.body) and GRID not in loop.annotations:
+        if is_nothing(loop.body) and GRID not in loop.annotations:
             return nothing
         if any(known[key] is not value for key, value in loop.annotations.items()):
             return tirx.For(
@@ -217,7 +217,7 @@ def settled(func: tirx.PrimFunc, values: Mapping[str, int]) -> tirx.PrimFunc:
         return nothing if taken is None else taken
 
     def joined(seq: tirx.SeqStmt) -> tirx.Stmt:
-        kept = [stmt for stmt in seq.seq if not _is_nothing(stmt)]
+        kept = [stmt for stmt in seq.seq if not is_nothing(stmt)]
         if len(kept) == len(seq.seq):
             return seq
         return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept) if kept else nothing
@@ -266,7 +266,3 @@ def _numbers(variables: Mapping[tirx.Var, Knob], values: Mapping[str, int]) -> d
 
 def _with_numbers(value: Any, numbers: Mapping[tirx.Var, tirx.Expr]) -> Any:
     return _tvm.structural_map(value, (tirx.Var, lambda var: numbers.get(var, var)))
-
-
-def _is_nothing(stmt: tirx.Stmt) -> bool:
-    return isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tirx.IntImm)

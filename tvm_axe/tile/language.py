@@ -21,8 +21,8 @@ product of 256 x 256 by 256 x 128:
 ...         tile.copy(c, C[m * 128, n * 128])
 
 A ``with`` opens what runs at once and in no order (`kernel`, `parallel`), a ``for`` what runs in order (`pipelined`,
-``range``). The function stays an ordinary one: it prints as TVMScript, with upstream's tile primitives, and parses
-back.
+``range``), a ``while`` what runs as long as a condition on scalars holds; ``break`` ends them (`tvm_axe.tile.ending`).
+The function stays an ordinary one: it prints as TVMScript, with upstream's tile primitives, and parses back.
 
 In a `copy`, ``A[m * 128, k * 64]`` names the tile that starts there, of the other side's shape; a slice names it in
 full. A tile may reach over the end of a tensor in global memory: what lies outside reads as zero and is not written.

@@ -17,6 +17,7 @@ from tvm_axe.tile.arithmetic import plain
 from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.ending import UNTIL, structured
 from tvm_axe.tile.flags import ADD, LOADS, ORDERED, RESET, SIGNAL, WAIT
 from tvm_axe.tile.knobs import Setting, declared, settled
 from tvm_axe.tile.language import DEVICE, DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES, check_options
@@ -70,7 +71,7 @@ class Reader:
             tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh_tensor(param))
             self.known[param] = tile
             params.append(tile)
-        kernel = plain(self.func.body)
+        kernel = structured(plain(self.func.body))
         grid, options, stmt = self._kernel(kernel)
         device = kernel.annotations.get(DEVICE, None)
         check_device(device, params, scalars)
@@ -100,6 +101,8 @@ class Reader:
             return tuple(node for inner in stmt.seq for node in self._nodes(inner))
         if isinstance(stmt, tirx.AllocBuffer):
             self._allocate(stmt)
+            return ()
+        if calls.is_nothing(stmt):
             return ()
         return (self._node(stmt),)
 
@@ -132,8 +135,9 @@ class Reader:
         if GRID in stmt.annotations:
             raise TileError("kernel: a kernel inside a kernel")
         stages = stmt.annotations.get(STAGES, None)
-        body = self._nodes(stmt.body)
-        return Loop(stmt.loop_var, stmt.min, constant(stmt.extent), None if stages is None else int(stages), body)
+        body, until = self._nodes(stmt.body), stmt.annotations.get(UNTIL, None)
+        ahead = None if stages is None else int(stages)
+        return Loop(stmt.loop_var, stmt.min, constant(stmt.extent), ahead, body, until)
 
     def _if(self, stmt: tirx.IfThenElse) -> Node:
         otherwise = () if stmt.else_case is None else self._nodes(stmt.else_case)
