@@ -21,6 +21,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
 import tvm_axe as axe
+from tvm_axe import tile
 from tvm_axe.machines import resolve_target
 from tvm_axe.pipeline import build
 from tvm_axe.records import apply_best, split_packing
@@ -177,6 +178,39 @@ machine = relax.VirtualMachine(packing.vm, tvm.cpu())
 packed = machine["forward_transform_params"]([tvm.runtime.tensor(array) for array in weights[1:]])
 out = machine["forward"](tvm.runtime.tensor(weights[0]), *packed).numpy()
 check(out, np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)
+
+# %%
+# 5. A tile program of one's own
+# ------------------------------
+#
+# Its author says which numbers are worth trying, and which of them go together. Results are compared with those of the
+# program as it is without a search, with the first value of each knob.
+
+
+@T.prim_func
+def linear(A: T.Buffer((96, 192), "float32"), W: T.Buffer((192, 160), "float32"), out: T.Buffer((96, 160), "float32")):
+    rows, columns = tile.knob("rows", (16, 32, 96)), tile.knob("columns", (32, 160))
+    depth = tile.knob("depth", (64, 192))
+    tile.require(rows * columns <= 8192)
+    with tile.kernel(tile.cdiv(96, rows), tile.cdiv(160, columns)) as (i, j):
+        x = tile.shared((rows, depth), "float32")
+        w = tile.shared((depth, columns), "float32")
+        y = tile.fragment((rows, columns), "float32")
+        tile.fill(y, 0)
+        for k in tile.pipelined(tile.cdiv(192, depth)):
+            tile.copy(A[i * rows, k * depth], x)
+            tile.copy(W[k * depth, j * columns], w)
+            tile.gemm(x, w, y)
+        tile.copy(y, out[i * rows, j * columns])
+
+
+(task,) = axe.tune(linear, target=target, trials=8, work_dir=work_dir, seed=0, progress=False).tasks
+print(f"{task.name}: {task.before_ms:.3f} ms untuned, {task.best_ms:.3f} ms by its knobs, {task.trials} trials")
+kernel = tile.compile(linear, target, work_dir=work_dir)
+print(*kernel.explain().splitlines()[:4], sep="\n")
+y = np.empty((96, 160), "float32")
+kernel(arrays[0][:96].copy(), arrays[1], y)
+check(y, a[:96] @ w)
 
 # %%
 # A program on a mesh is tuned the same way, `axe.tune(func, mesh=mesh)`: how it is shared, communicates and

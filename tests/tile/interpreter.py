@@ -235,6 +235,8 @@ class _Block:
         for step in range(self._scalar(loop.extent)):
             self.values[loop.var] = np.asarray(start + step)
             yield from self.run(loop.body)
+            if loop.until is not None and self._scalar(loop.until):
+                break
 
     def _let(self, let: Let) -> None:
         self.values[let.var] = self._value(let.value)

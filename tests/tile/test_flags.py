@@ -129,7 +129,7 @@ def test_flags_refused(word):
         ("large", f"{word}: value is an int32, got 2147483648"),
         ("many", f"{word}: 2048 flags; valid are 1 to 1024"),
         ("tensor", f"{word}: flags are an element or a slice of a tensor, got Var"),
-        ("extent", "a tile has constant extents"),
+        ("extent", f"{word}: flags have constant extents"),
         ("read", "touches global flags.*, which is ordered by nothing; valid is a tensor of flags that"),
         ("stored", "`parallel 4 into flags` touches global flags"),
         ("parallel", f"parallel: {word} in its body; valid is a {word} before or behind it, by the whole block"),

@@ -44,7 +44,14 @@ from tvm_axe._tvm.rpc import (
     rpc_serve,
     rpc_tracker,
 )
-from tvm_axe._tvm.structural import constant_bytes, content, is_plain_context, load_json, structural_map
+from tvm_axe._tvm.structural import (
+    constant_bytes,
+    content,
+    is_plain_context,
+    load_json,
+    structural_map,
+    without_places,
+)
 from tvm_axe._tvm.targets import cpu_features, host_triple, is_valid_cpu, system_cpu
 from tvm_axe._tvm.tensorir import (
     block_realize,
@@ -145,5 +152,6 @@ __all__ = [
     "widened",
     "with_kernels_built",
     "with_name",
+    "without_places",
     "workload_hash",
 ]

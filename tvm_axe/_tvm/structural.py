@@ -55,6 +55,11 @@ def content(value: Any) -> str:
     return _PLACE.sub("{}", str(ir.save_json(value)))
 
 
+def without_places(value: Any) -> Any:
+    """An IRModule or a function without the places in files where it was written: what `content` is of."""
+    return load_json(_PLACE.sub('{"type":"None"}', str(ir.save_json(value))))
+
+
 def load_json(text: str) -> Any:
     """What ``tvm.ir.save_json`` of this very version wrote: `tvm.ir.load_json` without its rewriting of older texts.
 

@@ -26,6 +26,9 @@ key                  where            value
 ``axe.kernel``       the function     the kernel of `tvm_axe.tile.kernels` that computes all of it, on its
                                       parameters in their order
 ``axe.kernel.NAME``  the function     what the kernel is asked for: an int, a string, a bool or a float
+``axe.program``      the function     the tile program that it stands for, as JSON
+                                      (`tvm_axe.tile.tunable`)
+``axe.knob.NAME``    a block          what the knob NAME of the tile program is, an int
 ``axe.waits``        the function     its GPU kernels wait for what was launched before them, and so may be
                                       launched while that still runs
 ``axe.aligned.NAME`` the function     bytes, of which a GPU's kernels take the address of the parameter NAME
@@ -58,6 +61,8 @@ INSERTED = "axe.inserted"
 LAYOUTS = "axe.layouts"
 TILE = "axe.tile"
 KERNEL = "axe.kernel"
+PROGRAM = "axe.program"
+KNOB = "axe.knob"
 WAITS = "axe.waits"
 LINKED = "axe.linked"
 ALIGNED = "axe.aligned"

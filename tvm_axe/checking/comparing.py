@@ -21,6 +21,10 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_axe.tile.kernels.kernel import ROUNDING, TOLERANCE
+from tvm_axe.tile.nodes import Gemm, Loop, Node, Reduce, Scan
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
+from tvm_axe.tile.tunable import program_of
 
 __all__ = ["difference", "first_wrong", "is_float", "random_array", "relative_error", "same_bytes", "summing_slack"]
 
@@ -51,6 +55,9 @@ def random_array(
 
 def summing_slack(func: tirx.PrimFunc) -> float:
     """How far another order of summing may take a function's results, relative to their norm."""
+    program = program_of(func)
+    if program is not None:
+        return _slack_of_tiles(read(program))
     found = [0.0]
 
     def visit(block: s_tir.SBlock) -> None:
@@ -61,6 +68,27 @@ def summing_slack(func: tirx.PrimFunc) -> float:
             found.append(2 * unit * sqrt(terms))
 
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, visit))
+    return max(found)
+
+
+def _slack_of_tiles(program: TileProgram) -> float:
+    """The same of a tile program: each of its sums has the terms of a tile, as often as the loops around it run."""
+    analyzer, found = program.analyzer(), [0.0]
+
+    def visit(body: tuple[Node, ...], times: int) -> None:
+        for node in body:
+            inner = times
+            if isinstance(node, Loop):
+                most = analyzer.const_int_bound(tirx.const(0, "int32") + node.extent).max_value
+                inner = times * int(most) if 0 < int(most) < 1 << 31 else times
+            elif isinstance(node, Gemm | Reduce | Scan):
+                terms = node.shape[2] if isinstance(node, Gemm) else node.src.extents[node.axis]
+                unit = ROUNDING.get(node.writes[0].dtype, 0.0)
+                found.append(2 * unit * sqrt(times * terms))
+            for other in node.bodies:
+                visit(other, inner)
+
+    visit(program.body, 1)
     return max(found)
 
 

@@ -16,6 +16,8 @@ from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.analysis.parameters import Param, parameters
 from tvm_axe.checking.comparing import is_float
 from tvm_axe.tile.kernels.check import poison
+from tvm_axe.tile.knobs import settled
+from tvm_axe.tile.tunable import program_of
 
 __all__ = ["Indices", "distinct_values", "index_values", "indices_of", "other_data", "padding", "small_integers"]
 
@@ -38,7 +40,9 @@ class Indices:
 
 
 def indices_of(func: tirx.PrimFunc) -> Indices:
-    """Find the parameters of a function that index others, and what each may be."""
+    """Find the parameters of a function, or of the tile program that it stands for, that index others."""
+    written = program_of(func)
+    func = func if written is None else settled(written, {})
     params = {param.name: param for param in func.params}
     integers = [name for name, param in params.items() if str(param.dtype).startswith(("int", "uint"))]
     most: dict[str, int] = {}
@@ -62,6 +66,11 @@ def indices_of(func: tirx.PrimFunc) -> Indices:
                 else:
                     computed.append(largest)
 
+    def on_primitive(call: tirx.TilePrimitiveCall) -> None:
+        for region in call.args:
+            if isinstance(region, ir.TensorRegion):
+                on_access(region.source, [part.min for part in region.region])
+
     tvm_ffi.structural_walk(
         func.body,
         [
@@ -69,6 +78,7 @@ def indices_of(func: tirx.PrimFunc) -> Indices:
             (s_tir.SBlock, on_block),
             (ir.TensorLoad, lambda load: on_access(load.source, list(load.indices))),
             (tirx.BufferStore, lambda store: on_access(store.buffer, list(store.indices))),
+            (tirx.TilePrimitiveCall, on_primitive),
         ],
         order="pre",
     )

@@ -22,13 +22,30 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", default="llvm", help="llvm, cuda, cuda:sm_80 and the like, or JSON (default: %(default)s)"
     )
+    parser.add_argument(
+        "--knob",
+        action="append",
+        type=_setting,
+        metavar="NAME=VALUE",
+        help="what a knob is; once for each",
+    )
+
+
+def _setting(text: str) -> tuple[str, int]:
+    """``bm=128`` as a name and a number."""
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a knob and its value, such as bm=128") from None
 
 
 def _explain(args: argparse.Namespace) -> None:
     """`tvm-axe tile explain`"""
     from tvm_axe.tile.lowering import plan
+    from tvm_axe.tile.reading import read
 
-    decided = plan(_program(args.program), args.target)
+    decided = plan(read(_program(args.program), dict(args.knob or ())), args.target)
     print(f"{decided.program}\n")
     print(decided.explain())
 

@@ -17,12 +17,12 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from tvm_axe import _tvm
-from tvm_axe.analysis.annotations import KERNEL, WAITS
+from tvm_axe.analysis.annotations import KERNEL, PROGRAM, WAITS
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import is_pointwise
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
-from tvm_axe.errors import LowerError, ScheduleError, TileError
+from tvm_axe.errors import InputError, LowerError, ScheduleError, TileError
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.builder import called_by
 from tvm_axe.schedule import TILE, tile_kernel
@@ -34,6 +34,8 @@ from tvm_axe.tile.backend import TileBackend, tile_backend_of
 from tvm_axe.tile.epilogue import Epilogue, with_epilogue
 from tvm_axe.tile.kernels import KERNELS, Recipe, compiles
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
+from tvm_axe.tile.tunable import knobs_in, program_of
 
 
 def with_default_kernels(mod: tvm.IRModule, target: Target, tuned: Collection[str] = ()) -> tvm.IRModule:
@@ -111,7 +113,8 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     rewritten = {
         variable: _Rewriter(func, str(variable.name_hint), target).rewritten()
         for variable, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and (KERNEL in (func.attrs or {}) or has_choice(func))
+        if isinstance(func, tirx.PrimFunc)
+        and (KERNEL in (func.attrs or {}) or PROGRAM in (func.attrs or {}) or has_choice(func))
     }
     if not rewritten:
         return mod
@@ -160,7 +163,9 @@ class _Rewriter:
 
     def rewritten(self) -> tirx.PrimFunc:
         """The function with kernels for its annotated nests."""
-        if KERNEL in self.attrs:
+        if PROGRAM in self.attrs:
+            done = self._program()
+        elif KERNEL in self.attrs:
             done = self._whole()
         else:
             nests = statements(self.root.body)
@@ -184,6 +189,19 @@ class _Rewriter:
             return s_tir.renew_defs(func.with_attrs(self.attrs))
         attrs = {**self.attrs, WAITS: True} if self.overlaps else self.attrs
         return _laid_out(self.func, body, attrs, buffers)
+
+    def _program(self) -> list[tirx.Stmt]:
+        """The tile program that the function stands for, with its knobs as annotated."""
+        func = program_of(self.func)
+        assert func is not None
+        del self.attrs[PROGRAM]
+        try:
+            program = read(func, knobs_in(self.func))
+            names = tuple(tile.name for tile in program.params)
+            recipe = Recipe((program,), names, ())
+            return self._recipe(recipe, dict(zip(names, self.func.params, strict=True)), {}, program.name)
+        except (InputError, ScheduleError, TileError) as error:
+            raise LowerError(f"{self.name}: {error}") from error
 
     def _whole(self) -> list[tirx.Stmt]:
         """The kernel that computes all of the function."""

@@ -56,9 +56,10 @@ def tune(
     Parameters
     ----------
     program
-        A function; a module whose every schedulable function is tuned: one with blocks, whose parameters are buffers; a
-        Relax model, whose operators become kernels first; or a program on a mesh, that is a
-        schedule, or a function with `mesh`.
+        A function; a tile program, whose knobs are tuned (`tvm_axe.tile.knobs`) and which `tvm_axe.tile.compile` then
+        finds; a module whose every schedulable function is tuned: one with blocks, whose parameters are buffers; a
+        Relax model, whose operators become kernels first; or a program on a mesh, that is a schedule, or a function
+        with `mesh`.
     mesh
         For a function on a mesh, whose schedule there is searched for too: `tvm_axe.meta.mesh.tune_program` says how.
     target

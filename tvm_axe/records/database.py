@@ -27,6 +27,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.annotations import PROGRAM
 from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import TuneError
 from tvm_axe.records.checks import Checks, note_checked
@@ -181,7 +182,8 @@ def normalize(func: tirx.PrimFunc) -> IRModule:
     """The function as a workload: alone in a module, called ``main``, without what its attributes say of its use.
 
     The structural hash already ignores the names of blocks, loops and buffers, so the same computation is the same
-    workload whatever it is called and whatever module it stands in. Which parameters may be stored in another layout
+    workload whatever it is called and whatever module it stands in; a tile program that it stands for is what it
+    computes. Which parameters may be stored in another layout
     does count, as their packing isn't timed; that it is none of them says no more than to leave the attribute out.
 
     Raises
@@ -193,6 +195,8 @@ def normalize(func: tirx.PrimFunc) -> IRModule:
     free = layout_free(func)
     if free:
         attrs[LAYOUT_FREE] = list(free)
+    if func.attrs and PROGRAM in func.attrs:
+        attrs[PROGRAM] = func.attrs[PROGRAM]
     return IRModule({"main": with_only_attrs(func, attrs)})
 
 

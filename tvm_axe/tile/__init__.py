@@ -7,6 +7,7 @@ callable; `lower`, `plan` and `explain` are the steps on the way.
 from tvm_axe.tile.atomics import atomic_add, atomic_max, atomic_min
 from tvm_axe.tile.build import TileExecutable, compile, compile_all
 from tvm_axe.tile.flags import signal, wait
+from tvm_axe.tile.knobs import knob, require
 from tvm_axe.tile.language import (
     cast,
     cdiv,
@@ -47,6 +48,7 @@ __all__ = [
     "fragment",
     "gemm",
     "kernel",
+    "knob",
     "local",
     "lower",
     "max",
@@ -57,6 +59,7 @@ __all__ = [
     "plan",
     "random",
     "read",
+    "require",
     "shared",
     "signal",
     "sort",

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm.target import Target
 
+from tvm_axe.defaults import WORK_DIR
 from tvm_axe.errors import InputError, TileError
 from tvm_axe.machines import Built, backend_of, cache, resolve_target
+from tvm_axe.machines.builder import builder_named
 from tvm_axe.machines.timing import timed
 from tvm_axe.notebook import preformatted
 from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
+from tvm_axe.tile.knobs import declared
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
+
+_RECORDS = "tvm_axe.records.knobs:recorded_knobs"
+"""The name of what knows records, which lie above tile programs."""
 
 
 class TileExecutable:
@@ -101,6 +109,11 @@ class TileExecutable:
         """The CUDA source of the kernel, or its LLVM code."""
         return str(self._built.module.inspect_source("ll")) if self._built.source is None else self._built.source
 
+    @property
+    def knobs(self) -> dict[str, int]:
+        """What the program's knobs are (`tvm_axe.tile.knobs`), by name; `explain` says why."""
+        return {setting.knob.name: setting.value for setting in self._plan.program.knobs}
+
     def explain(self) -> str:
         """Every decision about the program on its target, a line each, with its reason."""
         return self._plan.explain()
@@ -118,6 +131,9 @@ def compile(
     program: tirx.PrimFunc | TileProgram,
     target: str | Mapping[str, Any] | Target = "llvm",
     store: cache.Cache | None = None,
+    *,
+    knobs: Mapping[str, int] | None = None,
+    work_dir: str | Path | None = WORK_DIR,
 ) -> TileExecutable:
     """Compile a tile program.
 
@@ -130,13 +146,44 @@ def compile(
         for Hopper where there is none.
     store : Cache, optional
         Where compiled code is kept, instead of the user's cache folder.
+    knobs : mapping from str to int, optional
+        What the program's knobs are (`tvm_axe.tile.knobs`); those that are left out have their defaults then.
+    work_dir : path, optional
+        Where records of `tvm_axe.tune` lie. Without `knobs`, a program with knobs has those of its fastest record for
+        the target, or its defaults if there is none; None leaves all untuned.
 
     Raises
     ------
+    InputError
+        There is no such knob or value, or the program doesn't allow them together.
     TileError
         The program is malformed, the target cannot run it, or there is no compiler for CUDA source.
     """
+    if isinstance(program, tirx.PrimFunc) and declared(program):
+        program = _chosen(program, _resolved(target), knobs, work_dir)
+    elif knobs:
+        name = program.name if isinstance(program, TileProgram) else program.attrs["global_symbol"]
+        why = "it was read, which is where they are set" if isinstance(program, TileProgram) else "it declares none"
+        raise InputError(f"{name}: no knobs can be set, {', '.join(knobs)} neither: {why}")
     return compile_all([program], target, store)[0]
+
+
+def _chosen(
+    program: tirx.PrimFunc, target: Target, knobs: Mapping[str, int] | None, work_dir: str | Path | None
+) -> TileProgram:
+    """A program with its knobs as they are given, recorded, or by default."""
+    if knobs is not None or work_dir is None:
+        return read(program, knobs)
+    found = builder_named(_RECORDS)(program, target, work_dir)
+    if found is None:
+        return read(program)
+    values, seconds = found
+    own = {knob.name: values.get(knob.name, knob.default) for knob in declared(program)}
+    return read(program, own, f"the fastest recorded, {1e3 * seconds:.3g} ms")
+
+
+def _resolved(target: str | Mapping[str, Any] | Target) -> Target:
+    return resolve_target(target if isinstance(target, str | Target) else dict(target))
 
 
 def compile_all(
@@ -146,12 +193,14 @@ def compile_all(
 ) -> list[TileExecutable]:
     """Compile tile programs together: one compilation for the GPU instead of one each.
 
+    Knobs are as a program was read with, or as their defaults have them.
+
     Raises
     ------
     TileError
         As `compile`, or two of them have one name.
     """
-    resolved = resolve_target(target if isinstance(target, str | Target) else dict(target))
+    resolved = _resolved(target)
     plans = [lowering.plan(program, resolved) for program in programs]
     names = [decided.program.name for decided in plans]
     if len(set(names)) < len(names):

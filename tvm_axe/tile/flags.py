@@ -93,6 +93,8 @@ def _on_flags(word: str, flags: Any, value: Any, mode: int) -> Any:
     if found is None:
         raise TileError(f"{word}: flags are an element or a slice of a tensor, got {type(flags).__name__}")
     first, extents = found
+    if not all(isinstance(extent, int) for extent in extents):
+        raise TileError(f"{word}: flags have constant extents, got {[str(extent) for extent in extents]}")
     if not 1 <= math.prod(extents) <= MOST_FLAGS:
         raise TileError(f"{word}: {math.prod(extents)} flags; valid are 1 to {MOST_FLAGS}")
     if isinstance(value, int):

@@ -21,8 +21,8 @@ product of 256 x 256 by 256 x 128:
 ...         tile.copy(c, C[m * 128, n * 128])
 
 A ``with`` opens what runs at once and in no order (`kernel`, `parallel`), a ``for`` what runs in order (`pipelined`,
-``range``). The function stays an ordinary one: it prints as TVMScript, with upstream's tile primitives, and parses
-back.
+``range``), a ``while`` what runs as long as a condition on scalars holds; ``break`` ends them (`tvm_axe.tile.ending`).
+The function stays an ordinary one: it prints as TVMScript, with upstream's tile primitives, and parses back.
 
 In a `copy`, ``A[m * 128, k * 64]`` names the tile that starts there, of the other side's shape; a slice names it in
 full. A tile may reach over the end of a tensor in global memory: what lies outside reads as zero and is not written.
@@ -53,6 +53,8 @@ Blocks that add to one element, or keep the largest there, do so in no order: `t
 row, by `argmax`, `argmin`, `sort` and `top_k`, and sums up to each element, `cumsum`: `tvm_axe.tile.order`.
 Random numbers of counters: `tvm_axe.tile.philox`.
 
+Numbers that are to be tried out, such as the extents of tiles, are left open by `tvm_axe.tile.knobs`.
+
 Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.
 
 Source: TileLang (arXiv:2504.17577), section 3, for the level; the representation is TIRx's.
@@ -61,10 +63,10 @@ Source: TileLang (arXiv:2504.17577), section 3, for the level; the representatio
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.script import tirx as T
 from tvm.script.tirx import tile as primitives
 
@@ -99,9 +101,9 @@ OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "epi
 @contextlib.contextmanager
 def kernel(
     *grid: int | tirx.Expr,
-    threads: int | None = None,
-    persistent: bool | None = None,
-    swizzle: int | None = None,
+    threads: int | tirx.Expr | None = None,
+    persistent: bool | tirx.Expr | None = None,
+    swizzle: int | tirx.Expr | None = None,
     cluster: Sequence[int] | None = None,
     roles: str | None = None,
     order: str | None = None,
@@ -150,16 +152,14 @@ def kernel(
         raise TileError(f"kernel: order is 'given' or left out, got {order!r}")
     values = (threads, persistent, swizzle, cluster, roles, order)
     options: dict[str, Any] = {f"axe.{name}": value for name, value in zip(OPTIONS, values) if value is not None}
-    for name in ("threads", "swizzle"):
-        if options.get(f"axe.{name}", 1) < 1:
-            raise TileError(f"kernel: {name} must be positive, got {options[f'axe.{name}']}")
+    check_options(options)
     if epilogue_tile is not None:
         if len(epilogue_tile) != 2 or any(extent < 1 for extent in epilogue_tile):
             raise TileError(
                 f"kernel: epilogue_tile has two positive extents, rows and columns of a piece, got {epilogue_tile}"
             )
         options["axe.epilogue_tile"] = [int(extent) for extent in epilogue_tile]
-    if persistent is not None:
+    if isinstance(persistent, bool):  # as upstream's annotations have it
         options["axe.persistent"] = int(persistent)
     if cluster is not None:
         if len(cluster) != len(grid) or any(extent < 1 for extent in cluster):
@@ -178,7 +178,7 @@ def kernel(
 
 
 @contextlib.contextmanager
-def parallel(*extents: int, distinct: bool = False) -> Iterator[Any]:
+def parallel(*extents: Any, distinct: bool = False) -> Iterator[Any]:
     """Run the body once for every point of `extents`, in no order; yields the point's coordinates.
 
     The body stores elements: ``c[i, j] = T.max(c[i, j] + bias[j], 0)``. It may read and write tiles and tensors in
@@ -209,35 +209,37 @@ def parallel(*extents: int, distinct: bool = False) -> Iterator[Any]:
         yield tuple(points) if len(points) > 1 else points[0]
 
 
-def pipelined(start: Any, stop: Any = None, *, stages: int | None = None) -> Any:
+def pipelined(start: Any, stop: Any = None, *, stages: Any = None) -> Any:
     """A loop, in order, whose loads run up to ``stages - 1`` iterations ahead; without `stages` inferred.
+
+    A knob's value 0 leaves it to be inferred, too.
 
     Raises
     ------
     TileError
         `stages` is less than 1.
     """
-    if stages is not None and stages < 1:
+    if isinstance(stages, int) and stages < 1:
         raise TileError(f"pipelined: stages must be at least 1, got {stages}")
-    return T.serial(start, stop, annotations={STAGES: stages or 0})
+    return T.serial(start, stop, annotations={STAGES: 0 if stages is None else stages})
 
 
-def shared(shape: Sequence[int], dtype: str, *, layout: Layout | ComposeLayout | None = None) -> tirx.Buffer:
+def shared(shape: Sequence[Any], dtype: str, *, layout: Layout | ComposeLayout | None = None) -> tirx.Buffer:
     """A tile that all threads of a block see: shared memory on a GPU, a buffer in the core's cache on a CPU."""
     return _allocate(shape, dtype, "shared", layout)
 
 
-def fragment(shape: Sequence[int], dtype: str, *, layout: Layout | None = None) -> tirx.Buffer:
+def fragment(shape: Sequence[Any], dtype: str, *, layout: Layout | None = None) -> tirx.Buffer:
     """A tile spread over the registers of a block's threads, as `layout` or the inferred one says."""
     return _allocate(shape, dtype, FRAGMENT, layout)
 
 
-def local(shape: Sequence[int], dtype: str) -> tirx.Buffer:
+def local(shape: Sequence[Any], dtype: str) -> tirx.Buffer:
     """A small tile of which every thread holds all, such as a running length."""
     return _allocate(shape, dtype, "local", None)
 
 
-def _allocate(shape: Sequence[int], dtype: str, scope: str, layout: Layout | ComposeLayout | None) -> tirx.Buffer:
+def _allocate(shape: Sequence[Any], dtype: str, scope: str, layout: Layout | ComposeLayout | None) -> tirx.Buffer:
     annotations = {} if layout is None else {LAYOUT: str(layout)}
     return T.alloc_buffer(tuple(shape), dtype, scope=scope, annotations=annotations)
 
@@ -328,27 +330,38 @@ def min(src: Any, dst: Any, axis: int = -1, *, accumulate: bool = False) -> Any:
     return primitives.min(dst, src, axis, accumulate)
 
 
-def cdiv(a: Any, b: int) -> Any:
+def cdiv(a: Any, b: Any) -> Any:
     """The quotient rounded up: how many tiles of `b` cover `a`."""
-    return -(-a // b) if isinstance(a, int) else (a + (b - 1)) // b
+    return -(-a // b) if isinstance(a, int) and isinstance(b, int) else (a + (b - 1)) // b
 
 
 def _buffer(tile: Any) -> tirx.Buffer:
     return tile.source if isinstance(tile, (ir.TensorRegion, ir.TensorLoad)) else tile
 
 
-def constant_shape(tile: Any) -> tuple[int, ...]:
-    """The extents of a buffer or a region of one.
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of a kernel, by annotation, that no kernel can have; knobs are checked once they are numbers.
 
     Raises
     ------
     TileError
-        They are no constants.
+        One isn't positive.
     """
+    for name in ("threads", "swizzle"):
+        value = options.get(f"axe.{name}", 1)
+        if isinstance(value, int) and value < 1:
+            raise TileError(f"kernel: {name} must be positive, got {value}")
+
+
+def is_one(extent: Any) -> bool:
+    """Whether an extent is 1 whatever knobs are."""
+    return isinstance(extent, int) and extent == 1
+
+
+def shape_of(tile: Any) -> tuple[Any, ...]:
+    """The extents of a buffer or a region of one, integers where they are known before knobs are."""
     extents = [r.extent for r in tile.region] if isinstance(tile, ir.TensorRegion) else tile.shape
-    if not all(isinstance(extent, (int, tirx.IntImm)) for extent in extents):
-        raise TileError(f"a tile has constant extents, got {[str(extent) for extent in extents]}")
-    return tuple(int(extent) for extent in extents)
+    return tuple(int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in extents)
 
 
 def _sides(word: str, src: Any, dst: Any) -> tuple[Any, Any]:
@@ -357,20 +370,19 @@ def _sides(word: str, src: Any, dst: Any) -> tuple[Any, Any]:
     if all(elements):
         raise TileError(f"{word}: both sides are elements; write one as a slice, or store in `parallel`")
     if elements[0]:
-        src = _region_at(word, src, constant_shape(dst))
+        src = _region_at(word, src, shape_of(dst))
     if elements[1]:
-        dst = _region_at(word, dst, constant_shape(src))
-    shapes = [tuple(extent for extent in constant_shape(side) if extent != 1) for side in (src, dst)]
-    if shapes[0] != shapes[1]:
-        raise TileError(
-            f"{word}: src has shape {constant_shape(src)}, dst {constant_shape(dst)}; they must be equal up to ones"
-        )
+        dst = _region_at(word, dst, shape_of(src))
+    shapes = [tuple(extent for extent in shape_of(side) if not is_one(extent)) for side in (src, dst)]
+    analyzer = sym.Analyzer()
+    if len(shapes[0]) != len(shapes[1]) or not all(analyzer.can_prove_equal(a, b) for a, b in zip(*shapes)):
+        raise TileError(f"{word}: src has shape {shape_of(src)}, dst {shape_of(dst)}; they must be equal up to ones")
     return src, dst
 
 
-def _region_at(word: str, element: ir.TensorLoad, shape: tuple[int, ...]) -> tirx.BufferRegion:
+def _region_at(word: str, element: ir.TensorLoad, shape: tuple[Any, ...]) -> tirx.BufferRegion:
     starts = list(element.indices)
-    while len(shape) > len(starts) and shape[0] == 1:
+    while len(shape) > len(starts) and is_one(shape[0]):
         shape = shape[1:]
     if len(shape) > len(starts):
         raise TileError(f"{word}: a tile of shape {shape} can't start in a tensor of {len(starts)} dimensions")

@@ -18,7 +18,7 @@ def plan(program: tirx.PrimFunc | TileProgram, target: str | Target) -> Plan:
     Parameters
     ----------
     program : PrimFunc or TileProgram
-        A tile program, as written or as read.
+        A tile program, as written or as read; knobs of one as written have their defaults.
     target : str or Target
         As `tvm_axe.machines.target.resolve_target` takes it, such as ``"llvm"`` or ``"cuda:sm_80"``.
 

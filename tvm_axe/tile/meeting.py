@@ -163,6 +163,8 @@ class _Walk:
                 holds = self.known(node.condition, values)
                 yield from self.events(node.then if holds else node.otherwise, values, device, where)
             elif isinstance(node, Loop):
+                if node.until is not None:
+                    raise _Unknown
                 start = self.known(node.start, values)
                 for step in range(self.known(node.extent, values)):
                     values[node.var] = np.asarray(start + step)

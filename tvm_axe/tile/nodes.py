@@ -28,6 +28,7 @@ from typing import Any
 
 from tvm import sym, tirx
 
+from tvm_axe.tile.ending import ENDLESS
 from tvm_axe.tile.regions import Region, Tile, constant
 
 
@@ -370,6 +371,9 @@ class Loop(Statement):
         to be inferred.
     body : tuple of Node
         What an iteration does, in order.
+    until : Expr or None
+        What is asked behind each iteration, of local tiles alone: where it holds, no other iteration follows
+        (`tvm_axe.tile.ending`). None of a loop that runs to its end.
     """
 
     var: tirx.Var
@@ -377,6 +381,7 @@ class Loop(Statement):
     extent: tirx.Expr
     stages: int | None
     body: tuple[Node, ...]
+    until: tirx.Expr | None = None
 
     @cached_property
     def reads(self) -> tuple[Tile, ...]:
@@ -387,19 +392,27 @@ class Loop(Statement):
         return _union(self.body, "writes")
 
     @property
+    def is_endless(self) -> bool:
+        """Whether it is a ``while``, whose iterations nobody counts; `until` doesn't hold before the first."""
+        return self.until is not None and isinstance(self.extent, int) and self.extent == ENDLESS
+
+    @property
     def operands(self) -> tuple[Any, ...]:
-        return (self.start, self.extent)
+        return (self.start, self.extent, *(() if self.until is None else (self.until,)))
 
     @property
     def bodies(self) -> tuple[tuple[Node, ...], ...]:
         return (self.body,)
 
     def __str__(self) -> str:
+        if self.until is not None and self.is_endless:
+            return f"while {sym.Analyzer().simplify(tirx.Not(self.until))}"
+        ending = "" if self.until is None else f" until {self.until}"
         start, stop = constant(self.start), sym.Analyzer().simplify(self.start + self.extent)
         span = f"{stop}" if isinstance(start, int) and start == 0 else f"{start}, {stop}"
         if self.stages is None:
-            return f"for {self.var.name} in range({span})"
-        return f"for {self.var.name} in pipelined({span}{f', stages={self.stages}' if self.stages else ''})"
+            return f"for {self.var.name} in range({span}){ending}"
+        return f"for {self.var.name} in pipelined({span}{f', stages={self.stages}' if self.stages else ''}){ending}"
 
 
 @dataclass(frozen=True, eq=False)

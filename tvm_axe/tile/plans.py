@@ -91,8 +91,10 @@ class Plan:
         return None
 
     def explain(self) -> str:
-        """Every decision, a line each, with its reason; those about the kernel first."""
-        lines: list[str] = []
+        """What the knobs are and every decision, a line each, with its reason; those about the kernel first."""
+        lines: list[str] = ["knobs"] if self.program.knobs else []
+        for setting in self.program.knobs:
+            lines.append(f"    {setting}  ({setting.reason}; {setting.knob})")
         for group in GROUPS:
             found = [f"    {decision}" for decision in self.decisions if decision.group == group]
             lines += [group, *found] if found else []

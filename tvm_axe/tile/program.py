@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tvm import ir, sym, tirx
 
 from tvm_axe.notebook import preformatted
+from tvm_axe.tile.knobs import Setting
 from tvm_axe.tile.nodes import Loop, Node
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.walking import walk
@@ -23,7 +24,7 @@ class TileProgram:
     Attributes
     ----------
     func : PrimFunc
-        The function as written.
+        The function as written, with a number for each of its knobs.
     params : tuple of Tile
         Its tensors in global memory, in order.
     scalars : tuple of Var
@@ -38,6 +39,8 @@ class TileProgram:
         What a block does, in order.
     device : Var or None
         The scalar that is the coordinate of the device that runs; None without mesh tensors.
+    knobs : tuple of Setting
+        What the knobs of the function that was written are in this one, in order, and why.
     """
 
     func: tirx.PrimFunc
@@ -48,6 +51,7 @@ class TileProgram:
     options: Mapping[str, object]
     body: tuple[Node, ...]
     device: tirx.Var | None = None
+    knobs: tuple[Setting, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -66,6 +70,7 @@ class TileProgram:
         for scalar in self.scalars:
             is_device = self.device is not None and scalar.same_as(self.device)
             lines.append(f"    scalar {scalar.name}: {scalar.ty}" + f" < {self.devices}, the device" * is_device)
+        lines += [f"    knob {setting}" for setting in self.knobs]
         lines += [f"    {tile}" for tile in (*self.params, *self.tiles)]
         return "\n".join([*lines, *_lines(self.body, "    ")])
 

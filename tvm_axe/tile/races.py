@@ -220,7 +220,7 @@ class _Blocks:
         # Twice, as what an iteration assigns the next one reads.
         for _ in range(2):
             self.behind[node.var] = self.of(node.start, node.extent)
-            self.statements(node.body, around | self.of(node.extent))
+            self.statements(node.body, around | self.of(*node.operands[1:]))
 
     def on_chip(self, node: Gemm | Reduce, around: frozenset[tirx.Var]) -> None:
         """What is stored on chip may be anything."""

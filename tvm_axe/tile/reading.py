@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,10 @@ from tvm_axe.tile.arithmetic import plain
 from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
+from tvm_axe.tile.ending import UNTIL, structured
 from tvm_axe.tile.flags import ADD, LOADS, ORDERED, RESET, SIGNAL, WAIT
-from tvm_axe.tile.language import DEVICE, DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES
+from tvm_axe.tile.knobs import Setting, declared, settled
+from tvm_axe.tile.language import DEVICE, DISTINCT, FRAGMENT, GRID, LAYOUT, OPTIONS, STAGES, check_options
 from tvm_axe.tile.mesh import check_device, is_mesh_tensor
 from tvm_axe.tile.nodes import (
     Assign,
@@ -56,7 +58,7 @@ class Reader:
     known: dict[tirx.Buffer, Tile] = field(default_factory=dict)
     tiles: list[Tile] = field(default_factory=list)
 
-    def program(self) -> TileProgram:
+    def program(self, settings: tuple[Setting, ...] = ()) -> TileProgram:
         params, scalars = [], []
         for param in self.func.params:
             if not tirx.is_buffer_var(param):
@@ -69,12 +71,14 @@ class Reader:
             tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh_tensor(param))
             self.known[param] = tile
             params.append(tile)
-        kernel = plain(self.func.body)
+        kernel = structured(plain(self.func.body))
         grid, options, stmt = self._kernel(kernel)
         device = kernel.annotations.get(DEVICE, None)
         check_device(device, params, scalars)
         body = self._nodes(stmt)
-        return TileProgram(self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body, device)
+        return TileProgram(
+            self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body, device, settings
+        )
 
     def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
         if not (isinstance(stmt, tirx.For) and GRID in stmt.annotations):
@@ -89,6 +93,7 @@ class Reader:
                 if f"axe.{name}" in stmt.annotations:
                     options[name] = _plain(stmt.annotations[f"axe.{name}"])
             stmt = stmt.body
+        check_options({f"axe.{name}": value for name, value in options.items()})
         return tuple(grid), options, stmt
 
     def _nodes(self, stmt: tirx.Stmt) -> tuple[Node, ...]:
@@ -96,6 +101,8 @@ class Reader:
             return tuple(node for inner in stmt.seq for node in self._nodes(inner))
         if isinstance(stmt, tirx.AllocBuffer):
             self._allocate(stmt)
+            return ()
+        if calls.is_nothing(stmt):
             return ()
         return (self._node(stmt),)
 
@@ -106,7 +113,10 @@ class Reader:
             raise TileError(f"tile {buffer.name}: scope {buffer.scope()!r}; valid are shared, fragment and local tiles")
         shape = tuple(constant(extent) for extent in buffer.shape)
         if not all(isinstance(extent, int) and extent > 0 for extent in shape):
-            raise TileError(f"tile {buffer.name}: extents are positive constants, got {[str(e) for e in shape]}")
+            raise TileError(
+                f"tile {buffer.name}: extents are positive constants, got {[str(e) for e in shape]}; valid is a name "
+                "of a number, T.meta_var(number), and a tile.knob"
+            )
         text = stmt.annotations.get(LAYOUT, None)
         tile = Tile(buffer, scope, shape, str(buffer.dtype), None if text is None else _layout(str(text)))
         self.known[buffer] = tile
@@ -125,8 +135,9 @@ class Reader:
         if GRID in stmt.annotations:
             raise TileError("kernel: a kernel inside a kernel")
         stages = stmt.annotations.get(STAGES, None)
-        body = self._nodes(stmt.body)
-        return Loop(stmt.loop_var, stmt.min, constant(stmt.extent), None if stages is None else int(stages), body)
+        body, until = self._nodes(stmt.body), stmt.annotations.get(UNTIL, None)
+        ahead = None if stages is None else int(stages)
+        return Loop(stmt.loop_var, stmt.min, constant(stmt.extent), ahead, body, until)
 
     def _if(self, stmt: tirx.IfThenElse) -> Node:
         otherwise = () if stmt.else_case is None else self._nodes(stmt.else_case)
@@ -306,11 +317,22 @@ _CALLS: dict[str | None, Callable[[Reader, tirx.Evaluate], Node]] = {
 """And of each of our words that upstream has none of, by the name of the call."""
 
 
-def read(func: tirx.PrimFunc) -> TileProgram:
+def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: str = "set") -> TileProgram:
     """Read a tile program and check what holds on every target.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        The program.
+    knobs : mapping from str to int, optional
+        What its knobs are (`tvm_axe.tile.knobs`); those that are left out have their defaults.
+    reason : str
+        Why the knobs are what `knobs` says, for `explain`.
 
     Raises
     ------
+    InputError
+        There is no such knob or value, or the program doesn't allow them together.
     TileError
         A parameter with strides or an offset, or outside of global memory; mesh tensors of different numbers of
         devices, or without the device's coordinate; no kernel, or more than one, or statements
@@ -325,7 +347,13 @@ def read(func: tirx.PrimFunc) -> TileProgram:
         raise TileError(
             f"a {type(func).__name__} is no tile program; valid is a function, @T.prim_func, with tile.kernel"
         )
-    program = Reader(func).program()
+    given = dict(knobs or {})
+    program = Reader(settled(func, given)).program(
+        tuple(
+            Setting(each, int(given.get(each.name, each.default)), reason if each.name in given else "the default")
+            for each in declared(func)
+        )
+    )
     check(program)
     return program
 

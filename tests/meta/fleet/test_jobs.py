@@ -14,9 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tuning_tiles import product
 from tvm.ir import IRModule
 
 import tvm_axe as axe
+from tvm_axe import tile
 from tvm_axe.cli import main
 from tvm_axe.errors import TuneError
 from tvm_axe.machines import resolve_target
@@ -284,3 +286,10 @@ def test_a_server_of_upstreams_is_accepted(servers, tmp_path, program, limit):
     assert machine.name.startswith("127.0.0.1:") and machine.measured == 5
     assert once(tmp_path / "work", 5) == [machine.name] * 5
     assert result.tasks[0].failures == ()
+
+
+def test_a_tile_program_is_measured_by_a_fleet(tmp_path, servers, board):
+    options = {"target": ONE, "trials": 20, "work_dir": tmp_path, "seed": 1, "progress": False}
+    result = axe.tune(product, fleet=servers.fleet("board"), **options)
+    assert (result.tasks[0].trials, result.tasks[0].failures) == (5, ())
+    assert "fastest recorded" in tile.compile(product, result.target, work_dir=tmp_path).explain()

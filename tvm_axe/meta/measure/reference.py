@@ -2,7 +2,8 @@
 
 On a CPU that is the function as it stands. Where that would take minutes, numpy computes the products of matrices in
 float64, and the function as it stands the rest. A GPU can't run a function as it stands; there each element of a
-result has a thread to itself, which does what the function says in its order (upstream's default schedule).
+result has a thread to itself, which does what the function says in its order (upstream's default schedule). A tile
+program is compared with itself, its knobs at their defaults.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tvm.ir import IRModule
 from tvm.runtime import Module
 from tvm.target import Target
 
+from tvm_axe.analysis.annotations import PROGRAM
 from tvm_axe.checking.products import OwnProducts, own_products
 from tvm_axe.machines import backend_of
 from tvm_axe.meta.measure.builder import Build
@@ -37,6 +39,8 @@ class Reference(Protocol):
 
 def reference_for(mod: IRModule, target: Target, build: Build, as_written: bool = False) -> Reference:
     """The way to compute ``main`` on a target in seconds, if there is one; on a CPU as it stands, if it must be."""
+    if PROGRAM in (mod["main"].attrs or {}):  # which is compiled for every target, as its author's defaults have it
+        return Compiled(build(mod, target), as_it_stands=True)
     if not backend_of(target).on_host:
         return Compiled(build(_a_thread_an_element(mod, target), target), as_it_stands=False)
     products = None if as_written else own_products(mod["main"])

@@ -24,6 +24,8 @@ from tvm_axe.records.database import FAILED_SECONDS, Record, read_records, read_
 from tvm_axe.records.files import locked, replace_file
 from tvm_axe.records.provenance import read_runs
 from tvm_axe.records.trials import Trial, key_of, read_trials
+from tvm_axe.tile.reading import read
+from tvm_axe.tile.tunable import knobs_in, program_of
 
 __all__ = ["page", "write_report"]
 
@@ -200,10 +202,12 @@ def _schedule(best: Record, task: TaskResult, trial: Trial | None) -> str:
     except _tvm.UPSTREAM_ERRORS as error:  # traces come from a file
         reason = html.escape(_tvm.why_refused(error))
         return f"<p>The best record, {html.escape(best.place)}, no longer applies: {reason}</p>"
+    program = program_of(mod["main"])
+    scheduled = sch.mod.script() if program is None else str(read(program, knobs_in(sch.mod["main"])))
     steps = str(sch.trace.simplified(remove_postproc=True))
     turns = f", the median of {trial.turns} turns with the next best" if trial is not None and trial.turns else ""
     return (
         f"<p>The best schedule, {best.seconds * 1e3:.4g} ms{turns}, is {html.escape(best.place)}:</p>"
         f"<details><summary>its steps</summary><pre>{html.escape(steps)}</pre></details>"
-        f"<details><summary>the scheduled function</summary><pre>{html.escape(sch.mod.script())}</pre></details>"
+        f"<details><summary>the scheduled function</summary><pre>{html.escape(scheduled)}</pre></details>"
     )

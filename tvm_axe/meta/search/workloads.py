@@ -24,6 +24,10 @@ from tvm_axe.records.database import normalize
 from tvm_axe.records.devices import on_first_device
 from tvm_axe.relax.fuse import fuse, is_model
 from tvm_axe.schedule.tiles import has_choice
+from tvm_axe.tile.knobs import declared
+from tvm_axe.tile.nodes import Wait
+from tvm_axe.tile.reading import read
+from tvm_axe.tile.tunable import is_tile_program, tunable
 
 __all__ = ["workloads_of"]
 
@@ -33,6 +37,7 @@ def workloads_of(
 ) -> tuple[list[Workload], dict[str, str]]:
     """The workloads of a program, equal functions once, and why each other function is left out, by name.
 
+    A tile program is a workload if it has knobs (`tvm_axe.tile.tunable`).
     The weight of a model's kernel is the number of its calls; that of another function is how often it stands there.
     One of unknown extents is a workload for each representative of the one that it is dispatched on, on a CPU
     (`tvm_axe.nests.ranges`).
@@ -61,8 +66,10 @@ def workloads_of(
     found: dict[str, Workload] = {}
     left_out = {}
     for name, (func, weight) in _at_values(functions, target, values).items():
-        func = on_first_device(func) if isinstance(func, tirx.PrimFunc) else func
-        reason = _why_not(func)
+        reason = _why_no_program(func) if isinstance(func, tirx.PrimFunc) and is_tile_program(func) else None
+        if reason is None:
+            func = _as_tuned(func)
+            reason = _why_not(func)
         if reason is not None:
             left_out[name] = reason
             continue
@@ -89,6 +96,25 @@ def _at_values(
         for value in own:
             found[f"{name}_{driving.name}{value}"] = specialized(func, {driving: value, **others}), weight
     return found
+
+
+def _as_tuned(func: Any) -> Any:
+    if not isinstance(func, tirx.PrimFunc):
+        return func
+    return tunable(func) if is_tile_program(func) else on_first_device(func)
+
+
+def _why_no_program(func: tirx.PrimFunc) -> str | None:
+    """Why a tile program can't be tuned as it stands; None if it may be."""
+    if not declared(func):
+        return "it is a tile program without knobs (tile.knob)"
+    program = read(func)
+    if program.scalars:
+        names = ", ".join(str(scalar.name) for scalar in program.scalars)
+        return f"it takes the scalars {names}, whose values nobody knows here: tune a program that has numbers for them"
+    if any(isinstance(node, Wait) for node in program.nodes()):
+        return "it waits for flags, which nobody would set"
+    return None
 
 
 def _why_not(func: Any) -> str | None:

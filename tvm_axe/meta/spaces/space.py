@@ -1,10 +1,11 @@
 """The design spaces that are searched, for each function and target.
 
-On a CPU: register tiles where the function is made of contractions (`tvm_axe.nests.registers`), planes where it
-is a convolution with too few channels for these (`tvm_axe.nests.planes`), rows or columns where it is made of
-reductions along the last axis or another (`tvm_axe.nests.rows`, `.columns`), all beside upstream's rules, which
-are all there is for anything else. Products that a tile kernel computes (`tvm_axe.nests.kernels`) have these
-beside register tiles instead: on them upstream's rules reach half the speed. On a GPU: `tvm_axe.meta.spaces.cuda`.
+On a CPU: register tiles where the function is made of contractions (`tvm_axe.nests.registers`), planes where it is a
+convolution with too few channels for these (`tvm_axe.nests.planes`), rows or columns where it is made of reductions
+along the last axis or another (`tvm_axe.nests.rows`, `.columns`), all beside upstream's rules, which are all there is
+for anything else. Products that a tile kernel computes (`tvm_axe.nests.kernels`) have these beside register tiles
+instead: on them upstream's rules reach half the speed. On a GPU: `tvm_axe.meta.spaces.cuda`. Of a tile program, on any
+target, its knobs: `tvm_axe.meta.spaces.knobs`.
 
 What changes the shape of a trace (the register tile, packed or in place) makes a design space each, the most promising
 first and with promising decisions. What can be sampled (the pieces of work, the unrolling) is sampled by
@@ -23,8 +24,10 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from tvm_axe.analysis.annotations import PROGRAM
 from tvm_axe.machines import Gpu, backend_of, machine_of
 from tvm_axe.meta.spaces.cuda import cuda_space
+from tvm_axe.meta.spaces.knobs import knob_space
 from tvm_axe.meta.spaces.mutator import MutateChoice
 from tvm_axe.meta.spaces.postproc import RewriteFreeLayouts
 from tvm_axe.nests.forms import forms_of, possible
@@ -37,6 +40,8 @@ _Generate = Callable[[s_tir.Schedule], list[s_tir.Schedule]]
 
 def space_for(func: tirx.PrimFunc, target: Target) -> ms.SpaceGenerator:
     """The design space of a function named ``main``."""
+    if PROGRAM in (func.attrs or {}):
+        return knob_space(func)
     if isinstance(machine_of(target), Gpu):
         return cuda_space(func, target)
     sch = s_tir.Schedule(func)

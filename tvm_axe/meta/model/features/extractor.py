@@ -4,6 +4,7 @@ Upstream's 164 columns describe each store of the lowered program. Ours describe
 
 - `tvm_axe.meta.model.features.locality`: how the work is cut and balanced, the inner tile, strides, panels, traffic;
 - `tvm_axe.meta.model.features.tiles`: tile kernels, of whose parameters a lowered program shows nothing;
+- `tvm_axe.meta.model.features.knobs`: tile programs of others, whose knobs are tuned;
 - `tvm_axe.meta.model.features.gpu`: occupancy, waves, memory transactions, bank conflicts;
 - `tvm_axe.meta.model.features.communication`: of a distributed program, what it moves between devices.
 
@@ -31,6 +32,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import TuneError
 from tvm_axe.meta.model.features.communication import communication_columns
 from tvm_axe.meta.model.features.gpu import gpu_columns
+from tvm_axe.meta.model.features.knobs import knob_columns
 from tvm_axe.meta.model.features.locality import hot_nest, locality
 from tvm_axe.meta.model.features.nest import Nest, nests
 from tvm_axe.meta.model.features.tiles import tile_columns
@@ -60,6 +62,7 @@ def columns_of(mod: IRModule, needed: float, target: Target) -> dict[str, float]
     return {
         **locality(found, needed, target),
         **tile_columns(found, target),
+        **knob_columns(mod["main"]),
         **gpu_columns(found, target),
         **communication_columns(mod["main"]),
     }

@@ -85,7 +85,7 @@ def decide_grid(program: TileProgram, gpu: Gpu, decisions: Decisions, *, fills_p
     """
     options, variables = program.options, [var for var, _ in program.grid]
     loops = [node for node in program.nodes() if isinstance(node, Loop)]
-    uneven = [loop for loop in loops if not isinstance(loop.extent, int | tirx.IntImm)]
+    uneven = [loop for loop in loops if not isinstance(loop.extent, int | tirx.IntImm) or loop.until is not None]
     given = options.get("order") == "given"
     backwards = tuple(not given and _grows(program, uneven, i) for i in range(len(variables)))
     if any(backwards):

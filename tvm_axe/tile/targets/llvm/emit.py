@@ -84,9 +84,16 @@ def _write(writer: Writer, body: Sequence[Node]) -> None:
 
 
 def _loop(writer: Writer, node: Loop) -> None:
+    if node.until is not None and node.is_endless:
+        with T.While(tirx.Not(writer.expr(node.until))):
+            _write(writer, node.body)
+        return
     with T.serial(writer.expr(node.extent)) as i:
         writer.scalars[node.var] = writer.expr(node.start) + i
         _write(writer, node.body)
+        if node.until is not None:
+            with T.If(writer.expr(node.until)), T.Then():
+                T.evaluate(tirx.break_loop())
 
 
 def _branch(writer: Writer, node: Branch) -> None:

@@ -46,6 +46,9 @@ def obstacle(program: TileProgram, target: Target) -> str | None:
         why = _unfit(gemm)
         if why:
             return f"{gemm}: {why}"
+    ending = next((node for node in program.nodes() if isinstance(node, Loop) and node.until is not None), None)
+    if ending is not None:
+        return f"`{ending}` may end early (while, break), and the producer's loads run ahead of it"
     found = buffers.find(program)
     if isinstance(found, str):
         return found

@@ -173,9 +173,17 @@ class _Block:
             self._pipelined(loop, values, emitter, start, extent, self.memory.pipelines[loop])
             return
         self.touched = entry = self.hazards.settled(loop.body, self.touched)
+        if loop.until is not None and loop.is_endless:
+            with T.While(tirx.Not(emitter.expression(substitute_in(loop.until, values)))):
+                self._nodes(loop.body, values, emitter)
+            self.touched = entry
+            return
         with T.serial(start, start + extent) as step:
             self.analyzer.bind(step, ir.Range.from_min_extent(start, extent))
             self._nodes(loop.body, values | {loop.var: step}, emitter)
+            if loop.until is not None:
+                with T.If(emitter.expression(substitute_in(loop.until, values))), T.Then():
+                    T.evaluate(tirx.break_loop())
         self.touched = entry
 
     def _once(self, value: Any, emitter: Emitter) -> Any:

@@ -46,13 +46,14 @@ def decide_pipelines(program: TileProgram, memory: UniformMemory, most: int, dec
             continue
         copies = {}
         waits = any(isinstance(node, Wait) for node in walk(loop.body))
-        for node in () if waits else loop.body:
+        for node in () if waits or loop.until is not None else loop.body:
             if isinstance(node, Copy) and _runs_ahead(program, loop, node):
                 size = cp_async.piece_bytes(analyzer, node, memory.layouts[node.dst.tile])
                 if size is not None:
                     copies[node] = size
         if not copies or loop.stages == 1:
             why = "they may depend on a wait in it" if waits else "as annotated" if copies else "none can"
+            why = why if loop.until is None else "it may end early"
             decisions.add(f"loop {loop.var.name}", "loads don't run ahead", why)
             continue
         memory = _with_stages(memory, loop, copies, most, decisions)
