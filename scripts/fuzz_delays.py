@@ -157,12 +157,12 @@ def serve_discrete(*arguments: Any, **named: Any) -> None:
 
 
 def launches(engine: str, devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is launched, and how that is called: on GPUs devices or their workers meet."""
+    """What is launched, and how that is called: on GPUs once with devices that meet, and once with their workers."""
     if engine != "cuda":
         yield engine, {"engine": engine}
         return
+    gpus = driver.gpus_for(devices)
     for barriers in ("device", "host"):
-        gpus = driver.gpus_for(devices)
         yield f"cuda, {barriers} barriers", {"engine": engine, "gpus": gpus, "barriers": barriers}
 
 

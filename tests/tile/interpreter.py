@@ -39,8 +39,6 @@ from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Region, Tile
 
 POISON = 0x5A5A5A5A5A5A5A5A
-WAITING = object()
-"""What a block yields while flags don't let it go on."""
 NOBODY, MANY = -1, -2
 _JOINS = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -100,12 +98,12 @@ def _run(
 ) -> None:
     """Run the block of a point."""
     with np.errstate(all="ignore"):
-        for _ in _block(_Block, program, number, point, tensors, sizes, largest).run(program.body):
-            pass
+        for event in _block(program, number, point, tensors, sizes, largest).run(program.body):
+            if isinstance(event, Unsignalled):
+                raise event
 
 
 def _block(
-    kind: type[_Block],
     program: TileProgram,
     number: int,
     point: tuple[int, ...],
@@ -116,7 +114,7 @@ def _block(
     """The block of a point, before it begins."""
     on_chip = {tile: _Memory(tile, _poison(tile), "point") for tile in program.tiles}
     values = {**sizes, **{var: np.asarray(x) for (var, _), x in zip(program.grid, point)}}
-    return kind(number, {**tensors, **on_chip}, values, largest)
+    return _Block(number, {**tensors, **on_chip}, values, largest)
 
 
 class Running:
@@ -138,11 +136,11 @@ class Running:
     def run(self, number: int) -> bool:
         """Run the block of a point on, as far as flags let it; whether it is done."""
         if number not in self._blocks:
-            block = _block(_Waiter, self._program, number, self.points[number], self._tensors, self._sizes, {})
+            block = _block(self._program, number, self.points[number], self._tensors, self._sizes, {})
             self._blocks[number] = block.run(self._program.body)
         with np.errstate(all="ignore"):
             for event in self._blocks[number]:
-                if event is WAITING:
+                if isinstance(event, Unsignalled):
                     return False
                 self.steps += 1
         return True
@@ -216,7 +214,7 @@ class _Block:
         self.buffers = {tile.buffer: memory for tile, memory in memories.items()}
 
     def run(self, body: Sequence[Node]) -> Iterator[object]:
-        """Do what the nodes say; yields before each, and while it waits."""
+        """Do what the nodes say; yields before each, and, while flags don't let it go on, why: `Unsignalled`."""
         for node in body:
             if isinstance(node, Loop):
                 yield from self._loop(node)
@@ -250,8 +248,8 @@ class _Block:
     def _wait(self, wait: Wait) -> Iterator[object]:
         yield None
         memory, there = self._flags(wait.flags)
-        if (memory.data[there] < self._scalar(wait.value)).any():
-            raise Unsignalled(f"{wait}: nobody has signalled, it is {memory.data[there].ravel()}")
+        while (memory.data[there] < self._scalar(wait.value)).any():
+            yield Unsignalled(f"{wait}: nobody has signalled, it is {memory.data[there].ravel()}")
         if wait.reset:
             memory.data[there] = 0
 
@@ -436,15 +434,3 @@ class _Block:
         if dtype in self.largest and (active & (np.abs(value) > self.largest[dtype])).any():
             raise TooLarge(f"{np.nanmax(np.abs(value))} is stored as {dtype}")
         return wrapped(value, dtype)
-
-
-class _Waiter(_Block):
-    """A block that others set flags for while it runs."""
-
-    def _wait(self, wait: Wait) -> Iterator[object]:
-        yield None
-        memory, there = self._flags(wait.flags)
-        while (memory.data[there] < self._scalar(wait.value)).any():
-            yield WAITING
-        if wait.reset:
-            memory.data[there] = 0

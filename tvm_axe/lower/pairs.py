@@ -61,7 +61,7 @@ from tvm_axe.lower.pairing import (
 from tvm_axe.lower.program import ScheduledProgram
 from tvm_axe.machines import backend_of
 from tvm_axe.tile.backend import TileBackend
-from tvm_axe.tile.kernels.pairs import column_groups, gather_matmul, matmul_scatter, term_parts
+from tvm_axe.tile.kernels.pairs import gather_matmul, groups_of_blocks, matmul_scatter
 
 __all__ = ["LONG", "WAVES", "Pair", "Sequential", "makes_pairs", "pair_of"]
 
@@ -71,9 +71,8 @@ WAVES = 1
 LONG = 16 << 20
 """Bytes that a device is sent, from which copy engines beside own rows' tiles gather sooner than a kernel does."""
 
-
 SHORT = 6 << 20
-"""Bytes of a copy of rows of which only some columns are, below which most of its time is none of the link's."""
+"""Bytes of a copy of some columns of rows, below which what it takes to begin is a large part of its time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +208,7 @@ def _summed(region: Region) -> Pair | Sequential:
     tensors = {"A": found.a, "B": found.b, "mine": partial, "out": out}
     if others:
         recipe = with_block(recipe, region.local(own[others[0]]), others[0], total, axis, tensors)
-    groups, wide = column_groups(n, tiles["block_n"], chunks)
+    groups, wide = groups_of_blocks(n, tiles["block_n"], chunks)
     side, name = tiles["block_n" if product.transpose_b else "block_m"], region.program.names[partial]
     sums = (devices, rows, n) if pieces == 1 else (devices, pieces, rows, n)
     made = {
@@ -379,7 +378,7 @@ def _gathered(region: Region) -> Pair | Sequential:
     *lines, columns = region.shardings[source].slab
     rows = math.prod(lines)
     most = _parts(region, dtype_bytes(dtype, rows * columns)) if columns == k else 1
-    parts, each = term_parts(k, tiles["block_k"], most)
+    parts, each = groups_of_blocks(k, tiles["block_k"], most)
     recipe = gather_matmul(devices, m, n, k, dtype, out_dtype, product.transpose_b, parts=parts, **tiles)
     tensors = {"own": source, "B": found.b, "gathered": gathered, "C": out}
     if epilogues:

@@ -183,8 +183,8 @@ def normalize(func: tirx.PrimFunc) -> IRModule:
 
     The structural hash already ignores the names of blocks, loops and buffers, so the same computation is the same
     workload whatever it is called and whatever module it stands in; a tile program that it stands for is what it
-    computes. Which parameters may be stored in another layout
-    does count, as their packing isn't timed; that it is none of them says no more than to leave the attribute out.
+    computes. Which parameters may be stored in another layout does count, as their packing isn't timed; that it is none
+    of them says no more than to leave the attribute out.
 
     Raises
     ------

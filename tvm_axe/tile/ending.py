@@ -35,8 +35,8 @@ kernel collatz(N, steps) for i < 64
     parallel 1 into steps
 
 Such a loop is a loop, a flag and branches, so all that knows these knows it. The flag is a number that every thread
-holds, and is asked behind each iteration. So threads of a block go on or end together, as
-they do in a branch: conditions are of scalars, of tensors in global memory, and of shared and local tiles.
+holds, and is asked behind each iteration. So threads of a block go on or end together, as they do in a branch:
+conditions are of scalars, of tensors in global memory, and of shared and local tiles.
 """
 
 from __future__ import annotations

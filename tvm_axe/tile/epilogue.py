@@ -23,6 +23,8 @@ from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Region
 from tvm_axe.tile.walking import walk
 
+_NOT_ONCE = "the kernel takes no epilogue: its result isn't stored once, from a fragment"
+
 
 @dataclass(frozen=True)
 class Epilogue:
@@ -97,7 +99,7 @@ def with_epilogue(recipe: Recipe, epilogue: Epilogue) -> Recipe:
         if isinstance(node, Branch)
     )
     if len(recipe.outputs) > 1 or earlier or not once:
-        raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
+        raise TileError(_NOT_ONCE)
     buffers = {
         buffer: tirx.decl_buffer(list(buffer.shape), buffer.dtype, name) for name, buffer in epilogue.inputs.items()
     }
@@ -129,9 +131,8 @@ def _with_value(
             return tirx.SeqStmt([nest, call]) if _writes(call, dst) else call
 
         return _tvm.structural_map(body, (tirx.TilePrimitiveCall, insert))
-    own = _own_store(store, output) if isinstance(store, Parallel) else None
-    if not isinstance(store, Parallel) or own is None:
-        raise TileError("the kernel takes no epilogue: its result isn't stored once, from a fragment")
+    if not isinstance(store, Parallel) or (own := _own_store(store, output)) is None:
+        raise TileError(_NOT_ONCE)
     for var, extent in zip(store.vars, store.extents):
         analyzer.bind(var, ir.Range(0, extent))
 

@@ -24,18 +24,14 @@ FLAGS, COUNTERS = 0, 1
 """What the first dimension of the words means: flags that copies to this device set, counters of its own tiles."""
 
 
-def term_parts(k: int, block_k: int, most: int) -> tuple[int, int]:
-    """In how many parts a product's terms come, at most `most`, and how many steps one is of; the last of less."""
-    steps = -(-k // block_k)
-    each = -(-steps // min(most, steps))
-    return -(-steps // each), each
+def groups_of_blocks(extent: int, block: int, most: int) -> tuple[int, int]:
+    """In how many groups of blocks an extent is copied, at most `most`, and how many blocks one has; the last less.
 
-
-def column_groups(n: int, block_n: int, most: int) -> tuple[int, int]:
-    """How many groups of columns a copy each moves, at most `most`, and how many tiles wide one is; the last less."""
-    across = -(-n // block_n)
-    wide = -(-across // min(most, across))
-    return -(-across // wide), wide
+    They are of columns of a product's tiles, or of its terms.
+    """
+    blocks = -(-extent // block)
+    each = -(-blocks // min(most, blocks))
+    return -(-blocks // each), each
 
 
 def matmul_scatter(
@@ -102,7 +98,7 @@ def matmul_scatter(
     steps, parts = -(-k // block_k), side // block_k
     each, last, slots = parts * pieces, devices - 1, devices if whole else 1  # steps of a peer's partial sums
     more, sums = each * last, (devices, *([pieces] if pieces > 1 else []), rows, n)
-    sent, wide = column_groups(n, block_n, groups)
+    sent, wide = groups_of_blocks(n, block_n, groups)
     b_shape, b_tile = ((n, k), (block_n, block_k)) if transpose_b else ((k, n), (block_k, block_n))
     cut, height = side // math.gcd(side, 16), math.gcd(side, 16)
 
@@ -237,7 +233,7 @@ def gather_matmul(
         There is one device, or the devices don't divide the rows.
     """
     rows, out = _share(devices, m), out_dtype or dtype
-    come, each = term_parts(k, block_k, parts)
+    come, each = groups_of_blocks(k, block_k, parts)
     b_shape, b_tile = ((n, k), (block_n, block_k)) if transpose_b else ((k, n), (block_k, block_n))
 
     @T.prim_func

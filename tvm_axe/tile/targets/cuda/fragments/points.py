@@ -179,13 +179,9 @@ class _Together:
 
 def _together(emitter: Emitter, node: Parallel, lane: _Lane) -> _Together:
     """What neighbouring points do at once: all that they do, or all that is under the one condition of the body."""
-    whole = node.body
-    if not isinstance(whole, tirx.IfThenElse) or whole.else_case is not None:
-        return _at_once(emitter, node, lane, whole, None)
-    return _at_once(emitter, node, lane, whole.then_case, whole.condition)
-
-
-def _at_once(emitter: Emitter, node: Parallel, lane: _Lane, body: tirx.Stmt, condition: Any) -> _Together:
+    body, condition = node.body, None
+    if isinstance(body, tirx.IfThenElse) and body.else_case is None:
+        body, condition = body.then_case, body.condition
     sure = _Unconditional(body)
     stored = [tile for tile, _, stores in node.accesses if stores]
     joins = {tile for tile, _ in node.joins}
