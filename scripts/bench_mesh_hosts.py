@@ -1,25 +1,29 @@
-"""Collectives between two "hosts" of a GPU each, beside NCCL's alone: on one machine, whose GPUs don't see each other.
+"""Collectives between two "hosts" of one machine, beside NCCL's alone, whose GPUs don't see each other.
 
-Ours is a job of two ranks that takes each for a host (`TVM_AXE_RANKS_PER_HOST`), theirs PyTorch's with NCCL, and peer
-access is switched off in NCCL for both (`NCCL_P2P_DISABLE`), so that bytes go through the machine's memory. A time is
-that of a collective between meetings of both ranks, by the clock of rank 0, as a program on a mesh has it: ours meets
+Ours is a job of ranks, some of which are taken for a host (`TVM_AXE_RANKS_PER_HOST`), theirs PyTorch's with NCCL, and
+peer access is switched off in NCCL for both (`NCCL_P2P_DISABLE`), so that bytes go through the machine's memory. A time
+is that of a collective between meetings of all ranks, by the clock of rank 0, as a program on a mesh has it: ours meet
 by messages, theirs by an all-reduce of one number and a wait for the stream. The sides take turns; medians count.
 
-Results are checked first. Run `python scripts/bench_mesh_hosts.py [--sizes MIB ...] [--rounds N] [--reps N] [--json]`
-where two GPUs are. `--engine ranks` runs our side alone, on CPUs.
+With a GPU to a host, the mesh is `tp=2`. With two (`--per-host 2`) it is `dp=2,tp=2`, along `dp`, both groups at once,
+and `tp=4`, an axis that has two devices on each host.
+
+Results are checked first. Run `python scripts/bench_mesh_hosts.py [--per-host N] [--sizes MIB ...] [--rounds N]
+[--reps N] [--json]` where so many GPUs are. `--engine ranks` runs our side alone, on CPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,11 +31,41 @@ COLLECTIVES = ("all_reduce", "all_gather")
 WARMUP = 3
 HOSTS = 2
 
+
+class Form(NamedTuple):
+    """A mesh over the hosts, and the axis that collectives go along."""
+
+    mesh: dict[str, int]
+    axis: str
+
+    @property
+    def ranks(self) -> int:
+        """How many devices there are."""
+        return math.prod(self.mesh.values())
+
+    def group(self, rank: int) -> list[int]:
+        """The ranks that a rank does collectives with, in the order of the axis."""
+        numbers = np.arange(self.ranks).reshape(tuple(self.mesh.values()))
+        along = list(self.mesh).index(self.axis)
+        rows = np.moveaxis(numbers, along, -1).reshape(-1, self.mesh[self.axis])
+        return next(list(map(int, row)) for row in rows if rank in row)
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={extent}" for axis, extent in self.mesh.items()) + f" along {self.axis}"
+
+
+def forms(per_host: int) -> list[Form]:
+    """The meshes of two hosts of so many GPUs."""
+    if per_host == 1:
+        return [Form({"tp": HOSTS}, "tp")]
+    return [Form({"dp": HOSTS, "tp": per_host}, "dp"), Form({"tp": HOSTS * per_host}, "tp")]
+
+
 # ---- A rank of either side -------------------------------------------------------------------------------------------
 
 
-def ours(engine: str, answer: Callable[[Callable[[str, int, int], list[float]]], None]) -> None:
-    """Be a rank of ours: rank 0 answers what it is asked, the other serves."""
+def ours(engine: str, form: Form) -> None:
+    """Be a rank of ours: rank 0 answers what it is asked, the others serve."""
     import tvm_axe as axe
     from tvm_axe.collective.measuring import chain
     from tvm_axe.collective.plan import VIEWS
@@ -39,20 +73,22 @@ def ours(engine: str, answer: Callable[[Callable[[str, int, int], list[float]]],
     from tvm_axe.layout import Mesh
     from tvm_axe.machines import resolve_target
 
-    with axe.launch(Mesh({"tp": HOSTS}), engine=engine) as workers:
+    axis, parts = form.axis, form.mesh[form.axis]
+    with axe.launch(Mesh(form.mesh), engine=engine) as workers:
 
         def taken(name: str, nbytes: int, reps: int) -> list[float]:
-            made = chain(name, nbytes, "tp", HOSTS, 1)
+            made = chain(name, nbytes, axis, parts, 1)
             source, target = (workers.mesh_tensor(slab, "float32") for slab in (made.source, made.target))
             rng = np.random.default_rng()
-            given = [rng.integers(-99, 99, made.source).astype("float32") for _ in range(HOSTS)]
+            given = [rng.integers(-99, 99, made.source).astype("float32") for _ in range(form.ranks)]
             for rank, array in enumerate(given):
                 source.slab(rank)[...], target.slab(rank)[...] = array, np.nan
-            wanted = sum(given) if name == "all_reduce" else np.concatenate(given)
             program = workers.load(made.module, resolve_target(workers.target))
-            arguments = [(each, "tp" if is_view else SLAB) for each, is_view in zip((source, target), VIEWS[name])]
+            arguments = [(each, axis if is_view else SLAB) for each, is_view in zip((source, target), VIEWS[name])]
             workers.call(program, arguments)
-            for rank in range(HOSTS):
+            for rank in range(form.ranks):
+                group = [given[other] for other in form.group(rank)]
+                wanted = sum(group) if name == "all_reduce" else np.concatenate(group)
                 if not np.array_equal(target.slab(rank), wanted):
                     raise RuntimeError(f"{name} of {nbytes} bytes: rank {rank} has other numbers")
             found = []
@@ -64,11 +100,14 @@ def ours(engine: str, answer: Callable[[Callable[[str, int, int], list[float]]],
                 workers.free(item)
             return found
 
-        answer(taken)
+        answering(taken)
 
 
-def theirs(answer: Callable[[Callable[[str, int, int], list[float]]], None]) -> None:
-    """Be a rank of theirs: both do what rank 0 is asked."""
+def theirs(form: Form) -> None:
+    """Be a rank of theirs.
+
+    Each reads what all are asked: one that waited for it by NCCL would keep its GPU from ours meanwhile.
+    """
     import torch
     import torch.distributed as dist
 
@@ -77,33 +116,29 @@ def theirs(answer: Callable[[Callable[[str, int, int], list[float]]], None]) -> 
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     one = torch.ones(1, device=device)
+    groups = {tuple(form.group(each)) for each in range(form.ranks)}
+    made = {ranks: dist.new_group(list(ranks)) for ranks in sorted(groups)}  # by all, each
+    group = made[tuple(form.group(rank))]
 
     def taken(name: str, nbytes: int, reps: int) -> list[float]:
-        told = [COLLECTIVES.index(name), nbytes, reps]
-        dist.broadcast(torch.tensor(told, device=device), 0)
-        return both(name, nbytes, reps)
-
-    def both(name: str, nbytes: int, reps: int) -> list[float]:
         whole = torch.randn(nbytes // 4, device=device)
-        part = torch.randn(nbytes // 4 // HOSTS, device=device)
+        part = torch.randn(nbytes // 4 // form.mesh[form.axis], device=device)
         found = []
         for turn in range(-WARMUP, reps):
             dist.all_reduce(one)
             torch.cuda.synchronize()
             start = time.perf_counter()
-            dist.all_reduce(whole) if name == "all_reduce" else dist.all_gather_into_tensor(whole, part)
+            if name == "all_reduce":
+                dist.all_reduce(whole, group=group)
+            else:
+                dist.all_gather_into_tensor(whole, part, group=group)
             dist.all_reduce(one)
             torch.cuda.synchronize()
             found += [time.perf_counter() - start] if turn >= 0 else []
         return found
 
-    if rank == 0:
-        answer(taken)
-        dist.broadcast(torch.tensor([-1, 0, 0], device=device), 0)
-        return
-    told = torch.empty(3, dtype=torch.int64, device=device)
-    while dist.broadcast(told, 0) is None and int(told[0]) >= 0:
-        both(COLLECTIVES[int(told[0])], int(told[1]), int(told[2]))
+    answering(taken)
+    dist.destroy_process_group()
 
 
 def answering(taken: Callable[[str, int, int], list[float]]) -> None:
@@ -118,31 +153,38 @@ def answering(taken: Callable[[str, int, int], list[float]]) -> None:
 class Job:
     """The ranks of a side, of which rank 0 is asked for times."""
 
-    def __init__(self, side: str, engine: str) -> None:
+    def __init__(self, side: str, engine: str, per_host: int, number: int) -> None:
         from bench_mesh_pairs import free_port  # here, as it imports what their ranks shall not
 
-        told = {"WORLD_SIZE": str(HOSTS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        told |= {"TVM_AXE_RANKS_PER_HOST": "1", "NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}
+        ranks = HOSTS * per_host
+        told = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        told |= {"TVM_AXE_RANKS_PER_HOST": str(per_host), "NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}
         command = [sys.executable, __file__, "--side", side, "--engine", engine]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        # What the runtime is told of GPUs holds for a process, so each rank of ours sees the one that it is to have.
+        command += ["--per-host", str(per_host), "--form", str(number)]
         self.ranks = [
-            subprocess.Popen(command, env=os.environ | told | _own_gpu(side, rank), **(pipes if rank == 0 else {}))  # type: ignore[call-overload]
-            for rank in range(HOSTS)
+            subprocess.Popen(
+                command,
+                env=os.environ | told | _own_gpus(side, rank, per_host),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                text=True,
+            )
+            for rank in range(ranks)
         ]
 
     def times(self, name: str, nbytes: int, reps: int) -> list[float]:
         """Seconds of so many runs."""
-        first = self.ranks[0]
-        print(json.dumps([name, nbytes, reps]), file=first.stdin, flush=True)
-        line = first.stdout.readline()
+        for process in self.ranks:
+            print(json.dumps([name, nbytes, reps]), file=process.stdin, flush=True)
+        line = self.ranks[0].stdout.readline()
         if not line:
-            raise RuntimeError(f"rank 0 ended with {first.wait()}")
+            raise RuntimeError(f"rank 0 ended with {self.ranks[0].wait()}")
         return [float(each) for each in json.loads(line)]
 
     def close(self) -> None:
         """End the ranks."""
-        self.ranks[0].stdin.close()
+        for process in self.ranks:
+            process.stdin.close()
         for process in self.ranks:
             try:
                 process.wait(30)
@@ -150,13 +192,21 @@ class Job:
                 process.kill()
 
 
-def _own_gpu(side: str, rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": "0" if side == "ours" else str(rank), "LOCAL_WORLD_SIZE": "1"} | (
-        {"CUDA_VISIBLE_DEVICES": str(rank)} if side == "ours" else {}
-    )
+def _own_gpus(side: str, rank: int, per_host: int) -> dict[str, str]:
+    """What a rank is told; ours see their host's GPUs alone, as what CUDA is told of them holds for a process."""
+    if side == "theirs":
+        return {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "1"}
+    host, local = divmod(rank, per_host)
+    gpus = ",".join(str(host * per_host + each) for each in range(per_host))
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        "CUDA_VISIBLE_DEVICES": gpus,
+    }
 
 
-def measured(jobs: dict[str, Job], name: str, nbytes: int, rounds: int, reps: int) -> dict[str, Any]:
+def measured(jobs: dict[str, Job], form: Form, name: str, nbytes: int, rounds: int, reps: int) -> dict[str, Any]:
     """A row: both sides in turns."""
     taken: dict[str, list[float]] = {side: [] for side in jobs}
     for _ in range(rounds):
@@ -169,7 +219,7 @@ def measured(jobs: dict[str, Job], name: str, nbytes: int, rounds: int, reps: in
         )
     peer_ms = medians.get("theirs")
     return {
-        "name": f"{name} between hosts, {nbytes >> 20} MiB",
+        "name": f"{name} between hosts, {form}, {nbytes >> 20} MiB",
         "ours_ms": medians["ours"],
         "peer": None if peer_ms is None else "NCCL",
         "peer_ms": peer_ms,
@@ -177,7 +227,7 @@ def measured(jobs: dict[str, Job], name: str, nbytes: int, rounds: int, reps: in
     }
 
 
-def refusal() -> str | None:
+def refusal(per_host: int) -> str | None:
     """Why nothing can be measured here, if so."""
     from tvm_axe.collective.cuda import driver
     from tvm_axe.errors import InputError
@@ -187,40 +237,43 @@ def refusal() -> str | None:
         import torch  # noqa: F401, asks whether it is there
     except (InputError, ImportError) as error:
         return str(error)
-    return None if gpus >= HOSTS else f"this process sees {gpus} GPU{'s' * (gpus != 1)}, and each host is to have one"
+    if gpus >= HOSTS * per_host:
+        return None
+    return f"this process sees {gpus} GPU{'s' * (gpus != 1)}, and each of {HOSTS} hosts is to have {per_host}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--per-host", type=int, default=1, choices=[1, 2], help="GPUs of each host")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64], metavar="MIB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--engine", default="cuda", choices=["cuda", "ranks"])
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
+    parser.add_argument("--form", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    if args.side == "ours":
-        ours(args.engine, answering)
+    if args.side is not None:
+        form = forms(args.per_host)[args.form]
+        ours(args.engine, form) if args.side == "ours" else theirs(form)
         return 0
-    if args.side == "theirs":
-        theirs(answering)
-        return 0
-    why = refusal() if args.engine == "cuda" else None
+    why = refusal(args.per_host) if args.engine == "cuda" else None
     if why is not None:
         print(f"bench_mesh_hosts: nothing is measured: {why}; --engine ranks tries our side on CPUs", file=sys.stderr)
         return 1
-    jobs: dict[str, Job] = {}
     rows = []
-    try:
-        for side in ("ours", "theirs") if args.engine == "cuda" else ("ours",):
-            jobs[side] = Job(side, args.engine)
-        for name in COLLECTIVES:
-            for size in args.sizes:
-                print(f"{name}, {size} MiB")
-                rows.append(measured(jobs, name, size << 20, args.rounds, args.reps))
-    finally:
-        for job in jobs.values():
-            job.close()
+    for number, form in enumerate(forms(args.per_host)):
+        jobs: dict[str, Job] = {}
+        try:
+            for side in ("ours", "theirs") if args.engine == "cuda" else ("ours",):
+                jobs[side] = Job(side, args.engine, args.per_host, number)
+            for name in COLLECTIVES:
+                for size in args.sizes:
+                    print(f"{name}, {form}, {size} MiB")
+                    rows.append(measured(jobs, form, name, size << 20, args.rounds, args.reps))
+        finally:
+            for job in jobs.values():
+                job.close()
     if args.json:
         print(json.dumps({"engine": args.engine, "rows": rows}))
     return 0

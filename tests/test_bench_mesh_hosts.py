@@ -19,11 +19,17 @@ def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=240)
 
 
-def test_our_side_between_ranks() -> None:
-    done = ran("--engine", "ranks", "--sizes", "1", "--rounds", "1", "--reps", "2", "--json")
+@pytest.mark.parametrize(
+    ("per_host", "forms"),
+    [((), ["tp=2 along tp"]), (("--per-host", "2"), ["dp=2,tp=2 along dp", "tp=4 along tp"])],
+)
+def test_our_side_between_ranks(per_host: tuple[str, ...], forms: list[str]) -> None:
+    done = ran("--engine", "ranks", *per_host, "--sizes", "1", "--rounds", "1", "--reps", "2", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-    assert [row["name"] for row in rows] == [f"{name} between hosts, 1 MiB" for name in ("all_reduce", "all_gather")]
+    assert [row["name"] for row in rows] == [
+        f"{name} between hosts, {form}, 1 MiB" for form in forms for name in ("all_reduce", "all_gather")
+    ]
     assert all(row["ours_ms"] > 0 and row["peer"] is row["ratio"] is None for row in rows)
 
 
