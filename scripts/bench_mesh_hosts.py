@@ -1,9 +1,11 @@
 """Collectives between two "hosts" of one machine, beside NCCL's alone, whose GPUs don't see each other.
 
 Ours is a job of ranks, some of which are taken for a host (`TVM_AXE_RANKS_PER_HOST`), theirs PyTorch's with NCCL, and
-peer access is switched off in NCCL for both (`NCCL_P2P_DISABLE`), so that bytes go through the machine's memory. A time
-is that of a collective between meetings of all ranks, by the clock of rank 0, as a program on a mesh has it: ours meet
-by messages, theirs by an all-reduce of one number and a wait for the stream. The sides take turns; medians count.
+peer access is switched off in NCCL for both (`NCCL_P2P_DISABLE`), so that bytes go through the machine's memory. Runs
+of one collective and of several, one behind the other, are measured by the clock of rank 0, between meetings of all:
+ours call a program of so many, theirs are told as many and wait for the stream. The difference over how many more there
+are is the time of one. So what it takes to call a program counts on neither side; it is printed. The sides take turns;
+medians count.
 
 With a GPU to a host, the mesh is `tp=2`. With two (`--per-host 2`) it is `dp=2,tp=2`, along `dp`, both groups at once,
 and `tp=4`, an axis that has two devices on each host.
@@ -28,6 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 COLLECTIVES = ("all_reduce", "all_gather")
+FEW, MANY = 1, 9
+"""Collectives of a run."""
 WARMUP = 3
 HOSTS = 2
 
@@ -76,27 +80,29 @@ def ours(engine: str, form: Form) -> None:
     axis, parts = form.axis, form.mesh[form.axis]
     with axe.launch(Mesh(form.mesh), engine=engine) as workers:
 
-        def taken(name: str, nbytes: int, reps: int) -> list[float]:
-            made = chain(name, nbytes, axis, parts, 1)
-            source, target = (workers.mesh_tensor(slab, "float32") for slab in (made.source, made.target))
+        def taken(name: str, nbytes: int, reps: int) -> dict[int, list[float]]:
+            chains = {times: chain(name, nbytes, axis, parts, times) for times in (FEW, MANY)}
+            slabs = chains[FEW].source, chains[FEW].target
+            source, target = (workers.mesh_tensor(slab, "float32") for slab in slabs)
             rng = np.random.default_rng()
-            given = [rng.integers(-99, 99, made.source).astype("float32") for _ in range(form.ranks)]
+            given = [rng.integers(-99, 99, slabs[0]).astype("float32") for _ in range(form.ranks)]
             for rank, array in enumerate(given):
-                source.slab(rank)[...], target.slab(rank)[...] = array, np.nan
-            program = workers.load(made.module, resolve_target(workers.target))
+                source.slab(rank)[...] = array
             arguments = [(each, axis if is_view else SLAB) for each, is_view in zip((source, target), VIEWS[name])]
-            workers.call(program, arguments)
-            for rank in range(form.ranks):
-                group = [given[other] for other in form.group(rank)]
-                wanted = sum(group) if name == "all_reduce" else np.concatenate(group)
-                if not np.array_equal(target.slab(rank), wanted):
-                    raise RuntimeError(f"{name} of {nbytes} bytes: rank {rank} has other numbers")
-            found = []
-            for turn in range(-WARMUP, reps):
-                start = time.perf_counter()
+            found = dict[int, list[float]]()
+            for times, made in chains.items():
+                program = workers.load(made.module, resolve_target(workers.target))
+                for rank in range(form.ranks):
+                    target.slab(rank)[...] = np.nan
                 workers.call(program, arguments)
-                found += [time.perf_counter() - start] if turn >= 0 else []
-            for item in (program, source, target):
+                for rank in range(form.ranks):
+                    group = [given[other] for other in form.group(rank)]
+                    wanted = sum(group) if name == "all_reduce" else np.concatenate(group)
+                    if not np.array_equal(target.slab(rank), wanted):
+                        raise RuntimeError(f"{name} of {nbytes} bytes: rank {rank} has other numbers")
+                found[times] = timed(lambda program=program: workers.call(program, arguments), reps)
+                workers.free(program)
+            for item in (source, target):
                 workers.free(item)
             return found
 
@@ -120,28 +126,40 @@ def theirs(form: Form) -> None:
     made = {ranks: dist.new_group(list(ranks)) for ranks in sorted(groups)}  # by all, each
     group = made[tuple(form.group(rank))]
 
-    def taken(name: str, nbytes: int, reps: int) -> list[float]:
+    def taken(name: str, nbytes: int, reps: int) -> dict[int, list[float]]:
         whole = torch.randn(nbytes // 4, device=device)
         part = torch.randn(nbytes // 4 // form.mesh[form.axis], device=device)
-        found = []
-        for turn in range(-WARMUP, reps):
+
+        def run(times: int) -> None:
+            for _ in range(times):
+                if name == "all_reduce":
+                    dist.all_reduce(whole, group=group)
+                else:
+                    dist.all_gather_into_tensor(whole, part, group=group)
+            torch.cuda.synchronize()
+
+        def meet() -> None:
             dist.all_reduce(one)
             torch.cuda.synchronize()
-            start = time.perf_counter()
-            if name == "all_reduce":
-                dist.all_reduce(whole, group=group)
-            else:
-                dist.all_gather_into_tensor(whole, part, group=group)
-            dist.all_reduce(one)
-            torch.cuda.synchronize()
-            found += [time.perf_counter() - start] if turn >= 0 else []
-        return found
+
+        return {times: timed(lambda times=times: run(times), reps, meet) for times in (FEW, MANY)}
 
     answering(taken)
     dist.destroy_process_group()
 
 
-def answering(taken: Callable[[str, int, int], list[float]]) -> None:
+def timed(run: Callable[[], object], reps: int, meet: Callable[[], object] = lambda: None) -> list[float]:
+    """Seconds of runs, each behind a meeting."""
+    found = []
+    for turn in range(-WARMUP, reps):
+        meet()
+        start = time.perf_counter()
+        run()
+        found += [time.perf_counter() - start] if turn >= 0 else []
+    return found
+
+
+def answering(taken: Callable[[str, int, int], dict[int, list[float]]]) -> None:
     """Answer what comes on the standard input, a line of JSON each, until it ends."""
     for line in sys.stdin:
         print(json.dumps(taken(*json.loads(line))), flush=True)
@@ -164,7 +182,7 @@ class Job:
         self.ranks = [
             subprocess.Popen(
                 command,
-                env=os.environ | told | _own_gpus(side, rank, per_host),
+                env=os.environ | told | _place(side, rank, per_host),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                 text=True,
@@ -172,14 +190,14 @@ class Job:
             for rank in range(ranks)
         ]
 
-    def times(self, name: str, nbytes: int, reps: int) -> list[float]:
-        """Seconds of so many runs."""
+    def times(self, name: str, nbytes: int, reps: int) -> dict[int, list[float]]:
+        """Seconds of so many runs, by how many collectives each has."""
         for process in self.ranks:
             print(json.dumps([name, nbytes, reps]), file=process.stdin, flush=True)
         line = self.ranks[0].stdout.readline()
         if not line:
             raise RuntimeError(f"rank 0 ended with {self.ranks[0].wait()}")
-        return [float(each) for each in json.loads(line)]
+        return {int(times): seconds for times, seconds in json.loads(line).items()}
 
     def close(self) -> None:
         """End the ranks."""
@@ -192,18 +210,10 @@ class Job:
                 process.kill()
 
 
-def _own_gpus(side: str, rank: int, per_host: int) -> dict[str, str]:
-    """What a rank is told; ours see their host's GPUs alone, as what CUDA is told of them holds for a process."""
-    if side == "theirs":
-        return {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "1"}
-    host, local = divmod(rank, per_host)
-    gpus = ",".join(str(host * per_host + each) for each in range(per_host))
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(per_host),
-        "CUDA_VISIBLE_DEVICES": gpus,
-    }
+def _place(side: str, rank: int, per_host: int) -> dict[str, str]:
+    """Where a rank is: for PyTorch all are of one host, on which each has a GPU."""
+    local, count = (rank % per_host, per_host) if side == "ours" else (rank, HOSTS * per_host)
+    return {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(count)}
 
 
 def measured(jobs: dict[str, Job], form: Form, name: str, nbytes: int, rounds: int, reps: int) -> dict[str, Any]:
@@ -211,7 +221,10 @@ def measured(jobs: dict[str, Job], form: Form, name: str, nbytes: int, rounds: i
     taken: dict[str, list[float]] = {side: [] for side in jobs}
     for _ in range(rounds):
         for side, job in jobs.items():
-            taken[side] += job.times(name, nbytes, reps)
+            found = job.times(name, nbytes, reps)
+            one = statistics.median(found[FEW])
+            taken[side] += [(seconds - one) / (MANY - FEW) for seconds in found[MANY]]
+            print(f"  {side:<7} {1e3 * one:9.4f} ms with a call", flush=True)
     medians = {side: 1e3 * statistics.median(seconds) for side, seconds in taken.items()}
     for side, seconds in taken.items():
         print(

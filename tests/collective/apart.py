@@ -89,9 +89,9 @@ class HostMemory(Device):
     def usable(self):
         return not self._lost
 
-    def meet(self, view, rank, seconds):
+    def meet(self, view, peers, rank, seconds):
         self._words = _tvm.as_array(self.tensor(view))
-        self._rank, self._seconds, self._count = rank, seconds, 0
+        self._peers, self._rank, self._seconds, self._count = peers, peers.index(rank), seconds, 0
         self.meets = True
 
     def connect(self, unique, size, rank, groups, seconds, is_off):
@@ -126,7 +126,7 @@ class HostMemory(Device):
         own = self._words[self._rank]
         while late := [peer for peer in range(len(self._words)) if own[peer] < wanted]:
             if own[-1] or time.monotonic() > end:
-                self._missing.update(late)
+                self._missing.update(self._peers[each] for each in late)
                 own[-1] = 1  # no later meeting waits again
                 return
             time.sleep(0)

@@ -181,7 +181,7 @@ def test_groups_of_a_mesh_of_two_axes(fake: FakeNccl) -> None:
             assert target[rank, : len(group)].tolist() == [member + 1 for member in group]
 
 
-@pytest.mark.parametrize(("apart", "meeting"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize(("apart", "meeting"), [(True, False), (True, True), (False, False), (False, True)])
 def test_workers_whose_devices_are_connected(fake: FakeNccl, apart: bool, meeting: bool) -> None:
     """Of one mesh axis that crosses hosts and one that doesn't, or all of one host; near float64."""
     mesh = Mesh({"dp": 2, "tp": 2})

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from jobs import ended, start
+
+from tvm_axe.collective.cuda import driver
 
 HERE = Path(__file__).parent
 NAMES = f"""
@@ -39,52 +40,18 @@ def nothing_left() -> Iterator[None]:
     assert not psutil.wait_procs(ours, timeout=5)[1]
 
 
-def start(ranks: int, *arguments: str, hosts_of: int, engine: str = "ranks") -> list[subprocess.Popen[str]]:
-    """Start Python with the same arguments as each rank, with so many ranks on a simulated host."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    environment = os.environ | {
-        "TVM_AXE_TEST_JOB": str(os.getpid()),
-        "TVM_AXE_TEST_RANKS": str(ranks),
-        "TVM_AXE_TEST_ENGINE": engine,
-        "TVM_AXE_RANKS_PER_HOST": str(hosts_of),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    return [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment | {"RANK": str(rank)},
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def ended(processes: list[subprocess.Popen[str]], seconds: float) -> list[tuple[str, str, int]]:
-    """What each has said, on either stream, and its exit status."""
-    found, deadline = [], time.monotonic() + seconds
-    try:
-        for process in processes:
-            output, errors = process.communicate(timeout=max(1, deadline - time.monotonic()))
-            found.append((output, errors, process.returncode))
-    finally:
-        for process in processes:
-            process.kill()
-    return found
-
-
 def run(ranks: int, script: str, hosts_of: int = 1) -> list[tuple[str, str, int]]:
     return ended(start(ranks, "-c", NAMES + textwrap.dedent(script), hosts_of=hosts_of), 240)
 
 
 @pytest.mark.parametrize(("ranks", "hosts_of"), [(2, 2), (2, 1), (3, 2), (4, 2)])
-@pytest.mark.parametrize("engine", ["ranks", "apart-ranks"])
-def test_what_every_engine_does(engine: str, ranks: int, hosts_of: int) -> None:
-    """On the ranks' cores, and on devices with memory of their own, which those of a host map."""
+@pytest.mark.parametrize("engine", ["ranks", "apart-ranks", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_every_engine_does(request: pytest.FixtureRequest, engine: str, ranks: int, hosts_of: int) -> None:
+    """On the ranks' cores, and on devices with memory of their own, which those of a host map; also on GPUs."""
+    if engine == "cuda":
+        request.getfixturevalue("cuda")
+        if driver.gpus() < ranks:
+            pytest.skip(f"each of {ranks} ranks needs a GPU, and there are {driver.gpus()}")
     files = [str(HERE / name) for name in ("in_job.py", "test_workers.py", "test_recording.py")]
     others = "not at_once and not bound and not examples and not bad_launches"
     if engine != "ranks":  # these launch by name

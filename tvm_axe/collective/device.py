@@ -30,7 +30,8 @@ class Device(ABC):
     runtime : tvm.runtime.Device
         What the virtual machine runs programs on.
     meets : bool
-        Whether it meets its peers by itself, `arrive` and `wait`, without its worker.
+        Whether it meets its peers by itself, `arrive` and `wait`, without its worker. Devices that see each other's
+        memory do, where a communicator is all that is between them and others.
     in_arena : bool
         Whether its slabs are in the arena, and not in memory of its own.
     """
@@ -158,13 +159,15 @@ class Device(ABC):
         """Return the peers that the device has stopped waiting for, once it has finished."""
         return []
 
-    def meet(self, view: View, rank: int, seconds: float) -> None:
+    def meet(self, view: View, peers: Sequence[int], rank: int, seconds: float) -> None:
         """Meet peers by itself from now on, as device `rank`, waiting no longer than so many seconds.
 
         Parameters
         ----------
         view : View
-            All devices' slabs of a tensor that is for this alone.
+            Their slabs of a tensor that is for this alone.
+        peers : sequence of int
+            The devices that meet: those that see each other's memory, itself among them.
         rank, seconds
             As above.
         """

@@ -9,6 +9,7 @@ control block; nothing may be raised to Disco, which would end the process. What
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -80,13 +81,14 @@ class Worker:
         self._calls: dict[int, _Call] = {}
         self._views: dict[str, Any] = {}  # tensors by what a call says of them
         self._repeating: set[int] = set()  # the programs that tell the device the same each time
+        self._peers = next(group for group in site.neighbours if rank in group)
         self._left_barrier: tuple[int, str] | None = None
         self._staging: Staging | None = None
         self._staged = frozenset[str]()
         self.slabs = Slabs(site, rank, self.device)
 
     def barrier(self) -> None:
-        """Wait for all the workers of the launch."""
+        """Wait for all the workers of the launch, or have the device wait for all that it sees."""
         self.arrive()
         self.wait(0)
 
@@ -94,7 +96,10 @@ class Worker:
         """Say that what this worker wrote and read until now is done."""
         if self.device.meets:
             self.device.arrive()
-            return
+        else:
+            self._arrive()
+
+    def _arrive(self) -> None:
         self.device.finish()
         self._site.control.arrive(self.rank)
         if self._site.across is not None:
@@ -104,7 +109,10 @@ class Worker:
         """Wait until all the workers of the launch have arrived as often as this one less `behind` times."""
         if self.device.meets:
             self.device.wait(behind)
-            return
+        else:
+            self._wait(behind)
+
+    def _wait(self, behind: int) -> None:
         with self._meeting():
             self._site.control.wait(self.rank, behind, self._site.timeout)
             if self._site.across is not None:
@@ -215,7 +223,7 @@ class Worker:
         """Have the module do without Python what it can; other workers of this process may run it too, if there are."""
         site = self._site
         if self.device.meets:
-            return merged(mod, site.mesh.size)
+            return merged(mod, len(self._peers))
         if not (site.alone and SUPPORTED and isinstance(self.device, Cores)):
             return mod
         axes = set(site.mesh.names) - site.apart
@@ -280,14 +288,19 @@ class Worker:
     ) -> None:
         """Run a function `repeat` times and write the seconds of each run, without the wait before it, to `seconds`.
 
-        Devices begin a run at the same time, as far as they meet by themselves: all are held before they meet until
+        Devices begin a run at the same time, as far as all meet by themselves: they are held before they meet until
         they have been told the run, too, so that nobody's run counts how much later a peer's process has told it.
         """
+        meets_all = self.device.meets and len(self._peers) == self._site.mesh.size
         key, entry = self._call(program, function, arguments)
         result = self._array(seconds)
         for i in range(-warmup, repeat):
-            self.device.hold()
-            self.barrier()
+            if meets_all:
+                self.device.hold()
+                self.barrier()
+            else:
+                self._arrive()
+                self._wait(0)
             taken = self.device.timed(key, entry)
             self._finish()
             if i >= 0:
@@ -335,7 +348,10 @@ class Worker:
 
     def meet(self, words: Sequence[Any]) -> None:
         """Have the device meet its peers by itself from now on, by the words of a tensor."""
-        self.device.meet(self._view(words), self.rank, self._site.timeout)
+        slabs, first = decode_view(words, self._site.mesh, self.coords), self._peers[0]
+        shape = (len(self._peers), *slabs.shape[1:])
+        theirs = dataclasses.replace(slabs, offset=slabs.offset + first * slabs.strides[0], shape=shape)
+        self.device.meet(theirs, self._peers, self.rank, self._site.timeout)
 
     def stage(self, offset: int, axes: Sequence[str]) -> None:
         """Do collectives along these axes through buffers, one for each worker, from now on."""

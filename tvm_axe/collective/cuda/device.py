@@ -194,10 +194,10 @@ class CudaDevice(Device):
         if not self._side.forked:
             self.finish()
 
-    def meet(self, view: View, rank: int, seconds: float) -> None:
-        place = self._base + view.offset
-        self._meeting = Meeting(self._arch(), self._stream, place, view.strides[0], rank, view.shape[0], seconds)
-        self.meets = True
+    def meet(self, view: View, peers: Sequence[int], rank: int, seconds: float) -> None:
+        place, at = self._base + view.offset, peers.index(rank)
+        self._meeting = Meeting(self._arch(), self._stream, place, view.strides[0], at, len(peers), seconds)
+        self._peers, self.meets = peers, True
 
     def arrive(self) -> None:
         assert self._meeting is not None  # it meets
@@ -208,7 +208,7 @@ class CudaDevice(Device):
         self._meeting.meet(False, behind)
 
     def missing(self) -> list[int]:
-        found = [] if self._meeting is None else self._meeting.missing()
+        found = [] if self._meeting is None else [self._peers[each] for each in self._meeting.missing()]
         return found if found or self._linked is None else self._linked.missing()
 
     def call_off(self) -> None:

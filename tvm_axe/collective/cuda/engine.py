@@ -13,8 +13,8 @@ from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.algorithms import Algorithm
 from tvm_axe.collective.arena import round_up
 from tvm_axe.collective.cuda import driver, nccl
-from tvm_axe.collective.cuda.job import devices_of, linked_axes
-from tvm_axe.collective.cuda.meeting import MOST, WORDS
+from tvm_axe.collective.cuda.job import can_meet, devices_of, linked_axes
+from tvm_axe.collective.cuda.meeting import WORDS
 from tvm_axe.collective.discrete import DiscreteSession
 from tvm_axe.collective.engine import Engine, Finding, Measured, Rates
 from tvm_axe.collective.job import Job
@@ -109,8 +109,7 @@ class CudaEngine(Engine):
             page = backend_of(resolve_target(self.target)).page
             alike = {"page": page, "room": min(map(driver.room, here)), "collectives": table.encode()}
             size = addresses([driver.memory_of(0)] * mesh.size, page)
-            meets = WORDS if mesh.size <= MOST else None
-            return devices_of(mesh, job, alike, size, meets, peers, collectives)
+            return devices_of(mesh, job, alike, size, peers, collectives)
 
         session = ranked.launch(ranks_engine.start_messages, mesh, timeout, devices)
         session.table = tables[0]
@@ -133,8 +132,8 @@ class CudaEngine(Engine):
             shared, to try a mesh on fewer GPUs. `processes`, a bool: whether each worker is a process, which a fault of
             another's doesn't touch, or a thread of this one, for debuggers, sanitizers and profilers; True if left out.
             `barriers`, ``"device"`` or ``"host"``: who waits for whom at a barrier; the devices if left out, unless
-            some share a GPU, where one that waits would keep the other from running, or some don't see each other's
-            memory. `collectives`, the algorithm that does all collectives that it is offered for
+            some share a GPU, where one that waits would keep the other from running, or the host's memory is between
+            some. `collectives`, the algorithm that does all collectives that it is offered for
             (`algorithms.Algorithm`): ``"one-shot"``, ``"two-shot"``, ``"copy-engine"``; that of the machine's table if
             left out (`tvm_axe.collective.choice`). Or ``"nccl"``: all collectives go by NCCL; and ``"host"``: where
             devices don't see each other's memory, through their hosts'. If left out that is so on one host; between
@@ -159,17 +158,17 @@ class CudaEngine(Engine):
         gpus = _chosen(mesh, named)
         are_peers = (lambda first, second: False) if peers is False else driver.are_peers
         neighbours = neighbours_of(gpus, are_peers)
-        can_meet = len(set(gpus)) == len(gpus) <= MOST and len(neighbours) == 1
-        meets = WORDS if barriers == "device" or (barriers is None and can_meet) else None
+        axes, unique = linked_axes(mesh, frozenset(), 1, algorithm)
+        meet = can_meet(mesh, neighbours, axes)
+        if barriers == "device" and not meet:
+            raise InputError(
+                "launch: barriers=\"device\" has devices meet in each other's memory, which these don't see; leave "
+                "it out"
+            )
+        meets = WORDS if barriers == "device" or (barriers is None and meet and len(set(gpus)) == len(gpus)) else None
         if len(neighbours) > 1:
-            if barriers == "device":
-                raise InputError(
-                    "launch: barriers=\"device\" has devices meet in each other's memory, which these don't see; leave "
-                    "it out"
-                )
             _LOG.warning("%s", _said(mesh, gpus, neighbours, peers))
         page = backend_of(resolve_target(self.target)).page
-        axes, unique = linked_axes(mesh, frozenset(), 1, algorithm)
         if unique is not None and len(set(gpus)) < len(gpus):
             raise InputError(f'launch: collectives="nccl" needs a GPU for each device, and gpus is {tuple(gpus)}')
         table = self._table(machine_of(gpus), algorithm)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tvm_axe.collective.across import spanning_axes
 from tvm_axe.collective.cuda import driver, nccl
 from tvm_axe.collective.cuda.device import CudaDevice
+from tvm_axe.collective.cuda.meeting import MOST, WORDS
 from tvm_axe.collective.job import Job
 from tvm_axe.collective.ranked import Devices
 from tvm_axe.errors import InputError
@@ -38,7 +39,6 @@ def devices_of(
     job: Job,
     alike: Mapping[str, Any],
     size: int,
-    meets: int | None,
     peers: bool | None,
     collectives: str | None,
 ) -> Devices:
@@ -54,8 +54,6 @@ def devices_of(
         What all devices are told.
     size : int
         Bytes of the range of addresses.
-    meets : int or None
-        The words by which devices meet where all see each other's memory.
     peers, collectives
         See `CudaEngine.launch`.
 
@@ -75,10 +73,24 @@ def devices_of(
         size,
         alike["page"],
         neighbours,
-        meets if len(neighbours) == 1 and max(gpus) < driver.gpus() else None,
+        WORDS if max(gpus) < driver.gpus() and can_meet(mesh, neighbours, axes) else None,
         axes,
         unique,
     )
+
+
+def can_meet(mesh: Mesh, neighbours: Sequence[Sequence[int]], axes: Collection[str]) -> bool:
+    """Whether devices can meet by themselves: each those whose memory it sees, and has slabs of one behind the other.
+
+    What is between others must be NCCL's, along `axes`, in which who has what it waits for has met who sent it.
+
+    >>> can_meet(Mesh({"dp": 2, "tp": 2}), [(0, 1), (2, 3)], ["dp"])
+    True
+    >>> can_meet(Mesh({"dp": 2, "tp": 2}), [(0, 1), (2, 3)], [])
+    False
+    """
+    runs = all(list(group) == list(range(group[0], group[0] + len(group))) for group in neighbours)
+    return runs and max(map(len, neighbours)) <= MOST and spanning_axes(mesh, neighbours) <= set(axes)
 
 
 def machine_numbers(machines: Sequence[str]) -> list[int]:

@@ -89,7 +89,7 @@ class Meeting:
         The address of the first device's slab of a tensor of `WORDS` words of zeros each, and the bytes from one slab
         to the next.
     rank, devices : int
-        The device's number, and how many there are.
+        The device's number among those that meet, and how many these are.
     seconds : float
         The longest that it waits.
     """
@@ -108,6 +108,8 @@ class Meeting:
 
     def meet(self, arrives: bool, behind: int | None) -> None:
         """Arrive, wait, or both: `behind` is how many arrivals of a peer may lack, None not to wait."""
+        if self.devices == 1:
+            return
         values = (
             ctypes.c_uint64(self._slabs),
             ctypes.c_int64(self._distance),
