@@ -23,7 +23,7 @@ from apart import launched
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
-from two_devices import TWO, check_usable, turning, workers_here
+from two_devices import TWO, check_usable, mesh_at, turning, workers_here
 
 import tvm_axe as axe
 from tvm_axe.collective import Coord, LoadedProgram, WorkerError, Workers
@@ -34,13 +34,14 @@ from tvm_axe.layout import Mesh
 from tvm_axe.machines import resolve_target
 from tvm_axe.programs import PROGRAMS
 
-PAGE = 2 << 20  # bytes, as of GPUs, which the program `Turns` is of
+PAGE = 2 << 20  # bytes, as of GPUs, which what `turning` runs is of
 SECONDS = 10.0
-PLACES = ["apart", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda-meeting", "cuda-staged"))]
+GPUS = "cuda", "cuda-meeting", "cuda-meeting-four", "cuda-staged"
+PLACES = ["apart", "apart-four", *(pytest.param(name, marks=pytest.mark.gpu) for name in GPUS)]
 
 
 def started(place: str, **options: Any) -> Workers:
-    return launched(TWO, place, **({"page": PAGE} if place == "apart" else {}), **options)
+    return launched(mesh_at(place), place, **({"page": PAGE} if place.startswith("apart") else {}), **options)
 
 
 # ---- A process is killed or stopped ----------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def test_a_worker_that_is_lost(nothing_left: None, place: str, phase: str, how: 
         doing = Phase(workers)
         for _ in range(before if place != "cuda-staged" else 0):
             doing.run()
-        victim = workers_here()[-1]
+        victim = workers_here()[1 - workers.mesh.size]
         victim.kill() if how == "killed" else victim.suspend()
         with lost(victim):
             asked(doing)
@@ -119,7 +120,7 @@ def test_a_worker_that_is_lost(nothing_left: None, place: str, phase: str, how: 
         check_usable(workers)
 
 
-@pytest.mark.parametrize("place", PLACES[:3], indirect=True)
+@pytest.mark.parametrize("place", PLACES[:-1], indirect=True)
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_worker_that_is_lost_while_it_runs(nothing_left: None, place: str, how: str) -> None:
     """At any moment of many runs, not between two of them."""
@@ -127,7 +128,7 @@ def test_a_worker_that_is_lost_while_it_runs(nothing_left: None, place: str, how
         with started(place, timeout=1.0) as workers:
             doing = Phase(workers)
             doing.run()
-            victim = workers_here()[-1]
+            victim = workers_here()[1 - workers.mesh.size]
             timer = threading.Timer(seconds, victim.kill if how == "killed" else victim.suspend)
             timer.start()
             with lost(victim):
@@ -139,7 +140,7 @@ def test_a_worker_that_is_lost_while_it_runs(nothing_left: None, place: str, how
         check_usable(workers)
 
 
-@pytest.mark.parametrize("place", PLACES[:2], indirect=True)
+@pytest.mark.parametrize("place", [PLACES[0], PLACES[2]], indirect=True)
 def test_a_worker_that_is_killed_as_it_starts(nothing_left: None, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever it was is named, and the others end too."""
     others = workers_here()

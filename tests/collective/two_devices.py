@@ -1,4 +1,4 @@
-"""What tests of devices with memory of their own share: two of them, a program, and what may be left behind."""
+"""What tests of devices with memory of their own share: a few of them, a program, and what may be left behind."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from apart import launched
+from tvm.ir import IRModule
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -19,43 +20,51 @@ from tvm_axe.collective import Argument, Coord, LoadedProgram, MeshTensor, Worke
 from tvm_axe.layout import Mesh
 from tvm_axe.machines import resolve_target
 
-TWO = Mesh({"tp": 2})
+TWO, FOUR = Mesh({"tp": 2}), Mesh({"tp": 4})
 
 
-@I.ir_module
-class Turns:
-    """Counts up what the neighbour has, meets, and does it again; what has not been waited for shows."""
+def mesh_at(place: str) -> Mesh:
+    """Two devices, or four where a place says ``-four``."""
+    return FOUR if place.endswith("-four") else TWO
 
-    @T.prim_func(s_tir=True)
-    def step(a: T.handle, out: T.Buffer((1000,), "int32"), tp: T.int32):
-        A = T.match_buffer(a, (2, 1000), "int32", strides=[524288, 1])
-        for i in range(1000):
-            with T.sblock("step"):
-                vi = T.axis.spatial(1000, i)
-                out[vi] = A[1 - tp, vi] + 1
 
-    @R.function(pure=False)
-    def main(
-        a: R.Tensor((2, 1000), "int32"),
-        own_a: R.Tensor((1000,), "int32"),
-        b: R.Tensor((2, 1000), "int32"),
-        own_b: R.Tensor((1000,), "int32"),
-        tp: R.Prim("int32"),
-    ):
-        R.func_attr({"relax.force_pure": False})
-        cls = Turns
-        _: R.Tuple() = cls.step(a, own_b, tp)
-        _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
-        _2: R.Tuple() = cls.step(b, own_a, tp)
-        _3: R.Tuple() = R.call_packed("axe.arrive", sinfo_args=(R.Tuple(),))
-        _4: R.Tuple() = R.call_packed("axe.wait", 0, sinfo_args=(R.Tuple(),))
-        return R.tuple()
+def turns(devices: int) -> IRModule:
+    """A program that counts up what the next has, meets, and does it again; what has not been waited for shows."""
+
+    @I.ir_module
+    class Turns:
+        @T.prim_func(s_tir=True)
+        def step(a: T.handle, out: T.Buffer((1000,), "int32"), tp: T.int32):
+            A = T.match_buffer(a, (devices, 1000), "int32", strides=[524288, 1])
+            for i in range(1000):
+                with T.sblock("step"):
+                    vi = T.axis.spatial(1000, i)
+                    out[vi] = A[(tp + 1) % devices, vi] + 1
+
+        @R.function(pure=False)
+        def main(
+            a: R.Tensor((devices, 1000), "int32"),
+            own_a: R.Tensor((1000,), "int32"),
+            b: R.Tensor((devices, 1000), "int32"),
+            own_b: R.Tensor((1000,), "int32"),
+            tp: R.Prim("int32"),
+        ):
+            R.func_attr({"relax.force_pure": False})
+            cls = Turns
+            _: R.Tuple() = cls.step(a, own_b, tp)
+            _1: R.Tuple() = R.call_packed("axe.barrier", sinfo_args=(R.Tuple(),))
+            _2: R.Tuple() = cls.step(b, own_a, tp)
+            _3: R.Tuple() = R.call_packed("axe.arrive", sinfo_args=(R.Tuple(),))
+            _4: R.Tuple() = R.call_packed("axe.wait", 0, sinfo_args=(R.Tuple(),))
+            return R.tuple()
+
+    return Turns
 
 
 def turning(workers: Workers) -> tuple[LoadedProgram, list[Argument], MeshTensor]:
     """The program, its arguments, and what it counts up by 2 a run."""
     a, b = workers.mesh_tensor((1000,), "int32"), workers.mesh_tensor((1000,), "int32")
-    program = workers.load(Turns, resolve_target(workers.target))
+    program = workers.load(turns(workers.mesh.size), resolve_target(workers.target))
     return program, [(a, "tp"), (a, "slab"), (b, "tp"), (b, "slab"), Coord("tp")], a
 
 
@@ -88,7 +97,7 @@ def command_of(process: psutil.Process) -> str:
 @pytest.fixture
 def nothing_left(place: str) -> Iterator[None]:
     """No process of a worker, no descriptor and no mapping of an arena is left."""
-    with launched(TWO, place) as workers:  # what stays for the whole process is there now
+    with launched(mesh_at(place), place) as workers:  # what stays for the whole process is there now
         check_usable(workers)
         if workers.device_type == "cuda" and not workers.apart:  # the driver's files of what is loaded, for one
             program, arguments, _ = turning(workers)
