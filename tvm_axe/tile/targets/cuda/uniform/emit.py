@@ -34,9 +34,10 @@ from tvm_axe.tile.nodes import (
 )
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.emit import emit
-from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads, tensors
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import cp_async, flags, fma, mma
+from tvm_axe.tile.targets.cuda.residency import launch_bounds
 from tvm_axe.tile.targets.cuda.uniform.hazards import Hazards, Touched
 from tvm_axe.tile.targets.cuda.uniform.memory import ALIGNMENT, Pipeline
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
@@ -52,7 +53,8 @@ def lower(plan: UniformPlan) -> tirx.PrimFunc:
         with _tvm.function_frame():
             T.func_name(plan.program.name)
             T.device_entry()
-            _Block(plan).emit()
+            with launch_bounds(plan.residency):
+                _Block(plan).emit()
         body = made.get().body
     func = plan.program.func
     return tirx.PrimFunc(func.params, body, func.ret_type).with_attrs({"global_symbol": plan.program.name})
@@ -65,7 +67,7 @@ class _Block:
         self.plan, self.memory = plan, plan.memory
         self.block, self.thread = T.cta_id([plan.grid.blocks]), T.thread_id([plan.threads])
         pool: Any = T.SMEMPool() if self.memory.bytes else None
-        storages: dict[Tile, Registers | Memory] = {tile: Memory(tile.buffer) for tile in plan.program.params}
+        storages: dict[Tile, Registers | Memory] = {**tensors(plan.program)}
         for tile, layout in self.memory.layouts.items():
             size = self.memory.slots(tile) * self.memory.slot_elements(tile)
             storages[tile] = Memory(pool.alloc((size,), tile.dtype, align=ALIGNMENT), layout)

@@ -10,13 +10,16 @@ from tvm_axe.tile.nodes import Copy, Let, Loop, Node, Wait
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.instructions import cp_async
+from tvm_axe.tile.targets.cuda.residency import Residency
 from tvm_axe.tile.targets.cuda.uniform.memory import Pipeline, UniformMemory
 from tvm_axe.tile.walking import variables_in, walk
 
 _STAGES = (4, 3, 2)
 
 
-def decide_pipelines(program: TileProgram, memory: UniformMemory, most: int, decisions: Decisions) -> UniformMemory:
+def decide_pipelines(
+    program: TileProgram, memory: UniformMemory, residency: Residency, decisions: Decisions
+) -> UniformMemory:
     """Decide which loops' loads run ahead, and how far.
 
     Parameters
@@ -25,8 +28,8 @@ def decide_pipelines(program: TileProgram, memory: UniformMemory, most: int, dec
         The program.
     memory : UniformMemory
         The tiles, of which there is one slot each.
-    most : int
-        How much shared memory a block may have, in bytes.
+    residency : Residency
+        How much shared memory a block may have.
     decisions : Decisions
         Where the decisions are written.
 
@@ -38,7 +41,7 @@ def decide_pipelines(program: TileProgram, memory: UniformMemory, most: int, dec
     Raises
     ------
     TileError
-        They take more than `most`.
+        They take more than that.
     """
     analyzer = program.analyzer()
     for loop in program.nodes():
@@ -56,26 +59,28 @@ def decide_pipelines(program: TileProgram, memory: UniformMemory, most: int, dec
             why = why if loop.until is None else "it may end early"
             decisions.add(f"loop {loop.var.name}", "loads don't run ahead", why)
             continue
-        memory = _with_stages(memory, loop, copies, most, decisions)
-    if memory.bytes > most:
+        memory = _with_stages(memory, loop, copies, residency, decisions)
+    if memory.bytes > residency.shared_bytes:
         tiles = ", ".join(f"{tile.name} {memory.slots(tile)} x {memory.slot_bytes(tile)}" for tile in memory.layouts)
         raise TileError(
-            f"shared memory: {memory.bytes} bytes ({tiles}, exchanges {memory.scratch}); a block has {most}"
+            f"shared memory: {memory.bytes} bytes ({tiles}, exchanges {memory.scratch}); a block has {residency.share}"
         )
     return memory
 
 
 def _with_stages(
-    memory: UniformMemory, loop: Loop, copies: dict[Copy, int], most: int, decisions: Decisions
+    memory: UniformMemory, loop: Loop, copies: dict[Copy, int], residency: Residency, decisions: Decisions
 ) -> UniformMemory:
     name = f"loop {loop.var.name}"
     if loop.stages:
         decisions.add(name, f"{loop.stages} stages of cp.async", "as annotated")
         return _pipelined(memory, loop, Pipeline(copies, loop.stages))
+    most = residency.shared_bytes
+    shallow = most if residency.annotated else most // 2  # so that two blocks fit where nobody says how many
     longest = loop.extent if isinstance(loop.extent, int) else _STAGES[0]
     for stages in [s for s in _STAGES if s <= max(2, longest)]:
         deeper = _pipelined(memory, loop, Pipeline(copies, stages))
-        if deeper.bytes <= most // 2 or (stages == 2 and deeper.bytes <= most):
+        if deeper.bytes <= shallow or (stages == 2 and deeper.bytes <= most):
             decisions.add(name, f"{stages} stages of cp.async", f"{deeper.bytes} bytes of shared memory")
             return deeper
     decisions.add(name, "loads don't run ahead", "two stages don't fit shared memory")
