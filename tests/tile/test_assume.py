@@ -69,7 +69,7 @@ def scaled(a_: T.handle, b_: T.handle, first: T.int32):
     tile.assume(n % 6 == 0)
     tile.assume(n >= 12)
     tile.assume(first <= 8)
-    tile.assume(0 <= first)
+    tile.assume(0 <= first)  # noqa: SIM300
     with tile.kernel(8, tile.cdiv(n, 48)) as (i, j):
         x = tile.fragment((48,), "float32")
         tile.copy(A[first + i, j * 48], x)

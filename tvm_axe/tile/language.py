@@ -53,9 +53,9 @@ Blocks that add to one element, or keep the largest there, do so in no order: `t
 row, by `argmax`, `argmin`, `sort` and `top_k`, and sums up to each element, `cumsum`: `tvm_axe.tile.order`.
 Random numbers of counters: `tvm_axe.tile.philox`.
 
-Numbers that are to be tried out, such as the extents of tiles, are left open by `tvm_axe.tile.knobs`. Sizes that callers
-choose are variables of the tensors' shapes; what they have in common is said by `assume` (`tvm_axe.tile.assuming`), so
-that rows are loaded by TMA and vectors as where sizes are known.
+Numbers that are to be tried out, such as the extents of tiles, are left open by `tvm_axe.tile.knobs`. Sizes that
+callers choose are variables of the tensors' shapes; what they have in common is said by `assume`
+(`tvm_axe.tile.assuming`), so that rows are loaded by TMA and vectors as where sizes are known.
 
 Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.
 

@@ -8,6 +8,7 @@ iteration before is free and is filled anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tvm_ffi
@@ -189,7 +190,7 @@ class _Block:
         self.touched = entry
 
     def _once(self, value: Any, emitter: Emitter) -> Any:
-        """A loop's bound, which what the loop writes doesn't change."""
+        """A loop's bound or where a load begins, which what is written from here on doesn't change."""
         loads = self.hazards.loaded(value)
         return T.bind(emitter.expression(value)) if loads else emitter.expression(value)
 
@@ -222,9 +223,13 @@ class _Block:
     def _start(self, pipeline: Pipeline, values: Values, emitter: Emitter, slot: Any) -> None:
         inner = self._in_slot(pipeline, emitter, slot)
         for copy, size in pipeline.copies.items():
-            (changed,) = substitute((copy,), values)
+            (changed,) = substitute((pipeline.ahead[copy],), values)
             assert isinstance(changed, Copy), changed
-            cp_async.start(inner, changed, size)
+            # Where data say from where, they are loaded once, and not for each piece of the copy.
+            place = tuple(
+                self._once(start, emitter) if self.hazards.loaded(start) else start for start in changed.src.start
+            )
+            cp_async.start(inner, replace(changed, src=replace(changed.src, start=place)), size)
 
     def _in_slot(self, pipeline: Pipeline, emitter: Emitter, slot: Any) -> Emitter:
         """An emitter for which the tiles that run ahead are in a slot."""
