@@ -213,6 +213,7 @@ def test_on_a_gpu(cuda, tmp_path, roles):
 
 CONDITIONS = {
     "n % 4 == 1": "valid are x % number == 0",
+    "n % 1 == 1": "which no number is",
     "n * 2 <= 8": "valid are x % number == 0",
     "n == 64": "valid are x % number == 0",
     "n < 4, n % 4 == 0, n > 0": r"no number n is as n <= 3 and n % 4 == 0 and n >= 1",
@@ -232,6 +233,13 @@ def test_what_is_no_assumption(conditions):
     with pytest.raises((TileError, DiagnosticError)) as refused:
         tile.read(tvm.script.from_source(source, extra_vars={"tile": tile, "T": T}))
     assert CONDITIONS[conditions] in str(refused.value)
+
+
+def test_what_always_holds_is_no_assumption():
+    """As ``k % bk == 0`` where the knob is 1; found by random programs."""
+    source = doubled.script().replace("n % 4 == 0", "n % 1 == 0")
+    assert source != doubled.script()
+    assert tile.read(tvm.script.from_source(source)).assumptions == ()
 
 
 def test_assumptions_are_of_what_callers_give():

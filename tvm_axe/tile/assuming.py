@@ -184,8 +184,11 @@ def _check_possible(var: tirx.Var, facts: list[Assumption]) -> None:
 
 
 def _facts(condition: Any, whole: Any, open_: frozenset[tirx.Var]) -> list[Assumption]:
-    if isinstance(condition, tirx.IntImm) and int(condition):
-        return []
+    known = sym.Analyzer().simplify(condition)
+    if isinstance(known, tirx.IntImm):  # as where a knob is 1
+        if int(known):
+            return []
+        raise TileError(f"assume: {whole}, which no number is")
     if isinstance(condition, tirx.And):
         return [fact for side in (condition.a, condition.b) for fact in _facts(side, whole, open_)]
     found = _multiple(condition) or _bound(condition)
