@@ -46,15 +46,15 @@ def outcome(seed: int, target: str, store: object, runs: bool) -> tuple[str, str
     from tvm_axe.errors import TileError
 
     made = drawn(seed, SIZES[seed % 3])
-    func = made.func
     try:
-        expected = wanted(made, func)
+        program = made.program
+        expected = wanted(made, program)
     except TooLarge:
         return "inexact", ""
     except TileError as error:
         return "wrong", f"the drawn program is refused by every target: {error}\n{made.source}"
     try:
-        executable = tile.compile(func, target, store)
+        executable = tile.compile(program, target, store)
     except TileError as error:
         return "refused", str(error)
     except Exception:

@@ -1,7 +1,8 @@
 """Random tile programs, as the text of their source, with integers for data.
 
 Every program can be run: tiles are written before they are read, a `parallel` doesn't race, indices stay inside. Sizes,
-tails, types, scopes and the order of operations are drawn; so is whether a loop is pipelined, and what is conditional.
+tails, types, scopes and the order of operations are drawn; so is whether a loop is pipelined, and what is conditional;
+what is around operations, knobs and open sizes are `generator_control`'s.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import ml_dtypes  # noqa: F401  (gives numpy the names of the small float types)
 import numpy as np
 import tvm
 from formulas import Formulas
+from generator_control import add_knob, add_options, enter, open_sizes
 from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import tile
+from tvm_axe.tile.program import TileProgram
 
 LARGEST = {"float32": 2.0**22, "float16": 512.0, "bfloat16": 128.0, "int32": 2.0**30, "int8": 127.0}
 """Integers up to here, and their sums and products on the way, are exact in each type."""
@@ -29,14 +32,20 @@ Draw = Callable[[Sequence], object]
 
 @dataclass
 class Made:
-    """A program's source, and what it is called with: the outputs are NaN, or -77."""
+    """A program's source, its knobs, and what it is called with: the outputs are NaN, or -77."""
 
     source: str
     arrays: list[np.ndarray]
+    knobs: dict[str, int] = field(default_factory=dict)
 
     @property
     def func(self) -> tirx.PrimFunc:
         return tvm.script.from_source(self.source, extra_vars={"tile": tile, "T": T})
+
+    @property
+    def program(self) -> TileProgram:
+        """It as read, with its knobs."""
+        return tile.read(self.func, self.knobs)
 
 
 @dataclass
@@ -54,6 +63,8 @@ class Maker:
     options: str = ""
     params: list[str] = field(default_factory=list)
     arrays: list[np.ndarray] = field(default_factory=list)
+    knobs: dict[str, int] = field(default_factory=dict)
+    head: list[str] = field(default_factory=list)
     allocs: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     tiles: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -65,12 +76,16 @@ class Maker:
         self.rng = np.random.default_rng(self.seed)
         self.m = self.choose(self.sizes)
         self.n = self.choose([size for size in self.sizes if self.m * size <= LARGEST_TILE] or self.sizes)
+        # The extent of columns of rows may be a knob, of which it is the only value.
+        self.height = add_knob(self, [self.m]) if self.choose([False, False, False, True]) else self.m
         self.grid = [self.choose([1, 2, 3]) for _ in range(2)]
         self.rows, self.columns = (
             (g - 1) * t + self.choose(sorted({1, (t + 1) // 2, t})) for g, t in zip(self.grid, (self.m, self.n))
         )
         self.counts = self.input("I", (max(self.grid[0], self.m),), "int32", 0, min(self.rows, self.columns))
         self.source = self.input("X", (self.rows, self.columns), self.type())
+        open_sizes(self)
+        add_options(self)
         self.load()
         for _ in range(self.choose(range(2, 7))):
             self.operation()
@@ -78,12 +93,13 @@ class Maker:
             if not name.startswith(("a", "b")):
                 self.store(name, shape, dtype)
         body = [
+            *self.head,
             f"    with tile.kernel({self.grid[0]}, {self.grid[1]}{self.options}) as (m, n):",
             *self.allocs,
             *self.lines,
         ]
         params = ",\n".join(f"    {param}" for param in self.params)
-        return Made("\n".join(["@T.prim_func", f"def {self.name}(\n{params},\n):", *body, ""]), self.arrays)
+        return Made("\n".join(["@T.prim_func", f"def {self.name}(\n{params},\n):", *body, ""]), self.arrays, self.knobs)
 
     # ---- Parts ---------------------------------------------------------------------------------------------------
 
@@ -104,7 +120,7 @@ class Maker:
 
     def alloc(self, kind: str, shape: str, dtype: str, scope: str | None = None) -> str:
         """A new tile of shape ``"mn"``, ``"m"`` or ``"n"``, or of extents."""
-        extents = {"mn": f"({self.m}, {self.n})", "m": f"({self.m},)", "n": f"({self.n},)"}.get(shape, shape)
+        extents = {"mn": f"({self.m}, {self.n})", "m": f"({self.height},)", "n": f"({self.n},)"}.get(shape, shape)
         scope = scope or self.choose(["shared", "fragment"])
         name = f"{kind}{len(self.allocs)}"
         self.allocs.append(f'        {name} = tile.{scope}({extents}, "{dtype}")')
@@ -116,17 +132,6 @@ class Maker:
     def place(self, shape: str) -> str:
         return {"mn": f"m * {self.m}, n * {self.n}", "m": f"m * {self.m}", "n": f"n * {self.n}"}[shape]
 
-    def block(self) -> int:
-        """Open a loop, a condition, or nothing; returns how much deeper it is."""
-        kind = self.choose(["", "", "", "range", "if"])
-        if kind == "range":
-            self.line(f"for r{self.indent} in range({self.choose([1, 2, 3])}):")
-        elif kind == "if":
-            condition = self.choose(["m > 0", "m + n < 2", f"{self.counts}[m] > 1"])
-            self.line(f"if {condition}:")
-        self.indent += bool(kind)
-        return bool(kind)
-
     # ---- Operations: each reads tiles that are written, and writes one of them or a new one ----------------------
 
     def operation(self) -> None:
@@ -136,7 +141,7 @@ class Maker:
             kinds = [self.load, self.gemm, self.gather, self.count, self.formula, self.permute, self.histogram]
             self.choose([*kinds, self.random])()
             return
-        depth = self.block()
+        depth = enter(self)
         self.choose(kinds)(new=not depth and self.choose([True, False]))
         self.indent -= depth
 
@@ -331,11 +336,15 @@ class Maker:
         ta, tb = self.choose([False, True]), self.choose([False, True])
         a_shape, a_tile = (self.rows, depth), (self.m, block)
         b_shape, b_tile = (depth, self.columns), (block, self.n)
-        a_at, b_at = f"m * {self.m}, k * {block}", f"k * {block}, n * {self.n}"
+        # Of each step the operands are where the step, a table, or a name of what it says has them.
+        place = self.choose(["k", "k", "k", "table", "page"])
+        table = self.input("T", (steps,), "int32", 0, steps) if place != "k" else ""
+        at = {"k": "k", "table": f"{table}[k]", "page": f"page{len(self.allocs)}"}[place]
+        a_at, b_at = f"m * {self.m}, {at} * {block}", f"{at} * {block}, n * {self.n}"
         if ta:
-            a_shape, a_tile, a_at = a_shape[::-1], a_tile[::-1], f"k * {block}, m * {self.m}"
+            a_shape, a_tile, a_at = a_shape[::-1], a_tile[::-1], f"{at} * {block}, m * {self.m}"
         if tb:
-            b_shape, b_tile, b_at = b_shape[::-1], b_tile[::-1], f"n * {self.n}, k * {block}"
+            b_shape, b_tile, b_at = b_shape[::-1], b_tile[::-1], f"n * {self.n}, {at} * {block}"
         left, right = self.input("A", a_shape, operand), self.input("B", b_shape, operand)
         a, b = (self.alloc(name, str(of), operand, "shared") for name, of in (("a", a_tile), ("b", b_tile)))
         through = not ta and self.choose([False, False, True])
@@ -355,6 +364,8 @@ class Maker:
         small = self.small(steps) if self.choose([False, False, True]) else None
         self.line(f"for k in {loop}:")
         self.indent += 1
+        if place == "page":
+            self.line(f"{at} = {table}[k]")
         self.line(f"tile.copy({left}[{a_at}], {a})")
         early = self.choose([False, True])
         if small is not None and early:

@@ -17,6 +17,7 @@ import numpy as np
 from expressions import Evaluator, wrapped
 from tvm import ir, tirx
 
+from tvm_axe.tile.assuming import find_broken
 from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.nodes import (
     Assign,
@@ -78,6 +79,9 @@ def interpret(
     given = dict(zip(program.func.params, arguments, strict=True))
     arrays = [np.asarray(given[tile.buffer]) for tile in program.params]
     sizes = {**_sizes(program, arrays), **{scalar: np.asarray(given[scalar]) for scalar in program.scalars}}
+    broken = find_broken(program.assumptions, {str(var.name): int(size) for var, size in sizes.items()})
+    if broken is not None:
+        raise Fault(f"{program.name} assumes {broken}")
     points = list(np.ndindex(*(_extents(program, sizes))))
     (rng or np.random.default_rng(0)).shuffle(points)
     tensors = {

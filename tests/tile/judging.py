@@ -9,6 +9,8 @@ import numpy as np
 from generator import LARGEST, Made, Maker
 from interpreter import interpret
 
+from tvm_axe.tile.program import TileProgram
+
 SIZES: dict[str, Mapping[str, Sequence[int]]] = {
     "small": {},
     "tiled": {"sizes": (64, 128), "depths": (32, 64, 100, 128), "blocks": (32, 64)},
@@ -22,9 +24,9 @@ def drawn(seed: int, sizes: str, options: str = "") -> Made:
     return Maker(random.Random(seed).choice, name=f"func{seed}", options=options, **SIZES[sizes]).make()
 
 
-def wanted(made: Made, func: object) -> list[np.ndarray]:
+def wanted(made: Made, program: TileProgram) -> list[np.ndarray]:
     """What each parameter holds afterwards; TooLarge if a number on the way isn't exact in its type."""
-    return interpret(func, *made.arrays, largest=LARGEST)
+    return interpret(program, *made.arrays, largest=LARGEST)
 
 
 def judge(executable, made: Made, expected: Sequence[np.ndarray]) -> None:

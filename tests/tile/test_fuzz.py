@@ -22,24 +22,24 @@ def store(tmp_path_factory):
 @given(st.data())
 def test_llvm(store, data):
     made = Maker(lambda options: data.draw(st.sampled_from(list(options)))).make()
-    func = made.func
+    program = made.program
     try:
-        expected = wanted(made, func)
+        expected = wanted(made, program)
     except TooLarge:
         assume(False)
-    judge(tile.compile(func, "llvm", store), made, expected)
+    judge(tile.compile(program, "llvm", store), made, expected)
 
 
 def lowered(seeds: range, target: str, sizes: str, options: str = ""):
-    """Programs that the target takes, each with its function and what it should give; no more than half are refused."""
+    """Programs that the target takes, each as read and with what it should give; no more than half are refused."""
     programs, refused = [], 0
     for seed in seeds:
         made = drawn(seed, sizes, options)
-        func = made.func
+        program = made.program
         try:
-            expected = wanted(made, func)
-            tile.lower(func, target)
-            programs.append((made, func, expected))
+            expected = wanted(made, program)
+            tile.lower(program, target)
+            programs.append((made, program, expected))
         except TileError:  # a CPU takes all of them; a GPU's registers and shared memory are few
             refused += 1
         except TooLarge:
@@ -61,6 +61,6 @@ def test_cuda_lowers_or_refuses(target, sizes):
 @pytest.mark.parametrize("seeds", [range(first, first + 10) for first in range(0, 40, 10)], ids=str)
 def test_cuda(cuda, store, seeds, sizes, options):
     programs = lowered(seeds, "cuda", sizes, options)
-    executables = tile.compile_all([func for _, func, _ in programs], "cuda", store)
+    executables = tile.compile_all([program for _, program, _ in programs], "cuda", store)
     for executable, (made, _, expected) in zip(executables, programs, strict=True):
         judge(executable, made, expected)

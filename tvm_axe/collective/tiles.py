@@ -21,6 +21,7 @@ from tvm_axe.collective.workers import Argument, LoadedProgram, Workers
 from tvm_axe.errors import InputError
 from tvm_axe.machines import resolve_target
 from tvm_axe.tile.arguments import Parameter, Scalar, parameters
+from tvm_axe.tile.assuming import find_broken
 from tvm_axe.tile.lowering import emit, plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
@@ -55,7 +56,7 @@ class MeshKernel:
     def __init__(self, workers: Workers, program: tirx.PrimFunc | TileProgram, axis: str | None = None) -> None:
         decided = plan(program if isinstance(program, TileProgram) else read(program), resolve_target(workers.target))
         self.workers, self.name = workers, decided.program.name
-        self._params = parameters(decided.program)
+        self._params, self._assumptions = parameters(decided.program), decided.program.assumptions
         names = workers.mesh.names
         if axis is None and len(names) != 1:
             raise InputError(f"{self.name}: the mesh has the axes {', '.join(names)}; valid is axis=, one of them")
@@ -84,7 +85,7 @@ class MeshKernel:
         Raises
         ------
         InputError
-            The number of arguments is wrong, or a shape or a type doesn't fit.
+            The number of arguments is wrong, a shape or a type doesn't fit, or a number isn't as the program assumes.
         WorkerError
             A worker failed, or waited too long for a flag; flags may be anything then.
         """
@@ -122,8 +123,13 @@ class MeshKernel:
             raise InputError(
                 f"{self.name} takes {len(wanted)} arguments ({', '.join(map(str, wanted))}); got {len(arguments)}"
             )
+        numbers = {param.name: value for param, value in zip(wanted, arguments) if isinstance(param, Scalar)}
         given = iter(arguments)
-        return [Coord(self.axis) if _is_device(param) else self._one(param, next(given)) for param in self._params]
+        bound = [Coord(self.axis) if _is_device(param) else self._one(param, next(given)) for param in self._params]
+        broken = find_broken(self._assumptions, numbers)
+        if broken is not None:
+            raise InputError(f"{self.name}: {broken.name} is {numbers[broken.name]}; it has tile.assume({broken})")
+        return bound
 
     def _one(self, param: Parameter | Scalar, value: Any) -> Argument:
         if isinstance(param, Scalar):

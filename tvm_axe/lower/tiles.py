@@ -303,10 +303,16 @@ def lowered_on(
     Raises
     ------
     ScheduleError
-        A buffer isn't dense, or hasn't as many elements as the tensor.
+        A buffer isn't dense, or hasn't as many elements as the tensor; the program assumes something of sizes.
     TileError
         The target can't run the program.
     """
+    if program.assumptions:
+        given = ", ".join(map(str, program.assumptions))
+        raise ScheduleError(
+            f"{program.name}: it assumes {given}, which nothing checks in a kernel of another function; valid is a "
+            "program of known sizes, or tile.compile"
+        )
     decided = lowering.plan(program, target)
     lowered = lowering.emit(decided)
     found: list[tirx.Stmt] = []

@@ -4,6 +4,7 @@ The words are for use inside ``@T.prim_func`` (`tvm_axe.tile.language` explains 
 callable; `lower`, `plan` and `explain` are the steps on the way.
 """
 
+from tvm_axe.tile.assuming import assume
 from tvm_axe.tile.atomics import atomic_add, atomic_max, atomic_min
 from tvm_axe.tile.build import TileExecutable, compile, compile_all
 from tvm_axe.tile.flags import signal, wait
@@ -34,6 +35,7 @@ __all__ = [
     "TileExecutable",
     "argmax",
     "argmin",
+    "assume",
     "atomic_add",
     "atomic_max",
     "atomic_min",

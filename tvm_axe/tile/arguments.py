@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tvm_axe import _tvm
 from tvm_axe.errors import InputError
 from tvm_axe.layout.shapes import dense_strides
 from tvm_axe.machines import Backend
+from tvm_axe.tile.assuming import Assumption, find_broken
 from tvm_axe.tile.program import TileProgram
 
 
@@ -89,10 +90,19 @@ class Binder:
         Its parameters.
     backend : Backend
         What it was compiled by, which says where it runs and how tensors are aligned.
+    assumptions : sequence of Assumption, optional
+        What it takes for granted of its open extents and its scalars.
     """
 
-    def __init__(self, name: str, params: Sequence[Parameter | Scalar], backend: Backend) -> None:
+    def __init__(
+        self,
+        name: str,
+        params: Sequence[Parameter | Scalar],
+        backend: Backend,
+        assumptions: Sequence[Assumption] = (),
+    ) -> None:
         self.name, self.params, self.backend = name, tuple(params), backend
+        self.assumptions = tuple(assumptions)
         self._device = tvm.runtime.device(backend.device)
 
     def bind(self, given: Sequence[Any]) -> Arguments:
@@ -102,17 +112,19 @@ class Binder:
         ------
         InputError
             The number of arguments is wrong, or a type, dtype, shape, device or memory order doesn't fit; a scalar
-            is no number of its type.
+            is no number of its type; a size isn't as the program assumes.
         """
         if len(given) != len(self.params):
             takes = ", ".join(map(str, self.params))
             what = "arguments" if any(isinstance(param, Scalar) for param in self.params) else "tensors"
             raise InputError(f"{self.name} takes {len(self.params)} {what} ({takes}); got {len(given)}")
         extents: dict[str, tuple[int, str]] = {}
+        scalars: dict[str, int | float] = {}
         values, afterwards, copied = [], [], []
         for param, value in zip(self.params, given):
             if isinstance(param, Scalar):
                 values.append(self._scalar(param, value))
+                scalars[param.name] = values[-1]
             elif isinstance(value, np.ndarray):
                 self._check(param, value.shape, str(value.dtype), extents)
                 if self._is_in_place(param, value):
@@ -124,7 +136,17 @@ class Binder:
                 copied.append(param.name)
             else:
                 values.append(self._tensor(param, value, extents))
+        if self.assumptions:
+            self._check_assumed(extents, scalars)
         return Arguments(tuple(values), tuple(afterwards), tuple(copied))
+
+    def _check_assumed(self, extents: Mapping[str, tuple[int, str]], scalars: Mapping[str, int | float]) -> None:
+        sizes: dict[str, int | float] = {name: extent for name, (extent, _) in extents.items()}
+        broken = find_broken(self.assumptions, sizes | dict(scalars))
+        if broken is not None:
+            value, source = extents.get(broken.name) or (scalars[broken.name], "")
+            where = f" in {source}" if source else ""
+            raise InputError(f"{self.name}: {broken.name} is {value}{where}; the program has tile.assume({broken})")
 
     def _scalar(self, param: Scalar, value: Any) -> int | float:
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -54,7 +54,7 @@ class TileExecutable:
         self._plan, self._built = decided, built
         self._backend = backend_of(self.target)
         self._device = tvm.runtime.device(self._backend.device)
-        self._binder = Binder(self.name, parameters(decided.program), self._backend)
+        self._binder = Binder(self.name, parameters(decided.program), self._backend, decided.program.assumptions)
 
     def __call__(self, *arguments: Any) -> None:
         """Run once.

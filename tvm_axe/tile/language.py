@@ -53,7 +53,9 @@ Blocks that add to one element, or keep the largest there, do so in no order: `t
 row, by `argmax`, `argmin`, `sort` and `top_k`, and sums up to each element, `cumsum`: `tvm_axe.tile.order`.
 Random numbers of counters: `tvm_axe.tile.philox`.
 
-Numbers that are to be tried out, such as the extents of tiles, are left open by `tvm_axe.tile.knobs`.
+Numbers that are to be tried out, such as the extents of tiles, are left open by `tvm_axe.tile.knobs`. Sizes that
+callers choose are variables of the tensors' shapes; what they have in common is said by `assume`
+(`tvm_axe.tile.assuming`), so that rows are loaded by TMA and vectors as where sizes are known.
 
 Tensors that lie on all devices of a mesh axis are parameters of their own: `tvm_axe.tile.mesh`.
 
@@ -94,7 +96,7 @@ DISTINCT = "axe.distinct"
 ATOMICS = ("add", "max", "min")
 """How a copy joins its values with what a tensor holds."""
 
-OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "epilogue_tile")
+OPTIONS = ("threads", "persistent", "swizzle", "cluster", "roles", "order", "blocks_per_sm", "epilogue_tile")
 """What `kernel` takes beside the grid; each becomes the annotation ``axe.<name>`` of the outermost grid loop."""
 
 
@@ -107,6 +109,7 @@ def kernel(
     cluster: Sequence[int] | None = None,
     roles: str | None = None,
     order: str | None = None,
+    blocks_per_sm: int | tirx.Expr | None = None,
     epilogue_tile: Sequence[int] | None = None,
     device: tirx.Var | None = None,
 ) -> Iterator[Any]:
@@ -131,6 +134,10 @@ def kernel(
     order : str, optional
         ``"given"``: points are taken in the order of the grid. Without it, a dimension along which loops grow longer
         is taken from its end.
+    blocks_per_sm : int, optional
+        How many blocks a multiprocessor of a GPU runs at once: each has its part of the registers and of the shared
+        memory, so that rings of tiles are less deep. Without it a block may have all of them. A program that doesn't
+        fit is refused.
     epilogue_tile : sequence of int, optional
         Rows and columns of the pieces in which a specialized kernel's storing warp writes tiles that leave through
         shared memory, each complete before the next begins; without it a tile is written at once. It asks for a
@@ -150,7 +157,7 @@ def kernel(
         raise TileError(f"kernel: roles is 'specialized' or 'uniform', got {roles!r}")
     if order not in (None, "given"):
         raise TileError(f"kernel: order is 'given' or left out, got {order!r}")
-    values = (threads, persistent, swizzle, cluster, roles, order)
+    values = (threads, persistent, swizzle, cluster, roles, order, blocks_per_sm)
     options: dict[str, Any] = {f"axe.{name}": value for name, value in zip(OPTIONS, values) if value is not None}
     check_options(options)
     if epilogue_tile is not None:
@@ -347,7 +354,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     TileError
         One isn't positive.
     """
-    for name in ("threads", "swizzle"):
+    for name in ("threads", "swizzle", "blocks_per_sm"):
         value = options.get(f"axe.{name}", 1)
         if isinstance(value, int) and value < 1:
             raise TileError(f"kernel: {name} must be positive, got {value}")

@@ -91,10 +91,12 @@ class Plan:
         return None
 
     def explain(self) -> str:
-        """What the knobs are and every decision, a line each, with its reason; those about the kernel first."""
+        """The knobs, what is assumed and every decision, a line each, with its reason; the kernel's first."""
         lines: list[str] = ["knobs"] if self.program.knobs else []
         for setting in self.program.knobs:
             lines.append(f"    {setting}  ({setting.reason}; {setting.knob})")
+        lines += ["assumptions"] if self.program.assumptions else []
+        lines += [f"    {each}  (calls with other sizes are refused)" for each in self.program.assumptions]
         for group in GROUPS:
             found = [f"    {decision}" for decision in self.decisions if decision.group == group]
             lines += [group, *found] if found else []

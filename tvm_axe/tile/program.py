@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tvm import ir, sym, tirx
 
 from tvm_axe.notebook import preformatted
+from tvm_axe.tile.assuming import Assumption, bind_assumed
 from tvm_axe.tile.knobs import Setting
 from tvm_axe.tile.nodes import Loop, Node
 from tvm_axe.tile.regions import Tile
@@ -41,6 +42,8 @@ class TileProgram:
         The scalar that is the coordinate of the device that runs; None without mesh tensors.
     knobs : tuple of Setting
         What the knobs of the function that was written are in this one, in order, and why.
+    assumptions : tuple of Assumption
+        What it takes for granted of its open extents and its scalars.
     """
 
     func: tirx.PrimFunc
@@ -52,6 +55,7 @@ class TileProgram:
     body: tuple[Node, ...]
     device: tirx.Var | None = None
     knobs: tuple[Setting, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -71,6 +75,7 @@ class TileProgram:
             is_device = self.device is not None and scalar.same_as(self.device)
             lines.append(f"    scalar {scalar.name}: {scalar.ty}" + f" < {self.devices}, the device" * is_device)
         lines += [f"    knob {setting}" for setting in self.knobs]
+        lines += [f"    assume {assumption}" for assumption in self.assumptions]
         lines += [f"    {tile}" for tile in (*self.params, *self.tiles)]
         return "\n".join([*lines, *_lines(self.body, "    ")])
 
@@ -82,8 +87,9 @@ class TileProgram:
         return walk(self.body)
 
     def analyzer(self) -> sym.Analyzer:
-        """An analyzer that knows the ranges of the device's, the grid's and the loops' variables."""
+        """An analyzer that knows what is assumed, and the ranges of the variables of devices, the grid and loops."""
         analyzer = sym.Analyzer()
+        bind_assumed(analyzer, self.assumptions)
         if self.device is not None:
             analyzer.bind(self.device, ir.Range.from_min_extent(0, self.devices))
         for var, extent in self.grid:

@@ -14,6 +14,7 @@ from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
 from tvm_axe.tile import calls
 from tvm_axe.tile.arithmetic import plain
+from tvm_axe.tile.assuming import assumptions_of
 from tvm_axe.tile.atomics import joined
 from tvm_axe.tile.checks import check
 from tvm_axe.tile.dispatch import TypeTable
@@ -71,13 +72,25 @@ class Reader:
             tile = Tile(param, "global", shape, str(param.dtype), is_mesh=is_mesh_tensor(param))
             self.known[param] = tile
             params.append(tile)
-        kernel = structured(plain(self.func.body))
+        assumptions, body = assumptions_of(self.func)
+        kernel = structured(plain(body))
         grid, options, stmt = self._kernel(kernel)
         device = kernel.annotations.get(DEVICE, None)
         check_device(device, params, scalars)
-        body = self._nodes(stmt)
+        if device is not None and any(each.var.same_as(device) for each in assumptions):
+            raise TileError(f"assume: {device.name} is the device that runs, 0 to the mesh tensors' number of them")
+        nodes = self._nodes(stmt)
         return TileProgram(
-            self.func, tuple(params), tuple(scalars), tuple(self.tiles), grid, options, body, device, settings
+            self.func,
+            tuple(params),
+            tuple(scalars),
+            tuple(self.tiles),
+            grid,
+            options,
+            nodes,
+            device,
+            settings,
+            assumptions,
         )
 
     def _kernel(self, stmt: tirx.Stmt) -> tuple[tuple, dict[str, object], tirx.Stmt]:
@@ -334,14 +347,14 @@ def read(func: tirx.PrimFunc, knobs: Mapping[str, int] | None = None, reason: st
     InputError
         There is no such knob or value, or the program doesn't allow them together.
     TileError
-        A parameter with strides or an offset, or outside of global memory; mesh tensors of different numbers of
-        devices, or without the device's coordinate; no kernel, or more than one, or statements
-        beside it; a statement that is none of the language's words; a tile without constant extents; operands whose
-        shapes, scopes or types don't go together; a copy that leaves a tile, or that starts outside of a tensor; an
-        access of `parallel` outside of a tile; points of a `parallel`, or blocks, that race; what is read and was never
-        written; a pipelined loop with more stages than iterations, or whose iterations race on a shared tile; flags
-        that aren't int32 in global memory, lie outside of their tensor, are touched otherwise too, or are set or reset
-        by several blocks; or what is no function.
+        A `tile.assume` of another form; a parameter with strides or an offset, or outside of global memory; mesh
+        tensors of different numbers of devices, or without the device's coordinate; no kernel, or more than one, or
+        statements beside it; a statement that is none of the language's words; a tile without constant extents;
+        operands whose shapes, scopes or types don't go together; a copy that leaves a tile, or that starts outside of a
+        tensor; an access of `parallel` outside of a tile; points of a `parallel`, or blocks, that race; what is read
+        and was never written; a pipelined loop with more stages than iterations, or whose iterations race on a shared
+        tile; flags that aren't int32 in global memory, lie outside of their tensor, are touched otherwise too, or are
+        set or reset by several blocks; or what is no function.
     """
     if not isinstance(func, tirx.PrimFunc):
         raise TileError(

@@ -89,13 +89,25 @@ class Region:
     def overruns(self, analyzer: sym.Analyzer) -> tuple[int, ...]:
         """The dimensions in which it isn't proved to end inside the tile; only in global memory are there any."""
         pairs = enumerate(zip(self.start, self.extents, self.tile.shape))
-        return tuple(d for d, (start, extent, size) in pairs if not analyzer.can_prove(start + extent <= size))
+        return tuple(d for d, (start, extent, size) in pairs if not _ends_within(analyzer, start + extent, size))
 
     def __str__(self) -> str:
         if self.whole and all(isinstance(constant(s), int) and int(s) == 0 for s in self.start):
             return self.tile.name
         parts = (f"{s}" if e == 1 else f"{s}:{s + e}" for s, e in zip(self.start, self.extents))
         return f"{self.tile.name}[{', '.join(parts)}]"
+
+
+def _ends_within(analyzer: sym.Analyzer, end: Any, size: Any) -> bool:
+    """Whether a region's end is proved to be inside; where sizes are open, by all that is known of them."""
+    inside = end <= size
+    if isinstance(inside, bool):
+        return inside
+    known = isinstance(size, int)
+    return bool(
+        analyzer.can_prove(inside)
+        or (not known and analyzer.can_prove(inside, sym.analyzer.ProofStrength.SYMBOLIC_BOUND))
+    )
 
 
 def constant(value: Any) -> Any:

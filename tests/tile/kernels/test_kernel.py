@@ -70,7 +70,12 @@ def test_unknown_parameters_are_refused():
         ("matmul", {"activation": "swish"}, "activation is one of none, relu, silu, gelu, got 'swish'"),
         ("attention", {"kv_heads": 2, "heads": 3}, "kv_heads divides heads, got 2 of 3"),
         ("attention", {"causal": True, "keys": 8, "queries": 9}, "as many keys as queries at least, got 8 for 9"),
+        ("attention", {"window": 8, "causal": False}, "of a causal query, got 8 with causal=False"),
+        ("attention", {"window": 0}, "window is 1 key or more of a causal query, got 0"),
+        ("packed_attention", {"window": 8, "causal": False}, "of a causal query, got 8 with causal=False"),
         ("decode_attention", {"kv_heads": 3}, "kv_heads divides heads, got 3 of 8"),
+        ("decode_attention", {"page": 16, "pages": 9}, "keys that divides capacity, 1000"),
+        ("decode_attention", {"page": 8, "pages": 0}, "pages=0 of page=8 keys; valid are one or more"),
     ],
 )
 def test_problems_that_are_refused(name, changes, message):
@@ -123,6 +128,26 @@ def test_a_causal_loop_over_keys_has_no_mask():
     before, _, after = tile.lower(program, HOPPER).script().partition(turn)
     assert before.count(masked) == 2  # the first maximum, and the mask of the first block
     assert masked not in after
+
+
+def test_tiles_of_keys_go_together_with_pages():
+    kernel, problem = KERNELS["decode_attention"], {**KERNELS["decode_attention"].cases[6], "capacity": 3072}
+    for page, default in ((1, 16), (8, 128), (16, 128), (48, 96), (64, 128), (256, 128), (384, 128), (100, 100)):
+        own = {**problem, "page": page, "capacity": 96 * page}
+        assert kernel.parameters(HOPPER, own)["block_n"][0] == default
+        kernel.recipe(HOPPER, own)
+    with pytest.raises(
+        TileError, match="block_n=64 keys in pages of 48; valid is a number of keys that divides a page"
+    ):
+        kernel.recipe(HOPPER, {**problem, "page": 48, "capacity": 960}, block_n=64)
+
+
+@pytest.mark.parametrize("target", [HOPPER, Target({"kind": "cuda", "arch": "sm_80"})], ids=["sm_90a", "sm_80"])
+@pytest.mark.parametrize("index", [6, 7, 8])
+def test_pages_are_loaded_ahead(target, index):
+    kernel = KERNELS["decode_attention"]
+    program, _ = kernel.recipe(target, kernel.cases[index]).programs
+    assert "stages of cp.async" in tile.explain(program, target)
 
 
 def test_a_kernel_is_the_same_text_each_time():

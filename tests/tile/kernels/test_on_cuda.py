@@ -15,13 +15,15 @@ CASES = [(kernel.name, index) for kernel in KERNELS.values() for index in range(
 # One of each kernel, and of what differs in the code: exact float32, tensor cores, an edge that no copy engine takes.
 HOPPER = [
     ("matmul", 1), ("matmul", 5), ("matmul", 7), ("matmul", 8), ("split_k_matmul", 1), ("stream_k_matmul", 1),
-    ("skinny_matmul", 0), ("batched_matmul", 2), ("grouped_matmul", 1), ("grouped_matmul", 2), ("grouped_matmul", 4),
-    ("gathered_matmul", 1), ("fp8_matmul", 0), ("attention", 0), ("attention", 2), ("packed_attention", 0),
-    ("decode_attention", 0), ("rms_norm", 1), ("softmax", 4), ("topk_gating", 0), ("transpose", 1),
+    ("skinny_matmul", 0), ("batched_matmul", 2), ("grouped_matmul", 1), ("grouped_matmul", 2),
+    ("grouped_matmul", 4), ("gathered_matmul", 1), ("fp8_matmul", 0), ("attention", 0), ("attention", 2),
+    ("attention", 10), ("packed_attention", 0), ("packed_attention", 3), ("decode_attention", 0),
+    ("decode_attention", 6), ("rms_norm", 1), ("softmax", 4), ("topk_gating", 0), ("transpose", 1),
 ]  # fmt: skip
 AMPERE = [
     ("matmul", 5), ("matmul", 7), ("grouped_matmul", 1), ("gathered_matmul", 3), ("attention", 2),
-    ("decode_attention", 0), ("topk_gating", 5),
+    ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6), ("decode_attention", 7),
+    ("topk_gating", 5),
 ]  # fmt: skip
 COMPILED = [("sm_90a", *case) for case in HOPPER] + [("sm_80", *case) for case in AMPERE]
 

@@ -5,9 +5,11 @@ import itertools
 import numpy as np
 import pytest
 from interpreter import interpret
+from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.tile.kernels import KERNELS
+from tvm_axe.tile.kernels.attention import attention
 
 TARGETS = [
     Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}),
@@ -81,3 +83,43 @@ def test_split_sums_are_whole(splits):
     assert error(KERNELS["split_k_matmul"], problem, TARGETS[1], splits=splits, **tiles) < 1e-6
     cache = {"batch": 2, "heads": 4, "kv_heads": 2, "capacity": 300, "dim": 64, "dtype": "float32"}
     assert error(KERNELS["decode_attention"], cache, TARGETS[1], splits=splits, block_n=64) < 1e-6
+
+
+@pytest.mark.parametrize("window, block_m, block_n", [(1, 32, 32), (33, 32, 64), (64, 64, 32), (100, 16, 48)])
+def test_keys_behind_a_window_are_not_loaded(window, block_m, block_n):
+    """Keys that no query sees any more may be anything, but for those that share a block with some that one sees."""
+    kernel = KERNELS["attention"]
+    problem = {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 90, "keys": 300, "dim": 16, "dtype": "float32"}
+    problem |= {"causal": True, "window": window}
+    arrays = kernel.inputs(np.random.default_rng(1), problem)
+    expected = kernel.reference(problem, arrays)["O"].value
+    first = (300 - 90 + 1 - window) // block_n * block_n
+    assert first > 0
+    for name in "KV":
+        arrays[name][:, :, :first] = np.nan
+    (program,) = kernel.recipe(TARGETS[1], problem, block_m=block_m, block_n=block_n).programs
+    out = interpret(program, *(arrays[name] for name in "QKV"), np.full(expected.shape, np.nan))[3]
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_pieces_of_a_window_are_whole():
+    problem = {"batch": 3, "heads": 4, "kv_heads": 2, "capacity": 320, "dim": 64, "dtype": "float32", "window": 77}
+    paged = {**problem, "page": 16, "pages": 30, "sinks": True}
+    for splits, own in itertools.product([1, 2, 3, 7], [problem, paged]):
+        assert error(KERNELS["decode_attention"], own, TARGETS[1], splits=splits, block_n=32) < 1e-6
+
+
+def test_a_window_and_sinks_of_attention_of_open_lengths():
+    """The loop's mask is decided at run time there."""
+    n = tirx.Var("n", "int64")
+    recipe = attention(
+        1, 2, 1, n, n, 16, "float32", causal=True, window=20, sinks=True, order="hhhh", block_m=16, block_n=16
+    )
+    for length in (1, 15, 16, 70):
+        problem = {"batch": 1, "heads": 2, "kv_heads": 1, "queries": length, "keys": length, "dim": 16}
+        problem |= {"dtype": "float32", "causal": True, "window": 20, "sinks": True}
+        arrays = KERNELS["attention"].inputs(np.random.default_rng(length), problem)
+        expected = KERNELS["attention"].reference(problem, arrays)["O"].value
+        held = [arrays[name] if name in arrays else np.full(expected.shape, np.nan) for name in recipe.tensors]
+        out = interpret(recipe.programs[0], *held)[list(recipe.tensors).index("O")]
+        np.testing.assert_allclose(out, expected, atol=1e-5)

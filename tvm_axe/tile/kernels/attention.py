@@ -50,6 +50,27 @@ def mask(s: Any, rows: int, columns: int, first_key: Any, first_seen: Any, keys:
 
 
 @T.inline
+def forget(s: Any, rows: int, columns: int, first_key: Any, oldest: Any, moves: bool) -> None:
+    """Mask, of keys from `first_key` on, those before the row's oldest: `oldest` in the first row and, if it moves, one
+    more in each."""
+    with tile.parallel(rows, columns) as (x, y):
+        if first_key + y < (oldest + x if moves else oldest):
+            s[x, y] = T.float32(MASKED)
+
+
+@T.inline
+def begin(o: Any, top: Any, total: Any, sink: Any, scale: float) -> None:
+    """Nothing seen; or a `sink`, the score of a key whose value is zero, unless it is None."""
+    tile.fill(o, 0)
+    if sink is None:
+        tile.fill(total, 0)
+        tile.fill(top, MASKED)
+    else:
+        tile.fill(total, 1)
+        tile.fill(top, sink * T.float32(1 / scale))
+
+
+@T.inline
 def soften(s: Any, p: Any, o: Any, top: Any, before: Any, total: Any, row: Any, scale: float) -> None:
     """Scores `s` to weights `p`; what was summed before is scaled to the new largest score `top`."""
     tile.copy(top, before)
@@ -87,6 +108,8 @@ def attention(
     logsumexp: bool = False,
     order: str = "hhhh",
     scale: float | None = None,
+    window: int | None = None,
+    sinks: bool = False,
     *,
     block_m: int,
     block_n: int,
@@ -100,19 +123,24 @@ def attention(
     L (batch, heads, queries) of float32 is the log of the sum of the scores' exponentials. `order` has a letter for
     each of Q, K, V and O: h if its heads come before its tokens as above, t if its tokens come first.
 
+    With a `window`, a causal query sees that many keys at most, the last ones; blocks of keys that none of a block's
+    queries sees are not loaded. With `sinks`, S (heads) of float32 has the score, as `scale` has made it, of one key
+    more, which every query of the head sees and whose value is zero: it takes its weight from the others. S is finite.
+
     Raises
     ------
     TileError
-        kv_heads doesn't divide heads, a causal query would see no key, `order` isn't such a word, or `scale` is beyond
-        what scores can be multiplied by.
+        kv_heads doesn't divide heads, a causal query would see no key, `order` isn't such a word, `scale` is beyond
+        what scores can be multiplied by, or a window is less than 1 or of queries that aren't causal.
     """
-    group = group_of(heads, kv_heads)
+    group, natural = group_of(heads, kv_heads), scale_of(dim, scale)
+    check_window(window, causal)
     known = isinstance(queries, int) and isinstance(keys, int)
     if causal and (keys < queries if known else not keys.same_as(queries)):
         raise TileError(f"attention: causal needs as many keys as queries at least, got {keys} for {queries}")
     q_shape, k_shape, v_shape, o_shape = shapes(batch, heads, kv_heads, queries, keys, dim, order)
     q_first, k_first, v_first, o_first = (letter == "h" for letter in order)
-    factor, cut = LOG2E * scale_of(dim, scale), _cut_blocks(queries, keys, block_m, block_n, causal) if known else None
+    factor, cut = LOG2E * natural, _cut_blocks(queries, keys, block_m, block_n, causal) if known else None
     rows, stop = (each if isinstance(each, int) else tirx.Cast("int32", each) for each in (queries, keys))
     shift = stop - rows if known else 0
 
@@ -121,6 +149,7 @@ def attention(
         Q: T.Buffer(q_shape, dtype),
         K: T.Buffer(k_shape, dtype),
         V: T.Buffer(v_shape, dtype),
+        S: T.Buffer((heads,), "float32"),
         O: T.Buffer(o_shape, dtype),
         L: T.Buffer((batch, heads, queries), "float32"),
     ) -> None:
@@ -137,12 +166,12 @@ def attention(
             row = tile.fragment((block_m,), "float32")
             seen = T.meta_var(T.min((i + 1) * block_m + shift, stop) if causal else stop)
             blocks = T.meta_var(tile.cdiv(seen, block_n))
+            oldest = T.meta_var(i * block_m + (shift + 1 - (window or 0)))  # that the block's first query sees
+            passed = T.meta_var(0 if window is None else T.max(oldest, 0) // block_n)  # blocks that none sees any more
             tile.copy(Q[b, h, i * block_m, 0] if q_first else Q[b, i * block_m : i * block_m + block_m, h, 0:dim], q)
-            tile.fill(o, 0)
-            tile.fill(total, 0)
-            tile.fill(top, MASKED)
+            begin(o, top, total, S[h] if sinks else None, natural)
             # The blocks that the mask cuts come first: Hopper takes the first out of the loop, which then has no mask.
-            for step in tile.pipelined(blocks, stages=stages or None):
+            for step in tile.pipelined(blocks - passed, stages=stages or None):
                 first_key = T.meta_var((blocks - 1 - step) * block_n)
                 g, stop_key = T.meta_var(h // group), T.meta_var(first_key + block_n)
                 tile.copy(K[b, g, first_key, 0] if k_first else K[b, first_key:stop_key, g, 0:dim], k)
@@ -154,6 +183,9 @@ def attention(
                 elif cut > 0:  # noqa: SIM102
                     if step < cut:
                         mask(s, block_m, block_n, first_key, i * block_m + shift + 1, keys, causal)
+                if window is not None:  # noqa: SIM102
+                    if first_key < oldest + (block_m - 1):
+                        forget(s, block_m, block_n, first_key, oldest, True)
                 soften(s, p, o, top, before, total, row, factor)
                 tile.gemm(p, v, o)
             normalize(o, top, total, row, factor)
@@ -161,7 +193,20 @@ def attention(
             if logsumexp:
                 tile.copy(total, L[b, h, i * block_m])
 
-    return Recipe((only_used(attention),), ("Q", "K", "V"), ("O", "L") if logsumexp else ("O",))
+    inputs = ("Q", "K", "V", "S") if sinks else ("Q", "K", "V")
+    return Recipe((only_used(attention),), inputs, ("O", "L") if logsumexp else ("O",))
+
+
+def check_window(window: int | None, causal: bool) -> None:
+    """Refuse a window of no keys, and one of queries that see later keys.
+
+    Raises
+    ------
+    TileError
+        It is one of these.
+    """
+    if window is not None and (window < 1 or not causal):
+        raise TileError(f"attention: window is 1 key or more of a causal query, got {window} with causal={causal}")
 
 
 def shapes(
@@ -247,11 +292,25 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
     batch, heads, kv_heads = problem["batch"], problem["heads"], problem["kv_heads"]
     order = problem.get("order", "hhhh")
     own = shapes(batch, heads, kv_heads, problem["queries"], problem["keys"], problem["dim"], order)
-    return {name: normal(rng, shape, problem["dtype"]) for name, shape in zip("QKV", own)}
+    arrays = {name: normal(rng, shape, problem["dtype"]) for name, shape in zip("QKV", own)}
+    return arrays | drawn_sinks(rng, problem)
+
+
+def drawn_sinks(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
+    """S of a problem with sinks: some weigh as much as all keys, some next to nothing."""
+    heads = int(problem["heads"])
+    return {"S": rng.uniform(-4, 8, heads).astype("float32")} if problem.get("sinks", False) else {}
 
 
 def attend(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, dtype: str, scale: float | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool,
+    dtype: str,
+    scale: float | None = None,
+    window: int | None = None,
+    sink: float | None = None,
 ) -> tuple[Expected, Expected]:
     """O and L of one head, (queries, dim) and (queries,), in float64.
 
@@ -262,8 +321,12 @@ def attend(
     scores = q @ k.T * scale
     if causal:
         rows, columns = np.indices(scores.shape)
-        scores[columns > rows + len(k) - len(q)] = -np.inf
-    if not len(k):
+        last = rows + len(k) - len(q)
+        scores[(columns > last) | (columns <= last - (window or len(k) + 1))] = -np.inf
+    if sink is not None:
+        scores = np.concatenate([scores, np.full((len(q), 1), sink)], axis=1)
+        v = np.concatenate([v, np.zeros_like(v, shape=(1, v.shape[1]))])
+    elif not len(k):
         empty = np.zeros(len(q))
         return Expected(np.zeros_like(q), np.zeros_like(q)), Expected(empty - np.inf, empty)
     top = scores.max(axis=1, keepdims=True)
@@ -271,7 +334,7 @@ def attend(
     total = weights.sum(axis=1, keepdims=True)
     exact = ROUNDING["float32"]
     # The sum of |q k| is at most |q| |k|; exp2's argument is of that size too, in float32.
-    size = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1).max() * scale
+    size = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1).max(initial=0.0) * scale + abs(sink or 0.0)
     score = 2 * exact * (q.shape[1] + 8) * size
     off = 2 * score + (2 * ROUNDING[dtype] if dtype != "float32" else 0.0) + exact * (4 * len(k) + 16)
     slack = rounding_slack(dtype, off, weights / total @ np.abs(v))
@@ -287,7 +350,16 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
     )
     group, causal = problem["heads"] // problem["kv_heads"], problem.get("causal", False)
     heads = [
-        attend(q[b, h], k[b, h // group], v[b, h // group], causal, problem["dtype"], problem.get("scale"))
+        attend(
+            q[b, h],
+            k[b, h // group],
+            v[b, h // group],
+            causal,
+            problem["dtype"],
+            problem.get("scale"),
+            problem.get("window"),
+            arrays["S"][h] if "S" in arrays else None,
+        )
         for b in range(problem["batch"])
         for h in range(problem["heads"])
     ]
@@ -308,7 +380,7 @@ def _stacked(parts: Sequence[Expected], lead: tuple[int, ...]) -> Expected:
 
 ATTENTION = Kernel(
     name="attention",
-    summary="O = softmax(scale Q K^T) V, causal or not, with grouped heads",
+    summary="O = softmax(scale Q K^T) V, causal or not, with grouped heads, windows and sinks",
     make=attention,
     parameters=attention_knobs,
     inputs=_inputs,
@@ -330,5 +402,13 @@ ATTENTION = Kernel(
          "order": "thtt"},
         {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 90, "keys": 130, "dim": 64, "dtype": "bfloat16",
          "causal": True, "scale": 0.25},
+        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 300, "keys": 450, "dim": 64, "dtype": "bfloat16",
+         "causal": True, "window": 100, "logsumexp": True},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 400, "keys": 400, "dim": 128, "dtype": "bfloat16",
+         "causal": True, "window": 128, "sinks": True, "order": "tttt"},
+        {"batch": 1, "heads": 2, "kv_heads": 2, "queries": 70, "keys": 70, "dim": 64, "dtype": "float32",
+         "causal": True, "window": 1, "sinks": True, "logsumexp": True},
+        {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 65, "keys": 130, "dim": 64, "dtype": "float16",
+         "sinks": True, "scale": 0.25},
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
+from tvm_axe.tile.checks import scalars
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 
@@ -130,7 +131,8 @@ class Kernel:
 def only_used(func: tirx.PrimFunc) -> TileProgram:
     """The program, read, without parameters that nothing in it touches: those of options that were not asked for."""
     program = read(func)
-    used = {tile for node in program.nodes() for tile in (*node.reads, *node.writes)}
+    known = {tile.buffer: tile for tile in (*program.params, *program.tiles)}
+    used = {tile for node in program.nodes() for tile in (*node.reads, *node.writes, *scalars(node, known))}
     buffers = {tile.buffer for tile in used}
     params = [param for param in func.params if param in buffers or not tirx.is_buffer_var(param)]
     less = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)

@@ -9,9 +9,12 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.tile.kernels.attention import (
-    MASKED,
     attend,
     attention_knobs,
+    begin,
+    check_window,
+    drawn_sinks,
+    forget,
     group_of,
     mask,
     normalize,
@@ -20,7 +23,7 @@ from tvm_axe.tile.kernels.attention import (
 )
 from tvm_axe.tile.kernels.data import normal, offsets
 from tvm_axe.tile.kernels.epilogue import LOG2E
-from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe
+from tvm_axe.tile.kernels.kernel import Expected, Kernel, Problem, Recipe, only_used
 
 
 def packed_attention(
@@ -33,6 +36,8 @@ def packed_attention(
     dim: int,
     dtype: str,
     causal: bool = False,
+    window: int | None = None,
+    sinks: bool = False,
     *,
     block_m: int,
     block_n: int,
@@ -42,10 +47,16 @@ def packed_attention(
 
     Q and O are (queries, heads, dim), K and V (keys, kv_heads, dim); the rows of sequence b are q_starts[b] to
     q_starts[b + 1], and likewise k_starts'. None has more than `longest` queries; causal ones have as many keys as
-    queries at least. All values of K and V must be finite.
+    queries at least. All values of K and V must be finite. `window` and `sinks` are `attention`'s.
+
+    Raises
+    ------
+    TileError
+        kv_heads doesn't divide heads, or a window is less than 1 or of queries that aren't causal.
     """
-    group = group_of(heads, kv_heads)
-    factor = LOG2E * scale_of(dim, None)
+    group, natural = group_of(heads, kv_heads), scale_of(dim, None)
+    factor = LOG2E * natural
+    check_window(window, causal)
 
     @T.prim_func
     def packed_attention(
@@ -54,6 +65,7 @@ def packed_attention(
         V: T.Buffer((keys, kv_heads, dim), dtype),
         q_starts: T.Buffer((batch + 1,), "int32"),
         k_starts: T.Buffer((batch + 1,), "int32"),
+        S: T.Buffer((heads,), "float32"),
         O: T.Buffer((queries, heads, dim), dtype),
     ) -> None:
         with tile.kernel(batch, heads, tile.cdiv(longest, block_m)) as (b, h, i):
@@ -75,17 +87,20 @@ def packed_attention(
                 own = there - (stop - first) + 1  # keys that the block's first query sees, if causal
                 seen = T.min(own + (block_m - 1), there) if causal else there
                 everywhere = T.min(own, there) if causal else there
+                oldest = T.meta_var(own - (window or 0))  # that the block's first query sees
+                passed = T.meta_var(0 if window is None else T.max(oldest, 0) // block_n)
                 tile.copy(Q[first : first + block_m, h, 0:dim], q)
-                tile.fill(o, 0)
-                tile.fill(total, 0)
-                tile.fill(top, MASKED)
-                for j in tile.pipelined(0, tile.cdiv(seen, block_n), stages=stages or None):
+                begin(o, top, total, S[h] if sinks else None, natural)
+                for j in tile.pipelined(passed, tile.cdiv(seen, block_n), stages=stages or None):
                     at = T.meta_var(origin + j * block_n)
                     tile.copy(K[at : at + block_n, h // group, 0:dim], k)
                     tile.copy(V[at : at + block_n, h // group, 0:dim], v)
                     tile.gemm(q, k, s, transpose_b=True, accumulate=False)
                     if (j + 1) * block_n > everywhere:
                         mask(s, block_m, block_n, j * block_n, own, there, causal)
+                    if window is not None:  # noqa: SIM102
+                        if j * block_n < oldest + (block_m - 1):
+                            forget(s, block_m, block_n, j * block_n, oldest, True)
                     soften(s, p, o, top, before, total, row, factor)
                     tile.gemm(p, v, o)
                 normalize(o, top, total, row, factor)
@@ -96,7 +111,8 @@ def packed_attention(
                         if first + x < stop:
                             O[first + x, h, y] = T.cast(o[x, y], dtype)
 
-    return Recipe((tile.read(packed_attention),), ("Q", "K", "V", "q_starts", "k_starts"), ("O",))
+    inputs = ("Q", "K", "V", "q_starts", "k_starts", *(("S",) if sinks else ()))
+    return Recipe((only_used(packed_attention),), inputs, ("O",))
 
 
 # ---- Data and reference ------------------------------------------------------------------------------------------
@@ -118,6 +134,7 @@ def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]
         "V": normal(rng, (keys, problem["kv_heads"], dim), dtype),
         "q_starts": q_starts,
         "k_starts": k_starts.astype("int32"),
+        **drawn_sinks(rng, problem),
     }
 
 
@@ -129,7 +146,8 @@ def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, 
     for first, stop, origin, end in zip(q_starts, q_starts[1:], k_starts, k_starts[1:]):
         for h in range(problem["heads"] if stop > first else 0):
             keys, values = k[origin:end, h // group], v[origin:end, h // group]
-            own, _ = attend(q[first:stop, h], keys, values, causal, dtype)
+            sink = arrays["S"][h] if "S" in arrays else None
+            own, _ = attend(q[first:stop, h], keys, values, causal, dtype, None, problem.get("window"), sink)
             value[first:stop, h], slack[first:stop, h] = own
     return {"O": Expected(value, slack)}
 
@@ -148,5 +166,7 @@ PACKED_ATTENTION = Kernel(
          "dtype": "float16"},
         {"batch": 2, "heads": 1, "kv_heads": 1, "queries": 70, "keys": 90, "longest": 70, "dim": 64,
          "dtype": "float32", "causal": True},
+        {"batch": 3, "heads": 2, "kv_heads": 1, "queries": 400, "keys": 500, "longest": 300, "dim": 64,
+         "dtype": "bfloat16", "causal": True, "window": 70, "sinks": True},
     ),
 )  # fmt: skip

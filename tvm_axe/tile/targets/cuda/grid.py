@@ -26,8 +26,8 @@ class Grid:
     ----------
     dimensions : tuple of (Var, Expr)
         The program's variables and their extents, the slowest first.
-    processors : int
-        The multiprocessors of the GPU: persistent blocks are at most as many.
+    most : int
+        How many blocks the GPU runs at once: persistent ones are no more.
     persistent : bool
         Whether each block takes point after point.
     swizzle : int
@@ -39,7 +39,7 @@ class Grid:
     """
 
     dimensions: tuple[tuple[tirx.Var, Any], ...]
-    processors: int
+    most: int
     persistent: bool
     swizzle: int
     backwards: tuple[bool, ...]
@@ -60,8 +60,7 @@ class Grid:
         """How many blocks are launched."""
         if not self.persistent:
             return self.tiles
-        most = self.processors
-        return min(most, self.tiles) if isinstance(self.tiles, int) else tirx.min(most, self.tiles)
+        return min(self.most, self.tiles) if isinstance(self.tiles, int) else tirx.min(self.most, self.tiles)
 
     def point(self, index: tirx.Expr) -> dict[tirx.Var, tirx.Expr]:
         """The program's variables at the point taken `index`-th."""
@@ -69,7 +68,9 @@ class Grid:
         return {var: value for (var, _), value in zip(self.dimensions, at)}
 
 
-def decide_grid(program: TileProgram, gpu: Gpu, decisions: Decisions, *, fills_processor: bool) -> Grid:
+def decide_grid(
+    program: TileProgram, gpu: Gpu, decisions: Decisions, *, fills_processor: bool, resident: int = 1
+) -> Grid:
     """Decide the order of the grid, whether blocks are persistent, and when the kernel may be launched.
 
     Parameters
@@ -82,6 +83,8 @@ def decide_grid(program: TileProgram, gpu: Gpu, decisions: Decisions, *, fills_p
         Where the decisions are written.
     fills_processor : bool
         Whether a block leaves no room for another on its multiprocessor; only then is one persistent unless told to be.
+    resident : int
+        How many blocks a multiprocessor is to run at once.
     """
     options, variables = program.options, [var for var, _ in program.grid]
     loops = [node for node in program.nodes() if isinstance(node, Loop)]
@@ -94,7 +97,7 @@ def decide_grid(program: TileProgram, gpu: Gpu, decisions: Decisions, *, fills_p
             "grid", f"{names} from its end", "the longest loops start first, so that short ones fill the gaps"
         )
     swizzle = _swizzle(program, decisions)
-    tiles, most = raster.points([extent for _, extent in program.grid]), gpu.processors
+    tiles, most = raster.points([extent for _, extent in program.grid]), gpu.processors * resident
     persistent = False
     if "persistent" in options:
         persistent = bool(options["persistent"])
@@ -103,7 +106,11 @@ def decide_grid(program: TileProgram, gpu: Gpu, decisions: Decisions, *, fills_p
         persistent = True
         decisions.add("grid", f"{most} persistent blocks", f"{tiles} tiles of equal work: loads of the next run ahead")
     else:
-        why = "extents of loops differ from tile to tile" if uneven else f"{tiles} tiles on {most} multiprocessors"
+        why = (
+            "extents of loops differ from tile to tile"
+            if uneven
+            else f"{tiles} tiles on {gpu.processors} multiprocessors"
+        )
         decisions.add("grid", "one block a tile", why)
     if gpu.dependent_launch:
         decisions.add("launch", "as the kernel before ends its last block", "launching runs beside that one's writes")

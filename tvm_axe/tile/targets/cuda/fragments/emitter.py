@@ -21,8 +21,11 @@ from tvm.script import tirx as T
 from tvm_axe import _tvm
 from tvm_axe.errors import TileError
 from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.tile.assuming import multiples
+from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout, linear
+from tvm_axe.tile.walking import substitute_in
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,22 @@ def swizzled(layout: ComposeLayout, address: Any, length: int = 1) -> Any:
     if length == 1 or fine % length:
         return T.bitwise_xor(address, low * high * fine)
     return T.bitwise_xor(address // length, low * high * (fine // length)) * length
+
+
+def tensors(program: TileProgram) -> dict[Tile, Memory]:
+    """Where a program's tensors are: the parameters, or their memory with extents that are seen to be multiples.
+
+    Upstream's code generator makes a vector of neighbours only where it sees that the address is one's, and knows
+    nothing of what is assumed. So an extent `k` that is a multiple of 64 is written ``k // 64 * 64``.
+    """
+    seen = {var: var // divisor * divisor for var, divisor in multiples(program.assumptions).items()}
+    found: dict[Tile, Memory] = {}
+    for tile in program.params:
+        shape = [substitute_in(extent, seen) if isinstance(extent, ir.Expr) else extent for extent in tile.shape]
+        same = all(own is extent for own, extent in zip(tile.shape, shape))
+        buffer = tile.buffer if same else T.decl_buffer(shape, tile.dtype, data=tile.buffer.data)
+        found[tile] = Memory(buffer)
+    return found
 
 
 class Emitter:

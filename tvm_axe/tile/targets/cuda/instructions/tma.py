@@ -100,7 +100,7 @@ def axe_layout(tile: Tile) -> ComposeLayout | Layout:
     return ComposeLayout((16 // item_bytes(tile.dtype)).bit_length() - 1, mode, 3, plain)
 
 
-def obstacle(tensor: Region, tile: Tile) -> str | None:
+def obstacle(tensor: Region, tile: Tile, analyzer: sym.Analyzer) -> str | None:
     """Why a region of a tensor can't be copied to or from a shared tile, as the end of a sentence; None if it can."""
     shape, dtype = tensor.tile.shape, tensor.tile.dtype
     if dtype != tile.dtype:
@@ -110,8 +110,14 @@ def obstacle(tensor: Region, tile: Tile) -> str | None:
     stride: Any = item_bytes(dtype)
     for extent in reversed(shape[1:]):
         stride = stride * extent
-        if not isinstance(stride, int) or stride % _ALIGNED:
-            return f"rows of {tensor.tile.name} are {stride} bytes apart, no multiple of {_ALIGNED}"
+        if isinstance(stride, int):
+            if stride % _ALIGNED:
+                return f"rows of {tensor.tile.name} are {stride} bytes apart, no multiple of {_ALIGNED}"
+        elif not analyzer.can_prove(tirx.floormod(stride, _ALIGNED) == 0):
+            return (
+                f"rows of {tensor.tile.name} are {stride} bytes apart, which isn't known to be a multiple of "
+                f"{_ALIGNED}; tile.assume({extent} % {_ALIGNED // math.gcd(_ALIGNED, item_bytes(dtype))} == 0) says so"
+            )
     if tensor.extents[-1] != tile.shape[-1]:
         return f"{tensor} doesn't run along the last dimension of {tensor.tile.name} as {tile.name} does"
     if panel(tile) > BOX or panel(tile) * item_bytes(dtype) % _ALIGNED:

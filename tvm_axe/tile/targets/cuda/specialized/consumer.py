@@ -13,7 +13,7 @@ from tvm_axe.tile.dispatch import TypeTable
 from tvm_axe.tile.nodes import Copy, Let
 from tvm_axe.tile.regions import Region, Tile
 from tvm_axe.tile.targets.cuda.fragments.emit import emit
-from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads, tensors
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Cursor, Values, flat, when
@@ -60,7 +60,7 @@ class Consumer:
                 lags[step.buffer] = max(lags[step.buffer], step.lag)
         self.cursors = {buffer: Cursor(slots, 0, lags[buffer]) for buffer, slots in plan.memory.buffers.items()}
         self.registers: dict[Tile, Any] = {}  # as upstream's primitives take them
-        storages: dict[Tile, Registers | Memory] = {tile: Memory(tile.buffer) for tile in plan.program.params}
+        storages: dict[Tile, Registers | Memory] = {**tensors(plan.program)}
         for tile, inferred in plan.fragments.items():
             fragment = FragmentLayout(inferred.layout, tile.shape, plan.threads)
             if len(tile.shape) == 2 and self.is_accumulator(tile):

@@ -16,9 +16,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_axe import _tvm
+from tvm_axe.tile.targets.cuda.residency import MIN_BLOCKS
 from tvm_axe.tile.targets.cuda.specialized.barriers import BlockContext, Values, when
 from tvm_axe.tile.targets.cuda.specialized.consumer import Consumer
-from tvm_axe.tile.targets.cuda.specialized.plan import REGISTERS, SpecializedPlan
+from tvm_axe.tile.targets.cuda.specialized.plan import SpecializedPlan
 from tvm_axe.tile.targets.cuda.specialized.producer import Producer
 from tvm_axe.tile.targets.cuda.specialized.storer import Storer
 
@@ -29,7 +30,8 @@ def lower(plan: SpecializedPlan) -> tirx.PrimFunc:
         with _tvm.function_frame():
             T.func_name(plan.program.name)
             T.device_entry()
-            with T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # or the assembler ignores setmaxnreg
+            # Without a number of blocks the assembler ignores setmaxnreg.
+            with T.attr({MIN_BLOCKS: plan.residency.blocks}):
                 _emit(BlockContext(plan))
         body = made.get().body
     func = plan.program.func
@@ -39,7 +41,7 @@ def lower(plan: SpecializedPlan) -> tirx.PrimFunc:
 def _emit(context: BlockContext) -> None:
     """The roles; those that load and store, and the consumers, each in a branch of its own: what setmaxnreg needs."""
     plan = context.plan
-    registers = REGISTERS[plan.warpgroups]
+    registers = plan.registers
     with T.If(context.group == plan.warpgroups):
         with T.Then():
             if registers:

@@ -15,6 +15,7 @@ from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice
 from tvm_axe.tile.targets.cuda.fragments.scratch import scratch_bytes
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
+from tvm_axe.tile.targets.cuda.residency import Residency
 from tvm_axe.tile.targets.cuda.specialized import buffers, staging
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 from tvm_axe.tile.targets.cuda.specialized.staging import Staging
@@ -78,7 +79,7 @@ def decide_memory(
     warpgroups: int,
     fragments: Mapping[Tile, LayoutChoice],
     persistent: bool,
-    most: int,
+    residency: Residency,
     decisions: Decisions,
 ) -> SpecializedMemory:
     """Decide slots and staging: small pieces and many slots, or whole tiles if some slots are left then.
@@ -93,8 +94,8 @@ def decide_memory(
         The layouts of fragments.
     persistent : bool
         Whether a block takes tile after tile, so that loads of the next run ahead.
-    most : int
-        How much shared memory a block may have, in bytes.
+    residency : Residency
+        How much shared memory a block may have.
     decisions : Decisions
         Where the decisions are written.
 
@@ -103,6 +104,7 @@ def decide_memory(
     TileError
         The tiles don't fit, or the pieces to store don't divide them.
     """
+    most = residency.shared_bytes
     found = buffers.find(program)
     assert not isinstance(found, str), found
     loaded = {tile for buffer in found for tile in buffer.tiles}
@@ -116,7 +118,7 @@ def decide_memory(
         staging.check_pieces(once.staging, piece, warpgroups)
     memory = _with_slots(once, persistent, most)
     if memory is None:
-        raise TileError(_too_much(once, most))
+        raise TileError(_too_much(once, residency))
     if persistent and whole != pieces and not apart:
         deep = _with_slots(replace(once, staging=whole), persistent, most)
         if deep and all(deep.buffers[buffer] >= min(count, 3) for buffer, count in memory.buffers.items()):
@@ -138,13 +140,13 @@ def decide_memory(
     return memory
 
 
-def _too_much(memory: SpecializedMemory, most: int) -> str:
+def _too_much(memory: SpecializedMemory, residency: Residency) -> str:
     annotated = {buffer: (buffer.loop.stages if buffer.loop else None) or 1 for buffer in memory.buffers}
     sizes = [f"{buffer.name}: {_slot(buffer)} bytes x {slots}" for buffer, slots in annotated.items()]
     sizes += [f"{tile.name}: {tile.bytes} bytes" for tile in memory.own_tiles]
     sizes += [f"{copy.dst.tile.name} on its way out: {stage.bytes} bytes" for copy, stage in memory.staging.items()]
     return (
-        f"shared memory: a block has {most} bytes, {memory.barriers} of them for barriers; the tiles take "
+        f"shared memory: a block has {residency.share}, {memory.barriers} of them for barriers; the tiles take "
         f"{'; '.join(sizes)}. Take smaller tiles or fewer stages"
     )
 

@@ -55,9 +55,10 @@ def obstacle(program: TileProgram, target: Target) -> str | None:
     if not found:
         return "nothing is loaded from global memory into shared memory"
     written = {tile for node in leaves(program.body) for tile in node.writes}
+    analyzer = program.analyzer()
     for buffer in found:
         for copy in buffer.copies + buffer.others:
-            why = tma.obstacle(copy.src, copy.dst.tile)
+            why = tma.obstacle(copy.src, copy.dst.tile, analyzer)
             # Of a mesh tensor, what peers have stored is loaded, behind a wait (`tvm_axe.tile.peers`).
             alone = not copy.src.tile.is_mesh and copy.src.tile in written
             why = why or ("it is written in the same kernel" if alone else None)

@@ -20,6 +20,7 @@ from tvm_axe.tile.targets.cuda.fragments.infer import LayoutChoice, infer
 from tvm_axe.tile.targets.cuda.grid import decide_grid
 from tvm_axe.tile.targets.cuda.instructions import tma, wgmma
 from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
+from tvm_axe.tile.targets.cuda.residency import MOST_REGISTERS, STEP, Residency, blocks_per_processor, decide_residency
 from tvm_axe.tile.targets.cuda.specialized import ordering, staging
 from tvm_axe.tile.targets.cuda.specialized.memory import SpecializedMemory, decide_memory
 from tvm_axe.tile.targets.cuda.specialized.obstacles import same_layout
@@ -33,6 +34,7 @@ REGISTERS = {1: None, 2: (40, 232), 3: (32, 160)}
 """Registers of a thread of the producer and of the consumers, by the number of consumer warpgroups.
 
 With one warpgroup a thread has enough, so none are reallocated (PTX ISA, "Miscellaneous Instructions: setmaxnreg").
+Where several blocks share a multiprocessor, `role_registers` says.
 """
 
 _SCHEDULES = (
@@ -42,7 +44,6 @@ _SCHEDULES = (
 )
 """Whether warpgroups take turns and loops defer a product, the fastest first, and what to say of the difference."""
 
-_MOST_REGISTERS = 255
 _OTHER_REGISTERS = 24  # that addresses, loops and barriers take at least
 _INSTRUCTION_REGISTERS = 26  # that ptxas wants beside the accumulator of one instruction
 
@@ -61,12 +62,15 @@ class SpecializedPlan(CudaPlan):
         The circular buffers with their slots, and what else is in shared memory.
     schedule : Schedule
         What a consumer does, step by step.
+    residency : Residency
+        How many blocks a multiprocessor is to run at once.
     """
 
     warpgroups: int
     fragments: Mapping[Tile, LayoutChoice]
     memory: SpecializedMemory
     schedule: Schedule
+    residency: Residency
 
     @property
     def has_storing_warp(self) -> bool:
@@ -83,6 +87,11 @@ class SpecializedPlan(CudaPlan):
         """Threads of the consumer warpgroups."""
         return self.warpgroups * wgmma.WARPGROUP
 
+    @property
+    def registers(self) -> tuple[int, int] | None:
+        """Registers of a thread of the producer and of the consumers; None if they are not reallocated."""
+        return role_registers(self.warpgroups, self.residency.blocks)
+
 
 def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     """Decide everything about a program that `obstacles.obstacle` has nothing against.
@@ -97,7 +106,8 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     """
     decisions, gpu = Decisions(program), gpu_of(target)
     warpgroups = _warpgroups(program)
-    registers = REGISTERS[warpgroups]
+    residency = decide_residency(program, gpu, (warpgroups + 1) * wgmma.WARPGROUP, decisions)
+    registers = role_registers(warpgroups, residency.blocks)
     decisions.add(
         "roles",
         f"a producer warp{', a storing warp' * staging.has_storing_warp(program)} and {warpgroups} warpgroups that "
@@ -105,11 +115,11 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         "products are wgmma on tiles that TMA loads"
         + ("" if registers is None else f"; {registers[0]} and {registers[1]} registers a thread"),
     )
-    grid = decide_grid(program, gpu, decisions, fills_processor=True)
+    grid = decide_grid(program, gpu, decisions, fills_processor=residency.blocks == 1, resident=residency.blocks)
     if "cluster" in program.options:
         decisions.add("cluster", "none", "blocks load for themselves; multicast was slower where it was tried")
     fragments = _fragments(program, warpgroups, decisions)
-    memory = decide_memory(program, warpgroups, fragments, grid.persistent, gpu.shared_bytes, decisions)
+    memory = decide_memory(program, warpgroups, fragments, grid.persistent, residency, decisions)
     ordering.check(program, memory.buffers, memory.staging)
     for node, who, why in ordering.roles(program):
         decisions.add(node, who, why)
@@ -130,6 +140,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
         fragments=fragments,
         memory=memory,
         schedule=made,
+        residency=residency,
     )
 
 
@@ -143,6 +154,7 @@ def _schedule(
 ) -> Schedule:
     """The fastest schedule that is proved to get on, with fragments that fit the registers."""
     failures: list[str] = []
+    blocks = blocks_per_processor(program)
     for ping_pong, defers, less in _SCHEDULES:
         made = schedule(program, memory.buffers, ping_pong and warpgroups > 1, defers)
         stall = find_stall(program, memory, made.steps, warpgroups, persistent)
@@ -154,19 +166,21 @@ def _schedule(
             )
             continue
         try:
-            peak = _check_pressure(made, fragments, warpgroups)
+            peak = _check_pressure(made, fragments, warpgroups, blocks)
         except TileError as error:
             failures.append(str(error))
             continue
         if failures:
             decisions.add("schedule", less, f"with it, {failures[0]}")
-        most = _registers(warpgroups)
+        most = _registers(warpgroups, blocks)
         decisions.add("registers", f"{peak.registers} for fragments", f"of {most} of a thread, where most are needed")
         return made
     raise TileError(failures[-1])
 
 
-def _check_pressure(made: Schedule, fragments: Mapping[Tile, LayoutChoice], warpgroups: int) -> pressure.Peak:
+def _check_pressure(
+    made: Schedule, fragments: Mapping[Tile, LayoutChoice], warpgroups: int, blocks: int
+) -> pressure.Peak:
     """Refuse accumulators, and fragments in all, that don't fit a consumer's registers; give where most are needed.
 
     What threads compute makes do with less than the assembler would like, next to accumulators of instructions: of
@@ -174,8 +188,9 @@ def _check_pressure(made: Schedule, fragments: Mapping[Tile, LayoutChoice], warp
     """
     registers, uses = pressure.registers_of_all(fragments), uses_of_steps(made.steps)
     sums = {step.gemm.c.tile for step in walk_steps(made.steps) if isinstance(step, Issue)}
-    most, threads = _registers(warpgroups), warpgroups * wgmma.WARPGROUP
+    most, threads = _registers(warpgroups, blocks), warpgroups * wgmma.WARPGROUP
     remedy = f"rows for more warpgroups, of 64 each and up to {max(REGISTERS)}"
+    remedy += ", and fewer blocks_per_sm" * (blocks > 1)
     accumulators = pressure.find_peak(uses, {tile: count for tile, count in registers.items() if tile in sums})
     pressure.check(accumulators, most - _INSTRUCTION_REGISTERS, threads, remedy)
     peak = pressure.find_peak(uses, registers)
@@ -217,30 +232,47 @@ def _fragments(program: TileProgram, warpgroups: int, decisions: Decisions) -> d
     return fragments
 
 
-def operand_registers(warpgroups: int) -> int:
+def role_registers(warpgroups: int, blocks: int) -> tuple[int, int] | None:
+    """Registers of a thread of the producer and of the consumers, with so many blocks on a multiprocessor.
+
+    None if they aren't reallocated. The producer has what it has alone, or its share if that is less; the consumers
+    have the rest.
+    """
+    if blocks == 1:
+        return REGISTERS[warpgroups]
+    each = Gpu.registers // (blocks * (warpgroups + 1) * wgmma.WARPGROUP) // STEP * STEP
+    alone = REGISTERS[warpgroups] or REGISTERS[min(REGISTERS) + 1]
+    assert alone is not None
+    producer = min(each, alone[0])
+    return producer, min(alone[1], ((warpgroups + 1) * each - producer) // warpgroups // STEP * STEP)
+
+
+def operand_registers(warpgroups: int, blocks: int = 1) -> int:
     """The registers of a consumer's thread that a product's operands and accumulator may take."""
-    return _registers(warpgroups) - _OTHER_REGISTERS
+    return _registers(warpgroups, blocks) - _OTHER_REGISTERS
 
 
-def _registers(warpgroups: int) -> int:
+def _registers(warpgroups: int, blocks: int) -> int:
     """The registers of a consumer's thread."""
-    registers = REGISTERS[warpgroups]
-    return _MOST_REGISTERS if registers is None else registers[1]
+    registers = role_registers(warpgroups, blocks)
+    return MOST_REGISTERS if registers is None else registers[1]
 
 
-def widest_product(warpgroups: int) -> int:
+def widest_product(warpgroups: int, blocks: int = 1) -> int:
     """The most columns that a product may have, of 64 rows of which an instruction has the sums in registers.
 
     The assembler knows how many threads there are, not what setmaxnreg will give each, and wants the operands of one
     instruction to fit an equal share of the registers.
     """
-    share = Gpu.registers // ((warpgroups + 1) * wgmma.WARPGROUP) - _INSTRUCTION_REGISTERS
+    share = Gpu.registers // (blocks * (warpgroups + 1) * wgmma.WARPGROUP) - _INSTRUCTION_REGISTERS
     return share * wgmma.WARPGROUP // wgmma.ROWS
 
 
 def _check_registers(program: TileProgram, warpgroups: int) -> None:
     """Refuse products whose operands and accumulator don't fit a thread's registers."""
-    most, threads, widest = operand_registers(warpgroups), warpgroups * wgmma.WARPGROUP, widest_product(warpgroups)
+    blocks = blocks_per_processor(program)
+    most, widest = operand_registers(warpgroups, blocks), widest_product(warpgroups, blocks)
+    threads, fewer = warpgroups * wgmma.WARPGROUP, ", or fewer blocks_per_sm" * (blocks > 1)
     for gemm in program.nodes():
         if isinstance(gemm, Gemm):
             held = [tile for tile in (gemm.c.tile, gemm.a.tile) if tile.scope == "fragment"]
@@ -249,10 +281,10 @@ def _check_registers(program: TileProgram, warpgroups: int) -> None:
                 names = " and ".join(str(tile) for tile in held)
                 raise TileError(
                     f"{gemm}: {names} take {needed} registers of each of {threads} threads, which have {most} for it; "
-                    f"take smaller tiles, or more rows for up to {max(REGISTERS)} warpgroups"
+                    f"take smaller tiles, or more rows for up to {max(REGISTERS)} warpgroups{fewer}"
                 )
             if min(gemm.shape[1], wgmma.COLUMNS) > widest:
                 raise TileError(
                     f"{gemm}: {gemm.shape[1]} columns take more registers an instruction than there are for each of "
-                    f"{threads} threads and a producer; take up to {widest}, or rows for fewer warpgroups"
+                    f"{threads} threads and a producer; take up to {widest}, or rows for fewer warpgroups{fewer}"
                 )

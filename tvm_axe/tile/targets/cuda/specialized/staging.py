@@ -60,7 +60,7 @@ def find(
     # What TMA loads of a mesh tensor is behind a wait for who stored it (`ordering`).
     loads = {n for n in program.nodes() if isinstance(n, Copy) and n.src.tile.is_mesh and n.dst.tile.scope == "shared"}
     read = {tile for node in leaves(program.body) if node not in loads for tile in node.reads}
-    found = {}
+    found, analyzer = {}, program.analyzer()
     for copy in _copies_out(program):
         tile, dtype = copy.src.tile, copy.dst.tile.dtype
         if dtype not in ("float16", "bfloat16") or not copy.src.whole or copy.atomic or copy.dst.tile in read:
@@ -70,7 +70,7 @@ def find(
         if fragments[tile].layout != wgmma.accumulator(*tile.shape, warpgroups):
             continue
         staged = Tile(tile.buffer, "shared", tile.shape, dtype)
-        if tma.obstacle(copy.dst, staged) or not tma.swizzle(staged):
+        if tma.obstacle(copy.dst, staged, analyzer) or not tma.swizzle(staged):
             continue
         rows, columns = tile.shape
         piece = columns if whole or columns % _STAGED else _STAGED

@@ -8,6 +8,7 @@ iteration before is free and is filled anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tvm_ffi
@@ -34,9 +35,10 @@ from tvm_axe.tile.nodes import (
 )
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.fragments.emit import emit
-from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads
+from tvm_axe.tile.targets.cuda.fragments.emitter import Emitter, Memory, Registers, Threads, tensors
 from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.instructions import cp_async, flags, fma, mma
+from tvm_axe.tile.targets.cuda.residency import launch_bounds
 from tvm_axe.tile.targets.cuda.uniform.hazards import Hazards, Touched
 from tvm_axe.tile.targets.cuda.uniform.memory import ALIGNMENT, Pipeline
 from tvm_axe.tile.targets.cuda.uniform.plan import UniformPlan
@@ -52,7 +54,8 @@ def lower(plan: UniformPlan) -> tirx.PrimFunc:
         with _tvm.function_frame():
             T.func_name(plan.program.name)
             T.device_entry()
-            _Block(plan).emit()
+            with launch_bounds(plan.residency):
+                _Block(plan).emit()
         body = made.get().body
     func = plan.program.func
     return tirx.PrimFunc(func.params, body, func.ret_type).with_attrs({"global_symbol": plan.program.name})
@@ -65,7 +68,7 @@ class _Block:
         self.plan, self.memory = plan, plan.memory
         self.block, self.thread = T.cta_id([plan.grid.blocks]), T.thread_id([plan.threads])
         pool: Any = T.SMEMPool() if self.memory.bytes else None
-        storages: dict[Tile, Registers | Memory] = {tile: Memory(tile.buffer) for tile in plan.program.params}
+        storages: dict[Tile, Registers | Memory] = {**tensors(plan.program)}
         for tile, layout in self.memory.layouts.items():
             size = self.memory.slots(tile) * self.memory.slot_elements(tile)
             storages[tile] = Memory(pool.alloc((size,), tile.dtype, align=ALIGNMENT), layout)
@@ -187,7 +190,7 @@ class _Block:
         self.touched = entry
 
     def _once(self, value: Any, emitter: Emitter) -> Any:
-        """A loop's bound, which what the loop writes doesn't change."""
+        """A loop's bound or where a load begins, which what is written from here on doesn't change."""
         loads = self.hazards.loaded(value)
         return T.bind(emitter.expression(value)) if loads else emitter.expression(value)
 
@@ -220,9 +223,13 @@ class _Block:
     def _start(self, pipeline: Pipeline, values: Values, emitter: Emitter, slot: Any) -> None:
         inner = self._in_slot(pipeline, emitter, slot)
         for copy, size in pipeline.copies.items():
-            (changed,) = substitute((copy,), values)
+            (changed,) = substitute((pipeline.ahead[copy],), values)
             assert isinstance(changed, Copy), changed
-            cp_async.start(inner, changed, size)
+            # Where data say from where, they are loaded once, and not for each piece of the copy.
+            place = tuple(
+                self._once(start, emitter) if self.hazards.loaded(start) else start for start in changed.src.start
+            )
+            cp_async.start(inner, replace(changed, src=replace(changed.src, start=place)), size)
 
     def _in_slot(self, pipeline: Pipeline, emitter: Emitter, slot: Any) -> Emitter:
         """An emitter for which the tiles that run ahead are in a slot."""

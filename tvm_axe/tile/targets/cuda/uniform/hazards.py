@@ -91,7 +91,7 @@ class Hazards:
 
     def ahead(self, pipeline: Pipeline) -> tuple[list[Tile], list[Tile]]:
         """What the loads that run ahead read and write."""
-        copies = pipeline.copies
+        copies = pipeline.ahead.values()
         return [tile for copy in copies for tile in self.reads(copy)], [copy.dst.tile for copy in copies]
 
     def settled(self, body: Sequence[Node], entry: Touched) -> Touched:

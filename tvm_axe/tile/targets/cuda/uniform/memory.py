@@ -39,11 +39,14 @@ class Pipeline:
     ----------
     copies : mapping from Copy to int
         The loads, with the bytes that a thread takes at once.
+    ahead : mapping from Copy to Copy
+        Each as it is made before its iteration: from where the names of that iteration say, by what they are.
     stages : int
         How many iterations' tiles there are slots for.
     """
 
     copies: Mapping[Copy, int]
+    ahead: Mapping[Copy, Copy]
     stages: int
 
 

@@ -11,7 +11,6 @@ import tvm_ffi
 from tvm.target import Target
 
 from tvm_axe.errors import TileError, TileWarning
-from tvm_axe.machines import Gpu
 from tvm_axe.machines.registry import described
 from tvm_axe.tile import keys
 from tvm_axe.tile.nodes import Gemm, Signal, Wait
@@ -24,12 +23,12 @@ from tvm_axe.tile.targets.cuda.fragments.layout import FragmentLayout
 from tvm_axe.tile.targets.cuda.grid import decide_grid
 from tvm_axe.tile.targets.cuda.instructions import fma, mma
 from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
+from tvm_axe.tile.targets.cuda.residency import MOST_REGISTERS, Residency, decide_residency
 from tvm_axe.tile.targets.cuda.uniform.memory import UniformMemory, decide_memory
 from tvm_axe.tile.targets.cuda.uniform.schedule import decide_pipelines
 
 _LARGE = 128 * 128  # elements of a gemm's accumulator from which a block has 256 threads
 _ROWS = 4096  # elements of a tile from which a block without gemm has 256 threads
-_REGISTERS = 255  # of 32 bits, that a thread can have
 _OTHER_REGISTERS = 24  # that addresses, operands and loops take: with two accumulators of 104, none spill; of 112, some
 _LANES = 32
 
@@ -48,12 +47,15 @@ class UniformPlan(CudaPlan):
         How warps stand over the products that ``mma`` does; the others are multiply-adds.
     memory : UniformMemory
         The layouts of shared tiles and the loads that run ahead.
+    residency : Residency
+        How many blocks a multiprocessor is to run at once.
     """
 
     threads: int
     fragments: Mapping[Tile, LayoutChoice]
     products: Mapping[Gemm, mma.Warps]
     memory: UniformMemory
+    residency: Residency
 
 
 def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
@@ -74,10 +76,11 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
         decisions.add("epilogue_tile", "no pieces", "only a specialized kernel has a storing warp")
     threads = _threads(program, gpu.block_threads, decisions)
     products, fragments = _products(program, threads, decisions)
-    _check_pressure(program, fragments, threads, decisions)
+    residency = decide_residency(program, gpu, threads, decisions)
+    _check_pressure(program, fragments, threads, residency, decisions)
     memory = decide_memory(program, fragments, products, threads, decisions)
-    memory = decide_pipelines(program, memory, gpu.shared_bytes, decisions)
-    grid = decide_grid(program, gpu, decisions, fills_processor=False)
+    memory = decide_pipelines(program, memory, residency, decisions)
+    grid = decide_grid(program, gpu, decisions, fills_processor=False, resident=residency.blocks)
     keys.decide(program, decisions)
     scans.decide(program, decisions)
     for node in program.nodes():
@@ -92,6 +95,7 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
         fragments=fragments,
         products=products,
         memory=memory,
+        residency=residency,
     )
 
 
@@ -174,20 +178,24 @@ def _check_fragment(tile: Tile, held: LayoutChoice, threads: int) -> None:
         FragmentLayout(held.layout, tile.shape, threads)
     except TileError as error:
         raise TileError(f"{tile}: {error} (its layout is from {held.origin})") from error
-    if count > _REGISTERS:
+    if count > MOST_REGISTERS:
         raise TileError(
-            f"{tile}: takes {count} registers of each of {threads} threads, which have {_REGISTERS}; its layout is "
+            f"{tile}: takes {count} registers of each of {threads} threads, which have {MOST_REGISTERS}; its layout is "
             f"{held.layout}, from {held.origin}; valid are smaller tiles, and extents with more factors of two"
         )
 
 
 def _check_pressure(
-    program: TileProgram, fragments: Mapping[Tile, LayoutChoice], threads: int, decisions: Decisions
+    program: TileProgram,
+    fragments: Mapping[Tile, LayoutChoice],
+    threads: int,
+    residency: Residency,
+    decisions: Decisions,
 ) -> None:
     """Refuse fragments that don't fit a thread's registers together."""
     peak = pressure.find_peak(pressure.uses_of(program.body), pressure.registers_of_all(fragments))
-    most = min(_REGISTERS, Gpu.registers // threads) - _OTHER_REGISTERS
-    pressure.check(peak, most, threads, "more threads")
+    most = residency.registers - _OTHER_REGISTERS
+    pressure.check(peak, most, threads, "more threads" if residency.blocks == 1 else "fewer blocks_per_sm")
     if peak.registers:
         decisions.add("registers", f"{peak.registers} for fragments", f"of {most} of a thread, where most are needed")
 

@@ -1,0 +1,103 @@
+"""How many blocks a multiprocessor runs at once, and what is left for each: registers and shared memory.
+
+Source: NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": a multiprocessor has
+1 KiB of shared memory more than one block may use, and keeps as much for each block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from tvm_axe.errors import TileError
+from tvm_axe.machines import Gpu
+from tvm_axe.tile.plans import Decisions
+from tvm_axe.tile.program import TileProgram
+
+MOST_REGISTERS = 255
+"""The most registers of a thread, of 32 bits."""
+
+STEP = 8
+"""Registers are given to threads in multiples of so many, where several blocks share a multiprocessor's."""
+
+MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
+"""Upstream's attribute of how many blocks of a kernel the assembler lets a multiprocessor run at once."""
+
+_RESERVED = 1 << 10  # bytes of shared memory
+
+
+@dataclass(frozen=True)
+class Residency:
+    """What each of the blocks has that a multiprocessor is to run at once.
+
+    Attributes
+    ----------
+    blocks : int
+        How many there are: 1 if the program doesn't say.
+    annotated : bool
+        Whether the program says so.
+    registers : int
+        The registers of a thread, if all threads of a block have as many.
+    shared_bytes : int
+        The most shared memory of a block, in bytes.
+    """
+
+    blocks: int
+    annotated: bool
+    registers: int
+    shared_bytes: int
+
+    @property
+    def share(self) -> str:
+        """The shared memory of a block, in words."""
+        apart = f", as blocks_per_sm={self.blocks} leaves it" if self.blocks > 1 else ""
+        return f"{self.shared_bytes} bytes{apart}"
+
+
+def blocks_per_processor(program: TileProgram) -> int:
+    """How many blocks a multiprocessor is to run at once, as annotated, or 1."""
+    blocks = program.options.get("blocks_per_sm", 1)
+    assert isinstance(blocks, int), blocks
+    return blocks
+
+
+def registers_of_all(threads: int, blocks: int) -> int:
+    """The registers of each thread where so many blocks of so many threads share them evenly."""
+    each = Gpu.registers // (threads * blocks)
+    return min(MOST_REGISTERS, each if blocks == 1 else each // STEP * STEP)
+
+
+def decide_residency(program: TileProgram, gpu: Gpu, threads: int, decisions: Decisions) -> Residency:
+    """Decide what a block of so many threads, of all roles, may have.
+
+    Raises
+    ------
+    TileError
+        A multiprocessor doesn't run as many blocks as annotated.
+    """
+    blocks, annotated = blocks_per_processor(program), "blocks_per_sm" in program.options
+    most = min(gpu.resident_blocks, gpu.resident_threads // threads)
+    if blocks > most:
+        raise TileError(
+            f"kernel: blocks_per_sm={blocks} of {threads} threads each; a multiprocessor runs {gpu.resident_blocks} "
+            f"blocks and {gpu.resident_threads} threads at once, so valid is up to {most}"
+        )
+    shared = (gpu.shared_bytes + _RESERVED) // blocks - _RESERVED
+    found = Residency(blocks, annotated, registers_of_all(threads, blocks), shared)
+    if annotated:
+        decisions.add(
+            "blocks",
+            f"{blocks} a multiprocessor",
+            f"as annotated: {shared} bytes of shared memory for each, {found.registers} registers for each thread",
+        )
+    return found
+
+
+def launch_bounds(residency: Residency) -> Any:
+    """Where code is emitted for so many blocks a multiprocessor, of which the assembler is told if that is said."""
+    if not residency.annotated:
+        return contextlib.nullcontext()
+    return T.attr({MIN_BLOCKS: residency.blocks})
