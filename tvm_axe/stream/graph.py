@@ -123,11 +123,11 @@ class Stream:
 
         return self.program.add(RandomLoad(tensor, tile), [self], name)[0]
 
-    def store(self, tensor: Tensor, name: str | None = None) -> None:
-        """LinearOffChipStore: write the tiles one after the other, row by row, to the tensor."""
+    def store(self, tensor: Tensor, view: View | None = None, name: str | None = None) -> None:
+        """LinearOffChipStore: write the tiles one after the other to the tensor: row by row, or to an affine view."""
         from tvm_axe.stream.operators.off_chip import LinearStore
 
-        self.program.add(LinearStore(tensor), [self], name)
+        self.program.add(LinearStore(tensor, view), [self], name)
 
     def store_at(self, tensor: Tensor, addresses: Stream, name: str | None = None) -> Stream:
         """RandomOffChipStore: write each tile at the row that `addresses` gives; return acknowledgements.

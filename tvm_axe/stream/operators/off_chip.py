@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.stream.codec import EMPTY
-from tvm_axe.stream.engine import Process, Unit
+from tvm_axe.stream.engine import Channel, Process, Unit
 from tvm_axe.stream.operators.base import Operator, shape_of
 from tvm_axe.stream.types import Dim, Scalar, StreamType, Tile, as_dims, differ, shapes_differ
 from tvm_axe.stream.views import View
@@ -182,11 +182,37 @@ class LinearStore(_Store):
 
     kind = "LinearOffChipStore"
 
+    def __init__(self, tensor: Tensor, view: View | None) -> None:
+        super().__init__(tensor)
+        self.view = view
+
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
-        self.check(node, inputs[0])
+        tile, tensor, view = self.check(node, inputs[0]), self.tensor, self.view
+        if view is None:
+            return []
+        if not (isinstance(tile.rows, int) and isinstance(tensor.rows, int)) or tensor.rows % tile.rows:
+            raise node.fail(f"a view is of static tiles that divide {tensor}, not of {tile}")
+        numbers = view.positions()
+        tiles = tensor.rows // tile.rows * (tensor.columns // tile.columns)
+        if view.last >= tiles:
+            raise node.fail(f"{view} goes up to tile {view.last}, and {tensor} has {tiles}")
+        if differ(inputs[0].count, len(numbers)) or len({*numbers}) < len(numbers):
+            raise node.fail(f"{view} must have a place of its own for each tile of {inputs[0]}")
         return []
 
     def process(self, node: Node, unit: Unit) -> Process:
+        engine, tensor = unit.engine, self.tensor
+        if self.view is not None:
+            filled = yield from self._scattered(unit, self.view.positions())
+        else:
+            filled = yield from self._in_order(unit)
+        # How many rows a dynamic stream has is known when it has ended: its tensor has room for the most.
+        static = isinstance(node.inputs[0].type.count, int)
+        if static and filled < (engine.rows_of(tensor) or 0) and tensor.name not in engine.rows:
+            raise unit.fail(f"the tiles fill {filled} rows of {tensor}; pass what is to be in the others as its input")
+
+    def _in_order(self, unit: Unit) -> Generator[Channel | None, None, int]:
+        """Write the tiles row by row; return the number of rows."""
         (source,) = unit.inputs
         engine, tensor = unit.engine, self.tensor
         row = column = height = 0
@@ -207,10 +233,28 @@ class LinearStore(_Store):
                 break
         if column:
             raise unit.fail(f"the tiles end at column {column}, row {row} of {tensor}")
-        # How many rows a dynamic stream has is known when it has ended: its tensor has room for the most.
-        static = isinstance(node.inputs[0].type.count, int)
-        if static and row < (engine.rows_of(tensor) or 0) and tensor.name not in engine.rows:
-            raise unit.fail(f"the tiles fill {row} rows of {tensor}; pass what is to be in the others as its input")
+        return row
+
+    def _scattered(self, unit: Unit, numbers: list[int]) -> Generator[Channel | None, None, int]:
+        """Write the tiles to their places; return the number of rows that they would fill."""
+        (source,) = unit.inputs
+        tensor = self.tensor
+        stop = elements = 0
+        for number in numbers:
+            while True:
+                value, stop = yield from unit.peek(source)
+                if value is not EMPTY:
+                    break
+                unit.free(source)
+            yield from self.write(unit, value)
+            rows, columns = shape_of(value)
+            down, right = divmod(number, tensor.columns // columns)
+            unit.engine.place(unit, tensor, down * rows, right * columns, value)
+            elements += rows * columns
+            unit.free(source)
+        while stop < source.rank:
+            _, stop = yield from unit.get(source)
+        return elements // tensor.columns
 
 
 class RandomStore(_Store):
