@@ -87,16 +87,14 @@ def product(A: T.Buffer((50, 96), "{dtype}"), B: T.Buffer((96, 64), "{dtype}"), 
             c[x, y] = c[x, y] * scale
         tile.copy(c, C[i * bm, j * 32])
 
-def sorted_rows():
+def summed_rows():
     @T.prim_func
-    def sorts(X: T.Buffer((4, 64), "float32"), Y: T.Buffer((4, 64), "float32")):
+    def sums(X: T.Buffer((4, 64), "float32"), Y: T.Buffer((1, 64), "float32")):
         with tile.kernel(4) as i:
             x = tile.fragment((1, 64), "float32")
-            y = tile.fragment((1, 64), "float32")
             tile.copy(X[i, 0], x)
-            tile.sort(x, y)
-            tile.copy(y, Y[i, 0])
-    return sorts
+            tile.copy(x, Y[0, 0], atomic="add")
+    return sums
 """
 
 
@@ -121,7 +119,7 @@ def test_tile_programs_that_cannot_be_run(capsys, tmp_path):
         ([], "stream run takes the NAME of a program, as `list` names it, or --tile FILE.py:NAME"),
         (["moe-static", "--tile", f"{file}:product"], "stream run takes the NAME"),
         (["--tile", f"{file}:product"], "scale isn't known"),
-        (["--tile", f"{file}:sorted_rows"], "product.py, line 29: y = values of sort of x along 1: an order within"),
+        (["--tile", f"{file}:summed_rows"], "product.py, line 28: copy x to Y, adding atomically: Y is joined with"),
     ):
         assert cli.main(["stream", "run", *arguments]) == 2
         assert message in capsys.readouterr().err

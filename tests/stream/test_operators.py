@@ -347,3 +347,43 @@ def test_a_view_that_leaves_places_needs_what_is_there():
         p.run({"tiles": tiles})
     found = p.run({"tiles": tiles, "y": np.zeros((6, 4), "float32")}).tensors["y"]
     assert found.sum() == 8 and (found[:4, :2] == 1).all()
+
+
+def test_tiles_that_begin_anywhere():
+    x = np.arange(35, dtype="float32").reshape(5, 7)
+    p = StreamProgram("anywhere")
+    at = p.input("at", StreamType((3,), Scalar()))
+    tiles = at.load_at(p.tensor("x", 5, 7), (2, 3), elements=True)
+    tiles.output("tiles")
+    places = p.input("places", StreamType((3,), Tuple((Scalar(), Scalar()))))
+    tiles.store_at(p.tensor("y", 5, 7), places, elements=True).discard()
+    begins, heights = [0, 11, 24], [2, 1, 0]
+    given = {"at": begins, "places": list(zip([4, 22, 0], heights)), "y": np.zeros_like(x)}
+    report = p.run({**given, "x": x}, Accelerator())
+    corners = [divmod(element, 7) for element in begins]
+    expected = [x[row : row + 2, column : column + 3] for row, column in corners]
+    np.testing.assert_array_equal(report.outputs["tiles"], expected)
+    y = np.zeros_like(x)
+    y[0:2, 4:7], y[3, 1:4] = expected[0], expected[1][0]
+    np.testing.assert_array_equal(report.tensors["y"], y)
+    assert report.written == 3 * 3 * 4  # of the rows that are written alone
+    without = p.run({**given, "y": (5, 7)}, Accelerator(), values=False)
+    assert (without.cycles, without.traffic) == (report.cycles, report.traffic)
+
+
+@pytest.mark.parametrize("element", [-1, 5, 28, 35])
+def test_tiles_that_begin_where_they_do_not_fit(element):
+    p = StreamProgram("anywhere")
+    p.input("at", StreamType((1,), Scalar())).load_at(p.tensor("x", 5, 7), (2, 3), elements=True).output("tiles")
+    with pytest.raises(StreamError, match=f"a tile of 2 x 3 from element {element} on is outside of tensor 'x'"):
+        p.run({"at": [element]}, values=False)
+
+
+def test_addresses_that_are_none():
+    p = StreamProgram("anywhere")
+    tiles = p.input("tiles", StreamType((2,), Tile(2, 3)))
+    three = p.input("three", StreamType((2,), Tuple((Scalar(), Scalar(), Scalar()))))
+    with pytest.raises(StreamError, match="addresses are scalars, or pairs of these and of rows"):
+        tiles.store_at(p.tensor("y", 5, 7), three, elements=True)
+    with pytest.raises(StreamError, match=r"tiles of \(2, 9\) must be static, and no wider than tensor 'x'"):
+        p.input("at", StreamType((1,), Scalar())).load_at(p.tensor("x", 5, 7), (2, 9), elements=True)

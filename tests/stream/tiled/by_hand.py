@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tvm_axe.stream import StreamProgram, Tile, View, functions
+from tvm_axe.stream import Scalar, StreamProgram, StreamType, Tile, Tuple, View, functions, symbol
 from tvm_axe.stream.functions import TileFunction
 
 
@@ -58,6 +58,34 @@ def attention(heads, queries, keys, dim, rows, columns):
     summed = scale.accum(fading_product(), weights, v)
     summed.map(functions.div(), total).store(p.tensor("O", heads * queries, dim))
     return p
+
+
+def grouped(rows, n, k, groups, block):
+    """Y = X W[group]^T of rows that are sorted by group, in square blocks; tiles are given by group, row and height."""
+    p = StreamProgram("grouped")
+    across, terms, tiles = n // block, k // block, symbol("tiles")
+    group, row, height = (p.input(name, StreamType((tiles,), Scalar())) for name in ("group", "row", "height"))
+    inner = StreamType((across, terms), Scalar())
+    x = row.flat_map(lambda r: [[r * k + block * t for t in range(terms)]] * across, inner)
+    w = group.flat_map(lambda g: [[(g * across + j) * terms + t for t in range(terms)] for j in range(across)], inner)
+    x = x.load_at(p.tensor("X", rows + block, k), (block, block), elements=True)
+    w = w.load_at(p.tensor("W", groups * n, k), (block, block))
+    places = row.zip(height).flat_map(
+        lambda at: [(at[0] * n + j * block, at[1]) for j in range(across)],
+        StreamType((across,), Tuple((Scalar(), Scalar()))),
+    )
+    y = x.accum(functions.matmul(transposed=True), w)
+    y.store_at(p.tensor("Y", rows, n), places, elements=True).discard()
+    return p
+
+
+def group_tiles(program, starts, block):
+    """The group and the first row of each tile of a program, as its tensors have them; group -1 behind the last."""
+    tiles = next(int(param.shape[0]) for param in program.params if param.name == "tile_group")
+    found = [(g, r) for g in range(len(starts) - 1) for r in range(starts[g], starts[g + 1], block)]
+    groups, rows = (np.full(tiles, fill, "int32") for fill in (-1, 0))
+    groups[: len(found)], rows[: len(found)] = zip(*found)
+    return {"tile_group": groups, "tile_row": rows}
 
 
 def tops_of(rows):

@@ -7,6 +7,7 @@ import pytest
 from tvm_axe.stream import Accelerator, OffChip, from_tile
 from tvm_axe.tile.kernels.attention import ATTENTION
 from tvm_axe.tile.kernels.gemm import MATMUL
+from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
 from tvm_axe.tile.kernels.rows import RMS_NORM, SOFTMAX
 
 # Bound by memory and by compute, with channels of one token and of more.
@@ -65,3 +66,25 @@ def test_what_is_written_by_hand_is_the_same_program(name):
     shaped = {n: a.reshape(program.tensors[n].rows, program.tensors[n].columns) for n, a in arrays.items()}
     for tensor, expected in program.run(shaped).tensors.items():
         np.testing.assert_allclose(found[tensor].reshape(expected.shape), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS, ids=lambda a: f"{a.compute}-{a.depth}")
+def test_grouped_products_with_routing(accelerator):
+    """Groups of any number of rows, one of none, whose last tiles are stored in part."""
+    starts, block = np.array([0, 37, 37, 90, 128], "int32"), 16
+    sizes = {"block_m": block, "block_n": block, "block_k": block}
+    program = GROUPED_MATMUL.make(128, 48, 64, 4, "float32", **sizes).programs[1]
+    tiles = by_hand.group_tiles(program, starts, block)
+    translated = from_tile(program, accelerator, {**tiles, "starts": starts}).run(values=False)
+    there = tiles["tile_group"] >= 0
+    group, row = tiles["tile_group"][there], tiles["tile_row"][there]
+    given = {"group": group, "row": row, "height": np.minimum(block, starts[group + 1] - row)}
+    graph = by_hand.grouped(128, 48, 64, 4, block)
+    written = graph.run(given, accelerator, values=False)
+    assert translated.traffic == written.traffic
+    assert 0.9 < translated.cycles / written.cycles < 1.1, (translated.cycles, written.cycles)
+    x, w = (np.random.default_rng(0).standard_normal(shape).astype("float32") for shape in [(144, 64), (192, 64)])
+    found = graph.run({**given, "X": x, "W": w}).tensors["Y"]
+    for g in range(4):
+        rows = slice(starts[g], starts[g + 1])
+        np.testing.assert_allclose(found[rows], x[rows] @ w[48 * g : 48 * g + 48].T, rtol=1e-4, atol=1e-4)

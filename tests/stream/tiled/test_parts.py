@@ -7,14 +7,14 @@ from tvm import tirx
 from tvm_axe.stream.tiled.boxes import Box, NoMatrix, matrix_of
 from tvm_axe.stream.tiled.building import view_of
 from tvm_axe.stream.tiled.expressions import Evaluator, unknown
-from tvm_axe.stream.tiled.points import Points
+from tvm_axe.stream.tiled.points import Points, Side
 from tvm_axe.tile.regions import Region, Tile
 
 I, J, K = (tirx.Var(name, "int32") for name in "ijk")
 
 
 def nest(*loops):
-    points = Points.outside({})
+    points = Points.outside({}, {})
     for var, start, extent in loops:
         points = points.inside(var, start, extent, str(var.name))
     return points
@@ -24,11 +24,33 @@ def test_iterations_in_order():
     points = nest((I, 0, 3), (J, I, 2 - I % 2), (K, 0, I))
     walked = [(i, j, k) for i in range(3) for j in range(i, i + 2 - i % 2) for k in range(i)]
     assert list(zip(*(points.at(var).tolist() for var in (I, J, K)))) == walked
-    assert points.nested(points.at(K + 10 * J)) == [
+    assert points.nested(points.at(K + 10 * J).tolist()) == [
         [[10 * j + k for k in range(i)] for j in range(i, i + 2 - i % 2)] for i in range(3)
     ]
     assert [str(dim) for dim in points.dims] == ["3", "~j", "~k"] and points.sizes is None
     assert nest((I, 0, 2), (J, 0, 3)).sizes == (2, 3)
+    assert not points.always and nest((I, 0, 2), (J, 0, I + 1)).always
+
+
+def test_sides_of_a_choice():
+    whole = nest((I, 0, 3), (J, 0, 2))
+    holds = whole.at(I * J >= 2)
+    first, second = (whole.on(Side(whole, holds, each)) for each in (True, False))
+    assert first.nested(first.at(I).tolist()) == [2] and second.nested(second.at(10 * I + J).tolist()) == [
+        0,
+        1,
+        10,
+        11,
+        20,
+    ]
+    assert first.side.excludes(second.side) and not first.side.excludes(first.side) and not first.side.excludes(None)
+    assert first.outer is None and [str(dim) for dim in second.dims] == ["5"]
+
+
+def test_what_settles_expressions():
+    points = nest((I, 0, 2))
+    assert points.settles(I + 1) and not points.settles(J)
+    assert points.along(I * 10 + K, K, 3).tolist() == [[0, 1, 2], [10, 11, 12]]
 
 
 def test_views_are_found():
@@ -70,11 +92,18 @@ def test_tensors_are_matrices(shape, extents, start, rows, columns, numbers):
         np.testing.assert_array_equal(at.ravel(), there.ravel())
 
 
+def test_boxes_that_start_anywhere_have_elements():
+    tensor, found = boxes((8, 8), (4, 4), (I * 5 + 1, 4))
+    matrix = matrix_of(tensor, (8, 8), found)
+    assert matrix.numbers(found[0]) is None and matrix.elements(found[0]).tolist() == [12, 52]
+    assert (matrix.rows, matrix.columns) == (10, 8)  # the second box reaches two rows beyond the end
+
+
 @pytest.mark.parametrize(
     ("shape", "extents", "starts", "message"),
     [
-        ((8, 8), (4, 4), [(I * 2, 0)], "starts at 2 along dimension 0, which is no multiple of its 4 elements"),
-        ((8, 8), (4, 4), [(I * 8, 0)], "starts beyond the 8 elements along dimension 0"),
+        ((8, 8), (4, 4), [(I * 8, 0)], "starts outside of the 8 elements along dimension 0"),
+        ((8, 8), (4, 4), [(I - 1, 0)], "starts outside of the 8 elements along dimension 0"),
         ((4, 4, 4), (2, 2, 2), [(0, 0, 0)], "don't lie as rows of one length"),
     ],
 )

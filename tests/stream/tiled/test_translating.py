@@ -2,25 +2,30 @@
 
 import re
 
+import by_hand
 import numpy as np
 import pytest
-from interpreter import interpret
+from interpreter import TooLarge, interpret
+from judging import drawn, wanted
 from tvm.script import tirx as T
+from tvm.target import Target
 
 from tvm_axe import tile
 from tvm_axe.stream import Accelerator, StreamError, from_tile
 from tvm_axe.tile.kernels.attention import ATTENTION
 from tvm_axe.tile.kernels.gemm import BATCHED_MATMUL, FP8_MATMUL, MATMUL
+from tvm_axe.tile.kernels.grouped import GROUPED_MATMUL
+from tvm_axe.tile.kernels.registry import KERNELS
 from tvm_axe.tile.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
 from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 SQUARES, CUBES = {"block_m": 32, "block_n": 32}, {"block_m": 32, "block_n": 32, "block_k": 32}
-KERNELS = [
+BLOCKED = [
     *((kernel, CUBES) for kernel in (MATMUL, BATCHED_MATMUL, FP8_MATMUL)),
     *((kernel, {"block_rows": 4}) for kernel in (RMS_NORM, LAYER_NORM, SOFTMAX)),
     *((kernel, SQUARES) for kernel in (ATTENTION, TRANSPOSE)),
 ]
-CASES = [(kernel, blocks, case) for kernel, blocks in KERNELS for case in kernel.cases]
+CASES = [(kernel, blocks, case) for kernel, blocks in BLOCKED for case in kernel.cases]
 
 
 @pytest.mark.parametrize(("kernel", "blocks", "case"), CASES, ids=lambda each: getattr(each, "name", ""))
@@ -195,6 +200,138 @@ def test_numbers_of_the_caller():
         from_tile(program, Accelerator(), {**given, "m": 1})
 
 
+def test_boxes_that_start_anywhere():
+    @T.prim_func
+    def slides(X: T.Buffer((9, 70), "float32"), Y: T.Buffer((8, 72), "float32")):
+        with tile.kernel(4) as i:
+            y = tile.fragment((2, 64), "float32")
+            tile.copy(X[i * 2 + 1, 5], y)
+            tile.copy(y, Y[i * 2, 3])
+
+    streams = check_given(slides, floats(9, 70), floats(8, 72))
+    assert {"RandomOffChipLoad", "RandomOffChipStore"} <= set(kinds(streams))
+
+
+def check_given(func, *arrays, given=None):
+    """Compare as `check`, where what is stored is a part of what is there."""
+    program = tile.read(func)
+    streams = from_tile(program, Accelerator(), given)
+    named = {param.name: array for param, array in zip(program.params, arrays)}
+    report = streams.run({name: named[name] for name in streams.matrices})
+    expected = dict(zip(named, interpret(program, *arrays)))
+    for name, found in report.tensors.items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-4)
+    return streams
+
+
+def test_routing_and_sides():
+    """Which tiles come is data that is given; stores of whole tiles and of first rows take turns."""
+
+    @T.prim_func
+    def routed(X: T.Buffer((40, 32), "float32"), starts: T.Buffer((4,), "int32"), Y: T.Buffer((40, 32), "float32")):
+        with tile.kernel(3, 4) as (g, i):
+            x = tile.fragment((8, 16), "float32")
+            y = tile.fragment((8, 16), "float32")
+            first = starts[g] + i * 8
+            stop = starts[g + 1]
+            if first < stop:
+                for j in range(2):
+                    tile.copy(X[first, j * 16], x)
+                    with tile.parallel(8, 16) as (r, c):
+                        y[r, c] = x[r, c] * T.Cast("float32", g + 1)
+                    if first + 8 <= stop:
+                        tile.copy(y, Y[first, j * 16])
+                    else:
+                        with tile.parallel(8, 16) as (r, c):
+                            if first + r < stop:
+                                Y[first + r, j * 16 + c] = y[r, c]
+
+    starts = np.array([3, 14, 14, 38], "int32")
+    streams = check_given(routed, floats(40, 32), starts, floats(40, 32, seed=1), given={"starts": starts})
+    assert "Partition" in kinds(streams)
+    with pytest.raises(StreamError, match=r"tensor 'starts' is of shape \(4,\), and gets an array of \(3,\)"):
+        from_tile(routed, Accelerator(), {"starts": starts[:3]})
+
+
+def test_order_and_sums_along_rows():
+    @T.prim_func
+    def ranks(X: T.Buffer((8, 16), "float32"), Y: T.Buffer((8, 16), "float32"), Z: T.Buffer((8, 4), "int32")):
+        with tile.kernel(2) as i:
+            x = tile.fragment((4, 16), "float32")
+            y = tile.fragment((4, 16), "float32")
+            best = tile.fragment((4, 4), "float32")
+            at = tile.fragment((4, 4), "int32")
+            tile.copy(X[i * 4, 0], x)
+            tile.cumsum(x, y, axis=1, reverse=True)
+            tile.top_k(y, best, at)
+            tile.copy(y, Y[i * 4, 0])
+            tile.copy(at, Z[i * 4, 0])
+
+    check(ranks, floats(8, 16), floats(8, 16), np.zeros((8, 4), "int32"))
+
+
+SERIES = [(KERNELS[name], case) for name in ("split_k_matmul", "skinny_matmul", "einsum", "packed_attention",
+                                              "decode_attention") for case in KERNELS[name].cases[:3]]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "case"), SERIES, ids=lambda each: getattr(each, "name", ""))
+def test_kernels_of_several_programs_and_of_data(kernel, case):
+    """One program's results are the next one's tensors; integers say which tiles come."""
+    numbers = {name: sizes[0] for name, sizes in kernel.parameters(Target("llvm"), case).items()}
+    recipe = kernel.make(**case, **{name: min(32, n) if name.startswith("block") else n for name, n in numbers.items()})
+    arrays = dict(kernel.inputs(np.random.default_rng(1), case))
+    held = {name: np.asarray(array) for name, array in arrays.items()}
+    for program in recipe.programs:
+        integers = {p.name for p in program.params if p.name in held and held[p.name].dtype.kind in "iu"}
+        known = {*integers, *(str(var.name) for var in program.scalars)}
+        streams = from_tile(program, Accelerator(), {name: held[name] for name in known})
+        held |= streams.run({name: held[name] for name in streams.loaded}).tensors
+    for name, expected in kernel.reference(case, arrays).items():
+        assert (np.abs(held[name].astype("float64") - expected.value) <= expected.slack).all(), name
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("case", GROUPED_MATMUL.cases, ids=lambda case: f"{case['rows']}x{case['groups']}")
+def test_grouped_products(case, turned):
+    arrays = GROUPED_MATMUL.inputs(np.random.default_rng(1), case)
+    blocks = {"block_m": 16, "block_n": 32, "block_k": 32}
+    program = GROUPED_MATMUL.make(**case, **blocks, turned=turned).programs[1]
+    starts = arrays["starts"]
+    streams = from_tile(program, Accelerator(), {**by_hand.group_tiles(program, starts, 16), "starts": starts})
+    report = streams.run({name: arrays[name] for name in streams.loaded})
+    expected = GROUPED_MATMUL.reference(case, arrays)["Y"]
+    found = report.tensors["Y"][starts[0] : starts[-1]].astype("float64")
+    assert (np.abs(found - expected.value) <= expected.slack).all()
+    assert streams.run(values=False).cycles == report.cycles
+
+
+def test_random_programs():
+    """Of programs that are drawn, those that are translated give all bits of the interpreter's results."""
+    translated = 0
+    for seed in range(40):
+        made = drawn(seed, "small")
+        try:
+            program = tile.read(made.func)
+            expected = wanted(made, made.func)
+        except TooLarge:
+            continue
+        arrays = {param.name: array for param, array in zip(program.params, made.arrays)}
+        stored = {each for node in program.nodes() for each in node.writes}
+        given = {p.name: arrays[p.name] for p in program.params if p.dtype == "int32" and p not in stored}
+        for param in program.params:
+            given |= {str(e): n for e, n in zip(param.shape, arrays[param.name].shape) if not isinstance(e, int)}
+        try:
+            streams = from_tile(program, Accelerator(), given)
+        except StreamError:
+            continue
+        translated += 1
+        found = streams.run({name: arrays[name] for name in streams.matrices}).tensors
+        for param, want in zip(program.params, expected):
+            if param.name in found:
+                np.testing.assert_array_equal(found[param.name].astype(want.dtype), want, err_msg=made.source)
+    assert translated >= 4
+
+
 def test_what_only_part_of_is_stored_is_filled_by_what_is_given():
     @T.prim_func
     def constant(Y: T.Buffer((8, 32), "float32")):
@@ -215,13 +352,35 @@ def test_what_only_part_of_is_stored_is_filled_by_what_is_given():
 
 
 @T.prim_func
-def sorts(X: T.Buffer((4, 64), "float32"), Y: T.Buffer((4, 64), "float32")):
+def draws(Y: T.Buffer((4, 64), "float32")):
+    with tile.kernel(4) as i:
+        y = tile.fragment((1, 64), "float32")
+        with tile.parallel(1, 64) as (r, c):
+            y[r, c] = tile.random(7, i * 64 + c)
+        tile.copy(y, Y[i, 0])
+
+
+@T.prim_func
+def waits(X: T.Buffer((4, 64), "float32"), ready: T.Buffer((4,), "int32"), Y: T.Buffer((4, 64), "float32")):
     with tile.kernel(4) as i:
         x = tile.fragment((1, 64), "float32")
-        y = tile.fragment((1, 64), "float32")
+        tile.wait(ready[i], 1)
         tile.copy(X[i, 0], x)
-        tile.sort(x, y)
-        tile.copy(y, Y[i, 0])
+        tile.copy(x, Y[i, 0])
+
+
+@T.prim_func
+def ends(X: T.Buffer((4, 8, 64), "float32"), stop: T.Buffer((4,), "int32"), Y: T.Buffer((4, 64), "float32")):
+    with tile.kernel(4) as i:
+        x = tile.fragment((1, 64), "float32")
+        at = tile.local((1,), "int32")
+        tile.fill(x, 0)
+        at[0] = 0
+        while at[0] < stop[i]:
+            with tile.parallel(1, 64) as (r, c):
+                x[r, c] = x[r, c] + X[i, 0, c]
+            at[0] = at[0] + 1
+        tile.copy(x, Y[i, 0])
 
 
 @T.prim_func
@@ -242,11 +401,11 @@ def gathers(X: T.Buffer((64, 64), "float32"), at: T.Buffer((8,), "int32"), Y: T.
 
 
 @T.prim_func
-def slides(X: T.Buffer((9, 64), "float32"), Y: T.Buffer((8, 64), "float32")):
+def begins(X: T.Buffer((8, 64), "float32"), rows: T.Buffer((4,), "int32"), Y: T.Buffer((4, 64), "float32")):
     with tile.kernel(4) as i:
-        y = tile.fragment((2, 64), "float32")
-        tile.copy(X[i * 2 + 1, 0], y)
-        tile.copy(y, Y[i * 2, 0])
+        x = tile.fragment((1, 64), "float32")
+        tile.copy(X[rows[i], 0], x)
+        tile.copy(x, Y[i, 0])
 
 
 @T.prim_func
@@ -258,12 +417,37 @@ def rewrites(X: T.Buffer((8, 64), "float32")):
 
 
 @T.prim_func
-def some(X: T.Buffer((8, 64), "float32"), Y: T.Buffer((8, 64), "float32")):
-    with tile.kernel(8) as i:
+def scatters(X: T.Buffer((8, 64), "float32"), Y: T.Buffer((8, 64), "float32")):
+    with tile.kernel(2) as i:
+        x = tile.fragment((4, 64), "float32")
+        tile.copy(X[i * 4, 0], x)
+        with tile.parallel(4, 64) as (r, c):
+            if x[r, c] > T.float32(0):
+                Y[i * 4 + r, c] = x[r, c]
+
+
+@T.prim_func
+def leaves(X: T.Buffer((8, 64), "float32"), Y: T.Buffer((4, 64), "float32")):
+    with tile.kernel(4) as i:
         x = tile.fragment((1, 64), "float32")
-        tile.copy(X[i, 0], x)
+        y = tile.fragment((1, 64), "float32")
+        tile.fill(y, 0)
         if i < 3:
-            tile.copy(x, Y[i, 0])
+            for k in range(2):
+                tile.copy(X[i * 2 + k, 0], x)
+                with tile.parallel(1, 64) as (r, c):
+                    y[r, c] = y[r, c] + x[r, c]
+        tile.copy(y, Y[i, 0])
+
+
+@T.prim_func
+def twice(X: T.Buffer((8, 64), "float32"), Y: T.Buffer((8, 64), "float32")):
+    with tile.kernel(4) as i:
+        x = tile.fragment((1, 64), "float32")
+        tile.copy(X[i * 2 + 1, 0], x)
+        tile.copy(x, Y[i * 2 + 1, 0])
+        tile.copy(X[i * 2, 0], x)
+        tile.copy(x, Y[i * 2, 0])
 
 
 @T.prim_func
@@ -285,12 +469,15 @@ def between(X: T.Buffer((4, 64), "float32"), Y: T.Buffer((1, 64), "float32")):
 @pytest.mark.parametrize(
     ("program", "line", "why"),
     [
-        (sorts, "tile.sort(x, y)", "order the rows before, and pass them as a tensor"),
+        (draws, "with tile.parallel(1, 64) as (r, c):", "compute it before, and pass a tensor"),
+        (waits, "tile.wait(ready[i], 1)", "let one block do what comes before, in a loop"),
         (adds, 'tile.copy(x, Y[0, 0], atomic="add")', "sum in a tile, over a loop of the block"),
-        (gathers, "with tile.parallel(8, 64) as (r, c):", "copy such a box, and choose among its elements"),
-        (slides, "tile.copy(X[i * 2 + 1, 0], y)", "let it start at multiples of its extent"),
+        (gathers, "with tile.parallel(8, 64) as (r, c):", "copy a box, and choose among its elements"),
+        (begins, "tile.copy(X[rows[i], 0], x)", "pass the tensors that say so in `given`"),
         (rewrites, "tile.copy(X[i * 2, 0], x)", "store to another tensor"),
-        (some, "tile.copy(x, Y[i, 0])", "store in all"),
+        (scatters, "with tile.parallel(4, 64) as (r, c):", "store all of a box"),
+        (leaves, "if i < 3:", "put what reads it into the branch"),
+        (twice, "tile.copy(x, Y[i * 2, 0])", "store each tensor once"),
         (between, "for b in range(2):", "let one loop hand it on"),
     ],
     ids=lambda each: str(each.attrs["global_symbol"]) if hasattr(each, "attrs") else None,
@@ -303,6 +490,17 @@ def test_refusals_name_the_line_and_the_remedy(program, line, why):
     with open(__file__, encoding="utf-8") as source:
         assert source.read().splitlines()[number - 1].strip() == line
     assert why in message
+
+
+def test_a_loop_that_ends_early_is_refused_near_its_line():
+    """It is read as other statements than were written, so that the first in it is named."""
+    with pytest.raises(
+        StreamError, match=r"translating.py, near line \d+: while ended == 0: .* run to the end"
+    ) as refused:
+        from_tile(ends, Accelerator())
+    with open(__file__, encoding="utf-8") as source:
+        number = int(re.search(r"line (\d+)", str(refused.value))[1])
+        assert source.read().splitlines()[number - 2].strip() == "while at[0] < stop[i]:"
 
 
 def test_arrays_that_do_not_fit():

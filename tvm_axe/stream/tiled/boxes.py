@@ -1,8 +1,8 @@
 """Boxes of tensors as tiles of matrices: which matrix a tensor lies in, off-chip, and which of its tiles a box is.
 
 A tensor of several dimensions is a matrix whose rows are its first dimensions and whose columns are its others, such
-that each box that the program moves is a tile of it. Dimensions that boxes don't divide are filled up with zeros,
-which is what a tile program reads there.
+that each box that the program moves is a tile of it, one of those that divide it or one that begins anywhere. Where
+boxes reach beyond an end, there are zeros, which is what a tile program reads there.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ class Box:
         The iterations.
     where : str
         The statement that moves it, in words.
+    rows : numpy.ndarray, optional
+        How many of its rows are stored, in each iteration; all of them without.
     """
 
     region: Region
     points: Points
     where: str
+    rows: np.ndarray | None = None
 
     @property
     def starts(self) -> list[np.ndarray]:
@@ -84,12 +87,25 @@ class Matrix:
         extents = box.region.extents
         return Tile(math.prod(extents[: self.rows_of]), math.prod(extents[self.rows_of :]), self.tensor.dtype)
 
-    def numbers(self, box: Box) -> np.ndarray:
-        """Return the number of the tile, row by row, that the box is in each iteration."""
-        tile, starts = self.tile(box), box.starts
+    def corners(self, box: Box) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row and the column at which the box begins in each iteration."""
+        starts = box.starts
         row = _flattened(starts[: self.rows_of], self.padded[: self.rows_of], len(box.points))
-        column = _flattened(starts[self.rows_of :], self.padded[self.rows_of :], len(box.points))
+        return row, _flattened(starts[self.rows_of :], self.padded[self.rows_of :], len(box.points))
+
+    def numbers(self, box: Box) -> np.ndarray | None:
+        """Return the number of the tile, row by row, that the box is in each iteration; None if it is none in some."""
+        tile, (row, column) = self.tile(box), self.corners(box)
+        if self.rows % tile.rows or self.columns % tile.columns or (row % tile.rows).any():
+            return None
+        if (column % tile.columns).any():
+            return None
         return row // tile.rows * (self.columns // tile.columns) + column // tile.columns
+
+    def elements(self, box: Box) -> np.ndarray:
+        """Return the number of the element, row by row, at which the box begins in each iteration."""
+        row, column = self.corners(box)
+        return row * self.columns + column
 
     def filled(self, array: np.ndarray) -> np.ndarray:
         """Return an array of the tensor's shape as the matrix."""
@@ -110,7 +126,9 @@ def matrix_of(tensor: TileBuffer, shape: tuple[int, ...], boxes: Sequence[Box]) 
         If there is none whose tiles they are.
     """
     reasons = []
-    for rows_of in sorted(range(len(shape)), reverse=True):
+    # What is stored in part is a column of rows, if it has one dimension.
+    lines = any(box.rows is not None and len(box.region.shape) == 1 for box in boxes)
+    for rows_of in [len(shape)] if lines else sorted(range(len(shape)), reverse=True):
         try:
             padded = _padded(shape, boxes, rows_of)
         except NoMatrix as reason:
@@ -131,19 +149,14 @@ def _padded(shape: tuple[int, ...], boxes: Sequence[Box], rows_of: int) -> tuple
                 whole.append((box, [dim for dim in dims if dim > cut]))
     for box in boxes:
         for dim, (start, extent) in enumerate(zip(box.starts, box.region.extents)):
-            if padded[dim] % extent:
-                raise NoMatrix(f"boxes of other extents along dimension {dim} of one tensor: let one divide the other")
-            if (start % extent).any():
-                first = int(start[start % extent != 0][0])
+            if not len(start):
+                continue
+            if start.min() < 0 or start.max() >= max(1, shape[dim]):
                 raise NoMatrix(
-                    f"it starts at {first} along dimension {dim}, which is no multiple of its {extent} elements: let "
-                    "it start at multiples of its extent"
+                    f"it starts outside of the {shape[dim]} elements along dimension {dim} in some iteration: let "
+                    "loops end there"
                 )
-            if (start < 0).any() or (start + extent > padded[dim]).any():
-                raise NoMatrix(
-                    f"it starts beyond the {shape[dim]} elements along dimension {dim} in some iteration: let loops "
-                    "end there"
-                )
+            padded[dim] = max(padded[dim], int(start.max()) + extent)
     for box, behind in whole:
         extents = box.region.extents
         if any(extents[dim] != padded[dim] for dim in behind):

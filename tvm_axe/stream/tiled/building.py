@@ -16,24 +16,24 @@ from tvm import tirx
 
 from tvm_axe.stream.graph import Stream, Tensor
 from tvm_axe.stream.program import StreamProgram
-from tvm_axe.stream.tiled.blocks import Block, Content, Flow, Item, Nest, exposed, flow_of, in_order
+from tvm_axe.stream.tiled.blocks import Block, Content, Flow, Guard, Item, Nest, exposed, flow_of, in_order
 from tvm_axe.stream.tiled.boxes import Box, Matrix
 from tvm_axe.stream.tiled.folding import Computing, Slot, data_of, flat, folding, last, mapping
 from tvm_axe.stream.tiled.lines import Lines
-from tvm_axe.stream.tiled.points import Points
+from tvm_axe.stream.tiled.points import Points, Side
 from tvm_axe.stream.tiled.steps import Step
-from tvm_axe.stream.types import Scalar, StreamType, Tile, Tuple
+from tvm_axe.stream.types import DataType, Scalar, Selector, StreamType, Tile, Tuple
 from tvm_axe.stream.views import View
 from tvm_axe.tile.regions import Tile as TileBuffer
 
 
 @dataclass(frozen=True, eq=False)
 class _Sent:
-    """A stream that carries contents, in the iterations of so many loops."""
+    """A stream that carries contents, in these iterations."""
 
     stream: Stream
     part: int | None
-    depth: int
+    points: Points
 
 
 class Building:
@@ -59,7 +59,8 @@ class Building:
         self.inputs: dict[str, list] = {}
         self._tensors: dict[TileBuffer, Tensor] = {}
         self._sent: dict[Content, _Sent] = {}
-        self._expanded: dict[tuple[Stream, Points], Stream] = {}
+        self._moved: dict[tuple[Stream, Points], Stream] = {}
+        self._chosen: dict[tuple[Stream, int], tuple[Stream, ...]] = {}
         self._like: dict[Points, Stream] = {}
 
     def block(
@@ -88,6 +89,8 @@ class Building:
             ]
             if states:
                 found |= self._fold(block, flow, group, states, wanted)
+            elif isinstance(group[0], Guard):
+                self._guard(group[0], flow)
             elif isinstance(group[0], Nest):
                 item = group[0]
                 behind = {*exposed(block.items[block.items.index(item) + 1 :])} | again | wanted
@@ -101,11 +104,15 @@ class Building:
                 found[tile] = self._final(content, block.points) if loop else content
         return found
 
+    def _guard(self, guard: Guard, flow: Flow) -> None:
+        """Add what is done in some iterations only."""
+        self.block(guard.block, flow.taken[guard], set(), loop=False)
+
     # ---- Steps
 
     def _load_step(self, step: Step, flow: Flow, points: Points) -> None:
         (content,) = flow.made[step].values()
-        self._sent[content] = _Sent(self._load(step.boxes[0]), None, points.depth)
+        self._sent[content] = _Sent(self._load(step.boxes[0]), None, points)
 
     def _step(self, step: Step, flow: Flow, points: Points) -> None:
         """Add what a step does in each iteration by itself."""
@@ -123,19 +130,16 @@ class Building:
                 content.constant = array.reshape(content.tile.shape)
             return
         streams, slots = self._arriving([step], flow, points, [])
-        data = self._stored_tile(step) if step.store is not None else data_of(list(flow.made[step].values()))
-        function = mapping(step.word, Computing([step], flow, slots, results), data, step.flops)
+        stored = None if step.store is None else self.matrices[step.store.region.tile].tile(step.store)
+        data = data_of(list(flow.made[step].values())) if stored is None else stored
+        computing = Computing([step], flow, slots, results, None if stored is None else stored.shape)
+        function = mapping(step.word, computing, data, step.flops)
         plain = step.store is not None and len(streams) == 1 and not step.flops and streams[0].type.data == data
         found = streams[0] if plain else streams[0].map(function, *streams[1:])
         if step.store is not None:
             self._store(found, step)
         for number, content in enumerate(flow.made[step].values()):
-            self._sent[content] = _Sent(found, number if isinstance(data, Tuple) else None, points.depth)
-
-    def _stored_tile(self, step: Step) -> Tile:
-        """Return the tile that a step sends to a store: of the type of what it holds, which the store converts."""
-        assert step.store is not None
-        return self.matrices[step.store.region.tile].tile(step.store)
+            self._sent[content] = _Sent(found, number if isinstance(data, Tuple) else None, points)
 
     def _fold(
         self, block: Block, flow: Flow, group: list[Item], states: list[Content], wanted: set[TileBuffer]
@@ -168,24 +172,24 @@ class Building:
         alone = len(results) == 1
         if not used:
             found = streams[0].accum(function, *streams[1:], rank=rank)
-            return self._behind(found, results, ends, block.points.depth - rank)
+            return self._behind(found, results, ends, _out_of(block.points, rank))
         found = streams[0].scan(function, *streams[1:], rank=rank)
         for number, content in enumerate(results):
-            self._sent[content] = _Sent(found, None if alone else number, block.points.depth)
+            self._sent[content] = _Sent(found, None if alone else number, block.points)
         if not ends:
             return {}
         behind = found.accum(last(data_of(results)), rank=rank)
-        return self._behind(behind, results, ends, block.points.depth - rank)
+        return self._behind(behind, results, ends, _out_of(block.points, rank))
 
     def _behind(
-        self, stream: Stream, results: list[Content], ends: list[Content], depth: int
+        self, stream: Stream, results: list[Content], ends: list[Content], points: Points
     ) -> dict[TileBuffer, Content]:
         """Return the contents behind a loop that a stream carries among others."""
         found = {}
         for content in ends:
             found[content.tile] = Content(content.tile)
             part = None if len(results) == 1 else results.index(content)
-            self._sent[found[content.tile]] = _Sent(stream, part, depth)
+            self._sent[found[content.tile]] = _Sent(stream, part, points)
         return found
 
     def _fold_nest(
@@ -231,7 +235,7 @@ class Building:
                 stream, part = self._constant(origin, points), None
             else:
                 sent = self._sent[origin]
-                stream, part = self._expand(sent, points), sent.part
+                stream, part = self._brought(sent.stream, sent.points, points), sent.part
             found.setdefault(stream, []).append(Slot(content, part))
         for step in steps:
             for box in step.boxes:
@@ -248,23 +252,47 @@ class Building:
             slots = [[Slot(slot.of) for slot in slots[0] if slot.part == item] for item in items]
         return streams, slots
 
-    def _expand(self, sent: _Sent, points: Points) -> Stream:
-        """Return a stream repeated over all the iterations."""
-        if sent.depth == points.depth:
-            return sent.stream
-        key = (sent.stream, points)
-        if key not in self._expanded:
-            self._expanded[key] = sent.stream.expand(self._like.get(points) or self._counter(points))
-        return self._expanded[key]
+    def _brought(self, stream: Stream, at: Points, points: Points) -> Stream:
+        """Return a stream of some iterations in others: expanded over those of loops, or sent to a side of a choice."""
+        if at is points:
+            return stream
+        key = (stream, points)
+        if key not in self._moved:
+            if points.side is not None:
+                whole = self._brought(stream, at, points.side.whole)
+                self._moved[key] = self._sides(whole, points.side)[0 if points.side.first else 1]
+            else:
+                outer = points
+                while outer.outer is not None and outer is not at:
+                    outer = outer.outer
+                like = self._like.get(points) or self._counter(points)
+                self._moved[key] = self._brought(stream, at, outer).expand(like)
+        return self._moved[key]
+
+    def _sides(self, stream: Stream, side: Side) -> tuple[Stream, ...]:
+        """Return what of a stream goes to the first and to the second side of a choice."""
+        key = (stream, id(side.holds))
+        if key not in self._chosen:
+            selectors = [(0,) if holds else (1,) for holds in side.holds.tolist()]
+            chosen = self._input("side", side.whole, selectors, Selector(2))
+            self._chosen[key] = stream.partition(chosen)
+        return self._chosen[key]
+
+    def finish(self) -> None:
+        """Throw away what nobody takes: of choices a side that doesn't, or what a loop overwrites if it runs at all."""
+        for node in self.program.nodes:
+            for stream in node.outputs:
+                if not (stream.consumers or stream.discarded):
+                    stream.discard()
 
     def _final(self, content: Content, points: Points) -> Content:
         """Return contents as the last iteration of a loop leaves them."""
-        if content.constant is not None or self._sent[content].depth < points.depth:
+        if content.constant is not None or self._sent[content].points is not points:
             return content
         found, sent = Content(content.tile), self._sent[content]
         data = sent.stream.type.data
         assert isinstance(data, (Tile, Tuple))
-        self._sent[found] = _Sent(sent.stream.accum(last(data)), sent.part, points.depth - 1)
+        self._sent[found] = _Sent(sent.stream.accum(last(data)), sent.part, _out_of(points, 1))
         return found
 
     def _rename(self, content: Content, same: Content) -> None:
@@ -288,10 +316,12 @@ class Building:
 
     def _given(self, name: str, points: Points, values: np.ndarray) -> Stream:
         """Return an input stream of numbers, one an iteration."""
-        dtype = "float64" if values.dtype.kind == "f" else "int64"
+        return self._input(name, points, values.tolist(), Scalar("float64" if values.dtype.kind == "f" else "int64"))
+
+    def _input(self, name: str, points: Points, values: list, data: DataType) -> Stream:
         found = f"{name}_{len(self.inputs)}"
         self.inputs[found] = points.nested(values)
-        return self.program.input(found, StreamType(points.dims, Scalar(dtype)))
+        return self.program.input(found, StreamType(points.dims, data))
 
     # ---- Off-chip memory
 
@@ -305,11 +335,13 @@ class Building:
         """Return a stream of the tiles that a box is."""
         matrix, points = self.matrices[box.region.tile], box.points
         tensor, tile, numbers = self._tensor(box.region.tile), matrix.tile(box), matrix.numbers(box)
-        view = view_of(numbers, points)
+        view = None if numbers is None else view_of(numbers, points)
         if view is not None:
             found = self.program.load(tensor, tile, view)
-        else:
+        elif numbers is not None:
             found = self._given(f"{tensor.name}_tile", points, numbers).load_at(tensor, tile)
+        else:
+            found = self._given(f"{tensor.name}_element", points, matrix.elements(box)).load_at(tensor, tile, True)
         self._like.setdefault(points, found)
         return found
 
@@ -318,22 +350,28 @@ class Building:
         assert step.store is not None
         box = step.store
         matrix, tensor = self.matrices[box.region.tile], self._tensor(box.region.tile)
-        tile, numbers = matrix.tile(box), matrix.numbers(box)
-        view = view_of(numbers, box.points)
-        if (numbers == np.arange(len(numbers))).all():
+        numbers = matrix.numbers(box)
+        once = numbers is not None and box.rows is None and len({*numbers.tolist()}) == len(numbers)
+        view = view_of(numbers, box.points) if once and numbers is not None else None
+        if view is not None and view.positions() == list(range(len(box.points))):
             stream.store(tensor)
         elif view is not None:
             stream.store(tensor, view)
-        elif tile.columns == matrix.columns:
-            rows = self._given(f"{tensor.name}_row", box.points, numbers * tile.rows)
-            stream.store_at(tensor, rows).discard()
+        elif box.rows is None:
+            addresses = self._given(f"{tensor.name}_element", box.points, matrix.elements(box))
+            stream.store_at(tensor, addresses, elements=True).discard()
         else:
-            raise self.lines.refuse(
-                step.node,
-                f"its tiles of {tile.rows} x {tile.columns} aren't stored at even steps, and are narrower than "
-                f"{tensor.name}, {matrix.rows} x {matrix.columns}; let the grid go through its tiles in order, or let "
-                "them be as wide",
-            )
+            pairs = list(zip(matrix.elements(box).tolist(), box.rows.tolist()))
+            places = self._input(f"{tensor.name}_rows", box.points, pairs, Tuple((Scalar(), Scalar())))
+            stream.store_at(tensor, places, elements=True).discard()
+
+
+def _out_of(points: Points, loops: int) -> Points:
+    """Return the iterations of a nest without so many of its innermost loops."""
+    for _ in range(loops):
+        assert points.outer is not None
+        points = points.outer
+    return points
 
 
 def _starting(results: Sequence[Content], starts: Mapping[Content, Content]) -> Any:

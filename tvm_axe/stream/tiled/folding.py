@@ -46,12 +46,20 @@ class Computing:
         What comes on each stream.
     results : Sequence[Content]
         What is sent, in order; under None what the one step stores.
+    stored : tuple[int, int], optional
+        Rows and columns of what is stored.
     """
 
     def __init__(
-        self, steps: Sequence[Step], flow: Flow, streams: Sequence[Sequence[Slot]], results: Sequence[Content | None]
+        self,
+        steps: Sequence[Step],
+        flow: Flow,
+        streams: Sequence[Sequence[Slot]],
+        results: Sequence[Content | None],
+        stored: tuple[int, int] | None = None,
     ) -> None:
         self._steps, self._flow, self._streams, self._results = steps, flow, streams, results
+        self._stored = stored
 
     def __call__(self, *values: Any, handed: dict[Content, np.ndarray] | None = None) -> Any:
         """Return the results, one alone or several as a tuple; `handed` has what is handed on."""
@@ -75,13 +83,16 @@ class Computing:
             stored = made.get(None)
             for tile, content in self._flow.made[step].items():
                 held[content] = made[tile]
-        found = tuple(flat(stored if content is None else held[content], content) for content in self._results)
+        found = tuple(
+            np.ascontiguousarray(stored.reshape(self._stored)) if content is None else flat(held[content], content)
+            for content in self._results
+        )
         return found if len(found) > 1 else found[0]
 
 
-def flat(array: np.ndarray, content: Content | None) -> np.ndarray:
-    """Return a tile's elements as the matrix that streams carry; of what is stored, as they are."""
-    return array if content is None else np.ascontiguousarray(array.reshape(matrix_shape(content.tile)))
+def flat(array: np.ndarray, content: Content) -> np.ndarray:
+    """Return a tile's elements as the matrix that streams carry."""
+    return np.ascontiguousarray(array.reshape(matrix_shape(content.tile)))
 
 
 def matrix_shape(tile: TileBuffer) -> tuple[int, int]:

@@ -10,9 +10,12 @@ from tvm import tirx
 
 from tvm_axe.errors import StreamError
 from tvm_axe.tile import calls
+from tvm_axe.tile.arithmetic import plain
+from tvm_axe.tile.ending import structured
 from tvm_axe.tile.language import GRID
 from tvm_axe.tile.nodes import Node
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.walking import walk
 
 
 class Lines:
@@ -26,16 +29,26 @@ class Lines:
 
     def __init__(self, program: TileProgram) -> None:
         nodes, spans = list(program.nodes()), list(_spans(program.func.body))
-        # What ends a loop early is read as other statements than were written; then nothing is said of lines.
+        if len(nodes) != len(spans):
+            # Loops that end early are read as other statements than were written, of which some have no place.
+            spans = list(_spans(structured(plain(program.func.body))))
         even = len(nodes) == len(spans)
-        self._spans = {id(node): span for node, span in zip(nodes, spans)} if even else {}
+        self._spans = {node: span for node, span in zip(nodes, spans) if span is not None} if even else {}
         self._program = program
+
+    def same(self, node: Node, written: Node) -> None:
+        """Let a node stand where the one stands that it was made of."""
+        if written in self._spans:
+            self._spans[node] = self._spans[written]
 
     def place(self, node: Node) -> str:
         """Return a statement as the program prints it, with its file and line where these are known."""
-        span = self._spans.get(id(node))
-        where = "" if span is None else f"{PurePath(str(span.source_name.name)).name}, line {int(span.line)}: "
-        return f"{where}{node}"
+        found = [(each, self._spans[each]) for each in walk((node,)) if each in self._spans]
+        if not found:
+            return f"{node}"
+        first, span = found[0]
+        near = "" if first is node else "near "
+        return f"{PurePath(str(span.source_name.name)).name}, {near}line {int(span.line)}: {node}"
 
     def refuse(self, node: Node, why: str) -> StreamError:
         """Return the error that says why a statement can't be translated, and what can be done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from tvm_axe import _tvm
+from tvm_axe.errors import StreamError
 from tvm_axe.stream.kernels import operations
 from tvm_axe.stream.tiled.boxes import Box
 from tvm_axe.stream.tiled.expressions import Evaluator, converted, unknown
@@ -91,9 +92,8 @@ class Steps:
         StreamError
             If streams have nothing for it.
         """
-        remedy = _REMEDIES.get(type(node))
-        if remedy is not None:
-            raise self.lines.refuse(node, remedy)
+        if not isinstance(node, Parallel) and type(node) not in _MAKERS:
+            raise self.lines.refuse(node, _REMEDIES.get(type(node), "streams have nothing for it; compute it before"))
         for joined, _ in node.joins:
             raise self.lines.refuse(
                 node, f"{joined.name} is joined with atomically, in no order; sum in a tile, over a loop of the block"
@@ -101,22 +101,38 @@ class Steps:
         strange = unknown(node.body if isinstance(node, Parallel) else list(node.scalars))
         if strange is not None:
             raise self.lines.refuse(node, f"{strange} isn't computed in streams; compute it before, and pass a tensor")
+        inside = [] if isinstance(node, Parallel | Assign) else list(node.scalars)
+        if not all(self.points.settles(each) for each in inside):
+            raise self.lines.refuse(node, f"it works where data says; {_SETTLED}")
         if isinstance(node, Parallel):
             return [_PointSteps(self, node, part).step() for part in _apart(node.body)]
-        return [_MAKERS[type(node)](self, node)]
+        return [_MAKERS[type(node)](self, node if isinstance(node, Assign) else self._pinned(node))]
+
+    def pinned(self, expr: Any) -> Any:
+        """Return a variable for an expression of tensors that are given, whose values are known by then."""
+        if isinstance(expr, int | float) or not _loads(expr):
+            return expr
+        var = tirx.Var("given", expr.ty.dtype)
+        self.points.named(var, expr)
+        return var
+
+    def _pinned(self, node: Node) -> Node:
+        """Return a node with variables in the place of what it takes of tensors that are given."""
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, Region):
+                return replace(value, start=tuple(map(self.pinned, value.start)))
+            return self.pinned(value) if isinstance(value, ir.Expr) else value
+
+        if not any(_loads(each) for each in node.scalars if not isinstance(each, int)):
+            return node
+        made = replace(node, **{each.name: replaced(getattr(node, each.name)) for each in fields(node)})
+        self.lines.same(made, node)
+        return made
 
     def guarded(self, step: Step, condition: Any) -> Step:
-        """Return a step that does nothing where a condition doesn't hold.
-
-        Raises
-        ------
-        StreamError
-            If it stores to a tensor.
-        """
-        if step.store is not None:
-            raise self.lines.refuse(
-                step.node, "it stores in some iterations only; store in all, what is left of a tile's old contents too"
-            )
+        """Return a step, which stores nothing, that does nothing where a condition doesn't hold."""
+        condition = self.pinned(condition)
 
         def call(arrays: Arrays, boxes: Sequence[np.ndarray], values: Values) -> Made:
             if Evaluator(values)(condition):
@@ -222,6 +238,98 @@ class Steps:
             variables=self._starts(node.src, node.dst),
         )
 
+    def _scan(self, node: Scan) -> Step:
+        get, put = self._source(node.src), self._target(node.dst)
+
+        def call(arrays: Arrays, boxes: Sequence[np.ndarray], values: Values) -> Made:
+            found = get(arrays, boxes, values)
+            found = np.flip(found, node.axis) if node.reverse else found
+            sums = np.cumsum(found, axis=node.axis, dtype=found.dtype)
+            if node.exclusive:
+                sums = np.roll(sums, 1, axis=node.axis)
+                sums[(slice(None),) * node.axis + (0,)] = 0
+            return put(np.flip(sums, node.axis) if node.reverse else sums, arrays, values)
+
+        return Step(
+            node,
+            f"cumsum_{node.dst.tile.name}",
+            self._taken((node.src,), (node.dst,)),
+            (node.dst.tile,),
+            call,
+            int(np.prod(node.src.extents)),
+            variables=self._starts(node.src, node.dst),
+        )
+
+    def _sort(self, node: Sort) -> Step:
+        get, puts = self._source(node.src), [self._target(region) for region in node.results]
+
+        def call(arrays: Arrays, boxes: Sequence[np.ndarray], values: Values) -> Made:
+            lines = np.moveaxis(get(arrays, boxes, values), node.axis, -1)
+            bad = np.isnan(lines.astype("float64")) if lines.dtype.kind in "fV" else np.zeros(lines.shape, bool)
+            size = np.where(bad, 0, lines).astype("float64" if lines.dtype.kind in "fV" else "int64")
+            places = np.broadcast_to(np.arange(lines.shape[-1]), lines.shape)
+            first = ~bad if node.nan_first else bad
+            order = np.lexsort((places, -size if node.descending else size, first))[..., : node.count]
+            results = (np.take_along_axis(lines, order, -1), order)
+            chosen = [each for each, region in zip(results, (node.values, node.indices)) if region is not None]
+            made: Made = {}
+            for put, region, found in zip(puts, node.results, chosen):
+                made |= put(found.reshape(region.extents), {**arrays, **made}, values)  # type: ignore[dict-item]
+            return made
+
+        length = node.length
+        return Step(
+            node,
+            f"{node.word}_{node.results[0].tile.name}",
+            self._taken((node.src,), node.results),
+            tuple(dict.fromkeys(region.tile for region in node.results)),
+            call,
+            int(np.prod(node.src.extents)) * max(1, (length - 1).bit_length()),
+            variables=self._starts(node.src, *node.results),
+        )
+
+    def _assign(self, node: Assign) -> Step:
+        """Return the step of a number that is assigned, one that depends on the contents of tiles or of tensors."""
+        tiles = {tile.buffer: tile for tile in (node.tile, *node.reads)}
+        boxes: dict[str, tuple[Box, tirx.Var]] = {}
+
+        def loaded(load: Any) -> Any:
+            tile, key = tiles[load.source], str(load)
+            if tile.scope != "global":
+                return load
+            if key not in boxes:
+                region = Region(tile, tuple(load.indices), (1,) * len(load.indices))
+                boxes[key] = (self.box(node, region), tirx.Var(f"{tile.name}_{len(boxes)}", tile.dtype))
+            return boxes[key][1]
+
+        value = _tvm.structural_map(node.value, (ir.TensorLoad, loaded))
+        for box, _ in boxes.values():
+            if not all(self.points.settles(start) for start in box.region.start):
+                raise self.lines.refuse(node, f"{box.region.tile.name} is read where data says; {_SETTLED}")
+        loads = tuple(var for _, var in boxes.values())
+
+        def call(arrays: Arrays, given: Sequence[np.ndarray], values: Values) -> Made:
+            def load(expr: Any, at: Evaluator) -> Any:
+                return arrays[tiles[expr.source]][tuple(int(at(index)) for index in expr.indices)]
+
+            at = Evaluator({**values, **{var: array.reshape(()) for var, array in zip(loads, given)}}, load)
+            new = arrays[node.tile].copy() if node.tile in arrays else np.zeros(node.tile.shape, node.tile.dtype)
+            new[tuple(int(at(index)) for index in node.indices)] = converted(at(value), node.tile.dtype)
+            return {node.tile: new}
+
+        whole = all(extent == 1 for extent in node.tile.shape)
+        reads = [tile for tile in node.reads if tile.scope != "global"]
+        return Step(
+            node,
+            f"assign_{node.tile.name}",
+            tuple(dict.fromkeys((*reads, *(() if whole else (node.tile,))))),
+            (node.tile,),
+            call,
+            operations(node.value),
+            tuple(box for box, _ in boxes.values()),
+            variables=self.loop_variables(value, *node.indices),
+        )
+
     def _source(self, region: Region) -> Callable[[Arrays, Sequence[np.ndarray], Values], np.ndarray]:
         """Return what takes a region's elements, of its extents."""
         if region.tile.scope == "global":
@@ -280,12 +388,13 @@ class _PointSteps:
         stores: list[tirx.BufferStore] = []
         tvm_ffi.structural_walk(body, (tirx.BufferStore, stores.append))
         outside = [store for store in stores if self.tiles[store.buffer].scope == "global"]
+        rows: np.ndarray | None = None
         if outside:
             if len(stores) > 1:
                 raise self.steps.lines.refuse(
                     self.node, "it stores to a tensor beside other stores; write one `parallel` for each"
                 )
-            body = self._unmasked(body, outside[0])
+            body, rows = self._unmasked(body, outside[0])
         region, order = (None, ()) if not outside else self._region(outside[0].buffer, outside[0].indices)
         read = body if not outside else outside[0].value
         body = _tvm.structural_map(body, (ir.TensorLoad, self._loaded))
@@ -310,7 +419,7 @@ class _PointSteps:
             call,
             int(np.prod(self.node.extents)) * sum(operations(store.value) for store in stores),
             tuple(box for box, _, _ in self.boxes.values()),
-            None if region is None else self.steps.box(self.node, region),
+            None if region is None else replace(self.steps.box(self.node, region), rows=rows),
             self.steps.loop_variables(*inner),
         )
 
@@ -325,22 +434,48 @@ class _PointSteps:
             return tirx.IfThenElse(stmt.condition, self._settled(stmt.then_case), otherwise)
         return stmt
 
-    def _unmasked(self, stmt: Any, store: tirx.BufferStore) -> Any:
-        """Return a store to a tensor without the condition that it is inside, which holds of what is kept of it."""
-        if isinstance(stmt, tirx.BufferStore):
-            return stmt
+    def _unmasked(self, stmt: Any, store: tirx.BufferStore) -> tuple[Any, np.ndarray | None]:
+        """Return a store to a tensor without its conditions, and how many rows these leave, if not all.
+
+        Raises
+        ------
+        StreamError
+            If they leave something else than the tensor's elements and the first rows of a box.
+        """
+        conditions: list[Any] = []
+        while isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
+            conditions.extend(_conjuncts(stmt.condition))
+            stmt = stmt.then_case
         tile, analyzer = self.tiles[store.buffer], sym.Analyzer()
-        if isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
-            bounds = [index < extent for index, extent in zip(store.indices, tile.shape)]
-            if all(
-                any(analyzer.can_prove(tirx.Or(tirx.Not(bound), part)) for bound in bounds)
-                for part in _conjuncts(stmt.condition)
-            ):
-                return self._unmasked(stmt.then_case, store)
-        raise self.steps.lines.refuse(
+        bounds = [index < extent for index, extent in zip(store.indices, tile.shape)]
+        rows: np.ndarray | None = None
+        for part in conditions:
+            if any(analyzer.can_prove(tirx.Or(tirx.Not(bound), part)) for bound in bounds):
+                continue  # what is beyond the tensor's end isn't kept of it
+            found = self._leading(part, store)
+            rows = found if rows is None else np.minimum(rows, found)
+        if isinstance(stmt, tirx.BufferStore):
+            return stmt, rows
+        raise self._some(store)
+
+    def _leading(self, condition: Any, store: tirx.BufferStore) -> np.ndarray:
+        """Return for how many rows, the first ones, a condition holds in each iteration."""
+        points = self.steps.points
+        region, order = self._region(store.buffer, store.indices)
+        number = next((at for at, extent in zip(order, region.extents) if extent > 1), 0)
+        var = self.node.vars[number]  # of the rows: the first coordinate that a box has several elements along
+        if not points.settles(substitute_in(condition, {var: tirx.const(0, var.ty.dtype)})):
+            raise self._some(store)
+        holds = points.along(condition, var, self.node.extents[number]).astype(bool)
+        if (holds[:, 1:] > holds[:, :-1]).any():
+            raise self._some(store)
+        return holds.sum(axis=1)
+
+    def _some(self, store: tirx.BufferStore) -> StreamError:
+        return self.steps.lines.refuse(
             self.node,
-            f"it stores to {tile.name} at some points only; store all of a box, under no other condition than that its "
-            "elements are there",
+            f"it stores to {self.tiles[store.buffer].name} at some points only; store all of a box, under no other "
+            "condition than that its elements are there or that rows are the first of it",
         )
 
     def _region(self, buffer: tirx.Buffer, indices: Sequence[Any]) -> tuple[Region, tuple[int, ...]]:
@@ -354,12 +489,11 @@ class _PointSteps:
                 for number, var in enumerate(self.node.vars)
                 if self.analyzer.can_prove_equal(index - start - var, 0)
             ]
-            data = [each for each in variables_in(start) if not self.steps.points.knows(each)]
-            if data or not (along or self.analyzer.can_prove_equal(index - start, 0)):
+            if not self.steps.points.settles(start) or not (along or self.analyzer.can_prove_equal(index - start, 0)):
                 raise self.steps.lines.refuse(
                     self.node,
                     f"{tile.name}[{', '.join(map(str, indices))}] isn't a box of {tile.name} that starts where the "
-                    "loops say; copy such a box, and choose among its elements",
+                    f"loops say; {_SETTLED}, or copy a box, and choose among its elements",
                 )
             starts.append(self.analyzer.simplify(start))
             extents.append(self.node.extents[along[0]] if along else 1)
@@ -467,8 +601,18 @@ def _apart(body: Any) -> Iterator[Any]:
     """Return the parts of a `parallel` that may run one after the other, since points touch nothing of each other's."""
     if isinstance(body, tirx.SeqStmt) and all(isinstance(stmt, tirx.BufferStore) for stmt in body.seq):
         yield from body.seq
+    elif isinstance(body, tirx.IfThenElse) and body.else_case is None and not _loads(body.condition):
+        for part in _apart(body.then_case):
+            yield tirx.IfThenElse(body.condition, part, None)
     else:
         yield body
+
+
+def _loads(expr: Any) -> bool:
+    """Return whether an expression loads something."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append))
+    return bool(found)
 
 
 def _is_all(region: Region) -> bool:
@@ -517,18 +661,20 @@ def _conjuncts(condition: Any) -> Iterator[Any]:
 
 
 _MAKERS: dict[type, Callable[[Steps, Any], Step]] = {
+    Assign: Steps._assign,
     Copy: Steps._copy,
     Fill: Steps._fill,
     Gemm: Steps._gemm,
     Reduce: Steps._reduce,
+    Scan: Steps._scan,
+    Sort: Steps._sort,
 }
 """What makes a step of each statement that works on regions."""
 
+_SETTLED = "what streams go where is settled before: pass the tensors that say so in `given`"
+
 _REMEDIES: dict[type, str] = {
-    Assign: "a number that is assigned has no stream; write it as an expression of the loops' variables",
-    Scan: "sums up to each element have no stream; multiply by a triangle of ones with `gemm`",
     Signal: "blocks that meet in flags have no stream; let one block do what follows, in a loop",
-    Sort: "an order within a row has no stream; order the rows before, and pass them as a tensor",
     Wait: "blocks that meet in flags have no stream; let one block do what comes before, in a loop",
 }
 """Of each statement that streams have nothing for, why, and what to write instead."""

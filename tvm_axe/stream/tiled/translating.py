@@ -5,7 +5,6 @@ loads, what is computed of tiles are functions, what a loop adds to are accumula
 
 >>> from tvm_axe.stream import Accelerator, from_tile
 >>> from tvm_axe.tile.kernels.gemm import MATMUL
->>> from tvm.target import Target
 >>> product = MATMUL.make(64, 32, 48, "float32", block_m=16, block_n=16, block_k=16)
 >>> print(from_tile(product.programs[0], Accelerator()).streams)
 program 'matmul'
@@ -34,6 +33,8 @@ from tvm_axe.stream.tiled.boxes import Matrix, NoMatrix, matrix_of
 from tvm_axe.stream.tiled.building import Building
 from tvm_axe.stream.tiled.expressions import Evaluator
 from tvm_axe.stream.tiled.lines import Lines
+from tvm_axe.stream.tiled.points import Side
+from tvm_axe.tile.nodes import Node
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 from tvm_axe.tile.regions import Tile as TileBuffer
@@ -112,7 +113,9 @@ class TileStreams:
 
 
 def from_tile(
-    program: tirx.PrimFunc | TileProgram, accelerator: Accelerator, given: Mapping[str, float] | None = None
+    program: tirx.PrimFunc | TileProgram,
+    accelerator: Accelerator,
+    given: Mapping[str, float | np.ndarray] | None = None,
 ) -> TileStreams:
     """Return a tile program as a streaming program for an accelerator.
 
@@ -128,7 +131,8 @@ def from_tile(
     accelerator : Accelerator
         What it is to be simulated on.
     given : Mapping, optional
-        The values of scalar parameters and of variables in the shapes of tensors, by name.
+        The values of scalar parameters and of variables in the shapes of tensors, by name; and arrays of tensors that
+        say which tiles come and how often loops run, such as those of routing, lengths or pages.
 
     Raises
     ------
@@ -141,13 +145,19 @@ def from_tile(
     source = program if isinstance(program, TileProgram) else read(program)
     if source.devices > 1:
         raise StreamError(f"tile program {source.name!r}: tensors of a mesh; valid is a program of one device")
-    known, lines = _known(source, dict(given or {})), Lines(source)
-    block = block_of(source, known, lines)
+    settled, lines = dict(given or {}), Lines(source)
+    tensors = {tile: np.asarray(settled.pop(tile.name)) for tile in source.params if tile.name in settled}
+    known = _known(source, settled)
     shapes = {tile: tuple(int(Evaluator(known)(extent)) for extent in tile.shape) for tile in source.params}
+    for tile, array in tensors.items():
+        if array.shape != shapes[tile]:
+            raise StreamError(f"tensor {tile.name!r} is of shape {shapes[tile]}, and gets an array of {array.shape}")
+    block = block_of(source, known, {tile.buffer: array for tile, array in tensors.items()}, lines)
     matrices = _matrices(source, block, shapes)
     _check_stores(source, block, lines)
     building = Building(StreamProgram(source.name), matrices, lines)
     building.block(block, {}, set(), loop=False)
+    building.finish()
     return TileStreams(
         source,
         building.program,
@@ -158,7 +168,7 @@ def from_tile(
     )
 
 
-def _known(source: TileProgram, given: dict[str, float]) -> dict[tirx.Var, float]:
+def _known(source: TileProgram, given: dict[str, Any]) -> dict[tirx.Var, float]:
     """Return the values of a program's scalars and of the variables in its shapes.
 
     Raises
@@ -198,16 +208,17 @@ def _matrices(
 
 def _check_stores(source: TileProgram, block: Block, lines: Lines) -> None:
     """Refuse what would need an order between stores and other accesses of a tensor."""
-    stored: dict[TileBuffer, Any] = {}
+    stored: dict[TileBuffer, Node] = {}
+    sides: dict[TileBuffer, Side | None] = {}
     for step in block.steps():
         if step.store is None:
             continue
-        tensor = step.store.region.tile
-        if tensor in stored:
+        tensor, side = step.store.region.tile, step.store.points.side
+        if tensor in stored and not (side is not None and side.excludes(sides[tensor])):
             raise lines.refuse(
                 step.node, f"{tensor.name} is stored at {lines.place(stored[tensor])} too; store each tensor once"
             )
-        stored[tensor] = step.node
+        stored[tensor], sides[tensor] = step.node, side
     for step in block.steps():
         for box in step.boxes:
             if box.region.tile in stored:
