@@ -83,6 +83,65 @@ def test_loops_that_hand_on_through_each_other():
     assert kinds(streams) == ["LinearOffChipLoad", "Accum", "LinearOffChipStore"]
 
 
+def test_a_loop_begins_with_what_the_one_around_it_has_loaded():
+    @T.prim_func
+    def resumed(X: T.Buffer((6, 16), "float32"), Z: T.Buffer((3, 16), "float32"), Y: T.Buffer((1, 16), "float32")):
+        with tile.kernel(1) as i:
+            x = tile.fragment((1, 16), "float32")
+            t = tile.fragment((1, 16), "float32")
+            y = tile.fragment((1, 16), "float32")
+            tile.fill(t, 1)
+            tile.fill(y, 0)
+            for a in range(3):
+                for b in range(2):
+                    tile.copy(X[a * 2 + b, 0], x)
+                    with tile.parallel(1, 16) as (r, c):
+                        t[r, c] = t[r, c] + x[r, c]
+                with tile.parallel(1, 16) as (r, c):
+                    y[r, c] = y[r, c] * T.float32(2) + t[r, c]
+                tile.copy(Z[a, 0], t)
+            tile.copy(y, Y[i, 0])
+
+    streams = check(resumed, floats(6, 16), floats(3, 16, seed=1), floats(1, 16))
+    assert streams.run(values=False).read == (6 + 3) * 16 * 4
+
+
+def test_sums_of_two_lengths_in_one_step():
+    """One goes on through both loops, the other begins anew in each: no stream has two lengths."""
+
+    @T.prim_func
+    def both(X: T.Buffer((6, 16), "float32"), Y: T.Buffer((1, 16), "float32")):
+        with tile.kernel(1) as i:
+            x = tile.fragment((1, 16), "float32")
+            y = tile.fragment((1, 16), "float32")
+            z = tile.fragment((1, 16), "float32")
+            tile.fill(y, 0)
+            for a in range(3):
+                tile.fill(z, 1)
+                for b in range(2):
+                    tile.copy(X[a * 2 + b, 0], x)
+                    with tile.parallel(1, 16) as (r, c):
+                        z[r, c] = z[r, c] + x[r, c] * y[r, c]
+                    with tile.parallel(1, 16) as (r, c):
+                        y[r, c] = y[r, c] + z[r, c]
+            tile.copy(y, Y[i, 0])
+
+    with pytest.raises(StreamError, match="y is handed on by this loop and by the one around it"):
+        from_tile(both, Accelerator())
+
+
+def test_a_square_tile_is_stored_transposed():
+    @T.prim_func
+    def turned(X: T.Buffer((32, 32), "float32"), Y: T.Buffer((32, 32), "float32")):
+        with tile.kernel(2, 2) as (i, j):
+            x = tile.fragment((16, 16), "float32")
+            tile.copy(X[i * 16, j * 16], x)
+            with tile.parallel(16, 16) as (r, c):
+                Y[i * 16 + r, j * 16 + c] = x[c, r]
+
+    check(turned, floats(32, 32), floats(32, 32))
+
+
 def test_what_an_iteration_begins_with_is_taken_elsewhere():
     @T.prim_func
     def changes(X: T.Buffer((4, 3, 16), "float32"), Y: T.Buffer((4, 16), "float32"), Z: T.Buffer((4, 16), "float32")):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from tvm_axe.errors import StreamError
 from tvm_axe.stream.graph import Stream, Tensor
 from tvm_axe.stream.program import StreamProgram
 from tvm_axe.stream.tiled.blocks import Block, Content, Flow, Guard, Item, Nest, exposed, flow_of, in_order
@@ -24,6 +25,7 @@ from tvm_axe.stream.tiled.points import Points, Side
 from tvm_axe.stream.tiled.steps import Step
 from tvm_axe.stream.types import DataType, Scalar, Selector, StreamType, Tile, Tuple
 from tvm_axe.stream.views import View
+from tvm_axe.tile.nodes import Node
 from tvm_axe.tile.regions import Tile as TileBuffer
 
 
@@ -62,6 +64,7 @@ class Building:
         self._moved: dict[tuple[Stream, Points], Stream] = {}
         self._chosen: dict[tuple[Stream, int], tuple[Stream, ...]] = {}
         self._like: dict[Points, Stream] = {}
+        self._through: set[Content | None] = set()  # what loops around others hand on through these alone
 
     def block(
         self, block: Block, outside: Mapping[TileBuffer, Content], wanted: set[TileBuffer], loop: bool
@@ -76,8 +79,9 @@ class Building:
             The tiles that something behind it reads, whose contents are returned.
         """
         flow = flow_of(block, outside, loop)
+        handed = [content.after for content in flow.handed.values() if flow.readers(content)]
         for item in block.items:
-            if isinstance(item, Step) and item.plain == "load":
+            if isinstance(item, Step) and item.plain == "load" and not {*flow.made[item].values()} & {*handed}:
                 self._load_step(item, flow, block.points)
         again = {*block.exposed} if loop else set()
         found: dict[TileBuffer, Content] = {}
@@ -134,7 +138,7 @@ class Building:
         data = data_of(list(flow.made[step].values())) if stored is None else stored
         computing = Computing([step], flow, slots, results, None if stored is None else stored.shape)
         function = mapping(step.word, computing, data, step.flops)
-        plain = step.store is not None and len(streams) == 1 and not step.flops and streams[0].type.data == data
+        plain = step.plain == "store" and len(streams) == 1 and streams[0].type.data == data
         found = streams[0] if plain else streams[0].map(function, *streams[1:])
         if step.store is not None:
             self._store(found, step)
@@ -155,7 +159,9 @@ class Building:
         handed_on = [content.after for content in states if content.after is not None]
         results = list(dict.fromkeys((*handed_on, *ends, *used)))
         rank, begins = 1, {content: content.before for content in states}
-        while any(before is not None and before.after is not None for before in begins.values()):
+        while any(before in self._through for before in begins.values()):
+            if not all(before in self._through for before in begins.values()):
+                raise self._mixed(steps[-1].node, next(c for c, before in begins.items() if before in self._through))
             rank, begins = rank + 1, {content: before.before for content, before in begins.items() if before}
         starts: list[tuple[Content, Content]] = [(c, before) for c, before in begins.items() if before is not None]
         constant = all(before.constant is not None for _, before in starts)
@@ -199,15 +205,18 @@ class Building:
         taken = [content for content in states if flow.readers(content) != [inner]]
         made = [content for content in flow.made[inner].values() if flow.readers(content)]
         if len(group) > 1 or taken or made:
-            name = states[0].tile.name
-            raise self.lines.refuse(
-                inner.node,
-                f"{name} is handed on by this loop and by the one around it, and used between them; let one loop hand "
-                "it on, or sum in a tile that is filled anew before this loop and added behind it",
-            )
+            raise self._mixed(inner.node, states[0])
+        self._through.update(states)
         tiles = {content.tile for content in states}
         behind = self.block(inner.block, flow.taken[inner], tiles, loop=True)
         return {tile: behind[tile] for tile in tiles}
+
+    def _mixed(self, node: Node, content: Content) -> StreamError:
+        return self.lines.refuse(
+            node,
+            f"{content.tile.name} is handed on by this loop and by the one around it, and used between them; let one "
+            "loop hand it on, or sum in a tile that is filled anew before this loop and added behind it",
+        )
 
     # ---- Streams
 

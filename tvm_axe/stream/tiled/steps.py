@@ -53,7 +53,7 @@ class Step:
         The variables of loops that it computes with.
     plain : str, optional
         ``"load"`` if the one tile that it writes is its box as it lies there, ``"name"`` if it is the tile that it
-        reads, so that nothing is computed.
+        reads, ``"store"`` if all elements of the one are stored in their order: nothing is computed.
     """
 
     node: Node
@@ -165,6 +165,8 @@ class Steps:
         plain = None
         if inside and dst.whole and dst.tile.dtype == src.tile.dtype and (outside or src.whole):
             plain = "load" if outside else "name"
+        elif not inside and (outside or src.whole):
+            plain = "store"
         return Step(
             node,
             f"store_{dst.tile.name}" if not inside else f"copy_{dst.tile.name}",
