@@ -409,7 +409,8 @@ class _PointSteps:
 
         def call(arrays: Arrays, boxes: Sequence[np.ndarray], values: Values) -> Made:
             if region is None:
-                return {tile: run(body, arrays, boxes, values)[tile] for tile in writes}
+                held = run(body, arrays, boxes, values)
+                return {tile: held[tile] for tile in writes}
             found = run.value(inner[0], arrays, boxes, values)
             return {None: kept(_as_box(found, order, region.extents), region.tile.dtype)}
 
