@@ -8,8 +8,10 @@ Every statement below is checked when the script runs, and the pictures are thos
 """
 
 import numpy as np
+from tvm.script import tirx as T
 
-from tvm_axe.stream import Accelerator, Selector, StreamProgram, StreamType, functions, metrics, rewrites
+from tvm_axe import tile
+from tvm_axe.stream import Accelerator, Selector, StreamProgram, StreamType, from_tile, functions, metrics, rewrites
 from tvm_axe.stream.draw import graph_svg, pareto_svg, timeline_svg
 from tvm_axe.stream.explore import explore, front
 from tvm_axe.stream.programs import MoE, attention, attention_inputs, lengths, moe_inputs, moe_layer, routing
@@ -33,9 +35,9 @@ p = StreamProgram("two experts")
 tokens = p.load(p.tensor("x", 16, 32), (1, 32), name="tokens").flatten()
 parts = tokens.partition(p.input("route", StreamType((16,), Selector(2))))
 for expert, part in enumerate(parts):
-    tile = part.reshape(None).accum(functions.retile(), name=f"pack{expert}")
-    weights = tile.load(p.tensor(f"w{expert}", 32, 8), (32, 8), name=f"weights{expert}").flatten(0, 2)
-    tile.map(functions.matmul(), weights, name=f"multiply{expert}").store(p.tensor(f"y{expert}", 16, 8))
+    packed = part.reshape(None).accum(functions.retile(), name=f"pack{expert}")
+    weights = packed.load(p.tensor(f"w{expert}", 32, 8), (32, 8), name=f"weights{expert}").flatten(0, 2)
+    packed.map(functions.matmul(), weights, name=f"multiply{expert}").store(p.tensor(f"y{expert}", 16, 8))
 print(p, end="\n\n")
 PICTURES["graph"] = graph_svg(p)
 
@@ -83,9 +85,9 @@ def simulate(program):
     return program.run(moe_inputs(chosen), big, values=False)
 
 
-runs = {tile: simulate(moe_layer(moe, 64, tile, columns=64)) for tile in (4, 16, 64, None)}
-for tile, run in runs.items():
-    print(f"tiles of {tile or 'all'} tokens: {run.cycles:,} cycles, {run.traffic:,} B, {run.flops:,} FLOPs")
+runs = {height: simulate(moe_layer(moe, 64, height, columns=64)) for height in (4, 16, 64, None)}
+for height, run in runs.items():
+    print(f"tiles of {height or 'all'} tokens: {run.cycles:,} cycles, {run.traffic:,} B, {run.flops:,} FLOPs")
 assert runs[4].traffic > runs[16].traffic > runs[64].traffic == runs[None].traffic
 assert runs[64].flops > runs[None].flops == min(run.flops for run in runs.values())
 print()
@@ -154,6 +156,71 @@ for way, run in timed.items():
 assert timed["dynamic"].cycles < 0.8 * timed["interleaved"].cycles
 
 # %%
+# 6. Tile programs are streaming programs
+# ---------------------------------------
+#
+# A kernel that is written tile by tile, for GPUs and CPUs (`docs/tours/tile.py`), is a streaming program as well. Its
+# grid and its loops are dims, copies from global memory loads of streams, what is computed of tiles functions; what a
+# loop adds to is an accumulation. Attention with an online softmax hands three things on from one tile of keys to the
+# next: the largest scores, which the loop itself takes, so that they are a Scan; the sums of weights, and the weighted
+# sums of values, whose last states alone matter, so that they are Accums.
+
+
+@T.prim_func
+def attend(
+    Q: T.Buffer((128, 32), "float32"),
+    K: T.Buffer((256, 32), "float32"),
+    V: T.Buffer((256, 32), "float32"),
+    O: T.Buffer((128, 32), "float32"),
+):
+    with tile.kernel(4) as i:
+        q = tile.shared((32, 32), "float32")
+        k = tile.shared((64, 32), "float32")
+        v = tile.shared((64, 32), "float32")
+        s = tile.fragment((32, 64), "float32")
+        o = tile.fragment((32, 32), "float32")
+        top = tile.fragment((32,), "float32")
+        before = tile.fragment((32,), "float32")
+        total = tile.fragment((32,), "float32")
+        row = tile.fragment((32,), "float32")
+        tile.copy(Q[i * 32, 0], q)
+        tile.fill(o, 0)
+        tile.fill(total, 0)
+        tile.fill(top, -1e30)
+        for step in tile.pipelined(4):
+            tile.copy(K[step * 64, 0], k)
+            tile.copy(V[step * 64, 0], v)
+            tile.gemm(q, k, s, transpose_b=True, accumulate=False)
+            tile.copy(top, before)
+            tile.max(s, top, accumulate=True)
+            with tile.parallel(32, 64) as (x, y):
+                s[x, y] = T.exp(s[x, y] - top[x])
+            tile.sum(s, row)
+            with tile.parallel(32) as x:
+                before[x] = T.exp(before[x] - top[x])
+                total[x] = total[x] * before[x] + row[x]
+            with tile.parallel(32, 32) as (x, y):
+                o[x, y] = o[x, y] * before[x]
+            tile.gemm(s, v, o)
+        with tile.parallel(32, 32) as (x, y):
+            o[x, y] = o[x, y] / total[x]
+        tile.copy(o, O[i * 32, 0])
+
+
+translated = from_tile(attend, Accelerator())
+print(translated.streams)
+given = {name: rng.standard_normal((rows, 32), dtype="float32") for name, rows in [("Q", 128), ("K", 256), ("V", 256)]}
+report = translated.run(given)
+weights = np.exp(given["Q"] @ given["K"].T)
+np.testing.assert_allclose(
+    report.tensors["O"], weights @ given["V"] / weights.sum(axis=1, keepdims=True), rtol=1e-3, atol=1e-4
+)
+print(f"attention from its tile program: {report.cycles:,} cycles, {report.traffic:,} B")
+
+# %%
+# What streams have nothing for is refused, with the line that says it and what to write instead. On the command line
+# `tvm-axe stream run --tile FILE.py:attend` does the same, and compares with the program compiled for this CPU.
+#
 # `report.save_trace(path)` writes all the units' work for https://ui.perfetto.dev. On the command line::
 #
 #     tvm-axe stream list

@@ -2,11 +2,26 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_axe.stream import Scalar, Selector, StreamError, StreamProgram, StreamType, functions, ragged, symbol
+from tvm_axe.stream import (
+    Accelerator,
+    Scalar,
+    Selector,
+    StreamError,
+    StreamProgram,
+    StreamType,
+    Tile,
+    Tuple,
+    View,
+    functions,
+    metrics,
+    ragged,
+    symbol,
+)
 from tvm_axe.stream.codec import EMPTY, encode
 from tvm_axe.stream.operators.base import Operator
 
@@ -236,3 +251,139 @@ def test_streams_of_other_shapes_are_found_when_they_come():
         StreamError, match=r"deadlock: .*\n  Expand 'Expand0' waits for a token from 'in0' \(which has ended\)"
     ):
         compute(lambda p, x, y: x.expand(y), (kind(1), [1], [9]), (kind(2), [[1], [2]], [9]))
+
+
+# ---- Values that travel together, and stores to views ---------------------------------------------------------------
+
+
+def extremes(x):
+    """The least and the largest elements of tiles, as one function of two tiles."""
+    return functions.TileFunction(
+        "extremes",
+        lambda tile: (tile, tile),
+        lambda tile: Tuple((tile, tile)),
+        lambda tile: 2 * tile.rows * tile.columns,
+        lambda state, part: (np.minimum(state[0], part[0]), np.maximum(state[1], part[1])),
+        initial=x,
+    )
+
+
+def width():
+    """The difference of two tiles that come together, and of a third."""
+    return functions.TileFunction(
+        "width",
+        lambda both, third: both[1] - both[0] - third,
+        lambda both, third: both.items[0],
+        lambda both, third: 2 * third.rows * third.columns,
+    )
+
+
+@pytest.mark.parametrize("start", [None, (np.full((2, 4), 0.5, "float32"), np.full((2, 4), -0.5, "float32"))])
+def test_functions_may_make_several_tiles_that_travel_together(start):
+    x = np.random.default_rng(0).standard_normal((6, 4), dtype="float32")
+    p = StreamProgram("tuples")
+    tiles = p.load(p.tensor("x", 6, 4), (2, 4))  # [3, 1]
+    running = tiles.scan(extremes(start), rank=2)
+    assert str(running) == "[3, 1] of Tuple(Tile(2, 4, float32), Tile(2, 4, float32))"
+    running.map(width(), tiles).output("y")
+    # Alone, what travels together comes as several arguments.
+    running.map(functions.sub()).output("z")
+    parts = x.reshape(3, 2, 4)
+    least, most = (f.accumulate(parts, axis=0) for f in (np.minimum, np.maximum))
+    if start is not None:
+        least, most = np.minimum(least, start[0]), np.maximum(most, start[1])
+    accelerator = Accelerator(compute=1)
+    report = p.run({"x": x}, accelerator)
+    np.testing.assert_allclose(np.array(report.outputs["y"])[:, 0], most - least - parts)
+    np.testing.assert_allclose(np.array(report.outputs["z"])[:, 0], least - most)
+    without = p.run({}, accelerator, values=False)
+    assert (without.cycles, without.flops) == (report.cycles, report.flops)
+    assert metrics.evaluate(metrics.flops(p), report.bindings) == report.flops
+
+
+def test_numbers_do_not_travel_with_tiles_without_values():
+    p = StreamProgram("tuples")
+    function = functions.TileFunction(
+        "both", lambda tile: (tile, 1), lambda tile: Tuple((tile, Scalar())), lambda tile: 0
+    )
+    p.load(p.tensor("x", 6, 4), (2, 4)).map(function).output("y")
+    with pytest.raises(StreamError, match=r"both makes Tuple.* of values, and the run is without"):
+        p.run({}, values=False)
+
+
+@pytest.mark.parametrize("late", [[9], [0], [1, 2]])
+def test_tiles_are_stored_to_a_view(late):
+    """By columns: the third tile is the second of the first row."""
+    x = np.arange(24, dtype="float32").reshape(6, 4)
+    lists = [[x[row : row + 2, column : column + 2] for row in (0, 2, 4)] for column in (0, 2)]
+    p = StreamProgram("columns")
+    (tiles,) = p.add(Late(StreamType((2, 3), Tile(2, 2)), lists, late), [], "tiles")
+    tiles.store(p.tensor("y", 6, 4), View((2, 3), (1, 2)))
+    report = p.run({}, Accelerator())
+    np.testing.assert_array_equal(report.tensors["y"], x)
+    assert report.written == x.nbytes
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (View((2, 3), (1, 2), 1), "goes up to tile 6, and tensor 'y' .* has 6"),
+        (View((2, 3), (0, 2)), "must have a place of its own for each tile"),
+        (View((3,), (2,)), "must have a place of its own for each tile"),
+    ],
+)
+def test_views_that_tiles_cannot_be_stored_to(view, message):
+    p = StreamProgram("columns")
+    tiles = p.input("tiles", StreamType((2, 3), Tile(2, 2)))
+    with pytest.raises(StreamError, match=message):
+        tiles.store(p.tensor("y", 6, 4), view)
+
+
+def test_a_view_that_leaves_places_needs_what_is_there():
+    p = StreamProgram("some")
+    p.input("tiles", StreamType((2,), Tile(2, 2))).store(p.tensor("y", 6, 4), View((2,), (2,)))
+    tiles = [np.ones((2, 2), "float32")] * 2
+    with pytest.raises(StreamError, match="the tiles fill 2 rows of tensor 'y'"):
+        p.run({"tiles": tiles})
+    found = p.run({"tiles": tiles, "y": np.zeros((6, 4), "float32")}).tensors["y"]
+    assert found.sum() == 8 and (found[:4, :2] == 1).all()
+
+
+def test_tiles_that_begin_anywhere():
+    x = np.arange(35, dtype="float32").reshape(5, 7)
+    p = StreamProgram("anywhere")
+    at = p.input("at", StreamType((3,), Scalar()))
+    tiles = at.load_at(p.tensor("x", 5, 7), (2, 3), elements=True)
+    tiles.output("tiles")
+    places = p.input("places", StreamType((3,), Tuple((Scalar(), Scalar()))))
+    tiles.store_at(p.tensor("y", 5, 7), places, elements=True).discard()
+    begins, heights = [0, 11, 24], [2, 1, 0]
+    given = {"at": begins, "places": list(zip([4, 22, 0], heights)), "y": np.zeros_like(x)}
+    report = p.run({**given, "x": x}, Accelerator())
+    corners = [divmod(element, 7) for element in begins]
+    expected = [x[row : row + 2, column : column + 3] for row, column in corners]
+    np.testing.assert_array_equal(report.outputs["tiles"], expected)
+    y = np.zeros_like(x)
+    y[0:2, 4:7], y[3, 1:4] = expected[0], expected[1][0]
+    np.testing.assert_array_equal(report.tensors["y"], y)
+    assert report.written == 3 * 3 * 4  # of the rows that are written alone
+    without = p.run({**given, "y": (5, 7)}, Accelerator(), values=False)
+    assert (without.cycles, without.traffic) == (report.cycles, report.traffic)
+
+
+@pytest.mark.parametrize("element", [-1, 5, 28, 35])
+def test_tiles_that_begin_where_they_do_not_fit(element):
+    p = StreamProgram("anywhere")
+    p.input("at", StreamType((1,), Scalar())).load_at(p.tensor("x", 5, 7), (2, 3), elements=True).output("tiles")
+    with pytest.raises(StreamError, match=f"a tile of 2 x 3 from element {element} on is outside of tensor 'x'"):
+        p.run({"at": [element]}, values=False)
+
+
+def test_addresses_that_are_none():
+    p = StreamProgram("anywhere")
+    tiles = p.input("tiles", StreamType((2,), Tile(2, 3)))
+    three = p.input("three", StreamType((2,), Tuple((Scalar(), Scalar(), Scalar()))))
+    with pytest.raises(StreamError, match="addresses are scalars, or pairs of these and of rows"):
+        tiles.store_at(p.tensor("y", 5, 7), three, elements=True)
+    with pytest.raises(StreamError, match=r"tiles of \(2, 9\) must be static, and no wider than tensor 'x'"):
+        p.input("at", StreamType((1,), Scalar())).load_at(p.tensor("x", 5, 7), (2, 9), elements=True)

@@ -12,7 +12,7 @@ from tvm_axe.errors import InputError
 if TYPE_CHECKING:
     from tvm import tirx
 
-__all__ = ["COMMAND"]
+__all__ = ["COMMAND", "add_knob_argument", "tile_program"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", default="llvm", help="llvm, cuda, cuda:sm_80 and the like, or JSON (default: %(default)s)"
     )
+    add_knob_argument(parser)
+
+
+def add_knob_argument(parser: argparse.ArgumentParser) -> None:
+    """Add what the knobs of a tile program are."""
     parser.add_argument(
         "--knob",
         action="append",
@@ -45,12 +50,12 @@ def _explain(args: argparse.Namespace) -> None:
     from tvm_axe.tile.lowering import plan
     from tvm_axe.tile.reading import read
 
-    decided = plan(read(_program(args.program), dict(args.knob or ())), args.target)
+    decided = plan(read(tile_program(args.program), dict(args.knob or ())), args.target)
     print(f"{decided.program}\n")
     print(decided.explain())
 
 
-def _program(spec: str) -> tirx.PrimFunc:
+def tile_program(spec: str) -> tirx.PrimFunc:
     """The tile program that `FILE.py:NAME` names or, where that is a function, returns."""
     from tvm import tirx
     from tvm.error import DiagnosticError

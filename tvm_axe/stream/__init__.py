@@ -2,8 +2,11 @@
 
 `StreamProgram` builds a dataflow graph for a spatial accelerator, where shapes, lengths and routing may be known only
 when it runs. `StreamProgram.run` computes it, simulates it on an `Accelerator`, or does both from the same operators.
-`functions` has what is applied to tiles. Source: Streaming Tensor Programs (arXiv 2511.07776).
+`functions` has what is applied to tiles. `from_tile` makes such a program of a tile program. Source: Streaming Tensor
+Programs (arXiv 2511.07776).
 """
+
+from typing import TYPE_CHECKING
 
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.memory import Accelerator, OffChip
@@ -11,6 +14,9 @@ from tvm_axe.stream.program import Feedback, Stream, StreamProgram, Tensor
 from tvm_axe.stream.report import Activity, Report
 from tvm_axe.stream.types import Buffer, Dim, Scalar, Selector, StreamType, Tile, Tuple, ragged, symbol
 from tvm_axe.stream.views import View
+
+if TYPE_CHECKING:
+    from tvm_axe.stream.tiled.translating import TileStreams, from_tile
 
 __all__ = [
     "Accelerator",
@@ -28,8 +34,20 @@ __all__ = [
     "StreamType",
     "Tensor",
     "Tile",
+    "TileStreams",
     "Tuple",
     "View",
+    "from_tile",
     "ragged",
     "symbol",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # What reads tile programs needs the compiler, which streams do without.
+    if name in ("TileStreams", "from_tile"):
+        from tvm_axe.stream.tiled import translating
+
+        value = globals()[name] = getattr(translating, name)
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

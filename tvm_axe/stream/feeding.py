@@ -100,7 +100,7 @@ def _take_tensor(
     if array is not None and array.dtype != np.dtype(tensor.dtype):
         raise node.fail(f"{tensor} is given as {array.dtype}; convert it, or declare the tensor so")
     rows = int(shape[0])
-    if tile is not None and rows % tile[0]:
+    if tile is not None and rows % tile[0] and not (isinstance(operator, RandomLoad) and operator.elements):
         raise node.fail(f"{tensor} is given with {rows} rows, which tiles of {tile} leave a part of")
     _bind(node, bindings, tensor.rows, rows)
     engine.rows[tensor.name] = rows

@@ -114,29 +114,43 @@ class Stream:
 
         return self.program.add(LinearLoad(tensor, tile, view), [self], name)[0]
 
-    def load_at(self, tensor: Tensor, tile: tuple[int, int] | Tile, name: str | None = None) -> Stream:
+    def load_at(
+        self, tensor: Tensor, tile: tuple[int, int] | Tile, elements: bool = False, name: str | None = None
+    ) -> Stream:
         """RandomOffChipLoad: this stream's scalars are numbers of tiles of the tensor, row by row; load those.
 
         Shape: unchanged.
+
+        Parameters
+        ----------
+        elements : bool
+            Whether they are the numbers of elements instead, at which tiles begin, anywhere in the tensor.
         """
         from tvm_axe.stream.operators.off_chip import RandomLoad
 
-        return self.program.add(RandomLoad(tensor, tile), [self], name)[0]
+        return self.program.add(RandomLoad(tensor, tile, elements), [self], name)[0]
 
-    def store(self, tensor: Tensor, name: str | None = None) -> None:
-        """LinearOffChipStore: write the tiles one after the other, row by row, to the tensor."""
+    def store(self, tensor: Tensor, view: View | None = None, name: str | None = None) -> None:
+        """LinearOffChipStore: write the tiles one after the other to the tensor: row by row, or to an affine view."""
         from tvm_axe.stream.operators.off_chip import LinearStore
 
-        self.program.add(LinearStore(tensor), [self], name)
+        self.program.add(LinearStore(tensor, view), [self], name)
 
-    def store_at(self, tensor: Tensor, addresses: Stream, name: str | None = None) -> Stream:
+    def store_at(self, tensor: Tensor, addresses: Stream, elements: bool = False, name: str | None = None) -> Stream:
         """RandomOffChipStore: write each tile at the row that `addresses` gives; return acknowledgements.
 
         Shape: both the same, which is the result's.
+
+        Parameters
+        ----------
+        addresses : Stream
+            A scalar a tile; or a pair, of which the second says how many of the tile's rows are written.
+        elements : bool
+            Whether addresses are the numbers of elements, row by row, at which tiles begin, instead of rows.
         """
         from tvm_axe.stream.operators.off_chip import RandomStore
 
-        return self.program.add(RandomStore(tensor), [self, addresses], name)[0]
+        return self.program.add(RandomStore(tensor, elements), [self, addresses], name)[0]
 
     # ---- On-chip memory
 

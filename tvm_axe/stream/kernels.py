@@ -143,23 +143,23 @@ def _flops(stmt: Any, sizes: dict[Any, Size]) -> Any:
     if isinstance(stmt, s_tir.SBlockRealize):
         return _flops(stmt.block.body, sizes)
     if isinstance(stmt, tirx.BufferStore):
-        return _operations(stmt.value)
+        return operations(stmt.value)
     if isinstance(stmt, tirx.IfThenElse):
         sides = [side for side in (stmt.then_case, stmt.else_case) if side is not None]
         return sympy.Max(*[_flops(side, sizes) for side in sides])
     return _flops(stmt.body, sizes) if hasattr(stmt, "body") else 0
 
 
-def _operations(value: Any) -> int:
-    """Return the FLOPs of an expression."""
+def operations(value: Any) -> int:
+    """Return the FLOPs of an expression, `CALL_FLOPS` a call of a math function."""
     if isinstance(value, tirx.Select):
-        return max(_operations(value.true_value), _operations(value.false_value))
+        return max(operations(value.true_value), operations(value.false_value))
     if isinstance(value, tirx.Cast):
-        return _operations(value.value)
+        return operations(value.value)
     if isinstance(value, ir.Call):
-        return CALL_FLOPS * _is_float(value) + sum(map(_operations, value.args))
+        return CALL_FLOPS * _is_float(value) + sum(map(operations, value.args))
     if hasattr(value, "a") and hasattr(value, "b"):
-        return int(_is_float(value)) + _operations(value.a) + _operations(value.b)
+        return int(_is_float(value)) + operations(value.a) + operations(value.b)
     return 0
 
 

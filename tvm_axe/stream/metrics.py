@@ -38,7 +38,7 @@ def off_chip_read(program: StreamProgram) -> sympy.Expr:
 
 
 def off_chip_written(program: StreamProgram) -> sympy.Expr:
-    """Return the bytes that a program stores to off-chip memory."""
+    """Return the bytes that a program stores to off-chip memory; of tiles that are stored in part, those of all."""
     found = []
     for node in program.nodes:
         if isinstance(node.operator, (LinearStore, RandomStore)):

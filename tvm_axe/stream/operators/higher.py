@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tvm_axe.stream.functions import TileFunction
     from tvm_axe.stream.graph import Node
 
-Price = tuple[int, Any, int]  # cycles, the result's shape, FLOPs
+Price = tuple[int, Any, int]  # cycles, the result's shape if it is made of tiles, FLOPs
 
 
 class Map(Operator):
@@ -234,7 +234,7 @@ def calling(unit: Unit, name: str, function: Callable[..., Any]) -> Callable[...
 def _check_computed(node: Node, unit: Unit, function: TileFunction) -> None:
     """Refuse a run without values of a function that makes something else than tiles of them."""
     data = node.outputs[0].type.data
-    if not unit.engine.values and not function.on_numbers and not isinstance(data, Tile):
+    if not unit.engine.values and not function.on_numbers and _shape(data) is None:
         raise unit.fail(f"{function.name} makes {data} of values, and the run is without; see functions.number")
 
 
@@ -330,7 +330,7 @@ def _pricing(
         result = _result(node, function, types)
         if data_differ(result, declared) and function.grows is None:
             raise node.fail(f"{function.name} makes {result} of {' and '.join(map(str, types))}, not {declared}")
-        shape = result.shape if isinstance(result, Tile) else 0
+        shape = _shape(result)
         flops = int(count_flops(*types))
         if accelerator is None:
             return 0, shape, flops
@@ -350,10 +350,27 @@ def writing_cost(node: Node, unit: Unit) -> Cost:
 
 def _shapes(values: tuple) -> tuple:
     """Return what the cost of a function depends on: the shapes of tiles, nothing of numbers."""
-    return tuple([item.shape if hasattr(item, "shape") else item if type(item) is tuple else None for item in values])
+    return tuple(
+        [item.shape if hasattr(item, "shape") else _parts(item) if type(item) is tuple else None for item in values]
+    )
+
+
+def _parts(value: tuple) -> tuple:
+    """Return a tile's shape, or a selector, as it is, and the shapes of tiles that travel together."""
+    return _shapes(value) if any(hasattr(part, "shape") for part in value) else value
+
+
+def _shape(data: DataType) -> Any:
+    """Return the value of a type in a run without values: of tiles; None of what has another value there."""
+    if isinstance(data, Tile):
+        return data.shape
+    parts = tuple(_shape(item) for item in data.items) if isinstance(data, Tuple) else (None,)
+    return None if None in parts else parts
 
 
 def _concrete(data: DataType, shape: Any) -> DataType:
+    if isinstance(data, Tuple):
+        return Tuple(tuple(map(_concrete, data.items, shape)))
     return Tile(shape[0], shape[1], data.dtype) if isinstance(data, Tile) else data
 
 
@@ -369,7 +386,7 @@ def _start(node: Node, unit: Unit, function: TileFunction) -> Any:
     if initial is None:
         return None
     if not (unit.engine.values or function.on_numbers):
-        initial = shape_of(initial)
+        initial = _shapes((initial,))[0]
     fault = value_check(data, unit.engine.values)(initial)
     if fault is not None:
         raise unit.fail(f"{function.name} has states of {data}, and its initial one is {fault}")

@@ -6,9 +6,9 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from tvm_axe.stream.codec import EMPTY
-from tvm_axe.stream.engine import Process, Unit
+from tvm_axe.stream.engine import Channel, Process, Unit
 from tvm_axe.stream.operators.base import Operator, shape_of
-from tvm_axe.stream.types import Dim, Scalar, StreamType, Tile, as_dims, differ, shapes_differ
+from tvm_axe.stream.types import Dim, Scalar, StreamType, Tile, Tuple, as_dims, differ, shapes_differ
 from tvm_axe.stream.views import View
 
 if TYPE_CHECKING:
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 class _Load(Operator):
-    """What both loads share: a grid of tiles over a tensor."""
+    """What the loads share: tiles of a tensor."""
 
     def __init__(self, tensor: Tensor, tile: tuple[int, int] | Tile) -> None:
         self.tensor = tensor
         self.data = tile if isinstance(tile, Tile) else Tile(*tile, tensor.dtype)
         self.tile = self.data.shape
+
+    elements = False  # whether addresses are those of elements, at which tiles begin, instead of tiles
 
     @property
     def label(self) -> str:
@@ -42,7 +44,7 @@ class _Load(Operator):
     def loader(self, node: Node, unit: Unit) -> tuple[Any, int]:
         """Return the function from a tile's number to the tile, and the requests of one."""
         (rows, columns), engine = self.tile, unit.engine
-        across = self.grid(node)[1]
+        across = self.across(node)
         row_bytes = columns * self.data.itemsize
         requests = engine.accelerator.off_chip.requests(rows, row_bytes) if engine.accelerator else 0
         held = engine.rows_of(self.tensor)
@@ -56,7 +58,17 @@ class _Load(Operator):
                 return rows, columns
             return array[down * rows : (down + 1) * rows, right * columns : (right + 1) * columns]
 
-        return tile, requests
+        def tile_from(element: int) -> Any:
+            row, column = divmod(element, across)
+            if row < 0 or (held is not None and row + rows > held) or column + columns > across:
+                raise unit.fail(f"a tile of {rows} x {columns} from element {element} on is outside of {self.tensor}")
+            return (rows, columns) if array is None else array[row : row + rows, column : column + columns]
+
+        return tile_from if self.elements else tile, requests
+
+    def across(self, node: Node) -> int:
+        """Return how many of what addresses count are in a row."""
+        return self.grid(node)[1]
 
     @property
     def size(self) -> int:
@@ -119,8 +131,20 @@ class RandomLoad(_Load):
 
     kind = "RandomOffChipLoad"
 
+    def __init__(self, tensor: Tensor, tile: tuple[int, int] | Tile, elements: bool) -> None:
+        super().__init__(tensor, tile)
+        self.elements = elements
+
+    def across(self, node: Node) -> int:
+        if not self.elements:
+            return super().across(node)
+        columns, tensor = self.tile[1], self.tensor
+        if not (self.data.static and isinstance(tensor.columns, int) and columns <= tensor.columns):
+            raise node.fail(f"tiles of {self.tile} must be static, and no wider than {tensor}")
+        return tensor.columns
+
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
-        self.grid(node)
+        self.across(node)
         if not isinstance(inputs[0].data, Scalar):
             raise node.fail(f"addresses are scalars, not {inputs[0]}")
         return [StreamType(inputs[0].shape, self.data)]
@@ -154,8 +178,8 @@ class _Store(Operator):
     def label(self) -> str:
         return f"store_{self.tensor.name}"
 
-    def check(self, node: Node, type: StreamType) -> Tile:
-        """Return the tiles that are stored.
+    def check(self, node: Node, type: StreamType, anywhere: bool = False) -> Tile:
+        """Return the tiles that are stored; those that are stored anywhere needn't divide the tensor.
 
         Raises
         ------
@@ -165,7 +189,8 @@ class _Store(Operator):
         data, tensor = type.data, self.tensor
         if not isinstance(data, Tile):
             raise node.fail(f"it stores tiles, not {type}")
-        if not isinstance(data.columns, int) or not isinstance(tensor.columns, int) or tensor.columns % data.columns:
+        static = isinstance(data.columns, int) and isinstance(tensor.columns, int)
+        if not static or (tensor.columns % data.columns and not anywhere):
             raise node.fail(f"the tiles' columns must be static and divide those of {tensor}, not {data}")
         return data
 
@@ -182,11 +207,37 @@ class LinearStore(_Store):
 
     kind = "LinearOffChipStore"
 
+    def __init__(self, tensor: Tensor, view: View | None) -> None:
+        super().__init__(tensor)
+        self.view = view
+
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
-        self.check(node, inputs[0])
+        tile, tensor, view = self.check(node, inputs[0]), self.tensor, self.view
+        if view is None:
+            return []
+        if not (isinstance(tile.rows, int) and isinstance(tensor.rows, int)) or tensor.rows % tile.rows:
+            raise node.fail(f"a view is of static tiles that divide {tensor}, not of {tile}")
+        numbers = view.positions()
+        tiles = tensor.rows // tile.rows * (tensor.columns // tile.columns)
+        if view.last >= tiles:
+            raise node.fail(f"{view} goes up to tile {view.last}, and {tensor} has {tiles}")
+        if differ(inputs[0].count, len(numbers)) or len({*numbers}) < len(numbers):
+            raise node.fail(f"{view} must have a place of its own for each tile of {inputs[0]}")
         return []
 
     def process(self, node: Node, unit: Unit) -> Process:
+        engine, tensor = unit.engine, self.tensor
+        if self.view is not None:
+            filled = yield from self._scattered(unit, self.view.positions())
+        else:
+            filled = yield from self._in_order(unit)
+        # How many rows a dynamic stream has is known when it has ended: its tensor has room for the most.
+        static = isinstance(node.inputs[0].type.count, int)
+        if static and filled < (engine.rows_of(tensor) or 0) and tensor.name not in engine.rows:
+            raise unit.fail(f"the tiles fill {filled} rows of {tensor}; pass what is to be in the others as its input")
+
+    def _in_order(self, unit: Unit) -> Generator[Channel | None, None, int]:
+        """Write the tiles row by row; return the number of rows."""
         (source,) = unit.inputs
         engine, tensor = unit.engine, self.tensor
         row = column = height = 0
@@ -207,10 +258,28 @@ class LinearStore(_Store):
                 break
         if column:
             raise unit.fail(f"the tiles end at column {column}, row {row} of {tensor}")
-        # How many rows a dynamic stream has is known when it has ended: its tensor has room for the most.
-        static = isinstance(node.inputs[0].type.count, int)
-        if static and row < (engine.rows_of(tensor) or 0) and tensor.name not in engine.rows:
-            raise unit.fail(f"the tiles fill {row} rows of {tensor}; pass what is to be in the others as its input")
+        return row
+
+    def _scattered(self, unit: Unit, numbers: list[int]) -> Generator[Channel | None, None, int]:
+        """Write the tiles to their places; return the number of rows that they would fill."""
+        (source,) = unit.inputs
+        tensor = self.tensor
+        stop = elements = 0
+        for number in numbers:
+            while True:
+                value, stop = yield from unit.peek(source)
+                if value is not EMPTY:
+                    break
+                unit.free(source)
+            yield from self.write(unit, value)
+            rows, columns = shape_of(value)
+            down, right = divmod(number, tensor.columns // columns)
+            unit.engine.place(unit, tensor, down * rows, right * columns, value)
+            elements += rows * columns
+            unit.free(source)
+        while stop < source.rank:
+            _, stop = yield from unit.get(source)
+        return elements // tensor.columns
 
 
 class RandomStore(_Store):
@@ -218,12 +287,19 @@ class RandomStore(_Store):
 
     kind = "RandomOffChipStore"
 
+    def __init__(self, tensor: Tensor, elements: bool) -> None:
+        super().__init__(tensor)
+        self.elements = elements
+
     def types(self, node: Node, inputs: list[StreamType]) -> list[StreamType]:
         data, addresses = inputs
-        tile = self.check(node, data)
-        if not isinstance(addresses.data, Scalar) or shapes_differ(data.shape, addresses.shape):
+        tile = self.check(node, data, anywhere=self.elements)
+        numbers = addresses.data.items if isinstance(addresses.data, Tuple) else (addresses.data,)
+        if len(numbers) > 2 or not all(isinstance(number, Scalar) for number in numbers):
+            raise node.fail(f"addresses are scalars, or pairs of these and of rows, not {addresses}")
+        if shapes_differ(data.shape, addresses.shape):
             raise node.fail(f"each tile needs a row to be written at, a scalar; the streams are {data} and {addresses}")
-        if differ(tile.columns, self.tensor.columns):
+        if differ(tile.columns, self.tensor.columns) and not self.elements:
             raise node.fail(f"tiles must be as wide as {self.tensor}, not {tile}")
         return [StreamType(data.shape, Scalar("int8"))]
 
@@ -246,8 +322,12 @@ class RandomStore(_Store):
                     ended = ends == addresses.rank
                     if row is EMPTY:
                         unit.free(addresses)
+                first, rows = row if type(row) is tuple else (row, None)
+                if rows is not None:
+                    value = value[: int(rows)] if unit.engine.values else (min(int(rows), value[0]), value[1])
+                first, column = divmod(int(first), self.tensor.columns) if self.elements else (int(first), 0)
                 yield from self.write(unit, value)
-                unit.engine.place(unit, self.tensor, int(row), 0, value)
+                unit.engine.place(unit, self.tensor, first, column, value)
                 unit.free(addresses)
                 yield from unit.put(sink, 1, stop)
             unit.free(source)
