@@ -108,9 +108,10 @@ def obstacle(tensor: Region, tile: Tile) -> str | None:
     if len(shape) > 5:
         return f"{tensor.tile.name} has {len(shape)} dimensions, more than 5"
     stride: Any = item_bytes(dtype)
+    analyzer = sym.Analyzer()
     for extent in reversed(shape[1:]):
         stride = stride * extent
-        if not isinstance(stride, int) or stride % _ALIGNED:
+        if not (stride % _ALIGNED == 0 if isinstance(stride, int) else analyzer.can_prove(stride % _ALIGNED == 0)):
             return f"rows of {tensor.tile.name} are {stride} bytes apart, no multiple of {_ALIGNED}"
     if tensor.extents[-1] != tile.shape[-1]:
         return f"{tensor} doesn't run along the last dimension of {tensor.tile.name} as {tile.name} does"
