@@ -115,6 +115,28 @@ def test_devices_of_a_mesh_have_one_kernel_each(name, devices, workers):
         np.testing.assert_allclose(found, case.exact(given), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["other keys", "one query"])
+def test_devices_along_two_axes_have_one_kernel_each(name):
+    """One axis shares the batch, and the other heads; or both share a batch that isn't known."""
+    case, mesh = CASES[name], axe.Mesh({"dp": 2, "tp": 2})
+    exe = axe.compile(case.model(), mesh=mesh, work_dir=None, keep=False)
+    (func,) = attentions(exe.module)
+    assert str(func.attrs[KERNEL]) == "attention"
+    with axe.launch(mesh, engine="threads") as four:
+        for sizes in SIZES:
+            given = case.arrays(*sizes)
+            np.testing.assert_allclose(np.asarray(exe.run(four, *given)), case.exact(given), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["as many keys", "other keys"])
+def test_gpus_of_a_mesh_have_one_kernel_each(name):
+    exe = axe.compile(CASES[name].model("float16", 64), mesh={"tp": 2}, target=GPU, work_dir=None, keep=False)
+    (func,) = attentions(exe.module)
+    assert str(func.attrs[KERNEL]) == "attention"
+    (lowered,) = attentions(exe.runnable)
+    builder.build_kernels(IRModule({"attention": lowered}), GPU)  # a cubin
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel_for_a_gpu(name, dtype):
