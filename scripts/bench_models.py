@@ -2,7 +2,7 @@
 
     python scripts/bench_models.py [MODEL ...] [--via torch,onnx] [--tuned] [--trials N] [--threads N] [--rounds N]
                                    [--breakdown N] [--cpu-time] [--work-dir D] [--json]
-    python scripts/bench_models.py --compile 2,8,32 [--ways device,packed,constants,mesh] [--json]
+    python scripts/bench_models.py --compile 2,8,32 [--ways "device,packed,constants,let go,mesh"] [--json]
 
 Models are those of `scripts/models_torch.py`, random weights in published shapes, imported by ``torch.export`` or from
 the ONNX file that onnxruntime runs. Every result is checked against torch's; then all contestants run in turn in this

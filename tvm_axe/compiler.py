@@ -129,6 +129,10 @@ def compile(
         devices = program.mesh
     resolved = resolve_target(target, threads=None if devices is None else cores_per_device(devices))
     place, insert = store() if keep else None, redistribute == "insert"
+    if devices is None and isinstance(program, IRModule) and is_model(program):
+        given = [program]
+        del program  # which is let go of on the way, if the caller doesn't have it either
+        return _model_here(given, resolved, work_dir, pack_weights, values, place)
 
     def shared(meets: bool | None) -> MeshModelExecutable:
         assert isinstance(program, IRModule) and devices is not None
@@ -170,8 +174,6 @@ def _compiled(
     insert: bool,
     place: Cache | None,
 ) -> Executable:
-    if mesh is None and isinstance(program, IRModule) and is_model(program):
-        return _model(program, target, work_dir, pack_weights, values, place)
     if values is not None:
         raise LowerError("compile: values are for a Relax model, whose extents may be unknown; leave them out")
     if pack_weights:
@@ -221,17 +223,39 @@ def _on_one_device(func: tirx.PrimFunc, target: Target, work_dir: str | Path | N
     return FunctionExecutable(name, work.scheduled, work.module, work.built, target, work.tuned)
 
 
-def _model(
-    model: IRModule,
+def _model_here(
+    given: list[IRModule],
     target: Target,
     work_dir: str | Path | None,
     pack_weights: bool,
     values: Values | None,
     place: Cache | None,
 ) -> Executable:
-    work = run(Work(model, target, work_dir=work_dir, values=values, store=place), model_passes(pack_weights))
+    """A model for one device, which is taken out of a list of one, so that nobody has it while it is packed."""
+    name = None
+    if place is not None:
+        name = name_of(given[0], None, target, work_dir, {"pack": pack_weights, "values": values})
+    if place is None or name is None:
+        exe = _model(given, target, work_dir, pack_weights, values, place)
+    else:
+        (model,) = given
+        exe = get_or_compile(place, name, model, lambda: _model([model], target, work_dir, pack_weights, values, place))
+    exe.kept = place is not None
+    return exe
+
+
+def _model(
+    given: list[IRModule],
+    target: Target,
+    work_dir: str | Path | None,
+    pack_weights: bool,
+    values: Values | None,
+    place: Cache | None,
+) -> Executable:
+    functions = signatures(given[0])
+    work = run(Work(given.pop(), target, work_dir=work_dir, values=values, store=place), model_passes(pack_weights))
     assert work.scheduled is not None and isinstance(work.built, tvm.relax.VMExecutable)
-    return ModelExecutable(signatures(model), pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
+    return ModelExecutable(functions, pack_weights, work.scheduled, work.module, work.built, target, work.tuned)
 
 
 def _model_on_mesh(

@@ -287,6 +287,6 @@ def launched(mesh: Mesh, where: str, timeout: float = 60.0, **options: object) -
         options["ranks"] = True
     if engine == "apart":
         return Workers(mesh, APART, APART.launch(mesh, timeout, **options))
-    if engine == "cuda":
+    if engine == "cuda" and "RANK" not in os.environ:  # ranks have a GPU each
         options["gpus"] = driver.gpus_for(mesh.size)
     return launch(mesh, engine=engine, timeout=timeout, **options)

@@ -17,6 +17,7 @@ from tvm.ir import GenericConst
 from tvm.relax.frontend import nn
 
 import tvm_axe as axe
+from tvm_axe.relax import constants as packing
 
 TOKENS, WIDTH, HEADS = 32, 64, 2
 
@@ -87,6 +88,33 @@ def test_an_executable_has_each_constant_once() -> None:
         gc.collect()
         assert [each() for each in originals] == [None] * 4
         np.testing.assert_array_equal(np.asarray(session.forward(x)), wanted)
+
+
+def test_weights_are_let_go_of_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the caller has let go of the model, what is packed isn't there twice, but for the weight at hand."""
+    model, originals, _ = bound()
+    given, left, pack = [model], [], packing._pack
+
+    def counted(one: packing._Packing, built: tvm.runtime.Module) -> int:
+        left.append(sum(each() is not None for each in originals))
+        return pack(one, built)
+
+    monkeypatch.setattr(packing, "_pack", counted)
+    del model
+    exe = axe.compile(given.pop(), work_dir=None, keep=False)
+    assert left == [4, 3, 2, 1]
+    assert [each() for each in originals] == [None] * 4
+    assert np.isfinite(exe(np.ones((TOKENS, WIDTH), "float32"))).all()
+
+
+def test_a_model_that_is_kept_is_as_it_was() -> None:
+    model, originals, nbytes = bound()
+    before = tvm_ffi.structural_hash(model)
+    x = np.ones((TOKENS, WIDTH), "float32")
+    first = axe.compile(model, work_dir=None, keep=False)(x)
+    assert constants([model]) == nbytes and tvm_ffi.structural_hash(model) == before
+    assert all(each() is not None for each in originals)
+    np.testing.assert_array_equal(axe.compile(model, work_dir=None, keep=False)(x), first)
 
 
 def test_a_saved_executable_has_each_constant_once(tmp_path: Path) -> None:

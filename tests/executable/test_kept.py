@@ -38,7 +38,7 @@ def store(tmp_path, monkeypatch):
 def compiled(monkeypatch):
     """Counts what is compiled."""
     calls = []
-    for name in ("_compiled", "_model_on_mesh"):
+    for name in ("_compiled", "_model", "_model_on_mesh"):
         own = getattr(compiler, name)
         monkeypatch.setattr(compiler, name, lambda *args, own=own: calls.append(1) or own(*args))
     return calls

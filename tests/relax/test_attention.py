@@ -231,6 +231,7 @@ SHARED = {
     "keys of one head": ("grouped", ((1, 4, QUERIES, DIM), (1, 1, KEYS, DIM), (1, 1, KEYS, DIM)), {"x0": 1}, 1),
     "three heads": ("causal", SHAPES, {"x0": 1}, 1),  # of which both devices compute the second
     "queries": ("causal", SHAPES, {"x0": 2}, 0),
+    "queries without a mask": ("plain", SHAPES, {"x0": 2, "x1": None, "x2": None}, 1),
     "keys": ("causal", SHAPES, {"x1": 2, "x2": 2}, 0),
     "columns of values": ("causal", SHAPES, {"x2": 3}, 0),
 }

@@ -26,7 +26,7 @@ from tvm_axe.meta import tune
 from tvm_axe.nests.forms import forms_of
 from tvm_axe.records import apply_best
 from tvm_axe.records.devices import on_first_device
-from tvm_axe.relax import share_model
+from tvm_axe.relax import fusing, share_model
 
 sys.path += [str(Path(__file__).parents[1] / "collective"), str(Path(__file__).parent)]
 import apart
@@ -308,3 +308,35 @@ def _ran(func, step, arrays, rank):
     func = tvm.tirx.PrimFunc(params, substitute(func.body, dense), func.ret_type, func.attrs)
     tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target="llvm")["main"](*given)
     return [each.numpy() for each in given[len(given) - len(step.outs) :]]
+
+
+@T.prim_func(s_tir=True)
+def read_twice(X: T.Buffer((8, 8), "int64"), Y: T.Buffer((8, 8), "int64")):
+    """A mask of numbers of tokens, of which a row and a column are made."""
+    numbers = T.sblock_alloc_buffer((8,), "int64")
+    column = T.sblock_alloc_buffer((1, 8), "int64")
+    row = T.sblock_alloc_buffer((8, 1), "int64")
+    for i in range(8):
+        with T.sblock("numbers"):
+            v = T.axis.spatial(8, i)
+            numbers[v] = v
+    for i, j in T.grid(1, 8):
+        with T.sblock("column"):
+            v, w = T.axis.remap("SS", [i, j])
+            column[v, w] = numbers[w]
+    for i, j in T.grid(8, 1):
+        with T.sblock("row"):
+            v, w = T.axis.remap("SS", [i, j])
+            row[v, w] = numbers[v]
+    for i, j in T.grid(8, 8):
+        with T.sblock("Y"):
+            v, w = T.axis.remap("SS", [i, j])
+            Y[v, w] = X[v, w] + column[0, w] - row[v, 0]
+
+
+def test_what_two_readers_move_is_there_for_both():
+    """Upstream turns a move around though another reads what it moves, which then nobody makes."""
+    run = tvm.compile(tvm.IRModule({"main": fusing._tidied(read_twice, ()).with_attr("global_symbol", "main")}), "llvm")
+    x, y = np.arange(64).reshape(8, 8), tvm.runtime.tensor(np.zeros((8, 8), "int64"))
+    run["main"](tvm.runtime.tensor(x), y)
+    np.testing.assert_array_equal(y.numpy(), x + np.arange(8) - np.arange(8)[:, None])

@@ -52,12 +52,32 @@ def in_numpy(qkv: np.ndarray) -> np.ndarray:
     return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(len(qkv), -1)
 
 
-def test_a_paged_cache_stays_in_the_session() -> None:
-    rows = HEADS + 2 * GROUPS
+def exported(*names: str) -> tvm.IRModule:
+    """The model, with these functions of it."""
     sizes = ("max_batch_size", "max_total_seq_len", "prefill_chunk_size", "page_size", "support_sliding_window")
     cache = nn.spec.Object(object_type=PagedKVCache)
-    spec = {"qkv": nn.spec.Tensor([1, "n", rows, SIZE], "float32"), "cache": cache}
-    model, _ = Attention().export_tvm({"attend": spec, "create": dict.fromkeys(sizes, int)})
+    spec = {"qkv": nn.spec.Tensor([1, "n", HEADS + 2 * GROUPS, SIZE], "float32"), "cache": cache}
+    functions = {"attend": spec, "create": dict.fromkeys(sizes, int)}
+    return Attention().export_tvm({name: functions[name] for name in names})[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [
+        (
+            "attend",
+            r"parameter 'cache' .* which vm\.builtin\.attention_kv_cache_attention_with_fused_qkv takes for 'lv'",
+        ),
+        ("create", r"variable '\w+' .* which vm\.builtin\.paged_attention_kv_cache_create makes"),
+    ],
+)
+def test_a_mesh_says_who_has_the_cache_and_what_takes_its_place(name: str, who: str) -> None:
+    with pytest.raises(axe.LowerError, match=f"{name}: .*{who}.*have functions take and return these"):
+        axe.compile(exported(name), mesh={"tp": 2}, work_dir=None)
+
+
+def test_a_paged_cache_stays_in_the_session() -> None:
+    rows, model = HEADS + 2 * GROUPS, exported("attend", "create")
     qkv = np.random.default_rng(8).standard_normal((19, rows, SIZE), dtype="float32")
     want = in_numpy(qkv)
     add, begin, end = (

@@ -27,6 +27,7 @@ from tvm_axe.executable.weights import matched_weights
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.timing import timed
 from tvm_axe.nests import ranges_of
+from tvm_axe.relax.attention import APART
 from tvm_axe.relax.packing import attached, packed_weights
 
 __all__ = ["FunctionExecutable", "ModelExecutable"]
@@ -181,6 +182,7 @@ class ModelExecutable(Model):
             lines.append(
                 f"  {each.name}({', '.join(param.name for param in each.params)}) -> {', '.join(each.outputs)}"
             )
+            lines += [f"    block by block {text}" for text in (self.module[each.name].attrs or {}).get(APART) or ()]
         kernels = [
             str(variable.name_hint)
             for variable, func in self.module.functions_items()

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.target import Target
+from tvm_ffi import structural_equal
 
 from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import KERNEL, PROGRAM, WAITS
@@ -172,7 +174,7 @@ class _Rewriter:
             done = [
                 stmt for nest in nests for stmt in self._nest(nest, [other for other in nests if other is not nest])
             ]
-        body = done[0] if len(done) == 1 else tirx.SeqStmt(done)
+        body = _in_order(done)
         buffers = [buffer for buffer in self.root.alloc_buffers if uses(body, buffer)] + self.scratch
         params = list(self.func.params)
         others = [str(block.block.name_hint) for stmt in done for block in nested_blocks(stmt)]
@@ -208,12 +210,26 @@ class _Rewriter:
         name = str(self.attrs.pop(KERNEL))
         given = [key for key in self.attrs if str(key).startswith(f"{KERNEL}.")]
         problem = {str(key).removeprefix(f"{KERNEL}."): _tvm.plain(self.attrs.pop(key)) for key in given}
+        buffers, extents = [*filter(tirx.is_buffer_var, self.func.params)], list[tuple[tirx.Var, tirx.Expr]]()
+        for key, at in problem.items():
+            if isinstance(at, list):  # what isn't known is some parameter's extent
+                problem[key] = _as_variable(buffers[at[0]].shape[at[1]], key, extents)
+        kernel = KERNELS[name]
+
+        def made(**parameters: int | str) -> list[tirx.Stmt]:
+            recipe = kernel.recipe(self.target, problem, **parameters)
+            tensors = dict(zip((*recipe.inputs, *recipe.outputs), buffers, strict=True))
+            return self._recipe(recipe, tensors, {}, name, dict(extents))
+
         try:
-            recipe = KERNELS[name].recipe(self.target, problem)
-            tensors = zip((*recipe.inputs, *recipe.outputs), filter(tirx.is_buffer_var, self.func.params), strict=True)
-            return self._recipe(recipe, dict(tensors), {}, name)
+            many, fewer = made(), kernel.fewer(self.target, problem)
+            if fewer is None:
+                return many
+            few = made(**fewer.parameters)
         except (ScheduleError, TileError) as error:
             raise LowerError(f"{self.name} is computed by the kernel {name}: {error}") from error
+        extent = dict(extents)[problem[fewer.extent]]
+        return [tirx.IfThenElse(extent <= fewer.most, _in_order(few), _in_order(many))]
 
     def _nest(self, nest: tirx.Stmt, others: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
         blocks = nested_blocks(nest)
@@ -270,7 +286,12 @@ class _Rewriter:
         return Epilogue.of(others[0].block, product.c)
 
     def _recipe(
-        self, recipe: Recipe, given: Mapping[str, tirx.Buffer], scalars: Mapping[str, tirx.Expr], name: str
+        self,
+        recipe: Recipe,
+        given: Mapping[str, tirx.Buffer],
+        scalars: Mapping[str, tirx.Expr],
+        name: str,
+        extents: Mapping[tirx.Var, tirx.Expr] = MappingProxyType({}),
     ) -> list[tirx.Stmt]:
         """The lowered programs of a recipe, one after the other, on `given` and on scratch."""
         tensors = dict(given)
@@ -279,11 +300,29 @@ class _Rewriter:
             self.scratch.append(tensors[tensor])
         found: list[tirx.Stmt] = []
         for program in recipe.programs:
-            made = lowered_on(program, self.target, tensors, scalars)
+            made = lowered_on(program, self.target, tensors, scalars, extents)
             self.overlaps = self.overlaps and made.overlaps
             self.attrs |= made.attrs
             found += made.body
         return found
+
+
+def _in_order(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
+
+
+def _as_variable(extent: tirx.Expr, name: str, known: list[tuple[tirx.Var, tirx.Expr]]) -> tirx.Var | int:
+    """A variable that stands for an extent in a tile program, one for equal ones; the number that it is, if it is one.
+
+    New ones are put into `known`.
+    """
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    for variable, other in known:
+        if structural_equal(other, extent):
+            return variable
+    known.append((tirx.Var(name, extent.ty), extent))
+    return known[-1][0]
 
 
 class OnBuffers(NamedTuple):
@@ -296,9 +335,15 @@ class OnBuffers(NamedTuple):
 
 
 def lowered_on(
-    program: TileProgram, target: Target, tensors: Mapping[str, tirx.Buffer], scalars: Mapping[str, tirx.Expr]
+    program: TileProgram,
+    target: Target,
+    tensors: Mapping[str, tirx.Buffer],
+    scalars: Mapping[str, tirx.Expr],
+    extents: Mapping[tirx.Var, tirx.Expr] = MappingProxyType({}),
 ) -> OnBuffers:
     """Lower a tile program for a target, on a buffer for each tensor and an expression for each scalar, by name.
+
+    What stands for the variables of its tensors' shapes are `extents`.
 
     Raises
     ------
@@ -318,21 +363,25 @@ def lowered_on(
     found: list[tirx.Stmt] = []
     replaced: dict[tirx.Var, tirx.Expr] = {}
     for param, tile in zip(filter(tirx.is_buffer_var, lowered.params), program.params):
-        replaced[param] = _seen_as(tensors[tile.name], tile.shape, found)
+        shape = [n if isinstance(n, int) else substitute(n, extents) for n in tile.shape]
+        replaced[param] = _seen_as(tensors[tile.name], shape, found)
+    replaced |= extents
     replaced |= {param: scalars[param.name] for param in lowered.params if not tirx.is_buffer_var(param)}
     attrs = {str(key): value for key, value in lowered.attrs.items() if key != "global_symbol"}
     return OnBuffers([*found, substitute(lowered.body, replaced)], attrs, decided.overlaps, decided.resident)
 
 
-def _seen_as(buffer: tirx.Buffer, shape: Sequence[int], before: list[tirx.Stmt]) -> tirx.Buffer:
+def _seen_as(buffer: tirx.Buffer, shape: Sequence[int | tirx.Expr], before: list[tirx.Stmt]) -> tirx.Buffer:
     """The buffer as one of that shape; what declares it, if it has another one, is put into `before`."""
-    own = [int(extent) for extent in buffer.shape]
-    if len(buffer.strides) or prod(own) != prod(shape):
+    own = [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in buffer.shape]
+    alike = len(own) == len(shape) and all(map(structural_equal, own, shape))
+    known = all(isinstance(extent, int) for extent in (*own, *shape))
+    if len(buffer.strides) or not (alike or (known and prod(own) == prod(shape))):
         raise ScheduleError(
             f"{buffer.name} has the shape {own} and the strides {list(buffer.strides)}; the kernel takes a dense "
             f"tensor, here of {tuple(shape)}"
         )
-    if own == list(shape):
+    if alike:
         return buffer
     seen = tirx.decl_buffer(list(shape), buffer.dtype, f"{buffer.name}_{len(before)}")
     before.append(tirx.DeclBuffer(seen, data=buffer.data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
         return replace(work, module=fuse(work.module, work.target, pack_weights))
 
     def packed(work: Work) -> Work:
-        return replace(
-            work, module=_packed(work.module, pack_weights, work.target), scheduled=None
-        )  # its functions are others
+        before = [work.module, *([] if work.scheduled is None else [work.scheduled])]
+        # Its functions are others then.
+        return replace(work, module=_packed(before, pack_weights, work.target), scheduled=None)
 
     return (
         Pass("fuse", "operators become kernels, each with the pointwise operators behind it", fused),
@@ -62,8 +63,10 @@ def model_passes(pack_weights: bool = False) -> tuple[Pass, ...]:
     )
 
 
-def _packed(model: IRModule, pack_weights: bool, target: Target) -> IRModule:
-    split = with_constants_packed(_split(model), target)
+def _packed(modules: Sequence[IRModule], pack_weights: bool, target: Target) -> IRModule:
+    """The first of modules with the same constants, which are on their way here alone, packed."""
+    model = modules[0].clone() if pack_weights else modules[0]  # whose functions are asked for once more
+    split = with_constants_packed(_split(modules[0]), target, modules)
     if pack_weights:
         split = with_packers(relax.transform.LiftTransformParams()(split), model)
     return relax.transform.FoldConstant()(split)

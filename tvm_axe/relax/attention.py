@@ -5,7 +5,8 @@
 The first as importers write it: the scale on either factor, on both or on the scores, leading dimensions merged or not,
 nothing or a causal mask added, and what guards rows without any key (torch). What stands around is looked through:
 permutations of heads and tokens, keys that are transposed, keys and values repeated for each of a group of heads.
-What becomes of what is found: `tvm_axe.relax.kernels` for a GPU, `tvm_axe.relax.attended` for a CPU.
+Of unknown batches and numbers of tokens it is the second alone (`of_any_length`). What becomes of what is found:
+`tvm_axe.relax.kernels` for a GPU, `tvm_axe.relax.attended` for a CPU.
 """
 
 from __future__ import annotations
@@ -13,17 +14,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
+from tvm.ir import IRModule, Range
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.sym import Analyzer
+from tvm_ffi import structural_equal
 
+from tvm_axe.analysis.expressions import variables_of
 from tvm_axe.relax.values import Values, extents_of, is_call, shape_of
 
-__all__ = ["DTYPES", "Attention", "Source", "attentions", "laid"]
+__all__ = [
+    "APART", "DTYPES", "Attention", "OfAnyLength", "Source", "attentions", "laid", "of_any_length",
+    "saying_what_is_left", "with_repeated_heads",
+]  # fmt: skip
 
 DTYPES = ("float32", "float16", "bfloat16")
 """What a kernel multiplies matrices of and sums in float32."""
+
+APART = "axe_apart"
+"""The attribute of a function that says which of its attentions no kernel computes, and why, a text each."""
 
 _NOTHING = -1e30  # what is added to scores that aren't to count is at most this
 _AXES = {"h": (0, 1, 2, 3), "t": (0, 2, 1, 3), "d": (0, 1, 3, 2)}
@@ -121,6 +133,145 @@ def attentions(func: relax.Function) -> dict[relax.Call, Attention]:
     finder = _Finder(func)
     found = {call: finder.match(call) for call in finder.values.calls()}
     return {call: match for call, match in found.items() if match is not None}
+
+
+def with_repeated_heads(model: IRModule) -> IRModule:
+    """The model, in which no `R.nn.attention` has fewer heads of keys than of queries: they are repeated before.
+
+    Upstream takes such calls, and what it makes of them reads keys that aren't there.
+    """
+    rewriter = _Repeater(model)
+    for variable, func in model.functions_items():
+        if isinstance(func, relax.Function) and any(map(_times, Values(func).calls())):
+            rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
+    return rewriter.builder_.get()
+
+
+def _times(call: relax.Call) -> int:
+    """How often an attention's heads of keys are to be repeated; 0 if there are as many, and of anything else."""
+    if not _is_attention(call):
+        return 0
+    q, k = (_sides(each)[2:3] for each in call.args[:2])
+    if not all(isinstance(heads, tirx.IntImm) for heads in (*q, *k)) or not q or not k:
+        return 0
+    times, rest = divmod(int(q[0]), int(k[0]))
+    return 0 if rest or times == 1 else times
+
+
+def _is_attention(value: relax.Expr) -> TypeGuard[relax.Call]:
+    """Whether a value is a call of one of the operators that are attention, with a bias or without."""
+    return is_call(value, "relax.nn.attention") or is_call(value, "relax.nn.attention_bias")
+
+
+def _sides(value: relax.Expr) -> list[tirx.Expr]:
+    """The extents of a tensor; none if it has no shape."""
+    shape = getattr(value.ty, "shape", None)
+    return [*shape.values] if isinstance(shape, relax.ShapeExpr) else []
+
+
+@mutator
+class _Repeater(PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """The call, with keys and values that have as many heads as queries."""
+        times, call = _times(call), self.visit_expr_post_order(call)
+        if not times:
+            return call
+        q, *given = call.args
+        k, v = (self.builder_.emit(relax.op.repeat(each, times, 2), "repeated") for each in given[:2])
+        return relax.Call(call.op, [q, k, v, *given[2:]], call.attrs)
+
+
+class OfAnyLength(NamedTuple):
+    """An attention with tokens before heads, of an unknown batch, or number of queries or keys.
+
+    Attributes
+    ----------
+    problem : dict
+        What a kernel is asked for; what isn't known is a variable, of the name of what it is, and one where keys are as
+        many as queries.
+    tensors : tuple of Expr
+        Its queries, keys and values; these have a head for each group of neighbouring ones of queries.
+    """
+
+    problem: dict[str, Any]
+    tensors: tuple[relax.Expr, relax.Expr, relax.Expr]
+
+
+def saying_what_is_left(model: IRModule) -> IRModule:
+    """The model, whose functions say which operators of attention are left to be computed block by block (`APART`)."""
+    for variable, func in model.functions_items():
+        if isinstance(func, relax.Function) and (found := _left(func)):
+            model = model.clone()
+            model[str(variable.name_hint)] = func.with_attr(APART, found)
+    return model
+
+
+def _left(func: relax.Function) -> list[str]:
+    bindings = (binding for block in func.body.blocks for binding in block.bindings)
+    calls = ((str(own.var.name), own.value) for own in bindings if isinstance(own, relax.VarBinding))
+    return [f"{name}: {_why(call)}" for name, call in calls if _is_attention(call)]
+
+
+def _why(call: relax.Call) -> str:
+    """Why no kernel computes an attention, in words."""
+    q, k = (_sides(each) for each in call.args[:2])
+    dtypes = {str(each.ty.dtype) for each in call.args}
+    if len(call.args) != 3 or call.attrs.window_size is not None:
+        return "attention with a bias or a window isn't one kernel"
+    if len(dtypes) > 1 or not dtypes <= {*DTYPES}:
+        return f"attention of {', '.join(sorted(dtypes))} isn't one kernel; of one type of {', '.join(DTYPES)} it is"
+    if len(q) != 4 or not all(isinstance(extent, tirx.IntImm) for extent in (*q[2:], *k[2:])):
+        return "attention of an unknown number of heads or columns isn't one kernel"
+    if call.attrs.causal_mask is not None:
+        return f"causal attention of {q[1]} queries and {k[1]} keys isn't one kernel; of as many keys or more it may be"
+    return "the target has no kernel for its sizes"
+
+
+def of_any_length(func: relax.Function) -> dict[relax.Call, OfAnyLength]:
+    """The calls of `R.nn.attention` without a bias and a window whose extents aren't all known."""
+    values = Values(func)
+    found = {call: _of_any_length(call, values) for call in values.calls() if is_call(call, "relax.nn.attention")}
+    return {call: match for call, match in found.items() if match is not None}
+
+
+def _of_any_length(call: relax.Call, values: Values) -> OfAnyLength | None:
+    if len(call.args) != 3 or call.attrs.window_size is not None or None not in map(shape_of, call.args):
+        return None
+    single = [_unrepeated(values.of(each)) for each in call.args[1:]]
+    tensors = (call.args[0], *(single if None not in single else call.args[1:]))
+    q, k, v = map(_sides, tensors)
+    dtypes = {str(each.ty.dtype) for each in tensors}
+    if not len(q) == len(k) == len(v) == 4 or len(dtypes) > 1 or not dtypes <= {*DTYPES}:
+        return None
+    if not all(isinstance(extent, tirx.IntImm) for extent in (*q[2:], *k[2:])):
+        return None
+    (heads, dim), (kv_heads, of_dim) = (tuple(map(int, sides[2:])) for sides in (q, k))
+    fits = dim == of_dim and heads % kv_heads == 0 and structural_equal(k, v) and structural_equal(q[0], k[0])
+    alike, mask = structural_equal(q[1], k[1]), call.attrs.causal_mask
+    if not fits or not (mask is None or alike or (str(mask) == "BottomRight" and _is_later(k[1], q[1]))):
+        return None
+    own: dict[str, Any] = {
+        name: int(extent) if isinstance(extent, tirx.IntImm) else tirx.Var(name, "int64")
+        for name, extent in (("batch", q[0]), ("queries", q[1]), ("keys", k[1]))
+    }
+    own |= {"keys": own["queries"]} if alike else {}
+    own |= {"heads": heads, "kv_heads": kv_heads, "dim": dim, "dtype": dtypes.pop(), "causal": mask is not None}
+    own |= {} if call.attrs.scale is None else {"scale": float(call.attrs.scale)}
+    return OfAnyLength(own, tensors)
+
+
+def _unrepeated(value: relax.Expr) -> relax.Expr | None:
+    """What a tensor repeats for each of a group of heads; None if it is anything else."""
+    heads = is_call(value, "relax.repeat") and value.attrs.axis is not None and int(value.attrs.axis) % 4 == 2
+    return value.args[0] if heads else None
+
+
+def _is_later(keys: tirx.Expr, queries: tirx.Expr) -> bool:
+    """Whether there are as many keys as queries at least, whatever the sizes are that they are counted in."""
+    analyzer = Analyzer()
+    for size in variables_of(keys - queries):
+        analyzer.bind(size, Range.from_min_extent(tirx.const(0, str(size.ty)), tirx.const(1 << 31, str(size.ty))))
+    return bool(analyzer.can_prove(keys >= queries))
 
 
 class _Finder:

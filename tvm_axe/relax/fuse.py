@@ -12,6 +12,7 @@ from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.attended import with_attention
+from tvm_axe.relax.attention import saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.convolutions import with_convolutions
 from tvm_axe.relax.kernels import with_kernels
 from tvm_axe.relax.simplify import simplified
@@ -61,13 +62,14 @@ def fuse(model: IRModule, target: Target, pack_weights: bool = False) -> IRModul
         check_packing(model, target)
     # Kernels that compute operators whole take these as they come; attention that is written out is found without
     # what is there for training alone.
-    model = widened(with_kernels(model, target))
+    model = widened(with_kernels(with_repeated_heads(model), target))
     if backend.on_host:
         model = with_convolutions(model)
     first = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
     model = tvm.transform.Sequential(first)(model)
     if backend.on_host:
         model = simplified(with_attention(model, target))
+    model = saying_what_is_left(model)
     passes = [
         *_tvm.relax_dispatching(target, backend.device),
         relax.transform.FuseTransposeMatmul(),

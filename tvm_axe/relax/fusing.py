@@ -361,9 +361,12 @@ def _tidied(func: tirx.PrimFunc, free: Sequence[tirx.Var]) -> tirx.PrimFunc:
         elements = _points(stmt.body.value.source.shape)
         if not analyzer.can_prove_equal(elements, _points([iv.dom.extent for iv in stmt.iter_vars])):
             continue  # to several places, as to all devices
-        makers = [sch.get(maker) for maker in sch.get_producers(block)]
-        turned = sch.compute_inline if any(maker.init is not None for maker in makers) else sch.reverse_compute_inline
-        with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):  # as of what is read elsewhere, too, or can't be turned around
+        makers = sch.get_producers(block)
+        sums = any(sch.get(maker).init is not None for maker in makers)
+        if not sums and any(len(sch.get_consumers(maker)) > 1 for maker in makers):
+            continue  # upstream would leave other readers without what they read
+        turned = sch.compute_inline if sums else sch.reverse_compute_inline
+        with contextlib.suppress(*_tvm.UPSTREAM_ERRORS):  # as of what can't be turned around
             turned(block)
     tidied = sch.mod["main"]
     return tirx.PrimFunc(tidied.params[: len(func.params)], tidied.body, tidied.ret_type, func.attrs)

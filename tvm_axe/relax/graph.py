@@ -15,6 +15,7 @@ from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.errors import LowerError
+from tvm_axe.relax.attention import APART, saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.forms import Forms
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
@@ -130,6 +131,8 @@ class Graph:
         The parameters that are no tensors.
     checks : list of (Shape, Shape, str)
         Shapes that the function says to be others, with the variable that it says it of.
+    apart : tuple[str, ...]
+        Which attentions no kernel computes, and why.
     """
 
     name: str
@@ -142,6 +145,7 @@ class Graph:
     most: dict[str, int] = field(default_factory=dict)
     counts: list[Count] = field(default_factory=list)
     checks: list[tuple[Shape, Shape, str]] = field(default_factory=list)
+    apart: tuple[str, ...] = ()
 
 
 def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule] | None = None) -> tvm.IRModule:
@@ -157,7 +161,7 @@ def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule]
     whole : Callable, optional
         What puts a function of its own into the place of several operators, such as attention.
     """
-    model = widened(with_known_shapes(model))
+    model = widened(with_known_shapes(with_repeated_heads(model)))
     # Upstream takes what is said of a tensor's shape for the tensor, and what follows loses its shape.
     canonical = [] if says_shapes(model) else [relax.transform.CanonicalizeBindings()]
     first = [relax.transform.DecomposeOpsForInference(), *canonical]
@@ -172,7 +176,7 @@ def legalized(model: tvm.IRModule, whole: Callable[[tvm.IRModule], tvm.IRModule]
         relax.transform.DeadCodeElimination(),
         relax.transform.AnnotateTIROpPattern(),
     ]
-    module = tvm.transform.Sequential(passes)(model if whole is None else whole(model))
+    module = tvm.transform.Sequential(passes)(saying_what_is_left(model if whole is None else whole(model)))
     in_place = _called_in_place(module)
     for variable, func in module.functions_items():
         if isinstance(func, tirx.PrimFunc) and (_is_product(func) or variable in in_place):
@@ -239,6 +243,7 @@ class _Reader:
         source: relax.Function = model[name]
         attrs = source.attrs or {}
         self.graph.most = {str(n): int(most) for n, most in dict(attrs.get("tir_var_upper_bound") or {}).items()}
+        self.graph.apart = tuple(map(str, attrs.get(APART) or ()))
         inputs = int(attrs["num_input"]) if "num_input" in attrs else len(source.params)
         self.defined = {each for param in source.params for each in _defines(param)}
         for at, param in enumerate(source.params):
@@ -263,6 +268,8 @@ class _Reader:
         return found
 
     def new(self, name: str, ty: ir.Type, kind: str, what: str, param: int | None = None) -> int:
+        if isinstance(ty, relax.AnyType):
+            raise LowerError(f"{self.graph.name}: {self.object(name, what)}")
         if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
             raise LowerError(
                 f"{self.graph.name}: {what} {name!r} is a {type(ty).__name__} without a shape; on a mesh values are "
@@ -275,6 +282,20 @@ class _Reader:
         known = tuple(self.typically(extent) for extent in ty.shape)
         self.graph.values.append(Value(name, shape, str(ty.dtype), kind, known, None, shape, (), param))
         return len(self.graph.values) - 1
+
+    def object(self, name: str, what: str) -> str:
+        """Why a value that is no tensor is refused: who takes or makes it, and what takes its place."""
+        bindings = [own for block in self.model[self.graph.name].body.blocks for own in block.bindings]
+        calls = [own for own in bindings if isinstance(own, relax.VarBinding) and isinstance(own.value, relax.Call)]
+        made = [own for own in calls if own.var.name == name]
+        taken = [own for own in calls if any(str(var.name) == name for var in relax.analysis.free_vars(own.value))]
+        told = [f"which {_called(own.value)} makes" for own in made[:1]]
+        told += [f"which {_called(own.value)} takes for {own.var.name!r}" for own in taken[:1]]
+        return (
+            f"{what} {name!r} is no tensor but an object of the runtime, {' and '.join(told) or 'such as a cache'}; it "
+            "is one device's, and on a mesh a cache is shared by its heads if it is tensors: have functions take and "
+            "return these, or store to them (R.call_tir_inplace), or compile for one device"
+        )
 
     def count(self, at: int, param: relax.Var) -> None:
         """Take note of a parameter that is a shape or a number."""
@@ -351,6 +372,8 @@ class _Reader:
         self.env[binding.var] = self.env[value]
 
     def call(self, var: relax.Var, value: relax.Call) -> None:
+        if isinstance(var.ty, relax.AnyType):
+            raise LowerError(f"{self.graph.name}: {self.object(str(var.name), 'variable')}")
         in_place = is_call(value, _IN_PLACE)
         is_tir = in_place or is_call(value, _CALL_TIR)
         given = [a for a in value.args if not isinstance(a, ir.GlobalVar | relax.ExternFunc)]

@@ -23,18 +23,19 @@ from tvm.ir import GenericConst, IRModule, Op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 from tvm.topi import nn as topi
+from tvm_ffi import structural_equal
 
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.expressions import uses
 from tvm_axe.machines import backend_of
-from tvm_axe.relax.attention import DTYPES, Attention, attentions, laid
+from tvm_axe.relax.attention import DTYPES, Attention, OfAnyLength, attentions, laid, of_any_length
 from tvm_axe.relax.values import extents_of, shape_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
 from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
 from tvm_axe.tile.kernels.kernel import Problem
 
-__all__ = ["attention_in_blocks", "computed_by", "for_share", "with_kernels"]
+__all__ = ["attention_in_blocks", "attention_of_any_length", "computed_by", "for_share", "with_kernels"]
 
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
 _FUSABLE = 4  # what it fuses with elementwise operators behind
@@ -70,7 +71,7 @@ def with_kernels(model: IRModule, target: Target) -> IRModule:
     rewriter = _Rewriter(model, target)
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
-            rewriter.attentions = attentions(func)
+            rewriter.attentions, rewriter.unknown = attentions(func), of_any_length(func)
             rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
     return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
 
@@ -81,9 +82,15 @@ class _Rewriter(PyExprMutator):
         super().__init__(model)
         self._target = target
         self.attentions: dict[relax.Call, Attention] = {}
+        self.unknown: dict[relax.Call, OfAnyLength] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """The call, its arguments rewritten, or what takes its place."""
+        if (unknown := self.unknown.get(call)) is not None:
+            problem, tensors = unknown.problem, [*map(self.visit_expr, unknown.tensors)]
+            if compiles("attention", self._target, {**problem, "order": "tttt"}):
+                variable = self.builder_.add_func(attention_of_any_length(problem), "attention")
+                return relax.call_tir(variable, tensors, out_ty=call.ty)
         if call in self.attentions and (whole := self._attention(call, self.attentions[call])) is not None:
             return whole
         call = self.visit_expr_post_order(call)
@@ -254,10 +261,26 @@ class _Rewriter(PyExprMutator):
         return relax.call_tir(variable, list(arguments), relax.TensorType(list(result.shape), str(result.dtype)))
 
 
+def attention_of_any_length(problem: Problem) -> tirx.PrimFunc:
+    """The function of blocks that is attention with tokens before heads, of unknown extents, and says its kernel."""
+    return computed_by("attention", {**problem, "order": "tttt"}, attention_in_blocks(problem, "tttt"))
+
+
 def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tirx.PrimFunc:
-    """The function of blocks that a kernel computes, which says so."""
-    func = te.create_prim_func(list(blocks)).without_attr("global_symbol")
-    return func.with_attrs({KERNEL: name, **{f"{KERNEL}.{key}": value for key, value in problem.items()}, **_OPAQUE})
+    """The function of blocks that a kernel computes, which says so.
+
+    Of what isn't known of the problem it says which parameter's extent it is: the numbers of both.
+    """
+    unknown = [value for value in problem.values() if isinstance(value, tirx.Var)]
+    func = te.create_prim_func(list(blocks), "int64" if unknown else None).without_attr("global_symbol")
+    extents = {
+        extent: [at, dim]
+        for at, block in reversed([*enumerate(blocks)])
+        for dim, extent in enumerate(block.shape)
+        if isinstance(extent, tirx.Var)
+    }
+    said = {key: extents[value] if isinstance(value, tirx.Var) else value for key, value in problem.items()}
+    return func.with_attrs({KERNEL: name, **{f"{KERNEL}.{key}": value for key, value in said.items()}, **_OPAQUE})
 
 
 def for_share(local: tirx.PrimFunc, whole: tirx.PrimFunc, rank: tirx.Var) -> tirx.PrimFunc:
@@ -278,23 +301,41 @@ def for_share(local: tirx.PrimFunc, whole: tirx.PrimFunc, rank: tirx.Var) -> tir
     asked = {str(key): value for key, value in attrs.items() if str(key).startswith(KERNEL)}
     for key in asked:
         local = local.without_attr(key)
-    if uses(local.body, rank) or not all(isinstance(n, tirx.IntImm) for param in local.params for n in param.shape):
+    if uses(local.body, rank):
         return local
-    shapes = [[*map(int, param.shape)] for param in local.params]
+    shapes, before = (
+        [[int(n) if isinstance(n, tirx.IntImm) else n for n in param.shape] for param in func.params]
+        for func in (local, whole)
+    )
     own = {key.removeprefix(f"{KERNEL}."): value for key, value in asked.items() if key != KERNEL}
-    share = _SHARES[str(attrs[KERNEL])](own, shapes)
-    return local if share is None else local.with_attrs({**asked, **{f"{KERNEL}.{key}": n for key, n in share.items()}})
+    share = _SHARES[str(attrs[KERNEL])](own, shapes, before)
+    if share is None:
+        return local
+    # Of what isn't known it is said already which extent it is.
+    found = {f"{KERNEL}.{key}": n for key, n in share.items() if isinstance(n, int)}
+    return local.with_attrs({**asked, **found})
 
 
-def _share_of_attention(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
-    """Which batches and heads tensors have, if each has all of its queries, keys and dim."""
-    q, k, v, out = ([shape[n] for n in _AXES[letter]] for shape, letter in zip(shapes, str(own.get("order", "hhhh"))))
-    queries, keys, dim = (int(own[name]) for name in ("queries", "keys", "dim"))
-    same = q == out and k == v and q[2:] == [queries, dim] and k[2:] == [keys, dim]
-    return _heads(own, q[0], q[1], k[1]) if same and k[0] == q[0] else None
+_Shapes = Sequence[Sequence[Any]]
+"""Of a function's tensors; an extent that isn't known is an expression."""
 
 
-def _share_of_decoding(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+def _share_of_attention(own: Mapping[str, Any], shapes: _Shapes, whole: _Shapes) -> dict[str, Any] | None:
+    """Which batches and heads tensors have, and queries without a mask, if each has all of its keys and dim."""
+    order = str(own.get("order", "hhhh"))
+    q, k, v, out = ([shape[n] for n in _AXES[letter]] for shape, letter in zip(shapes, order))
+    all_q, all_k = ([shape[n] for n in _AXES[letter]] for shape, letter in zip(whole[:2], order))
+    rows = 3 if not own["causal"] else 2
+    same = _alike(q, out) and _alike(k, v) and _alike(q[rows:], all_q[rows:]) and _alike(k[2:], all_k[2:])
+    found = _heads(own, q[0], q[1], k[1]) if same and _alike(k[:1], q[:1]) else None
+    return None if found is None else {**found, "queries": q[2]}
+
+
+def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return all(structural_equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def _share_of_decoding(own: Mapping[str, Any], shapes: _Shapes, _whole: _Shapes) -> dict[str, int] | None:
     """The same for one query, whose heads come before it or behind."""
     q, k, v, out = shapes
     heads, keys, dim = q[1] * q[2], int(own["capacity"]), int(own["dim"])
@@ -302,12 +343,12 @@ def _share_of_decoding(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) 
     return _heads(own, q[0], heads, k[1]) if same and k[0] == q[0] else None
 
 
-def _heads(own: Mapping[str, Any], batch: int, heads: int, kv_heads: int) -> dict[str, int] | None:
+def _heads(own: Mapping[str, Any], batch: Any, heads: int, kv_heads: int) -> dict[str, Any] | None:
     alike = kv_heads * int(own["heads"]) == heads * int(own["kv_heads"]) or int(own["kv_heads"]) == 1
     return {"batch": batch, "heads": heads, "kv_heads": kv_heads} if alike else None
 
 
-def _share_of_norm(own: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+def _share_of_norm(own: Mapping[str, Any], shapes: _Shapes, _whole: _Shapes) -> dict[str, int] | None:
     """Which rows a norm's tensor has, if each is whole."""
     *rows, columns = shapes[0]
     return {"rows": math.prod(rows)} if columns == int(own["columns"]) else None
@@ -364,7 +405,7 @@ def _gathered(told: Mapping[str, int], shape: Sequence[int], dtype: str, by_colu
 
 
 def attention_in_blocks(problem: Problem, order: str) -> list[te.Tensor]:
-    """Attention in blocks, as the kernel of that name computes it."""
+    """Attention in blocks, as the kernel of that name computes it; extents that aren't known are variables."""
     batch, heads, kv_heads = (problem[name] for name in ("batch", "heads", "kv_heads"))
     queries, keys, dim, dtype, causal = (problem[name] for name in ("queries", "keys", "dim", "dtype", "causal"))
     scale = scale_of(dim, problem.get("scale"))

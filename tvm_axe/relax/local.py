@@ -36,7 +36,13 @@ class _Local:
         self.of, self.operators = chosen.graph, operators
         of = chosen.graph
         self.graph = Graph(
-            of.name, sizes=of.sizes, typical=of.typical, most=of.most, counts=of.counts, checks=of.checks
+            of.name,
+            sizes=of.sizes,
+            typical=of.typical,
+            most=of.most,
+            counts=of.counts,
+            checks=of.checks,
+            apart=of.apart,
         )
         self.numbers: dict[tuple[int, Form], int] = {}
         params = set(self.of.params)

@@ -219,6 +219,7 @@ def described(shared: DeviceModule) -> str:
             if share >= 1:
                 reason = function.levels[0].whole.get(name) or chosen.whole.get(name, "")
                 lines.append(f"  not {name}, {count / total:.0%} of them: {reason}")
+        lines += [f"  block by block {text}" for text in chosen.graph.apart]
     return "\n".join(lines)
 
 

@@ -166,7 +166,8 @@ class CudaDevice(Device):
         seconds: float,
         is_off: Callable[[], bool],
     ) -> None:
-        self._linked = Linked(self._context, self._stream, self._mover, size, rank, seconds, is_off)
+        of = self._context, self._stream, self._mover
+        self._linked = Linked(*of, size, rank, seconds, is_off, self._graphs.clear)
         self._linked.connect(unique, groups)
 
     def passes(self, axis: str) -> bool:

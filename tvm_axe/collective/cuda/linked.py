@@ -35,6 +35,9 @@ class Linked:
         The longest that the stream may take to do what it was told, as most of it may be a wait.
     is_off : callable
         Whether the command that it is told of was called off.
+    forget : callable
+        What drops the graphs that the stream's runs were captured in: to give a communicator up is to wait, in NCCL,
+        until none holds what it was told.
 
     Attributes
     ----------
@@ -45,10 +48,18 @@ class Linked:
     """
 
     def __init__(
-        self, context: Any, stream: Any, mover: Mover, size: int, rank: int, seconds: float, is_off: Callable[[], bool]
+        self,
+        context: Any,
+        stream: Any,
+        mover: Mover,
+        size: int,
+        rank: int,
+        seconds: float,
+        is_off: Callable[[], bool],
+        forget: Callable[[], object],
     ) -> None:
         self._context, self._stream, self._mover = context, stream, mover
-        self._size, self._rank, self._seconds, self._is_off = size, rank, seconds, is_off
+        self._size, self._rank, self._seconds, self._is_off, self._forget = size, rank, seconds, is_off, forget
         self._memory: list[Any] = []
         self._scratch = Scratch(self._get)
         self._world: nccl.Nccl | None = None
@@ -114,6 +125,7 @@ class Linked:
         """Give the communicators up."""
         if self.usable and self._world is not None:
             self.usable = False
+            self._forget()
             for communicator in (*self._parts.values(), self._world):
                 communicator.call_off()
 

@@ -22,6 +22,7 @@ from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import (
     ROUNDING,
     Expected,
+    Fewer,
     Kernel,
     Knobs,
     Problem,
@@ -97,7 +98,7 @@ def normalize(o: Any, top: Any, total: Any, row: Any, scale: float) -> None:
 
 
 def attention(
-    batch: int,
+    batch: Any,
     heads: int,
     kv_heads: int,
     queries: Any,
@@ -117,7 +118,8 @@ def attention(
 ) -> Recipe:
     """O = softmax(scale Q K^T) V for every sequence and head, of `dtype`, summed in float32; scale is 1 / sqrt(dim).
 
-    Where queries and keys aren't known they are variables, one if they are alike, and causal asks for that.
+    Batch, queries and keys that aren't known are variables; queries and keys are one if they are alike. Causal asks for
+    as many keys as queries at least, which of variables the caller knows.
     Q and O are (batch, heads, queries, dim), K and V (batch, kv_heads, keys, dim); each of the kv_heads serves
     heads / kv_heads neighbouring ones. Causal: the last query sees all keys, each before it one less. With `logsumexp`,
     L (batch, heads, queries) of float32 is the log of the sum of the scores' exponentials. `order` has a letter for
@@ -136,13 +138,15 @@ def attention(
     group, natural = group_of(heads, kv_heads), scale_of(dim, scale)
     check_window(window, causal)
     known = isinstance(queries, int) and isinstance(keys, int)
-    if causal and (keys < queries if known else not keys.same_as(queries)):
+    alike = not known and not isinstance(queries, int) and queries.same_as(keys)
+    if causal and known and keys < queries:
         raise TileError(f"attention: causal needs as many keys as queries at least, got {keys} for {queries}")
     q_shape, k_shape, v_shape, o_shape = shapes(batch, heads, kv_heads, queries, keys, dim, order)
     q_first, k_first, v_first, o_first = (letter == "h" for letter in order)
     factor, cut = LOG2E * natural, _cut_blocks(queries, keys, block_m, block_n, causal) if known else None
     rows, stop = (each if isinstance(each, int) else tirx.Cast("int32", each) for each in (queries, keys))
-    shift = stop - rows if known else 0
+    shift = 0 if alike else stop - rows
+    batches = batch if isinstance(batch, int) else tirx.Cast("int32", batch)
 
     @T.prim_func
     def attention(
@@ -153,7 +157,7 @@ def attention(
         O: T.Buffer(o_shape, dtype),
         L: T.Buffer((batch, heads, queries), "float32"),
     ) -> None:
-        with tile.kernel(batch, heads, tile.cdiv(rows, block_m)) as (b, h, i):
+        with tile.kernel(batches, heads, tile.cdiv(rows, block_m)) as (b, h, i):
             q = tile.shared((block_m, dim), dtype)
             k = tile.shared((block_n, dim), dtype)
             v = tile.shared((block_n, dim), dtype)
@@ -178,8 +182,8 @@ def attention(
                 tile.copy(V[b, g, first_key, 0] if v_first else V[b, first_key:stop_key, g, 0:dim], v)
                 tile.gemm(q, k, s, transpose_b=True, accumulate=False)
                 if cut is None:  # decided here; the next line at run time
-                    if stop_key > (T.min(stop, i * block_m + 1) if causal else stop):
-                        mask(s, block_m, block_n, first_key, i * block_m + 1, stop, causal)
+                    if stop_key > (T.min(stop, i * block_m + shift + 1) if causal else stop):
+                        mask(s, block_m, block_n, first_key, i * block_m + shift + 1, stop, causal)
                 elif cut > 0:  # noqa: SIM102
                     if step < cut:
                         mask(s, block_m, block_n, first_key, i * block_m + shift + 1, keys, causal)
@@ -210,7 +214,7 @@ def check_window(window: int | None, causal: bool) -> None:
 
 
 def shapes(
-    batch: int, heads: int, kv_heads: int, queries: Any, keys: Any, dim: int, order: str
+    batch: Any, heads: int, kv_heads: int, queries: Any, keys: Any, dim: int, order: str
 ) -> list[tuple[Any, Any, Any, int]]:
     """The shapes of Q, K, V and O in an order of their heads and tokens, as `attention` takes it.
 
@@ -267,17 +271,26 @@ def group_of(heads: int, kv_heads: int) -> int:
 def attention_knobs(target: Target, problem: Problem) -> Knobs:
     """128 queries and 128 keys at once with wgmma, two warpgroups of 64 rows; what fits elsewhere.
 
-    On a CPU they are cut evenly, since what is beyond the last is computed as well.
+    On a CPU they are cut evenly, since what is beyond the last is computed as well, where their number is known.
     """
     machine = machine_of(target)
     if not isinstance(machine, Gpu):
-        queries, keys = int(problem.get("longest", problem["queries"])), int(problem["keys"])
-        at_once = 128 if problem.get("causal", False) or keys > 256 else 256
-        return {"block_m": choose(_part(queries, 128, 4), 32, 64), "block_n": choose(_part(keys, at_once, 16), 64, 256)}
+        queries, keys = problem.get("longest", problem["queries"]), problem["keys"]
+        long = not isinstance(keys, int) or keys > 256
+        rows = _part(queries, 128, 4) if isinstance(queries, int) else 64
+        at_once = 128 if problem.get("causal", False) or long else 256
+        columns = _part(keys, at_once, 16) if isinstance(keys, int) else at_once
+        return {"block_m": choose(rows, 32, 64), "block_n": choose(columns, 64, 256)}
     if problem["dtype"] == "float32":
         return {"block_m": choose(64, 32), "block_n": choose(32, 64), "stages": choose(0, 2)}
     columns = 128 if machine.tensor_cores == "wgmma" else 64
     return {"block_m": choose(128, 64, 192), "block_n": choose(columns, 64, 96, 128, 160), "stages": choose(0, 2, 3)}
+
+
+def fewer_queries(target: Target, problem: Problem) -> Fewer | None:
+    """On a CPU a token isn't to be computed as 64."""
+    known = isinstance(problem["queries"], int) or isinstance(machine_of(target), Gpu)
+    return None if known else Fewer("queries", 16, {"block_m": 8, "block_n": 64})
 
 
 def _part(extent: int, most: int, step: int) -> int:
@@ -385,6 +398,7 @@ ATTENTION = Kernel(
     parameters=attention_knobs,
     inputs=_inputs,
     reference=_reference,
+    fewer=fewer_queries,
     cases=(
         {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 200, "keys": 200, "dim": 64, "dtype": "float32",
          "causal": True},

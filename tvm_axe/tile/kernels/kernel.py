@@ -82,6 +82,28 @@ class Recipe:
         return tuple(tuple(param.name for param in program.params) for program in self.programs)
 
 
+class Fewer(NamedTuple):
+    """Which parameters are better where an extent that isn't known is small.
+
+    Attributes
+    ----------
+    extent : str
+        The extent, by its name in the problem.
+    most : int
+        Up to which value.
+    parameters : mapping
+        These parameters.
+    """
+
+    extent: str
+    most: int
+    parameters: Mapping[str, int | str]
+
+
+def _no_fewer(_target: Target, _problem: Problem) -> Fewer | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel: the programs that compute it, by problem and parameters, and the judge of their results.
@@ -102,6 +124,8 @@ class Kernel:
         The outputs in float64.
     cases : tuple of Problem
         What it is checked with: extents that no tile divides, extents of 1, long and skinny ones.
+    fewer : Callable[[Target, Problem], Fewer or None]
+        Of a problem with an extent that is a variable, when other parameters than the defaults are better.
     """
 
     name: str
@@ -111,6 +135,7 @@ class Kernel:
     inputs: Callable[[np.random.Generator, Problem], dict[str, np.ndarray]]
     reference: Callable[[Problem, Mapping[str, np.ndarray]], dict[str, Expected]]
     cases: tuple[Problem, ...]
+    fewer: Callable[[Target, Problem], Fewer | None] = _no_fewer
 
     def recipe(self, target: Target, problem: Problem, **parameters: int | str) -> Recipe:
         """The programs for a problem, with the target's defaults for the parameters that aren't given.

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
@@ -39,17 +40,23 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel
 def compiles(name: str, target: Target, problem: Problem) -> bool:
     """Whether a kernel can be compiled for a target with its defaults.
 
-    A model asks the same of each of its layers, so what was answered is remembered.
+    A model asks the same of each of its layers, so what was answered is remembered. Extents that aren't known are
+    variables, of one name where they are one.
     """
-    return _compiles(name, str(target), json.dumps(problem))
+    return _compiles(name, str(target), json.dumps(problem, default=lambda extent: {"extent": str(extent.name)}))
 
 
 @functools.lru_cache(maxsize=4096)
 def _compiles(name: str, target: str, problem: str) -> bool:
-    resolved = Target(json.loads(target))
+    resolved, asked, kernel = Target(json.loads(target)), json.loads(problem), KERNELS[name]
+    names = {value["extent"] for value in asked.values() if isinstance(value, dict)}
+    extents = {each: tirx.Var(each, "int64") for each in names}
+    asked = {key: extents[value["extent"]] if isinstance(value, dict) else value for key, value in asked.items()}
+    fewer = kernel.fewer(resolved, asked) if extents else None
     try:
-        for program in KERNELS[name].recipe(resolved, json.loads(problem)).programs:
-            lowering.plan(program, resolved)
+        for parameters in ({}, *([fewer.parameters] if fewer is not None else [])):
+            for program in kernel.recipe(resolved, asked, **parameters).programs:
+                lowering.plan(program, resolved)
     except TileError:
         return False
     return True

@@ -133,10 +133,12 @@ def _swizzle(program: TileProgram, decisions: Decisions) -> int:
 def _grows(program: TileProgram, loops: list[Loop], dimension: int) -> bool:
     var, extent = program.grid[dimension]
     analyzer = program.analyzer()
+    if not isinstance(extent, int) or extent < 2:
+        return False
     for loop in loops:
         if var in variables_in(loop.extent):
             first, last = (substitute_in(loop.extent, {var: tirx.const(at, "int32")}) for at in (0, extent - 1))
-            if isinstance(extent, int) and extent > 1 and analyzer.can_prove(last > first):
+            if analyzer.can_prove(last > first):
                 return True
     return False
 

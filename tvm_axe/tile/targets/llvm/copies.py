@@ -111,7 +111,9 @@ class _Side:
         found = list(spans.values())
         if beside:
             inside = tirx.all(*(self._start[dim] < region.tile.shape[dim] for dim in beside))
-            found[0] = (0, T.Bind(T.Select(inside, found[0][1], 0)))
+            extent = found[0][1]
+            nothing = 0 if isinstance(extent, int) else tirx.const(0, str(extent.ty))
+            found[0] = (0, T.Bind(T.Select(inside, extent, nothing)))
         return found
 
 
