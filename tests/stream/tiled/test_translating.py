@@ -1,5 +1,6 @@
 """Translated programs compute what tile programs do; what streams have nothing for is refused by its line."""
 
+import itertools
 import re
 
 import by_hand
@@ -33,8 +34,9 @@ def test_kernels_equal_their_references(kernel, blocks, case):
     """Of every size and type that kernels are checked on, uneven ones too, within the slack of each."""
     recipe = kernel.make(**case, **blocks)
     arrays = kernel.inputs(np.random.default_rng(1), case)
-    streams = from_tile(recipe.programs[0], Accelerator())
-    report = streams.run(arrays)
+    # A fragment begins with a sink's score, which is no tile of a stream.
+    streams = from_tile(recipe.programs[0], Accelerator(), {name: arrays[name] for name in arrays if name == "S"})
+    report = streams.run({name: arrays[name] for name in streams.loaded})
     for name, expected in kernel.reference(case, arrays).items():
         off = np.abs(report.tensors[name].astype("float64") - expected.value)
         assert (off <= expected.slack).all(), name
@@ -367,7 +369,7 @@ def test_grouped_products(case, turned):
 def test_random_programs():
     """Of programs that are drawn, those that are translated give all bits of the interpreter's results."""
     translated = 0
-    for seed in range(40):
+    for seed in itertools.takewhile(lambda _: translated < 6, range(400)):
         made = drawn(seed, "small")
         try:
             program = tile.read(made.func)
@@ -388,7 +390,7 @@ def test_random_programs():
         for param, want in zip(program.params, expected):
             if param.name in found:
                 np.testing.assert_array_equal(found[param.name].astype(want.dtype), want, err_msg=made.source)
-    assert translated >= 4
+    assert translated == 6
 
 
 def test_what_only_part_of_is_stored_is_filled_by_what_is_given():

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from tvm import tirx
+from tvm.ir.base import SequentialSpan
 
 from tvm_axe.errors import StreamError
 from tvm_axe.tile import calls
@@ -47,6 +48,7 @@ class Lines:
         if not found:
             return f"{node}"
         first, span = found[0]
+        span = span.spans[0] if isinstance(span, SequentialSpan) else span  # of several places, the first
         near = "" if first is node else "near "
         return f"{PurePath(str(span.source_name.name)).name}, {near}line {int(span.line)}: {node}"
 
