@@ -248,8 +248,12 @@ def held(workers: Workers) -> dict[str, int]:
         "memory": sum(process.memory_info().rss for process in processes),
     }
     if workers.device_type == "cuda" and shutil.which("nvidia-smi"):
-        asked = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        found["memory of the GPU"] = int(subprocess.run(asked, capture_output=True, check=True).stdout) << 20
+        asked = ["nvidia-smi", "--id=0", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+        said = subprocess.run(asked, capture_output=True, check=True, text=True).stdout
+        used = dict(line.split(", ") for line in said.splitlines())
+        ours = [used[str(process.pid)] for process in processes if used.get(str(process.pid), "").isdigit()]
+        if ours:  # not where a container's processes have other numbers
+            found["memory of the GPU"] = sum(map(int, ours)) << 20
     return found
 
 
@@ -274,8 +278,8 @@ def mesh_of(name: str) -> Mesh:
 def test_a_thousand_runs_leave_nothing(nothing_left: None, place: str, name: str, schedule: str | None) -> None:
     """On a GPU, of a program's last schedule if none is named; two hundred without one. Bit for bit alike each time.
 
-    Descriptors are the same, and mappings no more at each of four counts. The GPU's memory is its other users', too, so
-    that what is asked is a round of runs in which what is used didn't grow by a page a run.
+    Descriptors are the same, and mappings no more at each of four counts; of memory there is a round of runs in which
+    what is used didn't grow by a page a run.
     """
     mesh = mesh_of(name)
     program = PROGRAMS[name](mesh, "uneven")

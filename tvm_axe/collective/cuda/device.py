@@ -20,7 +20,7 @@ from tvm_axe.collective.algorithms import phases
 from tvm_axe.collective.arena import round_up
 from tvm_axe.collective.choice import Table
 from tvm_axe.collective.cuda.copying import StreamCopies
-from tvm_axe.collective.cuda.driver import call, enum, ready, struct
+from tvm_axe.collective.cuda.driver import call, done, enum, ready, struct
 from tvm_axe.collective.cuda.graphs import Graphs
 from tvm_axe.collective.cuda.linked import Linked
 from tvm_axe.collective.cuda.meeting import Meeting
@@ -213,8 +213,8 @@ class CudaDevice(Device):
         return found if found or self._linked is None else self._linked.missing()
 
     def call_off(self) -> None:
-        if self._linked is not None:
-            self._linked.call_off()
+        if self._linked is not None and not done("cuStreamQuery", self._stream):
+            self._linked.call_off()  # peers that wait in one look for themselves
         if self._meeting is not None:
             self._meeting.call_off()
 
