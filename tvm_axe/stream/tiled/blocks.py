@@ -15,7 +15,8 @@ from tvm_axe import _tvm
 from tvm_axe.stream.tiled.boxes import Box
 from tvm_axe.stream.tiled.lines import Lines
 from tvm_axe.stream.tiled.points import Points, Side
-from tvm_axe.stream.tiled.steps import Step, Steps
+from tvm_axe.stream.tiled.step import Step
+from tvm_axe.stream.tiled.steps import Steps
 from tvm_axe.tile.nodes import Assign, Branch, Let, Loop, Node, Parallel
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Region

@@ -22,7 +22,7 @@ from tvm_axe.stream.tiled.boxes import Box, Matrix
 from tvm_axe.stream.tiled.folding import Computing, Slot, data_of, flat, folding, last, mapping
 from tvm_axe.stream.tiled.lines import Lines
 from tvm_axe.stream.tiled.points import Points, Side
-from tvm_axe.stream.tiled.steps import Step
+from tvm_axe.stream.tiled.step import Step
 from tvm_axe.stream.types import DataType, Scalar, Selector, StreamType, Tile, Tuple
 from tvm_axe.stream.views import View
 from tvm_axe.tile.nodes import Node

@@ -113,3 +113,15 @@ def unknown(*values: Any) -> str | None:
 
 def _called(expr: Any) -> str:
     return str(getattr(expr.op, "name", expr.op)).rpartition(".")[2]
+
+
+def kept(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Return values as a tile of a type holds them."""
+    return converted(value, dtype).astype(dtype)
+
+
+def loads(expr: Any) -> bool:
+    """Return whether an expression loads something."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append))
+    return bool(found)

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm_axe.stream.functions import TileFunction
 from tvm_axe.stream.tiled.blocks import Content, Flow
 from tvm_axe.stream.tiled.boxes import Box
-from tvm_axe.stream.tiled.steps import Step
+from tvm_axe.stream.tiled.step import Step
 from tvm_axe.stream.types import DataType, Tile, Tuple
 from tvm_axe.tile.regions import Tile as TileBuffer
 
