@@ -80,9 +80,10 @@ def devices_of(
 
 
 def can_meet(mesh: Mesh, neighbours: Sequence[Sequence[int]], axes: Collection[str]) -> bool:
-    """Whether devices can meet by themselves: each those whose memory it sees, and has slabs of one behind the other.
+    """Whether devices can meet by themselves, each those whose memory it sees.
 
-    What is between others must be NCCL's, along `axes`, in which who has what it waits for has met who sent it.
+    The slabs of `neighbours`, who see each other's memory, must lie one behind the other, and no more than `MOST` of
+    them. Between others all goes by NCCL, along `axes`: in that, who has what it waits for has met who sent it.
 
     >>> can_meet(Mesh({"dp": 2, "tp": 2}), [(0, 1), (2, 3)], ["dp"])
     True

@@ -118,10 +118,3 @@ def _called(expr: Any) -> str:
 def kept(value: np.ndarray, dtype: str) -> np.ndarray:
     """Return values as a tile of a type holds them."""
     return converted(value, dtype).astype(dtype)
-
-
-def loads(expr: Any) -> bool:
-    """Return whether an expression loads something."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append))
-    return bool(found)

@@ -11,10 +11,12 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.counting import conjuncts
+from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.errors import StreamError
 from tvm_axe.stream.kernels import operations
 from tvm_axe.stream.tiled.boxes import Box
-from tvm_axe.stream.tiled.expressions import Evaluator, kept, loads
+from tvm_axe.stream.tiled.expressions import Evaluator, kept
 from tvm_axe.stream.tiled.step import SETTLED, Arrays, Made, Step, Values
 from tvm_axe.tile.nodes import Parallel
 from tvm_axe.tile.regions import Region, constant
@@ -29,7 +31,7 @@ def apart(body: Any) -> Iterator[Any]:
     """Return the parts of a `parallel` that may run one after the other, since points touch nothing of each other's."""
     if isinstance(body, tirx.SeqStmt) and all(isinstance(stmt, tirx.BufferStore) for stmt in body.seq):
         yield from body.seq
-    elif isinstance(body, tirx.IfThenElse) and body.else_case is None and not loads(body.condition):
+    elif isinstance(body, tirx.IfThenElse) and body.else_case is None and not loads_in(body.condition):
         for part in apart(body.then_case):
             yield tirx.IfThenElse(body.condition, part, None)
     else:
@@ -117,7 +119,7 @@ class PointSteps:
         """
         conditions: list[Any] = []
         while isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
-            conditions.extend(_conjuncts(stmt.condition))
+            conditions.extend(conjuncts(stmt.condition))
             stmt = stmt.then_case
         tile, analyzer = self.tiles[store.buffer], sym.Analyzer()
         bounds = [index < extent for index, extent in zip(store.indices, tile.shape)]
@@ -291,11 +293,3 @@ def _at_points(array: np.ndarray, order: Sequence[int], extents: Sequence[int]) 
 def _as_box(value: np.ndarray, order: Sequence[int], shape: Sequence[int]) -> np.ndarray:
     """Return values at points as an array whose dimensions are coordinates."""
     return value.transpose([number for number in order if number >= 0]).reshape(shape)
-
-
-def _conjuncts(condition: Any) -> Iterator[Any]:
-    if isinstance(condition, tirx.And):
-        yield from _conjuncts(condition.a)
-        yield from _conjuncts(condition.b)
-    else:
-        yield condition

@@ -10,9 +10,10 @@ import numpy as np
 from tvm import ir, sym, tirx
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.expressions import loads_in
 from tvm_axe.stream.kernels import operations
 from tvm_axe.stream.tiled.boxes import Box
-from tvm_axe.stream.tiled.expressions import Evaluator, converted, kept, loads, unknown
+from tvm_axe.stream.tiled.expressions import Evaluator, converted, kept, unknown
 from tvm_axe.stream.tiled.lines import Lines
 from tvm_axe.stream.tiled.parallels import PointSteps, apart
 from tvm_axe.stream.tiled.points import Points
@@ -65,7 +66,7 @@ class Steps:
 
     def pinned(self, expr: Any) -> Any:
         """Return a variable for an expression of tensors that are given, whose values are known by then."""
-        if isinstance(expr, int | float) or not loads(expr):
+        if isinstance(expr, int | float) or not loads_in(expr):
             return expr
         var = tirx.Var("given", expr.ty.dtype)
         self.points.named(var, expr)
@@ -79,7 +80,7 @@ class Steps:
                 return replace(value, start=tuple(map(self.pinned, value.start)))
             return self.pinned(value) if isinstance(value, ir.Expr) else value
 
-        if not any(loads(each) for each in node.scalars if not isinstance(each, int)):
+        if not any(loads_in(each) for each in node.scalars if not isinstance(each, int)):
             return node
         made = replace(node, **{each.name: replaced(getattr(node, each.name)) for each in fields(node)})
         self.lines.same(made, node)

@@ -10,6 +10,7 @@ from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_axe import _tvm
+from tvm_axe.analysis.counting import conjuncts
 from tvm_axe.analysis.expressions import is_choice
 from tvm_axe.tile.arithmetic import chosen
 from tvm_axe.tile.atomics import joined
@@ -51,7 +52,7 @@ def _trimmed(writer: Writer, node: Parallel) -> tuple[list[Any], tirx.Stmt]:
     stops: list[Any] = list(node.extents)
     stmt = node.body
     while isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
-        conditions = _conjuncts(stmt.condition)
+        conditions = conjuncts(stmt.condition)
         bounds = [b for b in (_bound(writer.analyzer, node, condition) for condition in conditions) if b is not None]
         if len(bounds) < len(conditions):
             break
@@ -60,12 +61,6 @@ def _trimmed(writer: Writer, node: Parallel) -> tuple[list[Any], tirx.Stmt]:
             stops[dimension] = T.Bind(T.Cast("int32", least))
         stmt = stmt.then_case
     return stops, stmt
-
-
-def _conjuncts(condition: tirx.Expr) -> list[tirx.Expr]:
-    if isinstance(condition, tirx.And):
-        return _conjuncts(condition.a) + _conjuncts(condition.b)
-    return [condition]
 
 
 def _bound(analyzer: sym.Analyzer, node: Parallel, condition: tirx.Expr) -> tuple[int, tirx.Expr] | None:
