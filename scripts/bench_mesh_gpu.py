@@ -327,8 +327,8 @@ def table(devices: int, tiny: bool, on_gpus: bool = False) -> list[Row]:
     for model, (hidden, inner) in shapes.items():
         for tokens in (side,) if tiny else TOKENS:
             for kind in pairs.KINDS:
-                size = (tokens, inner, hidden) if kind.startswith("all-gather") else (tokens, hidden, inner)
-                found.append(product(f"{kind} of {model}, {tokens} tokens", kind, size, devices))
+                # Rows of the hidden width are gathered, and summed; the weights of the inner width are shared.
+                found.append(product(f"{kind} of {model}, {tokens} tokens", kind, (tokens, hidden, inner), devices))
     if not tiny:
         for kind in pairs.KINDS:
             found.append(product(f"{kind}, {' x '.join(map(str, pairs.SIZE))}", kind, pairs.SIZE, devices))

@@ -68,7 +68,7 @@ def product(m: int, n: int, k: int) -> Any:
 
 
 def scheduled(kind: str, mesh: Mesh, size: Sequence[int], form: str = "ours") -> Schedule:
-    """The schedule of a row; of an all-gather, the middle dimension is the shared one, as in the layer before.
+    """The schedule of a row; before a gather, columns of B are shared, otherwise the terms that are summed.
 
     With `APART` the product and its collective are one behind the other, with `ALONE` the product is all there is.
     """

@@ -69,6 +69,6 @@ def matmul_for(target: Target, problem: Problem) -> Kernel:
         return MATMUL
     if problem["m"] <= 64:
         return SKINNY_MATMUL
-    block_m, block_n = gpu_block(gpu, problem["m"], problem["n"], problem["dtype"])
+    block_m, block_n = gpu_block(gpu, problem)
     tiles = -(-problem["m"] // block_m) * -(-problem["n"] // block_n)
     return SPLIT_K_MATMUL if 2 * tiles <= gpu.processors and problem["k"] >= 2048 else MATMUL

@@ -10,12 +10,32 @@ from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile.kernels.kernel import Knobs, Problem, choose
 
 _BLOCKS = {
-    "wgmma": (*((128, n) for n in (256, 224, 192, 128, 64)), (256, 128), (64, 128), (64, 96), (64, 64)),
     "mma": ((128, 256), (128, 128), (128, 64), (64, 64)),
     "fma": ((128, 128), (64, 128), (64, 64), (32, 64)),
 }
 _OPERAND = 48
 """What loading one row or column of operands costs, in elements of the product: the order of the blocks' speeds."""
+
+_WGMMA = {
+    (128, 256): (10.2, 10.2),
+    (128, 224): (9.15, 9.75),
+    (128, 192): (7.85, 7.85),
+    (128, 160): (6.62, 8.1),
+    (128, 128): (5.54, 5.54),
+    (128, 96): (5.35, 6.1),
+    (128, 64): (4.75, 4.75),
+    (256, 128): (11.25, 11.25),
+    (64, 256): (5.68, 5.68),
+    (64, 192): (4.35, 4.35),
+    (64, 128): (3.3, 3.3),
+    (64, 96): (3.2, 4.4),
+    (64, 64): (2.6, 2.6),
+}
+"""Nanoseconds that a wave of such blocks takes for each of k terms, where B lies as (n, k), and as (k, n).
+
+Measured on an H200 with bfloat16 operands over products of 512 to 8,192 rows: medians, or more where they vary. Rows of
+B in a block that are no whole panels of 128 bytes are read in halves, so that they cost more.
+"""
 
 
 def instructions(gpu: Gpu, dtype: str) -> Knobs:
@@ -26,8 +46,8 @@ def instructions(gpu: Gpu, dtype: str) -> Knobs:
 def matmul_knobs(target: Target, problem: Problem) -> Knobs:
     """Tiles of a product of (m, k) and (k, n).
 
-    On a GPU the default is the block with the least time: waves of blocks over the multiprocessors, each as long as its
-    tile takes. On a CPU as many rows as there are, and columns whose part of B stays in a core's second cache.
+    On a GPU the default is the block with the least time, by `gpu_block`. On a CPU as many rows as there are, and
+    columns whose part of B stays in a core's second cache.
     """
     m, n, dtype = problem["m"], problem["n"], problem["dtype"]
     machine = machine_of(target)
@@ -40,14 +60,14 @@ def matmul_knobs(target: Target, problem: Problem) -> Knobs:
             "block_n": choose(128 if blocks >= 2 * machine.processors else 64, 32, 64, 128, 256),
             "block_k": choose(256, 128, 512),
         }
-    block_m, block_n = gpu_block(machine, m * problem.get("batch", 1), n, dtype)
+    block_m, block_n = gpu_block(machine, problem)
     taller = [rows for rows in (64, 128, 192, 256) if rows < m + 64]
     wider = [columns for columns in (32, 64, 96, 128, 160, 192, 224, 256) if columns < n + 32]
     wider += [columns for columns in _filling(machine, problem) if columns not in wider]
     return {
         "block_m": choose(block_m, *taller),
         "block_n": choose(block_n, *wider),
-        "block_k": choose(_depth(machine, dtype, block_m), 32, 64, 128, 256),
+        "block_k": choose(_depth(machine, dtype, block_m, block_n), 32, 64, 128, 256),
         "stages": choose(0, 2, 3, 4, 5, 6),
         "swizzle": choose(16, 1, 4, 8, 32) if m > 64 else (16,),  # one row of tiles has one order
         **instructions(machine, dtype),
@@ -71,25 +91,29 @@ def _filling(gpu: Gpu, problem: Problem) -> list[int]:
     return found
 
 
-def gpu_block(gpu: Gpu, m: int, n: int, dtype: str) -> tuple[int, int]:
-    """The block with the least estimated time."""
+def gpu_block(gpu: Gpu, problem: Problem) -> tuple[int, int]:
+    """The block with the least time: waves of blocks over the multiprocessors, each as long as its tile takes."""
+    m, n, dtype = problem["m"] * problem.get("batch", 1), problem["n"], problem["dtype"]
     kind = "fma" if dtype == "float32" else gpu.tensor_cores
 
-    def time(block: tuple[int, int]) -> float:
+    def waves(block: tuple[int, int]) -> int:
         rows, columns = block
-        waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / gpu.processors)
-        return waves * (rows * columns + _OPERAND * (rows + columns))
+        return math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / gpu.processors)
 
-    return min(_BLOCKS[kind], key=time)
+    if kind == "wgmma":
+        lying = 0 if problem.get("transpose_b", True) else 1
+        return min(_WGMMA, key=lambda block: waves(block) * _WGMMA[block][lying])
+    return min(_BLOCKS[kind], key=lambda block: waves(block) * (math.prod(block) + _OPERAND * sum(block)))
 
 
-def _depth(gpu: Gpu, dtype: str, rows: int) -> int:
+def _depth(gpu: Gpu, dtype: str, rows: int, columns: int) -> int:
     """Steps along k: 128 bytes for wgmma, the widest swizzle; less where registers or shared memory are fewer.
 
-    Twice as deep with 64 rows of 16-bit operands, of which more slots would fit than circular buffers have.
+    Twice as deep with tiles of 64 rows and at most 128 columns of 16-bit operands, of which more slots would fit than
+    circular buffers have.
     """
     if dtype == "float32":
         return 16
     if gpu.tensor_cores != "wgmma":
         return 16 if dtype == "tf32" else 32
-    return {"tf32": 32, "float8_e4m3fn": 128}.get(dtype, 128 if rows == 64 else 64)
+    return {"tf32": 32, "float8_e4m3fn": 128}.get(dtype, 128 if rows == 64 and columns <= 128 else 64)
