@@ -263,8 +263,9 @@ def tiles_of(target: Target, found: Found, unit: bool, pieces: int = 1) -> dict[
 
     A tile that is stored in `pieces` has shared memory for each, and is half as wide for that.
     """
-    _, m, n, k = found.product.shape
-    knobs = MATMUL.parameters(target, {"m": m, "n": n, "k": k, "dtype": str(found.product.a.dtype)})
+    product, (_, m, n, k) = found.product, found.product.shape
+    problem = {"m": m, "n": n, "k": k, "dtype": str(product.a.dtype), "transpose_b": product.transpose_b}
+    knobs = MATMUL.parameters(target, problem)
     chosen = {} if found.choice is None else dict(found.choice.parameters)
     tiles = {name: int(knobs[name][0]) for name in _TILES} | chosen
     if pieces > 1 and "block_n" not in chosen:
