@@ -76,6 +76,8 @@ def test_unknown_parameters_are_refused():
         ("decode_attention", {"kv_heads": 3}, "kv_heads divides heads, got 3 of 8"),
         ("decode_attention", {"page": 16, "pages": 9}, "keys that divides capacity, 1000"),
         ("decode_attention", {"page": 8, "pages": 0}, "pages=0 of page=8 keys; valid are one or more"),
+        ("w4a16_matmul", {"group": 100}, "k=1024 is even, and group=100 divides it"),
+        ("w4a16_matmul", {"dtype": "float32"}, "dtype is one of float16, bfloat16, got float32"),
     ],
 )
 def test_problems_that_are_refused(name, changes, message):
@@ -148,6 +150,24 @@ def test_pages_are_loaded_ahead(target, index):
     kernel = KERNELS["decode_attention"]
     program, _ = kernel.recipe(target, kernel.cases[index]).programs
     assert "stages of cp.async" in tile.explain(program, target)
+
+
+def test_steps_of_packed_weights_go_together_with_groups():
+    kernel = KERNELS["w4a16_matmul"]
+    with pytest.raises(TileError, match="block_k=96 is even, and divides a group of 128 or is a number of groups"):
+        kernel.recipe(HOPPER, kernel.cases[0], block_k=96)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_packed_weights_are_loaded_as_bytes(index):
+    """By TMA on Hopper, by cp.async on Ampere; tensor cores take from registers what was decoded."""
+    kernel = KERNELS["w4a16_matmul"]
+    program = kernel.recipe(HOPPER, kernel.cases[index]).programs[0]
+    assert "left operand of c += b @ a.T, wgmma" in tile.explain(program, HOPPER)
+    assert "circular buffer of raw, scale" in tile.explain(program, HOPPER)
+    ampere = Target({"kind": "cuda", "arch": "sm_80"})
+    program = kernel.recipe(ampere, kernel.cases[index]).programs[0]
+    assert "stages of cp.async" in tile.explain(program, ampere)
 
 
 def test_a_kernel_is_the_same_text_each_time():

@@ -15,6 +15,7 @@ from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels.attention import ATTENTION
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
+from tvm_axe.tile.kernels.dequantized import W4A16_MATMUL
 from tvm_axe.tile.kernels.einsum import EINSUM
 from tvm_axe.tile.kernels.gathered import GATHERED_MATMUL
 from tvm_axe.tile.kernels.gating import TOPK_GATING
@@ -30,7 +31,7 @@ from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, GATHERED_MATMUL, FP8_MATMUL,
-    EINSUM, ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING,
+    W4A16_MATMUL, EINSUM, ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING,
     TRANSPOSE,
 )  # fmt: skip
 
