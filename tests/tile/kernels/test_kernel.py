@@ -3,6 +3,7 @@
 import doctest
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -76,6 +77,9 @@ def test_unknown_parameters_are_refused():
         ("decode_attention", {"kv_heads": 3}, "kv_heads divides heads, got 3 of 8"),
         ("decode_attention", {"page": 16, "pages": 9}, "keys that divides capacity, 1000"),
         ("decode_attention", {"page": 8, "pages": 0}, "pages=0 of page=8 keys; valid are one or more"),
+        ("attention_backward", {"kv_heads": 2, "heads": 3}, "kv_heads divides heads, got 2 of 3"),
+        ("attention_backward", {"keys": 8, "queries": 9}, "as many keys as queries at least, got 8 for 9"),
+        ("attention_backward", {"scale": 0.0}, "scale is from"),
         ("w4a16_matmul", {"group": 100}, "k=1024 is even, and group=100 divides it"),
         ("w4a16_matmul", {"dtype": "float32"}, "dtype is one of float16, bfloat16, got float32"),
     ],
@@ -168,6 +172,20 @@ def test_packed_weights_are_loaded_as_bytes(index):
     ampere = Target({"kind": "cuda", "arch": "sm_80"})
     program = kernel.recipe(ampere, kernel.cases[index]).programs[0]
     assert "stages of cp.async" in tile.explain(program, ampere)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_attention_are_summed_in_registers(dim, causal):
+    """Weights and their gradients are left operands, which go through no shared memory, and tiles have slots."""
+    kernel, problem = KERNELS["attention_backward"], {**KERNELS["attention_backward"].cases[2], "causal": causal}
+    _, keys, queries = kernel.recipe(HOPPER, {**problem, "dim": dim}).programs
+    for program, operands, loaded in ((keys, 2, ("q", "do")), (queries, 1, ("k", "v"))):
+        text = tile.explain(program, HOPPER)
+        assert "a producer warp and 2 warpgroups that consume" in text
+        assert text.count("left operand of") == operands
+        slots = dict(re.findall(r"circular buffer of ([^:]*): (\d+) slots", text))
+        assert min(int(slots[name]) for name in loaded) >= 2
 
 
 def test_a_kernel_is_the_same_text_each_time():
