@@ -186,6 +186,9 @@ def test_gradients_of_attention_are_summed_in_registers(dim, causal):
         assert text.count("left operand of") == operands
         slots = dict(re.findall(r"circular buffer of ([^:]*): (\d+) slots", text))
         assert min(int(slots[name]) for name in loaded) >= 2
+    # Operands of products in flight would take the registers of what threads compute, and the assembler would wait.
+    settled = "schedule: products end with their iteration" in tile.explain(keys, HOPPER)
+    assert settled == (dim == 128 and not causal)
 
 
 def test_a_kernel_is_the_same_text_each_time():

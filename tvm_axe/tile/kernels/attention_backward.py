@@ -16,7 +16,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
-from tvm_axe.tile.kernels.attention import MASKED, attend, group_of, mask, scale_of, shapes
+from tvm_axe.tile.kernels.attention import attend, group_of, scale_of, shapes
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import ROUNDING, Expected, Kernel, Knobs, Problem, Recipe, choose, rounding_slack
@@ -59,7 +59,8 @@ def attention_backward(
     if causal and keys < queries:
         raise TileError(f"attention_backward: causal needs as many keys as queries at least, got {keys} for {queries}")
     q_shape, k_shape, *_ = shapes(batch, heads, kv_heads, queries, keys, dim, "hhhh")
-    l_shape, factor, shift = (batch, heads, queries), LOG2E * natural, keys - queries
+    # Rows of whole blocks, so that TMA takes them whatever the number of queries is.
+    l_shape, factor, shift = (batch, heads, ROWS * tile.cdiv(queries, ROWS)), LOG2E * natural, keys - queries
 
     @T.prim_func
     def gradients_of_keys(
@@ -67,7 +68,7 @@ def attention_backward(
         K: T.Buffer(k_shape, dtype),
         V: T.Buffer(k_shape, dtype),
         dO: T.Buffer(q_shape, dtype),
-        L: T.Buffer(l_shape, "float32"),
+        tops: T.Buffer(l_shape, "float32"),
         delta: T.Buffer(l_shape, "float32"),
         dK: T.Buffer(k_shape, dtype),
         dV: T.Buffer(k_shape, dtype),
@@ -77,7 +78,7 @@ def attention_backward(
             v = tile.shared((key_rows, dim), dtype)
             q = tile.shared((key_step, dim), dtype)
             do = tile.shared((key_step, dim), dtype)
-            l = tile.shared((key_step,), "float32")
+            top = tile.shared((key_step,), "float32")
             d = tile.shared((key_step,), "float32")
             s = tile.fragment((key_rows, key_step), "float32")
             ds = tile.fragment((key_rows, key_step), "float32")
@@ -93,23 +94,25 @@ def attention_backward(
             for r in range(group):
                 for i in tile.pipelined(first, tile.cdiv(queries, key_step), stages=stages or None):
                     tile.copy(Q[b, g * group + r, i * key_step, 0], q)
-                    tile.copy(L[b, g * group + r, i * key_step], l)
+                    tile.copy(tops[b, g * group + r, i * key_step], top)
                     tile.copy(dO[b, g * group + r, i * key_step, 0], do)
                     tile.copy(delta[b, g * group + r, i * key_step], d)
                     tile.gemm(k, q, s, transpose_b=True, accumulate=False)
                     tile.gemm(v, do, ds, transpose_b=True, accumulate=False)
+                    with tile.parallel(key_rows, key_step) as (x, y):
+                        s[x, y] = T.exp2(s[x, y] * T.float32(factor) - top[y])
+                    with tile.parallel(key_rows, key_step) as (x, y):
+                        ds[x, y] = ds[x, y] - d[y]
                     if causal:  # noqa: SIM102
                         if (j + 1) * key_rows > i * key_step + shift + 1:
                             with tile.parallel(key_rows, key_step) as (x, y):
                                 if j * key_rows + x > i * key_step + y + shift:
-                                    s[x, y] = T.float32(MASKED)
+                                    s[x, y] = 0.0
                     with tile.parallel(key_rows, key_step) as (x, y):
-                        s[x, y] = T.exp2(s[x, y] * T.float32(factor) - l[y] * T.float32(LOG2E))
+                        ds[x, y] = s[x, y] * ds[x, y]
                     tile.copy(s, p)
-                    tile.gemm(p, do, dv)
-                    with tile.parallel(key_rows, key_step) as (x, y):
-                        ds[x, y] = s[x, y] * (ds[x, y] - d[y])
                     tile.copy(ds, dp)
+                    tile.gemm(p, do, dv)
                     tile.gemm(dp, q, dk)
             with tile.parallel(key_rows, dim) as (x, y):
                 dk[x, y] = dk[x, y] * T.float32(natural)
@@ -122,7 +125,7 @@ def attention_backward(
         K: T.Buffer(k_shape, dtype),
         V: T.Buffer(k_shape, dtype),
         dO: T.Buffer(q_shape, dtype),
-        L: T.Buffer(l_shape, "float32"),
+        tops: T.Buffer(l_shape, "float32"),
         delta: T.Buffer(l_shape, "float32"),
         dQ: T.Buffer(q_shape, dtype),
     ) -> None:
@@ -131,7 +134,7 @@ def attention_backward(
             do = tile.shared((query_rows, dim), dtype)
             k = tile.shared((query_step, dim), dtype)
             v = tile.shared((query_step, dim), dtype)
-            l = tile.fragment((query_rows,), "float32")
+            top = tile.fragment((query_rows,), "float32")
             d = tile.fragment((query_rows,), "float32")
             s = tile.fragment((query_rows, query_step), "float32")
             ds = tile.fragment((query_rows, query_step), "float32")
@@ -140,7 +143,7 @@ def attention_backward(
             seen = T.meta_var(T.min((i + 1) * query_rows + shift, keys) if causal else keys)
             tile.copy(Q[b, h, i * query_rows, 0], q)
             tile.copy(dO[b, h, i * query_rows, 0], do)
-            tile.copy(L[b, h, i * query_rows], l)
+            tile.copy(tops[b, h, i * query_rows], top)
             tile.copy(delta[b, h, i * query_rows], d)
             tile.fill(dq, 0)
             for j in tile.pipelined(tile.cdiv(seen, query_step), stages=stages or None):
@@ -148,32 +151,41 @@ def attention_backward(
                 tile.copy(V[b, h // group, j * query_step, 0], v)
                 tile.gemm(q, k, s, transpose_b=True, accumulate=False)
                 tile.gemm(do, v, ds, transpose_b=True, accumulate=False)
+                with tile.parallel(query_rows, query_step) as (x, y):
+                    s[x, y] = T.exp2(s[x, y] * T.float32(factor) - top[x])
+                with tile.parallel(query_rows, query_step) as (x, y):
+                    ds[x, y] = ds[x, y] - d[x]
                 if causal or keys % query_step != 0:  # noqa: SIM102
                     if (j + 1) * query_step > (T.min(keys, i * query_rows + shift + 1) if causal else keys):
-                        mask(s, query_rows, query_step, j * query_step, i * query_rows + shift + 1, keys, causal)
+                        with tile.parallel(query_rows, query_step) as (x, y):
+                            if j * query_step + y >= (T.min(keys, i * query_rows + x + shift + 1) if causal else keys):
+                                s[x, y] = 0.0
                 with tile.parallel(query_rows, query_step) as (x, y):
-                    s[x, y] = T.exp2(s[x, y] * T.float32(factor) - l[x] * T.float32(LOG2E))
-                with tile.parallel(query_rows, query_step) as (x, y):
-                    ds[x, y] = s[x, y] * (ds[x, y] - d[x])
+                    ds[x, y] = s[x, y] * ds[x, y]
                 tile.copy(ds, dp)
                 tile.gemm(dp, k, dq)
             with tile.parallel(query_rows, dim) as (x, y):
                 dq[x, y] = dq[x, y] * T.float32(natural)
             tile.copy(dq, dQ[b, h, i * query_rows, 0])
 
-    sums = _sums(batch, heads, queries, dim, dtype)
+    sums = _sums(batch, heads, queries, dim, dtype, l_shape)
     programs = (sums, tile.read(gradients_of_keys), tile.read(gradients_of_queries))
     return Recipe(programs, ("Q", "K", "V", "O", "L", "dO"), ("dQ", "dK", "dV"))
 
 
-def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str) -> TileProgram:
-    """delta, the sum of O dO over each row: what a row's weights lose of their gradient, since they sum to 1."""
+def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: tuple[int, int, int]) -> TileProgram:
+    """Of each row the exponent of two that its weights are divided by, and delta, the sum of O dO.
+
+    The latter is what the gradient of a row's weights loses since they sum to 1. Both are zero behind the last row.
+    """
 
     @T.prim_func
     def sums_of_rows(
         O: T.Buffer((batch, heads, queries, dim), dtype),
         dO: T.Buffer((batch, heads, queries, dim), dtype),
-        delta: T.Buffer((batch, heads, queries), "float32"),
+        L: T.Buffer((batch, heads, queries), "float32"),
+        tops: T.Buffer(l_shape, "float32"),
+        delta: T.Buffer(l_shape, "float32"),
     ) -> None:
         with tile.kernel(batch, heads, tile.cdiv(queries, ROWS)) as (b, h, i):
             o = tile.fragment((ROWS, dim), dtype)
@@ -186,22 +198,26 @@ def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str) -> TilePro
                 product[x, y] = T.cast(o[x, y], "float32") * T.cast(do[x, y], "float32")
             tile.sum(product, d)
             tile.copy(d, delta[b, h, i * ROWS])
+            with tile.parallel(ROWS) as x:
+                own = T.meta_var(L[b, h, T.min(i * ROWS + x, queries - 1)] * T.float32(LOG2E))
+                tops[b, h, i * ROWS + x] = T.if_then_else(i * ROWS + x < queries, own, T.float32(0))
 
     return tile.read(sums_of_rows)
 
 
 def _knobs(target: Target, problem: Problem) -> Knobs:
     """128 rows, two warpgroups of 64, beside 64 at a time: both gradients of keys are in registers."""
-    if not isinstance(machine_of(target), Gpu):
+    machine = machine_of(target)
+    if not isinstance(machine, Gpu):
         return {"key_rows": choose(64), "key_step": choose(64), "query_rows": choose(64), "query_step": choose(64)}
     if problem["dtype"] == "float32":
         return {"key_rows": choose(32), "key_step": choose(32), "query_rows": choose(32), "query_step": choose(32)}
-    wide = problem["dim"] <= 64
+    wide, wgmma = problem["dim"] <= 64, machine.tensor_cores == "wgmma"
     return {
         "key_rows": choose(128, 64),
-        "key_step": choose(64, 32, 128),
+        "key_step": choose(64 if wgmma or not wide else 32, 64, 32, 128),
         "query_rows": choose(128, 64),
-        "query_step": choose(128 if wide else 64, 64, 32),
+        "query_step": choose(128 if wide and wgmma else 64, 64, 32),
         "stages": choose(0, 2, 3),
     }
 
