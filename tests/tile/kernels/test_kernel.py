@@ -80,6 +80,8 @@ def test_unknown_parameters_are_refused():
         ("attention_backward", {"kv_heads": 2, "heads": 3}, "kv_heads divides heads, got 2 of 3"),
         ("attention_backward", {"keys": 8, "queries": 9}, "as many keys as queries at least, got 8 for 9"),
         ("attention_backward", {"scale": 0.0}, "scale is from"),
+        ("chunk_state", {"groups": 3}, "chunk_state: groups divides heads, got 3 of 2"),
+        ("chunk_scan", {"length": 100}, "chunk divides length, got 64 of 100; valid is a length padded with dt = 0"),
         ("w4a16_matmul", {"group": 100}, "k=1024 is even, and group=100 divides it"),
         ("w4a16_matmul", {"dtype": "float32"}, "dtype is one of float16, bfloat16, got float32"),
     ],
@@ -189,6 +191,19 @@ def test_gradients_of_attention_are_summed_in_registers(dim, causal):
     # Operands of products in flight would take the registers of what threads compute, and the assembler would wait.
     settled = "schedule: products end with their iteration" in tile.explain(keys, HOPPER)
     assert settled == (dim == 128 and not causal)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", ["chunk_state", "chunk_scan"])
+def test_chunks_of_all_sizes_have_blocks_that_fit(name, arch):
+    kernel, target = KERNELS[name], Target({"kind": "cuda", "arch": arch})
+    for dim, state, chunk in itertools.product((64, 128), (64, 128, 256), (64, 256)):
+        problem = {**kernel.cases[1], "dim": dim, "state": state, "chunk": chunk}
+        text = tile.explain(kernel.recipe(target, problem).programs[0], target)
+        slots = re.findall(r"circular buffer of [^:]*: (\d+) slots of \d+ bytes  \(as", text)
+        stages = re.findall(r"(\d+) stages of cp.async", text)
+        assert len(slots if arch == "sm_90a" else stages) in (1, 2)
+        assert all(int(count) >= 2 for count in slots + stages)
 
 
 def test_a_kernel_is_the_same_text_each_time():
