@@ -288,7 +288,7 @@ def _scan_inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.nda
     drawn["CB"] = np.einsum("zcmgs,zckgs->zcgmk", c, b).astype("float32").astype(dtype)
     shape = (problem["batch"], b.shape[1], problem["heads"], problem["dim"], problem["state"])
     drawn["states"] = normal(rng, shape, problem["dtype"])
-    drawn["D"] = rng.uniform(-1, 1, problem["heads"]).astype("float32")
+    drawn["D"] = rng.uniform(-1, 1, (problem["heads"],)).astype("float32")
     optional = {"dt": problem.get("decay", True), "dA": problem.get("decay", True), "D": problem.get("skip", True)}
     return {name: drawn[name] for name in ("CB", "X", "dt", "dA", "C", "states", "D") if optional.get(name, True)}
 
@@ -335,7 +335,7 @@ def _scan_reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[
     dt, da = _decays(problem, arrays)
     with np.errstate(over="ignore"):
         weights = np.tril(np.exp(da[..., :, None] - da[..., None, :])) * dt[..., None, :]
-    skipped = arrays["D"].astype("float64")[:, None] if problem.get("skip", True) else 0.0
+    skipped = arrays["D"].astype("float64")[:, None] if problem.get("skip", True) else np.zeros(1)
 
     def computed(cb: Any, x: Any, c: Any, states: Any, skipped: Any) -> Any:
         within = np.einsum("zchmk,zhcmk,zckhp->zcmhp", cb, weights, x, optimize=True)
