@@ -4,7 +4,7 @@
 than another product into it), one that overwrites what it reads, and the release of the slots that it reads. A loop
 that ends with products in flight carries them into its next iteration, where the slots are released a product later;
 but not past a branch over accumulators, where the assembler can't tell any more which are in flight, and lets each
-product end before the next begins (ptxas, C7514).
+product end before the next begins (ptxas, C7514; docs/decisions/0073).
 
 Two rewrites make more of that. An accumulator that is cleared right before its first product isn't cleared: that
 product sets it. And a pipelined loop that ends in a product whose left operand is in registers defers it: the next
