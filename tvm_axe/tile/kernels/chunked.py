@@ -19,6 +19,7 @@ from tvm.target import Target
 from tvm_axe import tile
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
+from tvm_axe.tile.kernels.attention import MASKED
 from tvm_axe.tile.kernels.data import normal
 from tvm_axe.tile.kernels.epilogue import LOG2E
 from tvm_axe.tile.kernels.kernel import (
@@ -95,8 +96,10 @@ def chunk_state(
                 tile.copy(B[own, first : first + block_k, h // group, n : n + block_n], b)
                 with tile.parallel(dim, block_k) as (p, q):
                     inside = T.meta_var(True if chunk % block_k == 0 else k * block_k + q < chunk)
-                    weight = T.meta_var(_weight(last, da[q], step[q]) if decay else T.float32(1))
-                    xt[p, q] = T.cast(_within(inside, T.cast(x[q, p], "float32") * weight), dtype)
+                    weight = T.meta_var(
+                        _weight(last, da[q], step[q], inside) if decay else _within(inside, T.float32(1))
+                    )
+                    xt[p, q] = T.cast(T.cast(x[q, p], "float32") * weight, dtype)
                 tile.gemm(xt, b, s)
             tile.copy(s, states[own, c, h, 0, j * block_n])
 
@@ -165,6 +168,8 @@ def chunk_scan(
             tile.copy(C[b, row : row + block_m, g, 0:terms], c)
             tile.copy(states[b, n, h, 0, 0], before)
             tile.gemm(c, before, y, transpose_b=True, accumulate=False)
+            if skip:
+                skipped = D[h]
             if decay:
                 tile.copy(dA[b, h, n, i * block_m], own_da)
                 with tile.parallel(block_m, dim) as (p, q):
@@ -179,10 +184,12 @@ def chunk_scan(
                 tile.copy(X[b, first : first + block_k, h, 0:dim], x)
                 with tile.parallel(block_m, block_k) as (p, q):
                     seen = T.meta_var(k * block_k + q <= i * block_m + p)
-                    weight = T.meta_var(_weight(own_da[p], da[q], step[q]) if decay else T.float32(1))
-                    whole = T.meta_var(_within(seen, T.cast(cb[p, q], "float32") * weight))
+                    weight = T.meta_var(
+                        _weight(own_da[p], da[q], step[q], seen) if decay else _within(seen, T.float32(1))
+                    )
+                    whole = T.meta_var(T.cast(cb[p, q], "float32") * weight)
                     own = T.meta_var(k * block_k + q == i * block_m + p)
-                    w[p, q] = T.cast(whole + _within(own, D[h]) if skip else whole, dtype)
+                    w[p, q] = T.cast(whole + _within(own, skipped) if skip else whole, dtype)
                 tile.gemm(w, x, y)
             if chunk % block_m == 0:
                 tile.copy(y, Y[b, row : row + block_m, h, 0:dim])
@@ -195,14 +202,18 @@ def chunk_scan(
     return Recipe((only_used(chunk_scan),), given, ("Y",))
 
 
-def _weight(until: Any, since: Any, step: Any) -> Any:
-    """What is left of a token's step, of the sums of dt A until a time and up to the token."""
-    return T.exp2((until - since) * T.float32(LOG2E)) * step
+def _weight(until: Any, since: Any, step: Any, counts: Any) -> Any:
+    """What is left of a token's step, of the sums of dt A until a time and up to the token; 0 unless it counts.
+
+    What doesn't is left out of the exponent, which takes no branch around an exponential.
+    """
+    exponent = (until - since) * T.float32(LOG2E)
+    return T.exp2(exponent if counts is True else T.if_then_else(counts, exponent, T.float32(MASKED))) * step
 
 
-def _within(condition: Any, value: Any) -> Any:
-    """The value where a condition holds, else 0."""
-    return value if condition is True else T.if_then_else(condition, value, T.float32(0))
+def _within(counts: Any, value: Any) -> Any:
+    """The value of what counts, else 0."""
+    return value if counts is True else T.if_then_else(counts, value, T.float32(0))
 
 
 def _shares(name: str, heads: int, groups: int, length: int, chunk: int) -> tuple[int, int]:
