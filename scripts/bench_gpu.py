@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import kernels_gpu
 from tvm.target import Target
 
 from tvm_axe.machines.target import resolve_target
@@ -85,6 +86,8 @@ def cases(target: Target) -> Iterator[Case]:
     cache = {"batch": 16, "heads": 32, "kv_heads": 8, "capacity": 32768, "dim": 128, "dtype": "bfloat16"}
     bytes_ = 2.0 * 2 * 16 * 8 * 32768 * 128
     yield Case("decode 16x32/8x32768x128", KERNELS["decode_attention"], cache, "sdpa", bytes_, MEMORY)
+    for name, kernel, problem, peer_name, work, is_memory in kernels_gpu.cases():
+        yield Case(name, KERNELS[kernel], problem, peer_name, work, MEMORY if is_memory else PRODUCT)
     for dtype, width in (("bfloat16", 2), ("float32", 4)):
         problem = {"rows": 8192, "columns": 8192, "dtype": dtype}
         for name in ("rms_norm", "softmax", "transpose"):
@@ -143,10 +146,13 @@ class Bench:
                 made[name] = routed(self.case.problem["rows"], self.case.problem["groups"])
             elif name not in self.recipe.inputs and not dtype.startswith("int"):
                 made[name] = torch.full(shape, math.nan, device="cuda").to(kind)
+            elif dtype == "uint8":
+                made[name] = torch.randint(0, 256, shape, dtype=kind, device="cuda")
             else:
                 made[name] = torch.randn(shape, device="cuda").to(kind)
         for name in {"a_scale", "b_scale"} & made.keys():
             made[name] = made[name].abs() + 0.5
+        kernels_gpu.completed(self.case.kernel.name, self.case.problem, made)
         return made
 
     def run(self, made: Mapping[str, Any]) -> None:
@@ -203,6 +209,8 @@ def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> 
         return made["Y"], gated(problem, torch.cat(parts))
     if name == "einsum":
         return made["C"], torch.einsum(equation(problem), made["A"].float(), made["B"].float())
+    if name in ("w4a16_matmul", "attention_backward", "chunk_state", "chunk_scan"):
+        return kernels_gpu.compared(name, problem, made)
     scale = made["a_scale"] * made["b_scale"] if "a_scale" in made else 1.0
     return made["C"], made["A"].float() @ made["B"].float().T * scale
 
@@ -269,6 +277,7 @@ def peer(case: Case) -> Callable[[Mapping[str, Any]], object]:
         "sdpa": lambda t: attend([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], t),
         "copy": lambda t: t["Y"].view(t["X"].shape).copy_(t["X"]),
         "torch": torchs,
+        **kernels_gpu.peers(case.problem, case.kernel.name),
     }[case.peer]
 
 

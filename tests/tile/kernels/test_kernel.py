@@ -3,6 +3,7 @@
 import doctest
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -76,6 +77,13 @@ def test_unknown_parameters_are_refused():
         ("decode_attention", {"kv_heads": 3}, "kv_heads divides heads, got 3 of 8"),
         ("decode_attention", {"page": 16, "pages": 9}, "keys that divides capacity, 1000"),
         ("decode_attention", {"page": 8, "pages": 0}, "pages=0 of page=8 keys; valid are one or more"),
+        ("attention_backward", {"kv_heads": 2, "heads": 3}, "kv_heads divides heads, got 2 of 3"),
+        ("attention_backward", {"keys": 8, "queries": 9}, "as many keys as queries at least, got 8 for 9"),
+        ("attention_backward", {"scale": 0.0}, "scale is from"),
+        ("chunk_state", {"groups": 3}, "chunk_state: groups divides heads, got 3 of 2"),
+        ("chunk_scan", {"length": 100}, "chunk divides length, got 64 of 100; valid is a length padded with dt = 0"),
+        ("w4a16_matmul", {"group": 100}, "k=1024 is even, and group=100 divides it"),
+        ("w4a16_matmul", {"dtype": "float32"}, "dtype is one of float16, bfloat16, got float32"),
     ],
 )
 def test_problems_that_are_refused(name, changes, message):
@@ -148,6 +156,54 @@ def test_pages_are_loaded_ahead(target, index):
     kernel = KERNELS["decode_attention"]
     program, _ = kernel.recipe(target, kernel.cases[index]).programs
     assert "stages of cp.async" in tile.explain(program, target)
+
+
+def test_steps_of_packed_weights_go_together_with_groups():
+    kernel = KERNELS["w4a16_matmul"]
+    with pytest.raises(TileError, match="block_k=96 is even, and divides a group of 128 or is a number of groups"):
+        kernel.recipe(HOPPER, kernel.cases[0], block_k=96)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_packed_weights_are_loaded_as_bytes(index):
+    """By TMA on Hopper, by cp.async on Ampere; tensor cores take from registers what was decoded."""
+    kernel = KERNELS["w4a16_matmul"]
+    program = kernel.recipe(HOPPER, kernel.cases[index]).programs[0]
+    assert "left operand of c += b @ a.T, wgmma" in tile.explain(program, HOPPER)
+    assert "circular buffer of raw, scale" in tile.explain(program, HOPPER)
+    ampere = Target({"kind": "cuda", "arch": "sm_80"})
+    program = kernel.recipe(ampere, kernel.cases[index]).programs[0]
+    assert "stages of cp.async" in tile.explain(program, ampere)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_attention_are_summed_in_registers(dim, causal):
+    """Weights and their gradients are left operands, which go through no shared memory, and tiles have slots."""
+    kernel, problem = KERNELS["attention_backward"], {**KERNELS["attention_backward"].cases[2], "causal": causal}
+    _, keys, queries = kernel.recipe(HOPPER, {**problem, "dim": dim}).programs
+    for program, operands, loaded in ((keys, 2, ("q", "do")), (queries, 1, ("k", "v"))):
+        text = tile.explain(program, HOPPER)
+        assert "a producer warp and 2 warpgroups that consume" in text
+        assert text.count("left operand of") == operands
+        slots = dict(re.findall(r"circular buffer of ([^:]*): (\d+) slots", text))
+        assert min(int(slots[name]) for name in loaded) >= 2
+    # Operands of products in flight would take the registers of what threads compute, and the assembler would wait.
+    settled = "schedule: products end with their iteration" in tile.explain(keys, HOPPER)
+    assert settled == (dim == 128 and not causal)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", ["chunk_state", "chunk_scan"])
+def test_chunks_of_all_sizes_have_blocks_that_fit(name, arch):
+    kernel, target = KERNELS[name], Target({"kind": "cuda", "arch": arch})
+    for dim, state, chunk in itertools.product((64, 128), (64, 128, 256), (64, 256)):
+        problem = {**kernel.cases[1], "dim": dim, "state": state, "chunk": chunk}
+        text = tile.explain(kernel.recipe(target, problem).programs[0], target)
+        slots = re.findall(r"circular buffer of [^:]*: (\d+) slots of \d+ bytes  \(as", text)
+        stages = re.findall(r"(\d+) stages of cp.async", text)
+        assert len(slots if arch == "sm_90a" else stages) in (1, 2)
+        assert all(int(count) >= 2 for count in slots + stages)
 
 
 def test_a_kernel_is_the_same_text_each_time():

@@ -14,7 +14,10 @@ from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu, machine_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.kernels.attention import ATTENTION
+from tvm_axe.tile.kernels.attention_backward import ATTENTION_BACKWARD
+from tvm_axe.tile.kernels.chunked import CHUNK_SCAN, CHUNK_STATE
 from tvm_axe.tile.kernels.decode import DECODE_ATTENTION
+from tvm_axe.tile.kernels.dequantized import W4A16_MATMUL
 from tvm_axe.tile.kernels.einsum import EINSUM
 from tvm_axe.tile.kernels.gathered import GATHERED_MATMUL
 from tvm_axe.tile.kernels.gating import TOPK_GATING
@@ -30,8 +33,8 @@ from tvm_axe.tile.kernels.transpose import TRANSPOSE
 
 _ALL = (
     MATMUL, SPLIT_K_MATMUL, STREAM_K_MATMUL, SKINNY_MATMUL, BATCHED_MATMUL, GROUPED_MATMUL, GATHERED_MATMUL, FP8_MATMUL,
-    EINSUM, ATTENTION, PACKED_ATTENTION, DECODE_ATTENTION, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING,
-    TRANSPOSE,
+    W4A16_MATMUL, EINSUM, ATTENTION, ATTENTION_BACKWARD, PACKED_ATTENTION, DECODE_ATTENTION, CHUNK_STATE,
+    CHUNK_SCAN, RMS_NORM, LAYER_NORM, SOFTMAX, TOPK_GATING, TRANSPOSE,
 )  # fmt: skip
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -98,7 +98,7 @@ def test_they_become_cubins_without_spills(tmp_path):
     spills = [line for line in done.stderr.splitlines() if "bytes spill stores" in line]
     assert len(spills) >= len(PROGRAMS)
     assert all(" 0 bytes spill stores, 0 bytes spill loads" in line for line in spills), spills
-    assert "C7508" not in done.stderr and "C7510" not in done.stderr and "C7511" not in done.stderr, done.stderr
+    assert "serialized" not in done.stderr, done.stderr
 
 
 # ---- What flags order ------------------------------------------------------------------------------------------------

@@ -144,3 +144,38 @@ def test_products_under_a_branch_are_done_at_its_end():
     assert [type(step).__name__ for step in choice.then] == ["Issue", "Await"] and not choice.otherwise
     released = [line.strip() for line in lines(loop.body) if "release v" in line]
     assert released == ["release v"]
+
+
+def test_products_are_not_carried_past_a_branch_over_accumulators():
+    """The assembler would let each product end before the next begins."""
+
+    def func(branches):
+        @T.prim_func
+        def func(
+            A: T.Buffer((64, 512), "float16"), B: T.Buffer((512, 64), "float16"), C: T.Buffer((64, 64), "float32")
+        ):
+            with tile.kernel(1):
+                a = tile.shared((64, 64), "float16")
+                b = tile.shared((64, 64), "float16")
+                s = tile.fragment((64, 64), "float32")
+                p = tile.fragment((64, 64), "float16")
+                c = tile.fragment((64, 64), "float32")
+                tile.fill(c, 0)
+                for l in tile.pipelined(8):
+                    tile.copy(A[0, l * 64], a)
+                    tile.copy(B[l * 64, 0], b)
+                    tile.gemm(a, b, s, accumulate=False)
+                    if branches:  # noqa: SIM102
+                        if l > 5:
+                            tile.fill(s, 0)
+                    tile.copy(s, p)
+                    tile.gemm(p, b, c)
+                tile.copy(c, C[0, 0])
+
+        return func
+
+    for branches in (False, True):
+        made = scheduled(func(branches), turns=False)
+        (loop,) = (step for step in made.steps if isinstance(step, Repeat))
+        assert isinstance(loop.body[-1], Issue) != branches
+        assert any(isinstance(step, Release) and step.when is not None for step in loop.body) != branches

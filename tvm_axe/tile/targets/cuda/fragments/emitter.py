@@ -106,13 +106,14 @@ def swizzled(layout: ComposeLayout, address: Any, length: int = 1) -> Any:
     """`ComposeLayout.address` of an expression of the compiler, a multiple of `length` elements.
 
     Upstream knows of no number that an exclusive or divides by, and loads one element at a time, by a vector of indices
-    that it has no code for, where it can't show that all are one aligned piece. So `length` is a factor of it.
+    that it has no code for, where it can't show that all are one aligned piece. So `length` is a factor of it. Of
+    single elements pieces are exchanged and places in them added, so that a thread's next ones are at constant offsets.
     """
     fine, atom, count = 2**layout.per_element, 2**layout.atom_len, 2**layout.swizzle_len
     row = address // fine
     low, high = (row // atom % count, 1) if layout.swizzle_inner else (row % count, atom)
     if length == 1 or fine % length:
-        return T.bitwise_xor(address, low * high * fine)
+        return T.bitwise_xor(row, low * high) * fine + address % fine
     return T.bitwise_xor(address // length, low * high * (fine // length)) * length
 
 

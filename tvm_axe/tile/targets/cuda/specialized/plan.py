@@ -165,6 +165,7 @@ def _schedule(
                 "order in which they are read, more stages, or roles='uniform'"
             )
             continue
+        most = _registers(warpgroups, blocks)
         try:
             peak = _check_pressure(made, fragments, warpgroups, blocks)
         except TileError as error:
@@ -172,7 +173,14 @@ def _schedule(
             continue
         if failures:
             decisions.add("schedule", less, f"with it, {failures[0]}")
-        most = _registers(warpgroups, blocks)
+        if peak.registers > most - _INSTRUCTION_REGISTERS:
+            settled = schedule(program, memory.buffers, ping_pong and warpgroups > 1, defers, carries=False)
+            fewer = _check_pressure(settled, fragments, warpgroups, blocks)
+            safe = find_stall(program, memory, settled.steps, warpgroups, persistent) is None
+            if safe and fewer.registers < peak.registers:
+                why = f"operands of products in flight would take {peak.registers - fewer.registers} registers more"
+                decisions.add("schedule", "products end with their iteration", why)
+                made, peak = settled, fewer
         decisions.add("registers", f"{peak.registers} for fragments", f"of {most} of a thread, where most are needed")
         return made
     raise TileError(failures[-1])

@@ -2,7 +2,9 @@
 
 `gemm` is asynchronous, so nothing waits for one but what needs it: a statement that touches its accumulator (other
 than another product into it), one that overwrites what it reads, and the release of the slots that it reads. A loop
-that ends with products in flight carries them into its next iteration, where the slots are released a product later.
+that ends with products in flight carries them into its next iteration, where the slots are released a product later;
+but not past a branch over accumulators, where the assembler can't tell any more which are in flight, and lets each
+product end before the next begins (ptxas, C7514; docs/decisions/0073).
 
 Two rewrites make more of that. An accumulator that is cleared right before its first product isn't cleared: that
 product sets it. And a pipelined loop that ends in a product whose left operand is in registers defers it: the next
@@ -81,7 +83,11 @@ class Schedule:
 
 
 def schedule(
-    program: TileProgram, buffers: Mapping[CircularBuffer, int], ping_pong: bool, defers: bool = True
+    program: TileProgram,
+    buffers: Mapping[CircularBuffer, int],
+    ping_pong: bool,
+    defers: bool = True,
+    carries: bool = True,
 ) -> Schedule:
     """The steps of a consumer.
 
@@ -95,8 +101,10 @@ def schedule(
         Whether warpgroups take turns at issuing the products of loops that defer one.
     defers : bool
         Whether loops defer their last product where they can.
+    carries : bool
+        Whether loops carry products in flight into their next iteration where they can.
     """
-    scheduler = _Scheduler(program, dict(buffers), ping_pong, defers)
+    scheduler = _Scheduler(program, dict(buffers), ping_pong, defers, carries)
     scheduler.body(program.body)
     scheduler.settle(len(scheduler.flights))
     return Schedule(tuple(scheduler.steps), tuple(scheduler.folded), tuple(scheduler.deferred))
@@ -149,8 +157,10 @@ class _Scheduler:
       the same products, as it found; before the first these are none, which `when` says.
     """
 
-    def __init__(self, program: TileProgram, slots: dict[CircularBuffer, int], ping_pong: bool, defers: bool) -> None:
-        self.slots, self.ping_pong, self.defers = slots, ping_pong, defers
+    def __init__(
+        self, program: TileProgram, slots: dict[CircularBuffer, int], ping_pong: bool, defers: bool, carries: bool
+    ) -> None:
+        self.slots, self.ping_pong, self.defers, self.carries = slots, ping_pong, defers, carries
         self.analyzer = program.analyzer()
         self.steps: list[Step] = []
         self.flights: list[_Flight] = []
@@ -298,6 +308,8 @@ class _Scheduler:
         outer, marks = self.steps, (len(self.folded), len(self.deferred), dict(self.acquired))
         self.steps = []
         self.iteration(nodes, {})
+        if not self.may_carry(nodes):
+            self.settle(len(self.flights))
         if self.flights:  # again, with those of the iteration before in flight
             before = self.acquired
             del self.folded[marks[0] :], self.deferred[marks[1] :]
@@ -318,6 +330,13 @@ class _Scheduler:
                 flight.when, flight.var = extent > 0, var
         self.steps, steps = outer, self.steps
         self.steps.append(Repeat(var, start, extent, tuple(steps)))
+
+    def may_carry(self, nodes: tuple[Node, ...]) -> bool:
+        """Whether products may be in flight over the end of a loop's iteration."""
+        inside = tuple(walk(nodes))
+        sums = {node.c.tile for node in inside if isinstance(node, Gemm)}
+        branches = (node for node in inside if isinstance(node, Branch) and node not in self.loads)
+        return self.carries and not any(sums & {*node.reads, *node.writes} for node in branches)
 
     def iteration(self, nodes: tuple[Node, ...], carried: set[_Flight] | dict) -> None:
         self.body(nodes)

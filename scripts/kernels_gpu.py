@@ -1,0 +1,158 @@
+"""What scripts/bench_gpu.py measures of packed weights, gradients of attention and chunks of tokens, beside PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+GROUP = 128
+"""Weights that share a scale."""
+
+WEIGHTS = {"qkv": (6144, 4096), "up": (28672, 4096), "down": (4096, 14336)}
+"""Columns and depth of products of packed weights."""
+
+CHUNKS = {"batch": 8, "length": 4096, "heads": 80, "groups": 1, "dim": 64, "state": 128, "chunk": 256}
+"""Of Mamba-2 with 2.7 billion parameters, as TileLang's example has it."""
+
+Measured = tuple[str, str, dict[str, Any], str, float, bool]
+"""A case: its name, the kernel, the problem, the peer, and its work, in bytes or else in floating-point operations."""
+
+
+def cases() -> Iterator[Measured]:
+    """What is measured, in order."""
+    for layer, (n, k) in WEIGHTS.items():
+        for m in (1, 16, 64, 2048):
+            problem = {"m": m, "n": n, "k": k, "group": GROUP, "dtype": "bfloat16"}
+            bytes_, flops = n * k / 2 + 2.0 * n * k / GROUP + 2.0 * m * (n + k), 2.0 * m * n * k
+            for peer in ("int4pack", "decoded"):
+                yield f"w4a16 {layer} {m}x{n}x{k}", "w4a16_matmul", problem, peer, bytes_ if m <= 64 else flops, m <= 64
+    for dim, heads in ((64, 32), (128, 32)):
+        for causal in (False, True):
+            shape = {"batch": 4, "heads": heads, "kv_heads": heads, "queries": 4096, "keys": 4096, "dim": dim}
+            name = f"backward 4x{heads}x4096x{dim}" + (" causal" if causal else "")
+            work = 10.0 * 4 * heads * 4096**2 * dim / (2 if causal else 1)  # five products, as FlashAttention-2 counts
+            problem = {**shape, "dtype": "bfloat16", "causal": causal}
+            yield name, "attention_backward", problem, "cudnn backward", work, False
+    tokens, inner = CHUNKS["batch"] * CHUNKS["length"], CHUNKS["heads"] * CHUNKS["dim"]
+    chunks = {**CHUNKS, "dtype": "bfloat16"}
+    state = 2.0 * tokens * inner * CHUNKS["state"]
+    yield "chunk_state 8x4096x80", "chunk_state", chunks, "torch", state, False
+    yield "chunk_scan 8x4096x80", "chunk_scan", chunks, "torch", state + tokens * inner * CHUNKS["chunk"], False
+
+
+def completed(name: str, problem: Mapping[str, Any], made: dict[str, Any]) -> None:
+    """Give tensors of random numbers the values that a kernel needs: forward results, scales, decays."""
+    import torch
+
+    if name == "w4a16_matmul":
+        made["scales"] = (made["scales"].abs() * 0.02 + 0.01).to(made["scales"].dtype)
+    if name == "attention_backward":
+        q, k, v = (made[each] for each in "QKV")
+        made["O"], made["L"], *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, is_causal=problem["causal"]
+        )
+    if name in ("chunk_state", "chunk_scan"):
+        heads = problem["heads"]
+        made["dt"] = torch.rand_like(made["dt"]) * 0.1
+        rate = torch.rand(heads, 1, 1, device="cuda") * 8
+        made["dA"] = -(made["dt"] * rate).cumsum(-1)
+    if name == "chunk_scan":
+        c = chunked(problem, made["C"])
+        made["CB"] = torch.einsum("zcmgs,zckgs->zcgmk", c, torch.randn_like(c)).contiguous()
+
+
+def chunked(problem: Mapping[str, Any], tensor: Any) -> Any:
+    """(batch, length, ...) as (batch, chunks, chunk, ...)."""
+    return tensor.reshape(problem["batch"], -1, problem["chunk"], *tensor.shape[2:])
+
+
+def compared(name: str, problem: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What a kernel computed and what it should be, of a part where all is too much."""
+    import torch
+
+    if name == "w4a16_matmul":
+        return made["C"], made["A"].float() @ decoded(made).float().T
+    if name == "attention_backward":
+        leaves = [made[each][-1, -1].double().requires_grad_() for each in "QKV"]
+        scores = leaves[0] @ leaves[1].T / math.sqrt(problem["dim"])
+        if problem["causal"]:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+        (scores.softmax(-1) @ leaves[2]).backward(made["dO"][-1, -1].double())
+        got = torch.cat([made["d" + each][-1, -1].flatten() for each in "QKV"])
+        return got, torch.cat([leaf.grad.flatten() for leaf in leaves])
+    last = {key: value[-1:] if key != "D" else value for key, value in made.items()}
+    own = {**problem, "batch": 1}
+    if name == "chunk_state":
+        return last["states"], states_of(own, {key: value.float() for key, value in last.items()})
+    return last["Y"], scanned(own, {key: value.float() for key, value in last.items()})
+
+
+def decoded(made: Mapping[str, Any]) -> Any:
+    """The weights that four bits stand for, of the type of their scales."""
+    import torch
+
+    codes = torch.stack([made["B"] & 15, made["B"] >> 4], dim=-1).flatten(1)
+    return (codes.to(made["scales"].dtype) - 8) * made["scales"].T.repeat_interleave(GROUP, dim=1)
+
+
+def states_of(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
+    """States of chunks by PyTorch's operators."""
+    import torch
+
+    weights = ((t["dA"][..., -1:] - t["dA"]).exp() * t["dt"]).to(t["X"].dtype)
+    x, b = chunked(problem, t["X"]), chunked(problem, t["B"])
+    weighted = x.permute(0, 1, 3, 4, 2) * weights.permute(0, 2, 1, 3).unsqueeze(3)
+    return torch.matmul(weighted, b.permute(0, 1, 3, 2, 4))  # one group, which all heads share
+
+
+def scanned(problem: Mapping[str, Any], t: Mapping[str, Any]) -> Any:
+    """The scan of chunks by PyTorch's operators."""
+    import torch
+
+    decay = (t["dA"].unsqueeze(-1) - t["dA"].unsqueeze(-2)).tril().exp().tril() * t["dt"].unsqueeze(-2)
+    weights = decay.permute(0, 2, 1, 3, 4).to(t["X"].dtype) * t["CB"]
+    x, c = chunked(problem, t["X"]).permute(0, 1, 3, 2, 4), chunked(problem, t["C"]).permute(0, 1, 3, 2, 4)
+    before = torch.matmul(c, t["states"].transpose(-1, -2))
+    y = torch.matmul(weights, x) + before * t["dA"].exp().permute(0, 2, 1, 3).unsqueeze(-1).to(x.dtype)
+    y = y + x * t["D"].to(x.dtype)[:, None, None]
+    return y.permute(0, 1, 3, 2, 4).reshape(t["X"].shape)
+
+
+def peers(problem: Mapping[str, Any], name: str) -> dict[str, Callable[[Mapping[str, Any]], object]]:
+    """PyTorch's functions of the same tensors, by the name of the peer."""
+    import torch
+
+    kept: dict[int, Any] = {}  # what is made at the first call, which is not timed
+
+    def int4pack(t: Mapping[str, Any]) -> object:
+        if id(t) not in kept:
+            swapped = (t["B"] & 15) << 4 | t["B"] >> 4
+            scales = torch.stack([t["scales"], torch.zeros_like(t["scales"])], dim=-1)
+            kept[id(t)] = torch.ops.aten._convert_weight_to_int4pack(swapped, 8), scales.contiguous()
+        packed, scales = kept[id(t)]
+        return torch.ops.aten._weight_int4pack_mm(t["A"], packed, GROUP, scales)
+
+    def matmul_of_decoded(t: Mapping[str, Any]) -> object:
+        if id(t) not in kept:
+            kept[id(t)] = decoded(t)
+        return torch.matmul(t["A"], kept[id(t)].T, out=t["C"])
+
+    def cudnn_backward(t: Mapping[str, Any]) -> object:
+        q, k, v = (t[each] for each in "QKV")
+        if id(t) not in kept:
+            kept[id(t)] = torch.ops.aten._scaled_dot_product_cudnn_attention(
+                q, k, v, None, True, is_causal=problem["causal"]
+            )
+        o, l, cum_q, cum_k, max_q, max_k, seed, offset, _ = kept[id(t)]
+        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            t["dO"], q, k, v, o, l, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, problem["causal"]
+        )
+
+    function = {"chunk_state": states_of, "chunk_scan": scanned}.get(name)
+    return {
+        "int4pack": int4pack,
+        "decoded": matmul_of_decoded,
+        "cudnn backward": cudnn_backward,
+        **({"torch": lambda t: function(problem, t)} if function is not None else {}),
+    }

@@ -1,0 +1,301 @@
+"""Gradients of attention: of the keys and values in one pass over the queries, of the queries in one over the keys.
+
+Nothing is added atomically, so the same inputs give the same bits; the price is that scores are computed in both.
+
+Source: Dao, "FlashAttention-2", 2023, algorithm 2, whose loop over keys is a program of its own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+from tvm_axe.machines import Gpu, machine_of
+from tvm_axe.tile.kernels.attention import attend, group_of, scale_of, shapes
+from tvm_axe.tile.kernels.data import normal
+from tvm_axe.tile.kernels.epilogue import LOG2E
+from tvm_axe.tile.kernels.kernel import ROUNDING, Expected, Kernel, Knobs, Problem, Recipe, choose, rounding_slack
+from tvm_axe.tile.program import TileProgram
+
+ROWS = 64
+"""Rows of which a block sums the products of the output and its gradient."""
+
+
+def attention_backward(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    dim: int,
+    dtype: str,
+    causal: bool = False,
+    scale: float | None = None,
+    *,
+    key_rows: int,
+    key_step: int,
+    query_rows: int,
+    query_step: int,
+    stages: int = 0,
+) -> Recipe:
+    """The gradients dQ, dK and dV of a loss by Q, K and V of `attention`, from dO, that by O.
+
+    All but L are of `dtype`: Q, O, dO and dQ are (batch, heads, queries, dim), K, V, dK and dV (batch, kv_heads, keys,
+    dim). L (batch, heads, queries) of float32 is what `attention` gives with `logsumexp`. Sums are of float32. A block
+    has `key_rows` keys and takes `key_step` queries at a time, or `query_rows` queries and `query_step` keys.
+
+    Raises
+    ------
+    TileError
+        kv_heads doesn't divide heads, a causal query would see no key, or `scale` is beyond what scores can be
+        multiplied by.
+    """
+    group, natural = group_of(heads, kv_heads), scale_of(dim, scale)
+    if causal and keys < queries:
+        raise TileError(f"attention_backward: causal needs as many keys as queries at least, got {keys} for {queries}")
+    q_shape, k_shape, *_ = shapes(batch, heads, kv_heads, queries, keys, dim, "hhhh")
+    # Rows of whole blocks, so that TMA takes them whatever the number of queries is.
+    l_shape, factor, shift = (batch, heads, ROWS * tile.cdiv(queries, ROWS)), LOG2E * natural, keys - queries
+
+    @T.prim_func
+    def gradients_of_keys(
+        Q: T.Buffer(q_shape, dtype),
+        K: T.Buffer(k_shape, dtype),
+        V: T.Buffer(k_shape, dtype),
+        dO: T.Buffer(q_shape, dtype),
+        tops: T.Buffer(l_shape, "float32"),
+        delta: T.Buffer(l_shape, "float32"),
+        dK: T.Buffer(k_shape, dtype),
+        dV: T.Buffer(k_shape, dtype),
+    ) -> None:
+        with tile.kernel(batch, kv_heads, tile.cdiv(keys, key_rows)) as (b, g, j):
+            k = tile.shared((key_rows, dim), dtype)
+            v = tile.shared((key_rows, dim), dtype)
+            q = tile.shared((key_step, dim), dtype)
+            do = tile.shared((key_step, dim), dtype)
+            top = tile.shared((key_step,), "float32")
+            d = tile.shared((key_step,), "float32")
+            s = tile.fragment((key_rows, key_step), "float32")
+            ds = tile.fragment((key_rows, key_step), "float32")
+            p = tile.fragment((key_rows, key_step), dtype)
+            dp = tile.fragment((key_rows, key_step), dtype)
+            dk = tile.fragment((key_rows, dim), "float32")
+            dv = tile.fragment((key_rows, dim), "float32")
+            first = T.meta_var(T.max(j * key_rows - shift, 0) // key_step if causal else 0)  # block that sees a key
+            tile.copy(K[b, g, j * key_rows, 0], k)
+            tile.copy(V[b, g, j * key_rows, 0], v)
+            tile.fill(dk, 0)
+            tile.fill(dv, 0)
+            for r in range(group):
+                for i in tile.pipelined(first, tile.cdiv(queries, key_step), stages=stages or None):
+                    tile.copy(Q[b, g * group + r, i * key_step, 0], q)
+                    tile.copy(tops[b, g * group + r, i * key_step], top)
+                    tile.copy(dO[b, g * group + r, i * key_step, 0], do)
+                    tile.copy(delta[b, g * group + r, i * key_step], d)
+                    tile.gemm(k, q, s, transpose_b=True, accumulate=False)
+                    tile.gemm(v, do, ds, transpose_b=True, accumulate=False)
+                    with tile.parallel(key_rows, key_step) as (x, y):
+                        s[x, y] = T.exp2(s[x, y] * T.float32(factor) - top[y])
+                    with tile.parallel(key_rows, key_step) as (x, y):
+                        ds[x, y] = ds[x, y] - d[y]
+                    if causal:  # noqa: SIM102
+                        if (j + 1) * key_rows > i * key_step + shift + 1:
+                            with tile.parallel(key_rows, key_step) as (x, y):
+                                if j * key_rows + x > i * key_step + y + shift:
+                                    s[x, y] = 0.0
+                    with tile.parallel(key_rows, key_step) as (x, y):
+                        ds[x, y] = s[x, y] * ds[x, y]
+                    tile.copy(s, p)
+                    tile.copy(ds, dp)
+                    tile.gemm(p, do, dv)
+                    tile.gemm(dp, q, dk)
+            with tile.parallel(key_rows, dim) as (x, y):
+                dk[x, y] = dk[x, y] * T.float32(natural)
+            tile.copy(dk, dK[b, g, j * key_rows, 0])
+            tile.copy(dv, dV[b, g, j * key_rows, 0])
+
+    @T.prim_func
+    def gradients_of_queries(
+        Q: T.Buffer(q_shape, dtype),
+        K: T.Buffer(k_shape, dtype),
+        V: T.Buffer(k_shape, dtype),
+        dO: T.Buffer(q_shape, dtype),
+        tops: T.Buffer(l_shape, "float32"),
+        delta: T.Buffer(l_shape, "float32"),
+        dQ: T.Buffer(q_shape, dtype),
+    ) -> None:
+        with tile.kernel(batch, heads, tile.cdiv(queries, query_rows)) as (b, h, i):
+            q = tile.shared((query_rows, dim), dtype)
+            do = tile.shared((query_rows, dim), dtype)
+            k = tile.shared((query_step, dim), dtype)
+            v = tile.shared((query_step, dim), dtype)
+            top = tile.fragment((query_rows,), "float32")
+            d = tile.fragment((query_rows,), "float32")
+            s = tile.fragment((query_rows, query_step), "float32")
+            ds = tile.fragment((query_rows, query_step), "float32")
+            dp = tile.fragment((query_rows, query_step), dtype)
+            dq = tile.fragment((query_rows, dim), "float32")
+            seen = T.meta_var(T.min((i + 1) * query_rows + shift, keys) if causal else keys)
+            tile.copy(Q[b, h, i * query_rows, 0], q)
+            tile.copy(dO[b, h, i * query_rows, 0], do)
+            tile.copy(tops[b, h, i * query_rows], top)
+            tile.copy(delta[b, h, i * query_rows], d)
+            tile.fill(dq, 0)
+            for j in tile.pipelined(tile.cdiv(seen, query_step), stages=stages or None):
+                tile.copy(K[b, h // group, j * query_step, 0], k)
+                tile.copy(V[b, h // group, j * query_step, 0], v)
+                tile.gemm(q, k, s, transpose_b=True, accumulate=False)
+                tile.gemm(do, v, ds, transpose_b=True, accumulate=False)
+                with tile.parallel(query_rows, query_step) as (x, y):
+                    s[x, y] = T.exp2(s[x, y] * T.float32(factor) - top[x])
+                with tile.parallel(query_rows, query_step) as (x, y):
+                    ds[x, y] = ds[x, y] - d[x]
+                if causal or keys % query_step != 0:  # noqa: SIM102
+                    if (j + 1) * query_step > (T.min(keys, i * query_rows + shift + 1) if causal else keys):
+                        with tile.parallel(query_rows, query_step) as (x, y):
+                            if j * query_step + y >= (T.min(keys, i * query_rows + x + shift + 1) if causal else keys):
+                                s[x, y] = 0.0
+                with tile.parallel(query_rows, query_step) as (x, y):
+                    ds[x, y] = s[x, y] * ds[x, y]
+                tile.copy(ds, dp)
+                tile.gemm(dp, k, dq)
+            with tile.parallel(query_rows, dim) as (x, y):
+                dq[x, y] = dq[x, y] * T.float32(natural)
+            tile.copy(dq, dQ[b, h, i * query_rows, 0])
+
+    sums = _sums(batch, heads, queries, dim, dtype, l_shape)
+    programs = (sums, tile.read(gradients_of_keys), tile.read(gradients_of_queries))
+    return Recipe(programs, ("Q", "K", "V", "O", "L", "dO"), ("dQ", "dK", "dV"))
+
+
+def _sums(batch: int, heads: int, queries: int, dim: int, dtype: str, l_shape: tuple[int, int, int]) -> TileProgram:
+    """Of each row the exponent of two that its weights are divided by, and delta, the sum of O dO.
+
+    The latter is what the gradient of a row's weights loses since they sum to 1. Both are zero behind the last row.
+    """
+
+    @T.prim_func
+    def sums_of_rows(
+        O: T.Buffer((batch, heads, queries, dim), dtype),
+        dO: T.Buffer((batch, heads, queries, dim), dtype),
+        L: T.Buffer((batch, heads, queries), "float32"),
+        tops: T.Buffer(l_shape, "float32"),
+        delta: T.Buffer(l_shape, "float32"),
+    ) -> None:
+        with tile.kernel(batch, heads, tile.cdiv(queries, ROWS)) as (b, h, i):
+            o = tile.fragment((ROWS, dim), dtype)
+            do = tile.fragment((ROWS, dim), dtype)
+            product = tile.fragment((ROWS, dim), "float32")
+            d = tile.fragment((ROWS,), "float32")
+            tile.copy(O[b, h, i * ROWS, 0], o)
+            tile.copy(dO[b, h, i * ROWS, 0], do)
+            with tile.parallel(ROWS, dim) as (x, y):
+                product[x, y] = T.cast(o[x, y], "float32") * T.cast(do[x, y], "float32")
+            tile.sum(product, d)
+            tile.copy(d, delta[b, h, i * ROWS])
+            with tile.parallel(ROWS) as x:
+                own = T.meta_var(L[b, h, T.min(i * ROWS + x, queries - 1)] * T.float32(LOG2E))
+                tops[b, h, i * ROWS + x] = T.if_then_else(i * ROWS + x < queries, own, T.float32(0))
+
+    return tile.read(sums_of_rows)
+
+
+def _knobs(target: Target, problem: Problem) -> Knobs:
+    """128 rows, two warpgroups of 64, beside 64 at a time: both gradients of keys are in registers."""
+    machine = machine_of(target)
+    if not isinstance(machine, Gpu):
+        return {"key_rows": choose(64), "key_step": choose(64), "query_rows": choose(64), "query_step": choose(64)}
+    if problem["dtype"] == "float32":
+        return {"key_rows": choose(32), "key_step": choose(32), "query_rows": choose(32), "query_step": choose(32)}
+    wide, wgmma = problem["dim"] <= 64, machine.tensor_cores == "wgmma"
+    return {
+        "key_rows": choose(128, 64),
+        "key_step": choose(64 if wgmma or not wide else 32, 64, 32, 128),
+        "query_rows": choose(128, 64),
+        "query_step": choose(128 if wide and wgmma else 64, 64, 32),
+        "stages": choose(0, 2, 3),
+    }
+
+
+# ---- Data and reference ------------------------------------------------------------------------------------------
+
+
+def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
+    """Normally distributed tensors, and what the forward pass makes of them, rounded to its types."""
+    batch, heads, kv_heads, dtype = (problem[name] for name in ("batch", "heads", "kv_heads", "dtype"))
+    own = shapes(batch, heads, kv_heads, problem["queries"], problem["keys"], problem["dim"], "hhhh")
+    arrays = {name: normal(rng, shape, dtype) for name, shape in zip(("Q", "K", "V", "dO"), own)}
+    arrays["O"] = np.empty_like(arrays["Q"])
+    arrays["L"] = np.empty(arrays["Q"].shape[:3], "float32")
+    for b, h in np.ndindex(batch, heads):
+        q, k, v = (arrays[name][b, at].astype("float64") for name, at in _heads(problem, h))
+        o, l = attend(q, k, v, problem.get("causal", False), dtype, problem.get("scale"))
+        arrays["O"][b, h], arrays["L"][b, h] = o.value.astype(arrays["O"].dtype), l.value
+    return {name: arrays[name] for name in ("Q", "K", "V", "O", "L", "dO")}
+
+
+def _heads(problem: Problem, head: int) -> tuple[tuple[str, int], ...]:
+    own = head // (problem["heads"] // problem["kv_heads"])
+    return ("Q", head), ("K", own), ("V", own)
+
+
+def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
+    """The gradients in float64, of the O and L that are given.
+
+    As in `attend` a score is off by `score` and a weight by `off`, relatively; what weights are multiplied by, by
+    `sums`, and each product that tensor cores take is rounded to its type.
+    """
+    dtype, scale = problem["dtype"], scale_of(problem["dim"], problem.get("scale"))
+    names = {"dQ": "Q", "dK": "K", "dV": "V"}
+    values = {name: np.zeros(arrays[own].shape) for name, own in names.items()}
+    slacks = {name: np.zeros(arrays[own].shape) for name, own in names.items()}
+    exact, rounding = ROUNDING["float32"], 2 * ROUNDING[dtype] if dtype != "float32" else 0.0
+    for b, h in np.ndindex(problem["batch"], problem["heads"]):
+        own = h // (problem["heads"] // problem["kv_heads"])
+        q, k, v = (arrays[name][b, at].astype("float64") for name, at in _heads(problem, h))
+        o, do, l = (arrays[name][b, h].astype("float64") for name in ("O", "dO", "L"))
+        s = q @ k.T * scale
+        if problem.get("causal", False):
+            s[np.triu(np.ones(s.shape, bool), len(k) - len(q) + 1)] = -np.inf
+        p, delta = np.exp(s - l[:, None]), (o * do).sum(axis=1, keepdims=True)
+        ds = p * (do @ v.T - delta)
+        norms = {name: np.linalg.norm(array, axis=1) for name, array in zip("qkvod", (q, k, v, o, do))}
+        score = exact * (len(q[0]) + 8) * (2 * scale * norms["q"] * norms["k"].max() + np.abs(l))
+        off = 2 * score[:, None] + 4 * exact
+        sums = 2 * exact * (len(q[0]) + 8) * norms["d"] * (norms["v"].max() + norms["o"])
+        dp = p * sums[:, None] + np.abs(ds) * (off + rounding)
+        longest = exact * (4 * max(s.shape) + 16)
+        for name, at, value, slack, size in (
+            ("dQ", h, ds @ k, dp @ np.abs(k), np.abs(ds) @ np.abs(k)),
+            ("dK", own, ds.T @ q, dp.T @ np.abs(q), np.abs(ds.T) @ np.abs(q)),
+            ("dV", own, p.T @ do / scale, (p * (off + rounding)).T @ np.abs(do) / scale, p.T @ np.abs(do) / scale),
+        ):
+            values[name][b, at] += scale * value
+            slacks[name][b, at] += scale * (slack + longest * size)
+    rounded = {name: rounding_slack(dtype, 0.0, np.abs(value)) for name, value in values.items()}
+    return {name: Expected(values[name], slacks[name] + rounded[name]) for name in names}
+
+
+ATTENTION_BACKWARD = Kernel(
+    name="attention_backward",
+    summary="dQ, dK and dV of attention, causal or not, with grouped heads",
+    make=attention_backward,
+    parameters=_knobs,
+    inputs=_inputs,
+    reference=_reference,
+    cases=(
+        {"batch": 1, "heads": 2, "kv_heads": 1, "queries": 100, "keys": 100, "dim": 64, "dtype": "float32",
+         "causal": True},
+        {"batch": 2, "heads": 2, "kv_heads": 2, "queries": 256, "keys": 384, "dim": 128, "dtype": "bfloat16"},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 300, "keys": 301, "dim": 128, "dtype": "bfloat16",
+         "causal": True},
+        {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 1, "keys": 33, "dim": 64, "dtype": "float16"},
+        {"batch": 1, "heads": 3, "kv_heads": 1, "queries": 130, "keys": 257, "dim": 64, "dtype": "float16",
+         "causal": True, "scale": 0.25},
+    ),
+)  # fmt: skip

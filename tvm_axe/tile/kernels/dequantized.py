@@ -1,0 +1,221 @@
+"""Products with weights of four bits, two a byte, that the consumer decodes: raw bytes are what is loaded ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from tvm_axe import tile
+from tvm_axe.errors import TileError
+from tvm_axe.machines import Gpu, machine_of
+from tvm_axe.tile.kernels.data import normal
+from tvm_axe.tile.kernels.epilogue import Epilogue
+from tvm_axe.tile.kernels.gemm import epilogue_of
+from tvm_axe.tile.kernels.kernel import (
+    ROUNDING,
+    Expected,
+    Kernel,
+    Knobs,
+    Problem,
+    Recipe,
+    choose,
+    only_used,
+    product_slack,
+)
+from tvm_axe.tile.kernels.splitting import combine
+
+MIDDLE = 8
+"""The code that stands for zero where no tensor says which."""
+
+TYPES = ("float16", "bfloat16")
+
+
+def w4a16_matmul(
+    m: int,
+    n: int,
+    k: int,
+    group: int,
+    dtype: str,
+    zeros: bool = False,
+    *,
+    splits: int,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    stages: int = 0,
+    **options: Any,
+) -> Recipe:
+    """C = epilogue(A V^T), where V[j, i] = (code(j, i) - zero) * scale is of `dtype`, a type of 16 bits.
+
+    A is (m, k) and C (m, n). B (n, k / 2) of uint8 has the codes, from 0 to 15: that of an even i in the low four bits.
+    Each `group` codes of a row share a scale, `scales` (k / group, n) of `dtype`; with `zeros`, `points` (k / group, n)
+    of uint8 has the code that stands for zero, which is 8 otherwise.
+
+    The product is computed transposed, V A^T: weights are decoded into registers, from where tensor cores take 64 rows,
+    and A comes on the side that takes any multiple of 8. `splits` blocks share each sum, whose parts a second program
+    adds.
+
+    Raises
+    ------
+    TileError
+        k is odd, `group` doesn't divide it, it and `block_k` don't divide one another, or the type isn't of 16 bits.
+    """
+    _check(k, group, block_k, dtype)
+    epilogue, groups, steps = Epilogue(**options), k // group, tile.cdiv(k, block_k)
+    share = tile.cdiv(steps, splits)
+    splits = tile.cdiv(steps, share)  # none is empty
+    rows = max(1, block_k // group)
+
+    @T.prim_func
+    def w4a16_matmul(
+        A: T.Buffer((m, k), dtype),
+        B: T.Buffer((n, k // 2), "uint8"),
+        scales: T.Buffer((groups, n), dtype),
+        points: T.Buffer((groups, n), "uint8"),
+        bias: T.Buffer((n,), dtype),
+        residual: T.Buffer((m, n), dtype),
+        partial: T.Buffer((splits, m, n), "float32"),
+        C: T.Buffer((m, n), dtype),
+    ) -> None:
+        with tile.kernel(splits, tile.cdiv(m, block_m), tile.cdiv(n, block_n)) as (z, i, j):
+            raw = tile.shared((block_n, block_k // 2), "uint8")
+            scale = tile.shared((rows, block_n), dtype)
+            a = tile.shared((block_m, block_k), dtype)
+            b = tile.fragment((block_n, block_k), dtype)
+            c = tile.fragment((block_n, block_m), "float32")
+            if zeros:
+                point = tile.shared((rows, block_n), "uint8")
+            tile.fill(c, 0)
+            start, stop = T.meta_var(z * share), T.meta_var(T.min((z + 1) * share, steps) if splits > 1 else steps)
+            for l in tile.pipelined(start if splits > 1 else 0, stop, stages=stages or None):
+                tile.copy(B[j * block_n, l * (block_k // 2)], raw)
+                tile.copy(scales[l * block_k // group, j * block_n], scale)
+                if zeros:
+                    tile.copy(points[l * block_k // group, j * block_n], point)
+                tile.copy(A[i * block_m, l * block_k], a)
+                with tile.parallel(block_n, block_k) as (y, x):
+                    own = T.meta_var(x // group if rows > 1 else 0)
+                    zero = T.meta_var(T.cast(point[own, y], "int32") if zeros else T.int32(MIDDLE))
+                    b[y, x] = T.cast(_code(raw[y, x // 2], x) - zero, dtype) * scale[own, y]
+                tile.gemm(b, a, c, transpose_b=True)
+            with tile.parallel(block_n, block_m) as (y, x):
+                if i * block_m + x < m and j * block_n + y < n:
+                    if splits > 1:
+                        partial[z, i * block_m + x, j * block_n + y] = c[y, x]
+                    else:
+                        C[i * block_m + x, j * block_n + y] = T.cast(
+                            epilogue.expression(c[y, x], (i * block_m + x, j * block_n + y), None, bias, residual),
+                            dtype,
+                        )
+
+    programs = (only_used(w4a16_matmul), *((combine(splits, m, n, dtype, epilogue),) if splits > 1 else ()))
+    return Recipe(programs, ("A", "B", "scales", *(("points",) if zeros else ()), *epilogue.tensors), ("C",))
+
+
+def _code(byte: Any, column: Any) -> Any:
+    """The code of a column in the byte that has it."""
+    return T.bitwise_and(T.shift_right(T.cast(byte, "int32"), column % 2 * 4), T.int32(15))
+
+
+def _check(k: int, group: int, block_k: int, dtype: str) -> None:
+    """Refuse what isn't packed so.
+
+    Raises
+    ------
+    TileError
+        It isn't.
+    """
+    if dtype not in TYPES:
+        raise TileError(f"w4a16_matmul: dtype is one of {', '.join(TYPES)}, got {dtype}")
+    if k % 2 or group < 1 or k % group:
+        raise TileError(f"w4a16_matmul: k={k} is even, and group={group} divides it")
+    if block_k % 2 or (block_k % group and group % block_k):
+        raise TileError(
+            f"w4a16_matmul: block_k={block_k} is even, and divides a group of {group} or is a number of groups"
+        )
+
+
+def _knobs(target: Target, problem: Problem) -> Knobs:
+    """As many rows of A as there are, up to 256; sums are shared where there are few tiles."""
+    m, n, k, group = (problem[name] for name in ("m", "n", "k", "group"))
+    machine = machine_of(target)
+    if not isinstance(machine, Gpu):
+        return {
+            "splits": (1,),
+            "block_m": choose(min(m, 256), 64),
+            "block_n": choose(64, 128),
+            "block_k": _of_groups(group, 256, 128),
+        }
+    most = 256 if machine.tensor_cores == "wgmma" else 128
+    block_m = min(8 * tile.cdiv(m, 8), most)
+    block_n = 128 if m > 64 else 64
+    block_k = _of_groups(group, *((128, 256, 64) if m <= 64 else (64, 32, 128)))
+    tiles = tile.cdiv(n, block_n) * tile.cdiv(m, block_m)
+    wanted = max(1, min(2 * machine.processors // tiles, k // (4 * block_k[0])))
+    return {
+        "splits": choose(wanted, 1, 2, 4, 8),
+        "block_m": choose(block_m, 64, 128),
+        "block_n": choose(block_n, 64, 128),
+        "block_k": block_k,
+        "stages": choose(0, 3, 4, 6),
+    }
+
+
+def _of_groups(group: int, *numbers: int) -> tuple[int, ...]:
+    """Candidates of a step along k: those that divide a group, or are some groups."""
+    fits = tuple(number for number in numbers if group % number == 0 or number % group == 0)
+    return fits or (group,)
+
+
+# ---- Data and reference ------------------------------------------------------------------------------------------
+
+
+def decoded(arrays: Mapping[str, np.ndarray], group: int) -> np.ndarray:
+    """V of B, scales and points, (n, k) in float64: codes less their zeros, times the scales, not rounded."""
+    codes = np.stack([arrays["B"] & 15, arrays["B"] >> 4], axis=-1).reshape(len(arrays["B"]), -1).astype("float64")
+    zeros = arrays["points"].T.repeat(group, axis=1) if "points" in arrays else MIDDLE
+    return (codes - zeros) * arrays["scales"].astype("float64").T.repeat(group, axis=1)
+
+
+def _inputs(rng: np.random.Generator, problem: Problem) -> dict[str, np.ndarray]:
+    m, n, k, group, dtype = (problem[name] for name in ("m", "n", "k", "group", "dtype"))
+    drawn = {
+        "A": normal(rng, (m, k), dtype),
+        "B": rng.integers(0, 256, (n, k // 2)).astype("uint8"),
+        "scales": rng.uniform(0.05, 0.3, (k // group, n)).astype("float32").astype(np.dtype(dtype)),
+        "points": rng.integers(0, 16, (k // group, n)).astype("uint8"),
+        "bias": normal(rng, (n,), dtype),
+        "residual": normal(rng, (m, n), dtype),
+    }
+    named = ("A", "B", "scales", *(("points",) if problem.get("zeros", False) else ()), *epilogue_of(problem).tensors)
+    return {name: drawn[name] for name in named}
+
+
+def _reference(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
+    """The product in float64; each weight is rounded to its type once, beside what the sum of k products rounds."""
+    a, b = arrays["A"].astype("float64"), decoded(arrays, problem["group"])
+    epilogue, dtype = epilogue_of(problem), problem["dtype"]
+    magnitude = epilogue.magnitude(np.abs(a) @ np.abs(b.T), arrays)
+    slack = product_slack(dtype, dtype, problem["k"], magnitude) + ROUNDING[dtype] * magnitude
+    return {"C": Expected(epilogue.reference(a @ b.T, arrays), slack)}
+
+
+W4A16_MATMUL = Kernel(
+    name="w4a16_matmul",
+    summary="C = activation(A V^T + bias) + residual, V of four bits with scales and zero points by group",
+    make=w4a16_matmul,
+    parameters=_knobs,
+    inputs=_inputs,
+    reference=_reference,
+    cases=(
+        {"m": 1, "n": 256, "k": 1024, "group": 128, "dtype": "float16"},
+        {"m": 16, "n": 160, "k": 512, "group": 64, "dtype": "bfloat16", "zeros": True},
+        {"m": 200, "n": 136, "k": 256, "group": 32, "dtype": "bfloat16", "bias": True, "activation": "silu"},
+        {"m": 9, "n": 100, "k": 480, "group": 96, "dtype": "float16", "zeros": True, "residual": True},
+        {"m": 64, "n": 72, "k": 130, "group": 130, "dtype": "bfloat16"},
+    ),
+)  # fmt: skip
