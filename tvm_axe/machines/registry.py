@@ -88,6 +88,8 @@ def register(name: str, home: str, kind: str, **attributes: str) -> None:
 register("llvm", "tvm_axe.tile.targets.llvm", "llvm")
 register("sm_90a", "tvm_axe.tile.targets.sm_90a", "cuda", arch="sm_90a")
 register("sm_80", "tvm_axe.tile.targets.sm_80", "cuda", arch="sm_80")
+register("sm_89", "tvm_axe.tile.targets.sm_89", "cuda", arch="sm_89")
+register("sm_100a", "tvm_axe.tile.targets.sm_100a", "cuda", arch="sm_100a")
 register("cuda", "tvm_axe.tile.targets.untiled", "cuda")  # any other GPU of CUDA's
 
 

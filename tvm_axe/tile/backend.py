@@ -27,10 +27,13 @@ class TileBackend(Backend):
         Whether what it writes may stand in one function with scheduled blocks, which upstream compiles with it.
     by_default : bool
         Whether products that nobody scheduled and no record is of are computed by tile kernels.
+    untried : bool
+        Whether tile programs have been compiled for such a device, and never run on one; `explain` says so.
     """
 
     joins_blocks: bool
     by_default: bool = False
+    untried: bool = False
 
     @property
     def pairs(self) -> bool:

@@ -25,7 +25,12 @@ AMPERE = [
     ("decode_attention", 0), ("decode_attention", 5), ("decode_attention", 6), ("decode_attention", 7),
     ("topk_gating", 5),
 ]  # fmt: skip
-COMPILED = [("sm_90a", *case) for case in HOPPER] + [("sm_80", *case) for case in AMPERE]
+UNTRIED = [("matmul", 5), ("fp8_matmul", 0), ("attention", 2), ("rms_norm", 1), ("softmax", 4), ("topk_gating", 5)]
+COMPILED = [
+    (arch, *case)
+    for arch, cases in (("sm_90a", HOPPER), ("sm_80", AMPERE), ("sm_89", UNTRIED), ("sm_100a", UNTRIED))
+    for case in cases
+]
 
 
 @pytest.fixture(scope="module")
