@@ -76,9 +76,9 @@ def test_a_target_has_the_back_end_that_says_most_of_it(target, name):
 def test_an_unknown_target_is_refused_with_the_valid_names():
     assert find_backend(Target("vulkan")) is None
     able = "llvm, sm_90a, sm_80, sm_89, sm_100a"
-    with pytest.raises(TuneError, match=rf"target vulkan: it has no back end; there are {able}, cuda$"):
+    with pytest.raises(TuneError, match=rf"target vulkan: it has no back end; there are {able}, cuda, gfx942$"):
         backend_of(Target("vulkan"))
-    valid = f"tile programs run on llvm and cuda, by the back ends {able}$"
+    valid = f"tile programs run on llvm and cuda and rocm, by the back ends {able}, gfx942$"
     for target, name in ((Target("vulkan"), "vulkan"), (ORIN, "sm_87")):
         with pytest.raises(TileError, match=f"target {name}: {valid}"):
             tile.plan(add, target)
@@ -108,7 +108,7 @@ def test_machines():
 def test_machines_that_are_none():
     with pytest.raises(ValueError, match=r"processors and vector_bits are positive, got Cpu\(processors=0"):
         Cpu(processors=0, vector_bits=128, vector_registers=16)
-    with pytest.raises(ValueError, match="tensor_cores: valid are 'mma' and 'wgmma', got 'wmma'"):
+    with pytest.raises(ValueError, match="tensor_cores: valid are 'mma', 'wgmma' and 'none', got 'wmma'"):
         replace(machine_of(HOPPER), tensor_cores="wmma")
 
 

@@ -85,8 +85,9 @@ def tile_backend_of(target: Target) -> TileBackend:
 
 
 def tile_targets() -> list[Target]:
-    """A plain target of each back end that tile programs run on."""
-    return [registration.target() for registration in _able()]
+    """A plain target of each back end that tile programs have been run on."""
+    able = [(registration, registration.load()) for registration in _able()]
+    return [own.target() for own, backend in able if isinstance(backend, TileBackend) and not backend.untried]
 
 
 def _able() -> list[Registration]:

@@ -20,7 +20,7 @@ _OPERAND = 48
 
 def instructions(gpu: Gpu, dtype: str) -> Knobs:
     """Tensor cores take float32 as tf32 only where a gemm is annotated with them; it is exact otherwise."""
-    return {"instruction": (gpu.tensor_cores,)} if dtype == "tf32" else {}
+    return {"instruction": (gpu.tensor_cores if gpu.by_tensor_cores(dtype) else "fma",)} if dtype == "tf32" else {}
 
 
 def matmul_knobs(target: Target, problem: Problem) -> Knobs:
@@ -73,7 +73,7 @@ def _filling(gpu: Gpu, problem: Problem) -> list[int]:
 
 def gpu_block(gpu: Gpu, m: int, n: int, dtype: str) -> tuple[int, int]:
     """The block with the least estimated time."""
-    kind = "fma" if dtype == "float32" else gpu.tensor_cores
+    kind = gpu.tensor_cores if gpu.by_tensor_cores(dtype) else "fma"
 
     def time(block: tuple[int, int]) -> float:
         rows, columns = block
