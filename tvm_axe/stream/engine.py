@@ -47,26 +47,27 @@ class Channel:
         The unit that is blocked on it: its reader if it is empty, its writer if it is full.
     stored : bool
         Whether its tiles lie in on-chip memory, so that whoever takes one reads it from there.
+    rank : int
+        The rank of its stream.
+    sender : Unit
+        The unit that sends into it.
     returns : bool
         Whether it is feedback, in which tokens are left at the end.
     left : int
         Values that came after its reader had all that it needs.
     """
 
-    __slots__ = ("depth", "items", "left", "returns", "room", "source", "stored", "target", "type", "waiter")
+    __slots__ = (
+        "depth", "items", "left", "rank", "returns", "room", "sender", "source", "stored", "target", "type", "waiter",
+    )  # fmt: skip
 
-    def __init__(self, type: StreamType, source: str, depth: int, stored: bool, returns: bool = False) -> None:
-        self.type, self.source, self.depth, self.stored, self.returns = type, source, depth, stored, returns
-        self.target = ""
+    def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool, returns: bool = False) -> None:
+        self.type, self.sender, self.depth, self.stored, self.returns = type, sender, depth, stored, returns
+        self.rank, self.source, self.target = type.rank, sender.name, ""
         self.left = 0
         self.items: deque[tuple[int, Any, int]] = deque()
         self.room: deque[int] = deque([0] * depth)
         self.waiter: Unit | None = None
-
-    @property
-    def rank(self) -> int:
-        """The rank of its stream."""
-        return self.type.rank
 
 
 class Unit:
@@ -123,10 +124,17 @@ class Unit:
 
     def get(self, channel: Channel) -> Generator[Channel, None, tuple[Any, int]]:
         """Take the next token once it is there."""
-        items = channel.items
-        while not items:
+        while not channel.items:
             yield channel
-        time, value, stop = items[0]
+        return self.take(channel)
+
+    def take(self, channel: Channel) -> tuple[Any, int]:
+        """Take the next token, which is there.
+
+        It and `send` are for loops that every token goes through: they wait by themselves, since a generator in a
+        generator takes longer to make than what it does.
+        """
+        time, value, stop = channel.items[0]
         if time > self.clock:
             self.clock = time
         self.free(channel)
@@ -142,10 +150,13 @@ class Unit:
 
     def put(self, channel: Channel, value: Any, stop: int) -> Generator[Channel, None, None]:
         """Send a token once there is room."""
-        room = channel.room
-        while not room:
+        while not channel.room:
             yield channel
-        free = room.popleft()
+        self.send(channel, value, stop)
+
+    def send(self, channel: Channel, value: Any, stop: int) -> None:
+        """Send a token into a channel that has room."""
+        free = channel.room.popleft()
         if free > self.clock:
             self.blocked += free - self.clock
             self.clock = free
@@ -165,16 +176,26 @@ class Unit:
 
     def access(self, requests: int) -> Generator[None, None, None]:
         """Send so many requests to off-chip memory and wait until they are answered."""
-        start = self.clock
-        if requests and self.engine.memory is not None:
-            self.answer = None
-            self.engine.memory.start(start, requests, self)
+        if self.ask(requests):
             while self.answer is None:
                 yield None
-            self.clock = self.answer
-            self.memory += self.clock - start
-            if self.spans is not None:
-                self.spans.append((start, self.clock))
+            self.answered()
+
+    def ask(self, requests: int) -> bool:
+        """Send so many requests to off-chip memory, if there are any; whether to wait for their `answer`."""
+        if not requests or self.engine.memory is None:
+            return False
+        self.answer = None
+        self.engine.memory.start(self.clock, requests, self)
+        return True
+
+    def answered(self) -> None:
+        """Go on when the answer is there."""
+        assert self.answer is not None
+        start, self.clock = self.clock, self.answer
+        self.memory += self.clock - start
+        if self.spans is not None:
+            self.spans.append((start, self.clock))
 
     def earliest(self, channels: Sequence[Channel]) -> Generator[None, None, int]:
         """Wait for the first token of several channels, and until it is known to be the first; return its number."""
@@ -331,6 +352,8 @@ class Engine:
         unit.done = True
         unit.waits = ()
         for channel in unit.inputs:
+            if channel.sender.done and not channel.items:
+                continue
             drain = Unit(f"{unit.name}, done", "drain", self)
             drain.inputs.append(channel)
             drain.process = _drain(drain)
@@ -341,19 +364,20 @@ class Engine:
         memory, decisions = self.memory, self._decisions
         while decisions and decisions[0][2] != decisions[0][3].version:
             heapq.heappop(decisions)
-        at = memory.next if memory is not None else None
-        if decisions and (at is None or decisions[0][0] <= at):
-            unit = heapq.heappop(decisions)[3]
-            unit.granted = True
-            self.ready.append(unit)
-            return True
-        if memory is None or at is None:
-            return False
-        answered = memory.advance()
-        if answered is not None:
-            unit, unit.answer = answered
-            self.ready.append(unit)
-        return True
+        while True:
+            at = memory.next if memory is not None else None
+            if decisions and (at is None or decisions[0][0] <= at):
+                unit = heapq.heappop(decisions)[3]
+                unit.granted = True
+                self.ready.append(unit)
+                return True
+            if memory is None or at is None:
+                return False
+            answered = memory.advance()
+            if answered is not None:
+                unit, unit.answer = answered
+                self.ready.append(unit)
+                return True
 
     def _too_long(self, unit: Unit) -> str:
         return (
@@ -395,5 +419,7 @@ def _state(unit: Unit, channel: Channel, ended: bool) -> str:
 def _drain(unit: Unit) -> Process:
     (channel,) = unit.inputs
     while True:
-        value, _ = yield from unit.get(channel)
+        while not channel.items:
+            yield channel
+        value, _ = unit.take(channel)
         channel.left += value is not EMPTY

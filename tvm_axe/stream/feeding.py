@@ -29,6 +29,7 @@ class Meter(deque):
         self.counts = [0] * type.rank  # how many elements of each dim, innermost first
         self.rows = 0
         self._filled = [False] * (type.rank + 1)
+        self._tiles, self._rank = isinstance(type.data, Tile), type.rank
 
     def append(self, token: tuple[int, Any, int]) -> None:
         """Count a token (time, value, stop), and take it."""
@@ -38,9 +39,11 @@ class Meter(deque):
         if value is not EMPTY:
             counts[0] += 1
             filled[1] = True
-            if isinstance(self.type.data, Tile):
+            if self._tiles:
                 self.rows += shape_of(value)[0]
-        for level in range(1, min(stop + 1, self.type.rank)):
+        if not stop:
+            return
+        for level in range(1, min(stop + 1, self._rank)):
             if filled[level] or level == stop:
                 counts[level] += 1
                 filled[level], filled[level + 1] = False, True
