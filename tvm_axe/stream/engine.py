@@ -81,6 +81,8 @@ class Unit:
         The unit's channels, in the operator's order.
     engine : Engine
         The run that it belongs to.
+    hop, wake : int, callable
+        The run's cycles of a channel, and what takes a unit that can go on.
     clock, busy, blocked : int
         The cycle in which it ended, the cycles that it worked, and those that it waited for room in a channel.
     memory : int
@@ -92,12 +94,13 @@ class Unit:
     """
 
     __slots__ = (
-        "answer", "blocked", "busy", "clock", "done", "engine", "flops", "granted", "inputs", "kind", "memory", "name",
-        "outputs", "process", "read", "spans", "tokens", "version", "waits", "written",
+        "answer", "blocked", "busy", "clock", "done", "engine", "flops", "granted", "hop", "inputs", "kind", "memory",
+        "name", "outputs", "process", "read", "spans", "tokens", "version", "waits", "wake", "written",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, engine: Engine) -> None:
         self.name, self.kind, self.engine = name, kind, engine
+        self.hop, self.wake = engine.hop, engine.ready.append
         self.inputs: list[Channel] = []
         self.outputs: list[Channel] = []
         self.clock = self.busy = self.blocked = self.memory = self.flops = self.read = self.written = self.tokens = 0
@@ -134,18 +137,21 @@ class Unit:
         It and `send` are for loops that every token goes through: they wait by themselves, since a generator in a
         generator takes longer to make than what it does.
         """
-        time, value, stop = channel.items[0]
+        time, value, stop = channel.items.popleft()
         if time > self.clock:
             self.clock = time
-        self.free(channel)
+        channel.room.append(self.clock + self.hop)
+        if channel.waiter is not None:
+            self.wake(channel.waiter)
+            channel.waiter = None
         return value, stop
 
     def free(self, channel: Channel) -> None:
         """Take the token that was looked at from the channel: from now on its slot can be filled again."""
         channel.items.popleft()
-        channel.room.append(self.clock + self.engine.hop)
+        channel.room.append(self.clock + self.hop)
         if channel.waiter is not None:
-            self.engine.ready.append(channel.waiter)
+            self.wake(channel.waiter)
             channel.waiter = None
 
     def put(self, channel: Channel, value: Any, stop: int) -> Generator[Channel, None, None]:
@@ -161,9 +167,9 @@ class Unit:
             self.blocked += free - self.clock
             self.clock = free
         self.tokens += 1
-        channel.items.append((self.clock + self.engine.hop, value, stop))
+        channel.items.append((self.clock + self.hop, value, stop))
         if channel.waiter is not None:
-            self.engine.ready.append(channel.waiter)
+            self.wake(channel.waiter)
             channel.waiter = None
 
     def work(self, cycles: int) -> None:
@@ -214,6 +220,7 @@ class Unit:
             if heads:
                 self.engine.decide(self, max(self.clock, min(heads)[0]))
             yield None
+            self.waits = ()
             for channel in channels:
                 if channel.waiter is self:
                     channel.waiter = None
@@ -332,17 +339,16 @@ class Engine:
     def _run_ready(self) -> None:
         ready = self.ready
         take = ready.popleft
-        limit = math.inf if self.max_cycles is None else self.max_cycles
+        limit = self.max_cycles
         while ready:
             unit = take()
             for channel in unit.process:
                 if channel is not None:
                     channel.waiter = unit
-                    unit.waits = (channel,)
                 break
             else:
                 self._finish(unit)
-            if unit.clock > limit:
+            if limit is not None and unit.clock > limit:
                 raise StreamError(self._too_long(unit))
 
     def _finish(self, unit: Unit) -> None:
@@ -350,7 +356,6 @@ class Engine:
         if unit.done:
             return
         unit.done = True
-        unit.waits = ()
         for channel in unit.inputs:
             if channel.sender.done and not channel.items:
                 continue
@@ -364,20 +369,17 @@ class Engine:
         memory, decisions = self.memory, self._decisions
         while decisions and decisions[0][2] != decisions[0][3].version:
             heapq.heappop(decisions)
-        while True:
-            at = memory.next if memory is not None else None
-            if decisions and (at is None or decisions[0][0] <= at):
-                unit = heapq.heappop(decisions)[3]
-                unit.granted = True
-                self.ready.append(unit)
-                return True
-            if memory is None or at is None:
-                return False
-            answered = memory.advance()
-            if answered is not None:
-                unit, unit.answer = answered
-                self.ready.append(unit)
-                return True
+        answered = None if memory is None else memory.advance(decisions[0][0] if decisions else math.inf)
+        unit: Unit
+        if answered is not None:
+            unit, unit.answer = answered
+        elif decisions:
+            unit = heapq.heappop(decisions)[3]
+            unit.granted = True
+        else:
+            return False
+        self.ready.append(unit)
+        return True
 
     def _too_long(self, unit: Unit) -> str:
         return (
@@ -398,7 +400,8 @@ class Engine:
         lines: list[tuple[bool, str]] = []
         ended = {unit.name for unit in self.units if unit.done}
         for unit in self.units:
-            waits = () if unit.done else unit.waits
+            own = [channel for channel in (*unit.inputs, *unit.outputs) if channel.waiter is unit]
+            waits = () if unit.done else unit.waits or own
             if waits:
                 said = ", ".join(_state(unit, channel, channel.source in ended) for channel in waits)
                 lines.append((waits[0] in unit.inputs, f"  {unit.kind} {unit.name!r} waits {said}"))

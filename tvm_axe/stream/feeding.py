@@ -23,6 +23,8 @@ from tvm_axe.stream.values import lengths_fault, value_check, wanted
 class Meter(deque):
     """The queue of a channel that counts what is sent, to find out how long dynamic dims were."""
 
+    __slots__ = ("_filled", "_rank", "_tiles", "counts", "rows", "type")
+
     def __init__(self, type: StreamType) -> None:
         super().__init__()
         self.type = type

@@ -201,22 +201,31 @@ def forward(
 
 def broadcast(unit: Unit) -> Process:
     """Send what comes to several units at the same time, once all of them have room."""
-    (source,), sinks = unit.inputs, unit.outputs
+    (source,), sinks = unit.inputs, [(sink, sink.room, sink.items) for sink in unit.outputs]
     items, last = source.items, source.rank
+    wake, hop, clock = unit.wake, unit.hop, 0
     while True:
         while not items:
             yield source
-        clock, value, stop = items[0]
-        if clock > unit.clock:
-            unit.clock = clock
-        for sink in sinks:
-            while not sink.room:
+        time, value, stop = items[0]
+        if time > clock:
+            clock = time
+        for sink, room, _ in sinks:
+            while not room:
+                unit.clock = clock
                 yield sink
-            if sink.room[0] > unit.clock:
-                unit.blocked += sink.room[0] - unit.clock
-                unit.clock = sink.room[0]
-        for sink in sinks:
-            unit.send(sink, value, stop)
+            if room[0] > clock:
+                unit.blocked += room[0] - clock
+                clock = room[0]
+        token = clock + hop, value, stop
+        for sink, room, out in sinks:
+            room.popleft()
+            out.append(token)
+            if sink.waiter is not None:
+                wake(sink.waiter)
+                sink.waiter = None
+        unit.tokens += len(sinks)
+        unit.clock = clock
         unit.free(source)
         if stop == last:
             return
