@@ -329,7 +329,8 @@ class Engine:
             raise StreamError(self._deadlock())
         for unit in self.units:
             for channel in unit.inputs:
-                channel.left += sum(value is not EMPTY for _, value, _ in channel.items)
+                for _, value, _ in channel.items:
+                    channel.left += value is not EMPTY
                 if channel.left and not channel.returns:
                     raise unit.fail(
                         f"{channel.left} values of {channel.source!r} are left: it ended without taking them"
