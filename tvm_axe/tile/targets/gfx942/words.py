@@ -49,6 +49,15 @@ def of(func: tirx.PrimFunc) -> tirx.PrimFunc:
         It has one that there is no other for.
     """
 
+    bound: list[tirx.Bind] = []
+    tvm_ffi.structural_walk(func.body, (tirx.Bind, bound.append))
+    for bind in bound:
+        if str(bind.var.ty) == "bfloat16":  # upstream computes in float32 and leaves the name's own type
+            raise TileError(
+                f"{func.attrs['global_symbol']}: `{bind.var.name}` is a name of a bfloat16 value, which upstream has "
+                "no code for on AMD's GPUs; cast it to float32"
+            )
+
     def on_evaluate(statement: tirx.Evaluate) -> tirx.Stmt:
         if _name(statement.value) != "tirx.cuda.cta_sync":
             return statement
