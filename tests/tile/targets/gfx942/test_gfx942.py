@@ -117,6 +117,16 @@ def named(X: T.Buffer((64, 16), "bfloat16"), Y: T.Buffer((64, 16), "bfloat16")):
 
 
 @T.prim_func
+def ordered(X: T.Buffer((8, 64), "bfloat16"), Y: T.Buffer((8, 4), "int32")):
+    with tile.kernel(1):
+        x = tile.shared((8, 64), "bfloat16")
+        y = tile.fragment((8, 4), "int32")
+        tile.copy(X, x)
+        tile.top_k(x, indices=y)
+        tile.copy(y, Y)
+
+
+@T.prim_func
 def drawn(Y: T.Buffer((64, 16), "float32")):
     with tile.kernel(1):
         y = tile.fragment((64, 16), "float32")
@@ -139,6 +149,7 @@ def largest(X: T.Buffer((64, 16), "float32"), Y: T.Buffer((64, 16), "float32")):
     (programs.matmul(64, 64, 64, threads=512), "threads=512; valid are multiples of 32 up to 256"),
     (programs.matmul(512, 512, 512, (128, 128, 256)), "a block has 65536 bytes"),
     (named, "is a name of a bfloat16 value, which upstream has no code for on AMD's GPUs; cast it to float32"),
+    (ordered, "order of bfloat16 in shared memory on gfx942; copy x to a fragment"),
     (drawn, "random: gfx942 has no random numbers; pass them in a tensor"),
     (largest, "gfx942 has no atomic max of float32; valid is add of int32 and float32"),
     (doubles, r"llvm.exp of float64: on AMD's GPUs it is a function of their device library.* of float32$"),

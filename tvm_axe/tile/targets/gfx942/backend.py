@@ -15,7 +15,7 @@ from tvm_axe.machines.cache import Cache
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.checks import check_atomics
-from tvm_axe.tile.nodes import Gemm, Signal, Wait
+from tvm_axe.tile.nodes import Gemm, Signal, Sort, Wait
 from tvm_axe.tile.philox import draws
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
@@ -70,6 +70,11 @@ class AmdTileBackend(TileBackend):
                 raise TileError(
                     f"{node}: instruction {node.instruction!r}, but products of {self.name} are multiply-adds; leave "
                     "it out"
+                )
+            if isinstance(node, Sort) and node.src.tile.dtype == "bfloat16" and node.src.tile.scope == "shared":
+                raise TileError(
+                    f"{node}: upstream has no code for the order of bfloat16 in shared memory on {self.name}; copy "
+                    f"{node.src.tile.name} to a fragment"
                 )
             for tile, kind in node.joins:
                 if kind != "add" or tile.dtype not in _ATOMICS:
