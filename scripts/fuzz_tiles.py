@@ -196,7 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first program's")
     parser.add_argument("--count", type=int, default=100, help="how many programs")
-    parser.add_argument("--target", default="llvm", help="llvm, cuda, cuda:sm_80 or cuda:sm_90a")
+    parser.add_argument("--target", default="llvm", help="llvm, cuda, cuda:sm_80 or the like")
     parser.add_argument("--mesh", type=int, default=0, help="devices of programs that run on CPU workers together")
     parser.add_argument("--processes", type=int, default=1, help="child processes at once")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a silent child is ended")

@@ -25,7 +25,10 @@ from tvm_axe.schedule import tile_kernel
 from tvm_axe.tile.kernels import KERNELS, matmul_for
 from tvm_axe.tile.kernels.check import checked
 
-AMPERE, HOPPER, ADA = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a", "sm_89"))
+AMPERE, ADA, HOPPER, BLACKWELL = (
+    Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_89", "sm_90a", "sm_100a")
+)
+ORIN = Target({"kind": "cuda", "arch": "sm_87"})  # which nobody has described
 TOY = Target("c")
 PACKAGE = Path(tvm_axe.__file__).parent
 
@@ -59,7 +62,10 @@ def product(n=64):
 
 @pytest.mark.parametrize(
     ("target", "name"),
-    [(Target("llvm"), "llvm"), (AMPERE, "sm_80"), (HOPPER, "sm_90a"), (ADA, "cuda"), (resolve_target("llvm"), "llvm")],
+    [
+        *((Target("llvm"), "llvm"), (AMPERE, "sm_80"), (ADA, "sm_89"), (HOPPER, "sm_90a"), (BLACKWELL, "sm_100a")),
+        *((ORIN, "cuda"), (resolve_target("llvm"), "llvm")),
+    ],
     ids=str,
 )
 def test_a_target_has_the_back_end_that_says_most_of_it(target, name):
@@ -69,10 +75,11 @@ def test_a_target_has_the_back_end_that_says_most_of_it(target, name):
 
 def test_an_unknown_target_is_refused_with_the_valid_names():
     assert find_backend(Target("vulkan")) is None
-    with pytest.raises(TuneError, match=r"target vulkan: it has no back end; there are llvm, sm_90a, sm_80, cuda$"):
+    able = "llvm, sm_90a, sm_80, sm_89, sm_100a"
+    with pytest.raises(TuneError, match=rf"target vulkan: it has no back end; there are {able}, cuda, gfx942$"):
         backend_of(Target("vulkan"))
-    valid = "tile programs run on llvm and cuda, by the back ends llvm, sm_90a, sm_80$"
-    for target, name in ((Target("vulkan"), "vulkan"), (ADA, "sm_89")):
+    valid = f"tile programs run on llvm and cuda and rocm, by the back ends {able}, gfx942$"
+    for target, name in ((Target("vulkan"), "vulkan"), (ORIN, "sm_87")):
         with pytest.raises(TileError, match=f"target {name}: {valid}"):
             tile.plan(add, target)
 
@@ -92,13 +99,16 @@ def test_machines():
     ampere, hopper = machine_of(AMPERE), machine_of(HOPPER)
     assert (ampere.processors, ampere.shared_bytes, ampere.tensor_cores) == (108, 163 << 10, "mma")
     assert (hopper.processors, hopper.shared_bytes, hopper.tensor_cores) == (132, 227 << 10, "wgmma")
-    assert machine_of(ADA) == ampere
+    assert machine_of(ORIN) == ampere
+    ada, blackwell = machine_of(ADA), machine_of(BLACKWELL)
+    assert (ada.processors, ada.shared_bytes, ada.resident_threads, ada.float8) == (142, 99 << 10, 1536, True)
+    assert blackwell == replace(hopper, processors=148, tensor_cores="mma")
 
 
 def test_machines_that_are_none():
     with pytest.raises(ValueError, match=r"processors and vector_bits are positive, got Cpu\(processors=0"):
         Cpu(processors=0, vector_bits=128, vector_registers=16)
-    with pytest.raises(ValueError, match="tensor_cores: valid are 'mma' and 'wgmma', got 'wmma'"):
+    with pytest.raises(ValueError, match="tensor_cores: valid are 'mma', 'wgmma' and 'none', got 'wmma'"):
         replace(machine_of(HOPPER), tensor_cores="wmma")
 
 
@@ -194,4 +204,4 @@ def test_each_fact_has_one_home():
         for path in PACKAGE.rglob("*.py")
         if figures.search(re.sub(r'""".*?"""|#.*', "", path.read_text(encoding="utf-8"), flags=re.DOTALL))
     }
-    assert homes == {"tile/targets/sm_80/__init__.py", "tile/targets/sm_90a/__init__.py"}
+    assert homes == {f"tile/targets/{name}/__init__.py" for name in ("sm_80", "sm_90a", "sm_100a")}

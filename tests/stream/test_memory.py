@@ -39,10 +39,8 @@ def test_the_fluid_is_within_a_few_cycles_of_single_requests(seed, issue):
     for unit, (time, requests) in sorted(enumerate(starts), key=lambda item: item[1]):
         queue.start(time, requests, unit)
     found = {}
-    while queue.next is not None:
-        answered = queue.advance()
-        if answered:
-            found[answered[0]] = answered[1]
+    while (answered := queue.advance()) is not None:
+        found[answered[0]] = answered[1]
     for unit, want in enumerate(one_by_one(starts, memory)):
         # Requests of one cycle have no order in the fluid: off by as much as they take.
         assert abs(found[unit] - want) <= 1 + issue * len(starts) / memory.rate
@@ -53,10 +51,9 @@ def test_the_fluid_is_within_a_few_cycles_of_single_requests(seed, issue):
 def test_a_unit_alone_sends_so_many_a_cycle(issue, cycles):
     queue = MemoryQueue(OffChip(issue=issue), hop=0)
     queue.start(7, 10, "load")
-    answers = []
-    while queue.next is not None:
-        answers += filter(None, [queue.advance()])
-    assert answers == [("load", 7 + cycles - 1 + 16)]
+    assert queue.advance(7 + cycles) is None  # the last is sent in the cycle that ends there
+    assert queue.advance() == ("load", 7 + cycles - 1 + 16)
+    assert queue.advance() is None
 
 
 def test_rows_take_whole_requests():

@@ -35,6 +35,7 @@ from tvm_axe._tvm.relax import (
     split_preproc,
     with_kernels_built,
 )
+from tvm_axe._tvm.rocm import build_rocm, intrinsic_name
 from tvm_axe._tvm.rpc import (
     RpcTracker,
     rpc_connect,
@@ -89,6 +90,7 @@ __all__ = [
     "block_realize",
     "build_cuda",
     "build_relax",
+    "build_rocm",
     "builder",
     "constant_bytes",
     "content",
@@ -104,6 +106,7 @@ __all__ = [
     "function_frame",
     "half_converters",
     "host_triple",
+    "intrinsic_name",
     "is_building",
     "is_instruction",
     "is_own_fault",

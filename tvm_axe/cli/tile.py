@@ -20,7 +20,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "program", metavar="FILE.py:NAME", help="a tile program, or a function that returns one without arguments"
     )
     parser.add_argument(
-        "--target", default="llvm", help="llvm, cuda, cuda:sm_80 and the like, or JSON (default: %(default)s)"
+        "--target",
+        default="llvm",
+        help="llvm, cuda, cuda:sm_80, rocm:gfx942 and the like, or JSON (default: %(default)s)",
     )
     add_knob_argument(parser)
 

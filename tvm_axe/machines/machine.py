@@ -67,11 +67,13 @@ class Gpu(Machine):
         The instructions that multiply matrices: ``"mma"``, by warps from registers (PTX ISA, "Matrix
         multiply-accumulate operation using mma instruction"), or ``"wgmma"``, by warpgroups from shared memory, which
         TMA fills ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions"). Those with ``"wgmma"`` have
-        ``"mma"`` too.
+        ``"mma"`` too. ``"none"`` of these: products are multiply-adds.
     float8 : bool
         Whether it converts and multiplies 8-bit floats.
     dependent_launch : bool
         Whether a kernel may be launched while the one before it still runs (programmatic dependent launch).
+    asynchronous_copies : bool
+        Whether loads from global to shared memory run ahead of the threads that ask for them (``cp.async``).
     block_threads : int
         The most threads of a block.
     resident_threads, resident_blocks : int
@@ -90,12 +92,17 @@ class Gpu(Machine):
     float8: bool
     dependent_launch: bool
     vector_bits: int = 128
+    asynchronous_copies: bool = True
     block_threads: int = 1024
     resident_threads: int = 2048
     resident_blocks: int = 32
     registers: int = 64 << 10
 
+    def by_tensor_cores(self, dtype: str) -> bool:
+        """Whether products of operands of a type, float32 being exact, are the tensor cores'."""
+        return dtype != "float32" and self.tensor_cores != "none"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tensor_cores not in ("mma", "wgmma"):
-            raise ValueError(f"tensor_cores: valid are 'mma' and 'wgmma', got {self.tensor_cores!r}")
+        if self.tensor_cores not in ("mma", "wgmma", "none"):
+            raise ValueError(f"tensor_cores: valid are 'mma', 'wgmma' and 'none', got {self.tensor_cores!r}")

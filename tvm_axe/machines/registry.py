@@ -88,7 +88,10 @@ def register(name: str, home: str, kind: str, **attributes: str) -> None:
 register("llvm", "tvm_axe.tile.targets.llvm", "llvm")
 register("sm_90a", "tvm_axe.tile.targets.sm_90a", "cuda", arch="sm_90a")
 register("sm_80", "tvm_axe.tile.targets.sm_80", "cuda", arch="sm_80")
+register("sm_89", "tvm_axe.tile.targets.sm_89", "cuda", arch="sm_89")
+register("sm_100a", "tvm_axe.tile.targets.sm_100a", "cuda", arch="sm_100a")
 register("cuda", "tvm_axe.tile.targets.untiled", "cuda")  # any other GPU of CUDA's
+register("gfx942", "tvm_axe.tile.targets.gfx942", "rocm", mcpu="gfx942")
 
 
 def registered() -> tuple[Registration, ...]:
@@ -118,7 +121,7 @@ def backend_of(target: Target) -> Backend:
 
 def described(target: Target) -> str:
     """What messages call a target: its architecture, or its kind where it has none."""
-    return str(target.attrs.get("arch", target.kind.name))
+    return str(target.attrs.get("mcpu" if target.kind.name == "rocm" else "arch", target.kind.name))
 
 
 def machine_of(target: Target) -> Machine:

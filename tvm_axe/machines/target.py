@@ -58,7 +58,8 @@ def resolve_target(target: str | dict[str, Any] | Target, threads: int | None = 
     ----------
     target
         A kind such as ``"llvm"``, a JSON object as text, a dict, or a ``Target``. ``"cuda:sm_80"`` names a GPU's
-        architecture; ``"cuda"`` without one is for this machine's GPU, or for Hopper (sm_90a) where there is none.
+        architecture, as does ``"rocm:gfx942"``; ``"cuda"`` without one is for this machine's GPU, or for Hopper
+        (sm_90a) where there is none.
     threads
         Number of threads a kernel may use, where `target` has no ``num-cores``; the cores that this process may run
         on if None.
@@ -117,6 +118,8 @@ def as_given(target: str | dict[str, Any] | Target) -> dict[str, Any]:
             target = json.loads(target)
         elif isinstance(target, str) and target.startswith("cuda:"):
             target = {"kind": "cuda", "arch": target.removeprefix("cuda:")}
+        elif isinstance(target, str) and target.startswith("rocm:"):
+            target = {"kind": "rocm", "mcpu": target.removeprefix("rocm:")}
         elif isinstance(target, str) and target in Target.list_kinds():
             target = {"kind": target}
         found = Target(target)  # which refuses what is none
@@ -171,7 +174,7 @@ def architecture_of(device: Any) -> str | None:
 
 def made_for(target: Target) -> str:
     """What a (resolved) target's code is made for: a GPU's architecture, or LLVM's name of a CPU; empty if not said."""
-    return str(target.attrs.get("mcpu" if target.kind.name == "llvm" else "arch", ""))
+    return str(target.attrs.get("arch" if target.kind.name == "cuda" else "mcpu", ""))
 
 
 def completed(given: dict[str, Any], cpu: str, gpu: str) -> dict[str, Any]:

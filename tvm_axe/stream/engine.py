@@ -47,26 +47,27 @@ class Channel:
         The unit that is blocked on it: its reader if it is empty, its writer if it is full.
     stored : bool
         Whether its tiles lie in on-chip memory, so that whoever takes one reads it from there.
+    rank : int
+        The rank of its stream.
+    sender : Unit
+        The unit that sends into it.
     returns : bool
         Whether it is feedback, in which tokens are left at the end.
     left : int
         Values that came after its reader had all that it needs.
     """
 
-    __slots__ = ("depth", "items", "left", "returns", "room", "source", "stored", "target", "type", "waiter")
+    __slots__ = (
+        "depth", "items", "left", "rank", "returns", "room", "sender", "source", "stored", "target", "type", "waiter",
+    )  # fmt: skip
 
-    def __init__(self, type: StreamType, source: str, depth: int, stored: bool, returns: bool = False) -> None:
-        self.type, self.source, self.depth, self.stored, self.returns = type, source, depth, stored, returns
-        self.target = ""
+    def __init__(self, type: StreamType, sender: Unit, depth: int, stored: bool, returns: bool = False) -> None:
+        self.type, self.sender, self.depth, self.stored, self.returns = type, sender, depth, stored, returns
+        self.rank, self.source, self.target = type.rank, sender.name, ""
         self.left = 0
         self.items: deque[tuple[int, Any, int]] = deque()
         self.room: deque[int] = deque([0] * depth)
         self.waiter: Unit | None = None
-
-    @property
-    def rank(self) -> int:
-        """The rank of its stream."""
-        return self.type.rank
 
 
 class Unit:
@@ -80,6 +81,8 @@ class Unit:
         The unit's channels, in the operator's order.
     engine : Engine
         The run that it belongs to.
+    hop, wake : int, callable
+        The run's cycles of a channel, and what takes a unit that can go on.
     clock, busy, blocked : int
         The cycle in which it ended, the cycles that it worked, and those that it waited for room in a channel.
     memory : int
@@ -91,12 +94,13 @@ class Unit:
     """
 
     __slots__ = (
-        "answer", "blocked", "busy", "clock", "done", "engine", "flops", "granted", "inputs", "kind", "memory", "name",
-        "outputs", "process", "read", "spans", "tokens", "version", "waits", "written",
+        "answer", "blocked", "busy", "clock", "done", "engine", "flops", "granted", "hop", "inputs", "kind", "memory",
+        "name", "outputs", "process", "read", "spans", "tokens", "version", "waits", "wake", "written",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, engine: Engine) -> None:
         self.name, self.kind, self.engine = name, kind, engine
+        self.hop, self.wake = engine.hop, engine.ready.append
         self.inputs: list[Channel] = []
         self.outputs: list[Channel] = []
         self.clock = self.busy = self.blocked = self.memory = self.flops = self.read = self.written = self.tokens = 0
@@ -123,36 +127,49 @@ class Unit:
 
     def get(self, channel: Channel) -> Generator[Channel, None, tuple[Any, int]]:
         """Take the next token once it is there."""
-        items = channel.items
-        while not items:
+        while not channel.items:
             yield channel
-        time, value, stop = items[0]
+        return self.take(channel)
+
+    def take(self, channel: Channel) -> tuple[Any, int]:
+        """Take the next token, which is there.
+
+        It and `send` are for loops that every token goes through: they wait by themselves, since a generator in a
+        generator takes longer to make than what it does.
+        """
+        time, value, stop = channel.items.popleft()
         if time > self.clock:
             self.clock = time
-        self.free(channel)
+        channel.room.append(self.clock + self.hop)
+        if channel.waiter is not None:
+            self.wake(channel.waiter)
+            channel.waiter = None
         return value, stop
 
     def free(self, channel: Channel) -> None:
         """Take the token that was looked at from the channel: from now on its slot can be filled again."""
         channel.items.popleft()
-        channel.room.append(self.clock + self.engine.hop)
+        channel.room.append(self.clock + self.hop)
         if channel.waiter is not None:
-            self.engine.ready.append(channel.waiter)
+            self.wake(channel.waiter)
             channel.waiter = None
 
     def put(self, channel: Channel, value: Any, stop: int) -> Generator[Channel, None, None]:
         """Send a token once there is room."""
-        room = channel.room
-        while not room:
+        while not channel.room:
             yield channel
-        free = room.popleft()
+        self.send(channel, value, stop)
+
+    def send(self, channel: Channel, value: Any, stop: int) -> None:
+        """Send a token into a channel that has room."""
+        free = channel.room.popleft()
         if free > self.clock:
             self.blocked += free - self.clock
             self.clock = free
         self.tokens += 1
-        channel.items.append((self.clock + self.engine.hop, value, stop))
+        channel.items.append((self.clock + self.hop, value, stop))
         if channel.waiter is not None:
-            self.engine.ready.append(channel.waiter)
+            self.wake(channel.waiter)
             channel.waiter = None
 
     def work(self, cycles: int) -> None:
@@ -165,16 +182,26 @@ class Unit:
 
     def access(self, requests: int) -> Generator[None, None, None]:
         """Send so many requests to off-chip memory and wait until they are answered."""
-        start = self.clock
-        if requests and self.engine.memory is not None:
-            self.answer = None
-            self.engine.memory.start(start, requests, self)
+        if self.ask(requests):
             while self.answer is None:
                 yield None
-            self.clock = self.answer
-            self.memory += self.clock - start
-            if self.spans is not None:
-                self.spans.append((start, self.clock))
+            self.answered()
+
+    def ask(self, requests: int) -> bool:
+        """Send so many requests to off-chip memory, if there are any; whether to wait for their `answer`."""
+        if not requests or self.engine.memory is None:
+            return False
+        self.answer = None
+        self.engine.memory.start(self.clock, requests, self)
+        return True
+
+    def answered(self) -> None:
+        """Go on when the answer is there."""
+        assert self.answer is not None
+        start, self.clock = self.clock, self.answer
+        self.memory += self.clock - start
+        if self.spans is not None:
+            self.spans.append((start, self.clock))
 
     def earliest(self, channels: Sequence[Channel]) -> Generator[None, None, int]:
         """Wait for the first token of several channels, and until it is known to be the first; return its number."""
@@ -193,6 +220,7 @@ class Unit:
             if heads:
                 self.engine.decide(self, max(self.clock, min(heads)[0]))
             yield None
+            self.waits = ()
             for channel in channels:
                 if channel.waiter is self:
                     channel.waiter = None
@@ -301,7 +329,8 @@ class Engine:
             raise StreamError(self._deadlock())
         for unit in self.units:
             for channel in unit.inputs:
-                channel.left += sum(value is not EMPTY for _, value, _ in channel.items)
+                for _, value, _ in channel.items:
+                    channel.left += value is not EMPTY
                 if channel.left and not channel.returns:
                     raise unit.fail(
                         f"{channel.left} values of {channel.source!r} are left: it ended without taking them"
@@ -311,17 +340,16 @@ class Engine:
     def _run_ready(self) -> None:
         ready = self.ready
         take = ready.popleft
-        limit = math.inf if self.max_cycles is None else self.max_cycles
+        limit = self.max_cycles
         while ready:
             unit = take()
             for channel in unit.process:
                 if channel is not None:
                     channel.waiter = unit
-                    unit.waits = (channel,)
                 break
             else:
                 self._finish(unit)
-            if unit.clock > limit:
+            if limit is not None and unit.clock > limit:
                 raise StreamError(self._too_long(unit))
 
     def _finish(self, unit: Unit) -> None:
@@ -329,8 +357,9 @@ class Engine:
         if unit.done:
             return
         unit.done = True
-        unit.waits = ()
         for channel in unit.inputs:
+            if channel.sender.done and not channel.items:
+                continue
             drain = Unit(f"{unit.name}, done", "drain", self)
             drain.inputs.append(channel)
             drain.process = _drain(drain)
@@ -341,18 +370,16 @@ class Engine:
         memory, decisions = self.memory, self._decisions
         while decisions and decisions[0][2] != decisions[0][3].version:
             heapq.heappop(decisions)
-        at = memory.next if memory is not None else None
-        if decisions and (at is None or decisions[0][0] <= at):
-            unit = heapq.heappop(decisions)[3]
-            unit.granted = True
-            self.ready.append(unit)
-            return True
-        if memory is None or at is None:
-            return False
-        answered = memory.advance()
+        answered = None if memory is None else memory.advance(decisions[0][0] if decisions else math.inf)
+        unit: Unit
         if answered is not None:
             unit, unit.answer = answered
-            self.ready.append(unit)
+        elif decisions:
+            unit = heapq.heappop(decisions)[3]
+            unit.granted = True
+        else:
+            return False
+        self.ready.append(unit)
         return True
 
     def _too_long(self, unit: Unit) -> str:
@@ -374,7 +401,8 @@ class Engine:
         lines: list[tuple[bool, str]] = []
         ended = {unit.name for unit in self.units if unit.done}
         for unit in self.units:
-            waits = () if unit.done else unit.waits
+            own = [channel for channel in (*unit.inputs, *unit.outputs) if channel.waiter is unit]
+            waits = () if unit.done else unit.waits or own
             if waits:
                 said = ", ".join(_state(unit, channel, channel.source in ended) for channel in waits)
                 lines.append((waits[0] in unit.inputs, f"  {unit.kind} {unit.name!r} waits {said}"))
@@ -395,5 +423,7 @@ def _state(unit: Unit, channel: Channel, ended: bool) -> str:
 def _drain(unit: Unit) -> Process:
     (channel,) = unit.inputs
     while True:
-        value, _ = yield from unit.get(channel)
+        while not channel.items:
+            yield channel
+        value, _ = unit.take(channel)
         channel.left += value is not EMPTY

@@ -23,12 +23,15 @@ from tvm_axe.stream.values import lengths_fault, value_check, wanted
 class Meter(deque):
     """The queue of a channel that counts what is sent, to find out how long dynamic dims were."""
 
+    __slots__ = ("_filled", "_rank", "_tiles", "counts", "rows", "type")
+
     def __init__(self, type: StreamType) -> None:
         super().__init__()
         self.type = type
         self.counts = [0] * type.rank  # how many elements of each dim, innermost first
         self.rows = 0
         self._filled = [False] * (type.rank + 1)
+        self._tiles, self._rank = isinstance(type.data, Tile), type.rank
 
     def append(self, token: tuple[int, Any, int]) -> None:
         """Count a token (time, value, stop), and take it."""
@@ -38,9 +41,11 @@ class Meter(deque):
         if value is not EMPTY:
             counts[0] += 1
             filled[1] = True
-            if isinstance(self.type.data, Tile):
+            if self._tiles:
                 self.rows += shape_of(value)[0]
-        for level in range(1, min(stop + 1, self.type.rank)):
+        if not stop:
+            return
+        for level in range(1, min(stop + 1, self._rank)):
             if filled[level] or level == stop:
                 counts[level] += 1
                 filled[level], filled[level + 1] = False, True

@@ -10,7 +10,7 @@ in its last cycle.
 >>> memory.requests(rows=4, row_bytes=96)
 8
 >>> queue = MemoryQueue(memory, hop=1)
->>> queue.start(100, 8, unit="load"); event = queue.advance(); event
+>>> queue.start(100, 8, unit="load")
 >>> queue.advance()
 ('load', 126)
 
@@ -21,6 +21,7 @@ and back.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,11 +124,6 @@ class MemoryQueue:
         self._served = 0.0  # requests
 
     @property
-    def next(self) -> int | None:
-        """The time of the next event, if there is one."""
-        return self._events[0][0] if self._events else None
-
-    @property
     def busy(self) -> float:
         """Cycles that it takes to serve what was sent, were all the channels one."""
         return (self._served + self._waiting) / self._rate
@@ -138,23 +134,31 @@ class MemoryQueue:
         self._serial += 1
         heapq.heappush(self._events, (time, self._serial, requests, 0, unit))
 
-    def advance(self) -> tuple[Any, int] | None:
-        """Take the next event; if a unit's last request was sent, return the unit and when that is answered."""
-        time, serial, left, sent, unit = heapq.heappop(self._events)
-        passed = time - self._time
-        if passed:
-            arrived, served = self._sending * passed, self._rate * passed
-            waiting = max(0.0, self._waiting + arrived - served)
-            self._served += self._waiting + arrived - waiting
-            self._waiting, self._time = waiting, time
-        self._sending -= sent
-        if left:
-            sent = min(self._issue, left)
+    def advance(self, until: float = math.inf) -> tuple[Any, int] | None:
+        """Go on to the next last request of a unit that is before `until`; return the unit and when that is answered.
+
+        None says that nothing is left before then.
+        """
+        events, rate, issue = self._events, self._rate, self._issue
+        while events:
+            time, serial, left, sent, unit = events[0]
+            if time >= until:
+                break
+            passed = time - self._time
+            if passed:
+                arrived, served = self._sending * passed, rate * passed
+                waiting = max(0.0, self._waiting + arrived - served)
+                self._served += self._waiting + arrived - waiting
+                self._waiting, self._time = waiting, time
+            self._sending -= sent
+            if not left:
+                heapq.heappop(events)
+                return unit, time - 1 + self._latency + int(self._waiting / rate)
+            sent = min(issue, left)
             cycles, left = divmod(left, sent)
             self._sending += sent
-            heapq.heappush(self._events, (time + cycles, serial, left, sent, unit))
-            return None
-        return unit, time - 1 + self._latency + int(self._waiting / self._rate)
+            heapq.heapreplace(events, (time + cycles, serial, left, sent, unit))
+        return None
 
 
 class Occupancy:

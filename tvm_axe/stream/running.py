@@ -128,7 +128,7 @@ def _wire(
 
     def channel(source: Unit, known: Stream) -> Channel:
         returns = isinstance(known.node.operator, Loop)
-        made = Channel(stream.type, source.name, known.depth or depth, stream.stored, returns)
+        made = Channel(stream.type, source, known.depth or depth, stream.stored, returns)
         source.outputs.append(made)
         return made
 

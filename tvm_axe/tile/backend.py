@@ -27,10 +27,13 @@ class TileBackend(Backend):
         Whether what it writes may stand in one function with scheduled blocks, which upstream compiles with it.
     by_default : bool
         Whether products that nobody scheduled and no record is of are computed by tile kernels.
+    untried : bool
+        Whether tile programs have been compiled for such a device, and never run on one; `explain` says so.
     """
 
     joins_blocks: bool
     by_default: bool = False
+    untried: bool = False
 
     @property
     def pairs(self) -> bool:
@@ -82,8 +85,9 @@ def tile_backend_of(target: Target) -> TileBackend:
 
 
 def tile_targets() -> list[Target]:
-    """A plain target of each back end that tile programs run on."""
-    return [registration.target() for registration in _able()]
+    """A plain target of each back end that tile programs have been run on."""
+    able = [(registration, registration.load()) for registration in _able()]
+    return [own.target() for own, backend in able if isinstance(backend, TileBackend) and not backend.untried]
 
 
 def _able() -> list[Registration]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.machines import resolve_target
 from tvm_axe.tile.backend import tile_backend_of
-from tvm_axe.tile.plans import Plan
+from tvm_axe.tile.plans import Decision, Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.reading import read
 
@@ -29,7 +31,11 @@ def plan(program: tirx.PrimFunc | TileProgram, target: str | Target) -> Plan:
     """
     target = resolve_target(target)
     backend = tile_backend_of(target)
-    return backend.plan(program if isinstance(program, TileProgram) else read(program), target)
+    decided = backend.plan(program if isinstance(program, TileProgram) else read(program), target)
+    if not backend.untried:
+        return decided
+    said = Decision("target", backend.name, "what is compiled for it was never run: nobody had such a device")
+    return replace(decided, decisions=(said, *decided.decisions))
 
 
 def lower(program: tirx.PrimFunc | TileProgram, target: str | Target) -> tirx.PrimFunc:

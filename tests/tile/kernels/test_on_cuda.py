@@ -29,7 +29,12 @@ AMPERE = [
     ("topk_gating", 5), ("w4a16_matmul", 1), ("attention_backward", 2), ("chunk_state", 1),
     ("chunk_scan", 1), ("chunk_scan", 3),
 ]  # fmt: skip
-COMPILED = [("sm_90a", *case) for case in HOPPER] + [("sm_80", *case) for case in AMPERE]
+UNTRIED = [("matmul", 5), ("fp8_matmul", 0), ("attention", 2), ("rms_norm", 1), ("softmax", 4), ("topk_gating", 5)]
+COMPILED = [
+    (arch, *case)
+    for arch, cases in (("sm_90a", HOPPER), ("sm_80", AMPERE), ("sm_89", UNTRIED), ("sm_100a", UNTRIED))
+    for case in cases
+]
 
 
 @pytest.fixture(scope="module")

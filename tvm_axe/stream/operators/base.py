@@ -109,7 +109,7 @@ def transform(unit: Unit, step: Step, early: bool = False) -> Process:
     """
     (source,), (sink,) = unit.inputs, unit.outputs
     items, room, out, credit = source.items, source.room, sink.items, sink.room
-    wake, hop, last, spans = unit.engine.ready.append, unit.engine.hop, source.rank, unit.spans
+    wake, hop, last, spans = unit.wake, unit.hop, source.rank, unit.spans
     clock = busy = blocked = tokens = 0
     try:
         while True:
@@ -163,26 +163,26 @@ def combine(unit: Unit, step: Step, early: bool = False) -> Process:
     common goes with the value, and the other follows alone.
     """
     sources, (sink,) = unit.inputs, unit.outputs
-    queues = [(source, source.items) for source in sources]
+    queues, count = [(source, source.items) for source in sources], len(sources)
     out, credit = sink.items, sink.room
-    wake, hop, last, spans = unit.engine.ready.append, unit.engine.hop, sources[0].rank, unit.spans
+    wake, hop, last, spans = unit.wake, unit.hop, sources[0].rank, unit.spans
     clock = busy = blocked = tokens = 0
     while True:
         heads = []
         for source, items in queues:
             while not items:
                 yield source
-            head = items[0]
-            heads.append(head)
-            if head[0] > clock:
-                clock = head[0]
-        stop, empty, even = heads[0][2], heads[0][1] is EMPTY, True
-        for _, value, ends in heads:
+            heads.append(items[0])
+        times, values, stops = zip(*heads)
+        clock = max(clock, *times)
+        stop, even = stops[0], True
+        if stops.count(stop) < count:
+            even, stop = False, min(stops)
+        empty = values[0] is EMPTY
+        for value in values:
             if (value is EMPTY) is not empty:
                 raise _not_together(unit, clock, heads)
-            if ends != stop:
-                even, stop = False, min(stop, ends)
-        cycles, made = step(EMPTY if empty else tuple([head[1] for head in heads]), stop)
+        cycles, made = step(EMPTY if empty else values, stop)
         if cycles:
             if spans is not None:
                 spans.append((clock, clock + cycles))

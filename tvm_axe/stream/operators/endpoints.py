@@ -26,7 +26,9 @@ class Input(Operator):
     def process(self, node: Node, unit: Unit) -> Process:
         (sink,) = unit.outputs
         for value, stop in unit.engine.fed[node.name]:
-            yield from unit.put(sink, value, stop)
+            while not sink.room:
+                yield sink
+            unit.send(sink, value, stop)
 
 
 class Output(Operator):
@@ -42,7 +44,9 @@ class Output(Operator):
         found: list[tuple[Any, int]] = []
         unit.engine.outputs[node.name] = found
         while True:
-            value, stop = yield from unit.get(source)
+            while not source.items:
+                yield source
+            value, stop = unit.take(source)
             found.append((value, stop))
             if stop == source.rank:
                 return

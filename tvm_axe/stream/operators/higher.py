@@ -55,7 +55,6 @@ class Map(Operator):
         single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
 
         _check_computed(node, unit, function)
-        call, check = calling(unit, function.name, function), _result_check(node, unit, function)
 
         def shaped(value: Any, stop: int) -> tuple[int, tuple[Token]]:
             if value is EMPTY:
@@ -65,6 +64,10 @@ class Map(Operator):
                 found = prices[value] = price((value,) if single else value)
             unit.flops += found[2]
             return found[0], ((found[1], stop),)
+
+        if not (unit.engine.values or function.on_numbers):
+            return pipe(unit, shaped)
+        call, check = calling(unit, function.name, function), _result_check(node, unit, function)
 
         def valued(value: Any, stop: int) -> tuple[int, tuple[Token]]:
             if value is EMPTY:
@@ -79,7 +82,7 @@ class Map(Operator):
             check(made, found[1], shapes)
             return found[0], ((made, stop),)
 
-        return pipe(unit, valued if unit.engine.values or function.on_numbers else shaped)
+        return pipe(unit, valued)
 
 
 class Scan(Operator):
@@ -398,21 +401,28 @@ def _updating(node: Node, unit: Unit, operator: Scan) -> Callable[[Any, Any], tu
     function = operator.function
     price = _pricing(node, unit, function, operator.compute, operator.writes and not isinstance(operator, Accum))
     single = len(unit.inputs) == 1 and not isinstance(unit.inputs[0].type.data, Tuple)
-    valued = unit.engine.values or function.on_numbers
     _check_computed(node, unit, function)
-    accumulate = calling(unit, function.name, function.accumulate)
-    check = _result_check(node, unit, function)
     prices: dict[Any, Price] = {}
 
-    def update(state: Any, value: Any) -> tuple[int, Any]:
-        values = (value,) if single else value
-        shapes = _shapes(values) if valued else values
+    def shaped(state: Any, value: Any) -> tuple[int, Any]:
+        shapes = (value,) if single else value
         found = prices.get(shapes)
         if found is None:
             found = prices[shapes] = price(shapes)
         unit.flops += found[2]
-        if not valued:
-            return found[0], function.grown(state, found[1])
+        return found[0], function.grown(state, found[1])
+
+    if not (unit.engine.values or function.on_numbers):
+        return shaped
+    accumulate, check = calling(unit, function.name, function.accumulate), _result_check(node, unit, function)
+
+    def update(state: Any, value: Any) -> tuple[int, Any]:
+        values = (value,) if single else value
+        shapes = _shapes(values)
+        found = prices.get(shapes)
+        if found is None:
+            found = prices[shapes] = price(shapes)
+        unit.flops += found[2]
         made = accumulate(state, *values)
         check(made, function.grown(None if state is None else _shapes((state,))[0], found[1]), shapes)
         return found[0], made

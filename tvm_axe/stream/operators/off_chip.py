@@ -112,14 +112,21 @@ class LinearLoad(_Load):
         value, stop = None, 0
         while True:
             if source is not None:
-                value, stop = yield from unit.get(source)
+                while not source.items:
+                    yield source
+                value, stop = unit.take(source)
             if value is EMPTY:
                 yield from unit.put(sink, EMPTY, stop + rank)
             else:
                 for number, ends in order:
                     unit.read += size
-                    yield from unit.access(requests)
-                    yield from unit.put(sink, tile(number), ends + stop if ends == rank else ends)
+                    if unit.ask(requests):
+                        while unit.answer is None:
+                            yield None
+                        unit.answered()
+                    while not sink.room:
+                        yield sink
+                    unit.send(sink, tile(number), ends + stop if ends == rank else ends)
                 if not order:
                     yield from unit.put(sink, EMPTY, rank + stop)
             if source is None or stop == source.rank:
@@ -157,13 +164,20 @@ class RandomLoad(_Load):
         tile, requests = self.loader(node, unit)
         size = self.size
         while True:
-            number, stop = yield from unit.get(source)
-            if number is EMPTY:
-                yield from unit.put(sink, EMPTY, stop)
-            else:
+            while not source.items:
+                yield source
+            number, stop = unit.take(source)
+            value: Any = EMPTY
+            if number is not EMPTY:
                 unit.read += size
-                yield from unit.access(requests)
-                yield from unit.put(sink, tile(int(number)), stop)
+                if unit.ask(requests):
+                    while unit.answer is None:
+                        yield None
+                    unit.answered()
+                value = tile(int(number))
+            while not sink.room:
+                yield sink
+            unit.send(sink, value, stop)
             if stop == source.rank:
                 return
 

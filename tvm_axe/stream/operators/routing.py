@@ -58,7 +58,7 @@ class Partition(Operator):
             while not source.items:
                 yield source
             if source.items[0][1] is EMPTY and source.items[0][2] > rank:
-                _, stop = yield from unit.get(source)
+                _, stop = unit.take(source)
                 ended = stop == source.rank
                 continue
             chosen: Any = EMPTY
@@ -67,16 +67,22 @@ class Partition(Operator):
                     raise unit.fail(f"its selectors, from {selector.source!r}, have ended before its data")
                 while not selector.items:
                     yield selector
-                chosen, stop = yield from unit.get(selector)
+                chosen, stop = unit.take(selector)
                 selected = stop == selector.rank
             targets = [sinks[number] for number in sorted(chosen)]
             while True:
-                value, stop = yield from unit.peek(source)
+                while not source.items:
+                    yield source
+                time, value, stop = source.items[0]
+                if time > unit.clock:
+                    unit.clock = time
                 if value is not EMPTY:
                     unit.work(routing + (cost(value) if cost is not None else 0))
                 unit.free(source)
                 for sink in targets:
-                    yield from unit.put(sink, value, min(stop, rank))
+                    while not sink.room:
+                        yield sink
+                    unit.send(sink, value, stop if stop < rank else rank)
                 if stop >= rank:
                     ended = stop == source.rank
                     break
@@ -175,7 +181,7 @@ def forward(
         if value is EMPTY and stop > rank and not begun:
             if stop == source.rank:
                 raise unit.fail(f"{source.source!r} has ended, and one more tensor of it was selected")
-            yield from unit.get(source)
+            unit.take(source)
             continue
         begun = True
         if value is not EMPTY:
@@ -183,31 +189,45 @@ def forward(
             if ready > unit.clock:
                 unit.busy += ready - max(unit.clock, time)
                 unit.clock = ready
-        yield from unit.get(source)
-        if stop < rank:
-            yield from unit.put(sink, value, stop)
-            continue
-        if value is EMPTY and ends > rank:
+        unit.take(source)
+        if stop >= rank and value is EMPTY and ends > rank:
             yield from unit.put(sink, EMPTY, rank)
-        yield from unit.put(sink, value, ends)
-        return stop
+        while not sink.room:
+            yield sink
+        unit.send(sink, value, stop if stop < rank else ends)
+        if stop >= rank:
+            return stop
 
 
 def broadcast(unit: Unit) -> Process:
     """Send what comes to several units at the same time, once all of them have room."""
-    (source,) = unit.inputs
+    (source,), sinks = unit.inputs, [(sink, sink.room, sink.items) for sink in unit.outputs]
+    items, last = source.items, source.rank
+    wake, hop, clock = unit.wake, unit.hop, 0
     while True:
-        value, stop = yield from unit.peek(source)
-        for sink in unit.outputs:
-            while not sink.room:
+        while not items:
+            yield source
+        time, value, stop = items[0]
+        if time > clock:
+            clock = time
+        for sink, room, _ in sinks:
+            while not room:
+                unit.clock = clock
                 yield sink
-            if sink.room[0] > unit.clock:
-                unit.blocked += sink.room[0] - unit.clock
-                unit.clock = sink.room[0]
-        for sink in unit.outputs:
-            yield from unit.put(sink, value, stop)
+            if room[0] > clock:
+                unit.blocked += room[0] - clock
+                clock = room[0]
+        token = clock + hop, value, stop
+        for sink, room, out in sinks:
+            room.popleft()
+            out.append(token)
+            if sink.waiter is not None:
+                wake(sink.waiter)
+                sink.waiter = None
+        unit.tokens += len(sinks)
+        unit.clock = clock
         unit.free(source)
-        if stop == source.rank:
+        if stop == last:
             return
 
 

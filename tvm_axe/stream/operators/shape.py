@@ -146,8 +146,10 @@ class Reshape(Operator):
                 made.append((EMPTY, 0))
             for number, (item, mark) in enumerate(made, start=1):
                 after = ends if number == len(made) else 0
-                yield from unit.put(data, item, after)
-                yield from unit.put(padding, item if item is EMPTY else mark, after)
+                for sink, sent in ((data, item), (padding, item if item is EMPTY else mark)):
+                    while not sink.room:
+                        yield sink
+                    unit.send(sink, sent, after)
             unit.free(source)
             if stop == source.rank:
                 return
@@ -203,7 +205,11 @@ class Expand(Operator):
         rank = like.rank - source.rank
         value: Any = EMPTY  # what is repeated; EMPTY between the tensors of `like`
         while True:
-            mark, stop = yield from unit.peek(like)
+            while not like.items:
+                yield like
+            time, mark, stop = like.items[0]
+            if time > unit.clock:
+                unit.clock = time
             if value is EMPTY and (mark is not EMPTY or stop <= rank):
                 while value is EMPTY:
                     value, ends = yield from unit.peek(source)
@@ -211,7 +217,9 @@ class Expand(Operator):
                         raise unit.fail(f"the stream that is expanded has ended, and {like.source!r} goes on")
                     if value is EMPTY:
                         unit.free(source)
-            yield from unit.put(sink, EMPTY if mark is EMPTY else value, stop)
+            while not sink.room:
+                yield sink
+            unit.send(sink, EMPTY if mark is EMPTY else value, stop)
             unit.free(like)
             if stop >= rank and value is not EMPTY:
                 unit.free(source)

@@ -281,7 +281,7 @@ def attention_knobs(target: Target, problem: Problem) -> Knobs:
         at_once = 128 if problem.get("causal", False) or long else 256
         columns = _part(keys, at_once, 16) if isinstance(keys, int) else at_once
         return {"block_m": choose(rows, 32, 64), "block_n": choose(columns, 64, 256)}
-    if problem["dtype"] == "float32":
+    if not machine.by_tensor_cores(problem["dtype"]):
         return {"block_m": choose(64, 32), "block_n": choose(32, 64), "stages": choose(0, 2)}
     columns = 128 if machine.tensor_cores == "wgmma" else 64
     return {"block_m": choose(128, 64, 192), "block_n": choose(columns, 64, 96, 128, 160), "stages": choose(0, 2, 3)}

@@ -210,7 +210,7 @@ def _knobs(target: Target, problem: Problem) -> Knobs:
     machine, page = machine_of(target), problem.get("page")
     if not isinstance(machine, Gpu):
         return {"splits": choose(1, 2, 4, 8), "block_n": _of_pages(page, 128, 64, 256)}
-    blocks = _of_pages(page, 32 if problem["dtype"] == "float32" else 128, 32, 64, 128)
+    blocks = _of_pages(page, 128 if machine.by_tensor_cores(problem["dtype"]) else 32, 32, 64, 128)
     wanted = 2 * machine.processors // (problem["batch"] * problem["kv_heads"])
     most = tile.cdiv(min(problem["capacity"], problem.get("window") or problem["capacity"]), 2 * blocks[0])
     return {

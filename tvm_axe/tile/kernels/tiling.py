@@ -40,7 +40,7 @@ B in a block that are no whole panels of 128 bytes are read in halves, so that t
 
 def instructions(gpu: Gpu, dtype: str) -> Knobs:
     """Tensor cores take float32 as tf32 only where a gemm is annotated with them; it is exact otherwise."""
-    return {"instruction": (gpu.tensor_cores,)} if dtype == "tf32" else {}
+    return {"instruction": (gpu.tensor_cores if gpu.by_tensor_cores(dtype) else "fma",)} if dtype == "tf32" else {}
 
 
 def matmul_knobs(target: Target, problem: Problem) -> Knobs:
@@ -94,7 +94,7 @@ def _filling(gpu: Gpu, problem: Problem) -> list[int]:
 def gpu_block(gpu: Gpu, problem: Problem) -> tuple[int, int]:
     """The block with the least time: waves of blocks over the multiprocessors, each as long as its tile takes."""
     m, n, dtype = problem["m"] * problem.get("batch", 1), problem["n"], problem["dtype"]
-    kind = "fma" if dtype == "float32" else gpu.tensor_cores
+    kind = gpu.tensor_cores if gpu.by_tensor_cores(dtype) else "fma"
 
     def waves(block: tuple[int, int]) -> int:
         rows, columns = block

@@ -1,7 +1,7 @@
 """The two models of a CUDA kernel, and which of them a program runs in.
 
 *Specialized*: a producer warp loads by TMA what consumer warpgroups multiply by wgmma (sm_90a). *Uniform*: every warp
-loads and computes (sm_80, and what the tensor cores of sm_90a don't do).
+loads and computes (sm_80, sm_89, sm_100a, and what the tensor cores of sm_90a don't do).
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ def decide(program: TileProgram, target: Target) -> CudaPlan:
     if why is None and roles != "uniform":
         return _decide_specialized(program, target)
     if roles == "specialized":
-        raise TileError(f"kernel: roles='specialized', but {why}")
+        raise TileError(f"kernel: roles='specialized', but {why}; without it the roles are uniform")
     if any(isinstance(node, Gemm) and node.instruction == "wgmma" for node in program.nodes()):
-        raise TileError(f"gemm: instruction='wgmma', which the specialized model has, but {why or 'roles=uniform'}")
+        raise TileError(
+            f"gemm: instruction='wgmma', which the specialized model has, but {why or 'roles=uniform'}; without it the "
+            "product is by mma or multiply-adds"
+        )
     return _decide_uniform(program, target, why or "as annotated")
 
 

@@ -152,6 +152,13 @@ def test_what_is_decided_for_ampere(cuda, func, output):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_products_of_8_bit_floats(cuda, dtype):
+    for size in ((256, 192, 256), (99, 77, 64)):
+        check(programs.matmul(*size, (64, 64, 64), dtype=dtype, transpose_b=True), ("C",), 1e-2)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("source, target, tolerance", [
     ("float32", "float8_e4m3fn", 0.07), ("bfloat16", "float8_e5m2", 0.13), ("float8_e4m3fn", "float32", 0),
     ("float64", "float32", 1e-7), ("float16", "bfloat16", 1e-2), ("int8", "float16", 0), ("int32", "int8", 0),

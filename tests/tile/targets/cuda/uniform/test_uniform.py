@@ -17,7 +17,9 @@ from tvm_axe.machines import cache
 from tvm_axe.tile.targets.cuda.instructions import mma
 from tvm_axe.tile.targets.cuda.uniform.plan import decide
 
-AMPERE, HOPPER = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a"))
+AMPERE, ADA, HOPPER, BLACKWELL = (
+    Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_89", "sm_90a", "sm_100a")
+)
 
 PROGRAMS = [
     programs.matmul(256, 256, 256, (128, 128, 32), "bfloat16", "bfloat16", transpose_b=True),
@@ -65,6 +67,22 @@ def plan(func, target=AMPERE):
 
 def said(func, target=AMPERE):
     return "\n".join(map(str, plan(func, target).decisions))
+
+
+@pytest.mark.parametrize("target", [ADA, HOPPER, BLACKWELL], ids=["sm_89", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("dtype, name", [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
+def test_tensor_cores_multiply_8_bit_floats(target, dtype, name):
+    func = programs.matmul(64, 64, 64, dtype=dtype, transpose_b=True)
+    instruction = f"m16n8k32.row.col.f32.{name}.{name}.f32"
+    assert f"mma.sync {instruction}" in said(func, target)
+    assert instruction.replace(".", "_") in source(func, target)
+    assert "multiply-adds  (float8" in said(programs.matmul(64, 64, 64, dtype=dtype), target)  # b doesn't lie along k
+
+
+@pytest.mark.parametrize("target, untried", [(AMPERE, False), (ADA, True), (HOPPER, False), (BLACKWELL, True)])
+def test_where_nobody_has_run_it_is_said(target, untried):
+    why = tile.explain(programs.columns(64, 24), target)
+    assert (f"target: {target.attrs['arch']}  (what is compiled for it was never run" in why) == untried
 
 
 def test_decisions_are_said():
@@ -192,6 +210,8 @@ def huge(columns, dtype="float32"):
     (programs.matmul(64, 64, 64, threads=100), AMPERE, "threads=100; valid are multiples of 32"),
     (programs.matmul(64, 64, 64, dtype="float8_e4m3fn", transpose_b=True), AMPERE, "sm_80 computes with"),
     (programs.matmul(64, 64, 64, instruction="wgmma"), AMPERE, "sm_80 has no asynchronous products"),
+    (programs.matmul(64, 64, 64, instruction="wgmma"), BLACKWELL, "sm_100a has no .*; without it .* is by mma"),
+    (programs.matmul(256, 256, 256, (128, 128, 64), stages=4), ADA, "131072 bytes .* a block has 101376"),
     (programs.matmul(64, 64, 64, dtype="float32", instruction="mma"), AMPERE, "k as their last dimension"),
     (programs.matmul(64, 64, 64, total="float16"), AMPERE, "the accumulator is float16; valid is float32"),
     (programs.matmul(1024, 1024, 1024, (256, 128, 128), stages=3), AMPERE, r"294912 bytes \(a 3 x 65536, b 3 x 32768"),

@@ -41,8 +41,10 @@ INSTRUCTIONS = {
     "float32": Instruction(8, 1, "m16n8k8.row.col.f32.tf32.tf32.f32"),
     "int8": Instruction(32, 4, "m16n8k32.row.col.s32.s8.s8.s32"),
     "uint8": Instruction(32, 4, "m16n8k32.row.col.s32.u8.u8.s32"),
+    "float8_e4m3fn": Instruction(32, 4, "m16n8k32.row.col.f32.e4m3.e4m3.f32"),
+    "float8_e5m2": Instruction(32, 4, "m16n8k32.row.col.f32.e5m2.e5m2.f32"),
 }
-"""By the operands' type; float32 operands are rounded to tf32."""
+"""By the operands' type; float32 operands are rounded to tf32. What computes with 8-bit floats multiplies them, too."""
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,35 @@ Values = dict[tirx.Var, Any]
 """What the program's variables are where code is written."""
 
 
-def lower(plan: UniformPlan) -> tirx.PrimFunc:
-    """The function that upstream's ``tirx`` pipeline compiles."""
+class Places:
+    """What gives out a block's shared memory, in pieces of one pool, and its threads' registers."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def shared(self, size: int, dtype: str) -> tirx.Buffer:
+        """So many elements for all threads."""
+        self._pool = self._pool or T.SMEMPool()
+        return self._pool.alloc((size,), dtype, align=ALIGNMENT)
+
+    def registers(self, size: int, dtype: str) -> tirx.Buffer:
+        """So many elements of each thread."""
+        return T.alloc_buffer((size,), dtype, scope="local")
+
+    def close(self) -> None:
+        """All shared memory has been given out."""
+        if self._pool is not None:
+            self._pool.commit()
+
+
+def lower(plan: UniformPlan, places: type[Places] = Places) -> tirx.PrimFunc:
+    """The function that upstream's ``tirx`` pipeline compiles, with all tiles where `places` has room for them."""
     with _tvm.builder() as made:
         with _tvm.function_frame():
             T.func_name(plan.program.name)
             T.device_entry()
             with launch_bounds(plan.residency):
-                _Block(plan).emit()
+                _Block(plan, places()).emit()
         body = made.get().body
     func = plan.program.func
     return tirx.PrimFunc(func.params, body, func.ret_type).with_attrs({"global_symbol": plan.program.name})
@@ -64,22 +85,19 @@ def lower(plan: UniformPlan) -> tirx.PrimFunc:
 class _Block:
     """A block's code as it is written: `touched` is what its threads have touched since the last barrier."""
 
-    def __init__(self, plan: UniformPlan) -> None:
+    def __init__(self, plan: UniformPlan, places: Places) -> None:
         self.plan, self.memory = plan, plan.memory
         self.block, self.thread = T.cta_id([plan.grid.blocks]), T.thread_id([plan.threads])
-        pool: Any = T.SMEMPool() if self.memory.bytes else None
         storages: dict[Tile, Registers | Memory] = {**tensors(plan.program)}
         for tile, layout in self.memory.layouts.items():
             size = self.memory.slots(tile) * self.memory.slot_elements(tile)
-            storages[tile] = Memory(pool.alloc((size,), tile.dtype, align=ALIGNMENT), layout)
+            storages[tile] = Memory(places.shared(size, tile.dtype), layout)
         for tile, held in plan.fragments.items():
             fragment = FragmentLayout(held.layout, tile.shape, plan.threads)
-            buffer = T.alloc_buffer((fragment.registers,), tile.dtype, scope="local")
-            storages[tile] = Registers(buffer, fragment, held.origin)
+            storages[tile] = Registers(places.registers(fragment.registers, tile.dtype), fragment, held.origin)
         scratch = self.memory.scratch
-        self.exchange = pool.alloc((scratch,), "uint8", align=ALIGNMENT) if scratch else None
-        if pool is not None:
-            pool.commit()
+        self.exchange = places.shared(scratch, "uint8") if scratch else None
+        places.close()
         plan.await_previous()
         self.analyzer = plan.program.analyzer()
         self.emitter = Emitter(Threads(plan.threads, self.thread, _sync), storages, self.analyzer, self._scratch)

@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm.target import Target
 
 from tvm_axe.errors import TileError, TileWarning
+from tvm_axe.machines import Gpu
 from tvm_axe.machines.registry import described
 from tvm_axe.tile import keys
 from tvm_axe.tile.nodes import Gemm, Signal, Wait
@@ -75,11 +76,11 @@ def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
     if "epilogue_tile" in program.options:
         decisions.add("epilogue_tile", "no pieces", "only a specialized kernel has a storing warp")
     threads = _threads(program, gpu.block_threads, decisions)
-    products, fragments = _products(program, threads, decisions)
+    products, fragments = _products(program, gpu, threads, decisions)
     residency = decide_residency(program, gpu, threads, decisions)
     _check_pressure(program, fragments, threads, residency, decisions)
     memory = decide_memory(program, fragments, products, threads, decisions)
-    memory = decide_pipelines(program, memory, residency, decisions)
+    memory = decide_pipelines(program, memory, residency, decisions, gpu.asynchronous_copies)
     grid = decide_grid(program, gpu, decisions, fills_processor=False, resident=residency.blocks)
     keys.decide(program, decisions)
     scans.decide(program, decisions)
@@ -131,7 +132,7 @@ def _threads(program: TileProgram, most_threads: int, decisions: Decisions) -> i
 
 
 def _products(
-    program: TileProgram, threads: int, decisions: Decisions
+    program: TileProgram, gpu: Gpu, threads: int, decisions: Decisions
 ) -> tuple[dict[Gemm, mma.Warps], dict[Tile, LayoutChoice]]:
     """Instructions of gemms, and all fragment layouts."""
     gemms = [node for node in program.nodes() if isinstance(node, Gemm)]
@@ -140,8 +141,8 @@ def _products(
     chained = any(gemm.a.tile.scope != "shared" for gemm in gemms)
     for gemm in gemms:
         _check_gemm(gemm)
-    by_fma = [gemm for gemm in gemms if _instruction(gemm, decisions) == "fma"]
-    for gemm in by_fma:
+    by_fma = [gemm for gemm in gemms if _instruction(gemm, gpu, decisions) == "fma"]
+    for gemm in by_fma if gpu.tensor_cores != "none" else ():
         _warn_of_fragment(program, gemm)
     across = fma.threads_along_rows([gemm.shape[1] for gemm in by_fma], threads)
     for gemm in gemms:
@@ -233,9 +234,11 @@ def _warn_of_fragment(program: TileProgram, gemm: Gemm) -> None:
         )
 
 
-def _instruction(gemm: Gemm, decisions: Decisions) -> str:
+def _instruction(gemm: Gemm, gpu: Gpu, decisions: Decisions) -> str:
     """``"mma"`` or ``"fma"``."""
     by_mma, by_fma = mma.obstacle(gemm), fma.obstacle(gemm)
+    if gpu.tensor_cores == "none":
+        by_mma = "no tensor cores that mma is an instruction of"
     if gemm.instruction is not None:
         why = {"mma": by_mma, "fma": by_fma}.get(gemm.instruction, "it runs only where roles are specialized")
         if why is not None:

@@ -24,7 +24,7 @@ _STAGES = (4, 3, 2)
 
 
 def decide_pipelines(
-    program: TileProgram, memory: UniformMemory, residency: Residency, decisions: Decisions
+    program: TileProgram, memory: UniformMemory, residency: Residency, decisions: Decisions, able: bool = True
 ) -> UniformMemory:
     """Decide which loops' loads run ahead, and how far.
 
@@ -38,6 +38,8 @@ def decide_pipelines(
         How much shared memory a block may have.
     decisions : Decisions
         Where the decisions are written.
+    able : bool
+        Whether the GPU has copies that run ahead.
 
     Returns
     -------
@@ -54,11 +56,12 @@ def decide_pipelines(
         if not isinstance(loop, Loop) or loop.stages is None:
             continue
         waits = any(isinstance(node, Wait) for node in walk(loop.body))
-        ahead = {} if waits or loop.until is not None else _ahead(program, loop)
+        ahead = {} if waits or loop.until is not None or not able else _ahead(program, loop)
         copies = _sized(ahead, memory, analyzer)
         if not copies or loop.stages == 1:
             why = "they may depend on a wait in it" if waits else "as annotated" if copies else "none can"
             why = why if loop.until is None else "it may end early"
+            why = why if able else "there are no copies that run ahead"
             decisions.add(f"loop {loop.var.name}", "loads don't run ahead", why)
             continue
         memory = _with_stages(memory, loop, (copies, {copy: ahead[copy] for copy in copies}), residency, decisions)
