@@ -15,8 +15,8 @@ from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.errors import LowerError
-from tvm_axe.relax.attention import APART, saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.forms import Forms
+from tvm_axe.relax.operators_of_attention import APART, saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.sizes import Extent, Shape, exprs, typical_of
