@@ -322,7 +322,8 @@ class _Reader:
 
     def extent(self, expr: tirx.Expr) -> int | Extent:
         """An extent of a tensor; the variables that it is made of become known."""
-        for variable in variables_of(expr):
+        # By their names, as a set has another order in each process: sizes are parameters of what is compiled and kept.
+        for variable in sorted(variables_of(expr), key=lambda variable: str(variable.name)):
             name = str(variable.name)
             if not self.graph.sizes.setdefault(name, variable).same_as(variable):
                 raise LowerError(
