@@ -23,6 +23,7 @@ from tvm.relax.frontend.nn import op
 import tvm_axe as axe
 from tvm_axe.collective.start import ranks_command
 from tvm_axe.executable import Session, read_safetensors, write_safetensors
+from tvm_axe.executable.spread import Pool
 
 WIDTH, HEADS, SIZE, HIDDEN, WORDS, ROOM, PROMPT = 32, 4, 8, 64, 48, 8, 5
 MESH = axe.Mesh({"tp": 2})
@@ -511,3 +512,39 @@ def test_devices_with_memory_of_their_own(where: str, monkeypatch: pytest.Monkey
         for _ in range(2):
             want = np.maximum(want @ up.T + bias, 0) @ down.T
         assert error(got, want) < 1e-5
+
+
+class Lender:
+    """Has tensors, of which nothing is asked."""
+
+    closed = False
+
+    def mesh_tensor(self, _shape: object, _dtype: str, _shared: bool) -> Lent:
+        return Lent()
+
+    def free(self, _tensor: Lent) -> None:
+        pass
+
+
+class Lent:
+    """A tensor that closes a pool as soon as anybody looks for it there, as another thread might."""
+
+    closes: Pool | None = None
+
+    def __hash__(self) -> int:
+        pool, self.closes = self.closes, None
+        if pool is not None:
+            pool.close()
+        return id(self)
+
+
+def test_a_value_goes_while_its_session_is_closed() -> None:
+    """The garbage collector takes it in any thread, such as one of a GPU's, while another one closes the session."""
+    lender = Lender()
+    pool = Pool(lender)
+    tensors = [pool.take((4,), "float32") for _ in range(3)]
+    pool.give(tensors[0])
+    tensors[1].closes = pool
+    pool.give(tensors[1])
+    pool.give(tensors[2])
+    assert tensors[1].closes is None and not pool._all

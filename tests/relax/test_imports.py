@@ -205,3 +205,48 @@ def test_onnx(models: dict[str, Any], workers: Any, kind: str) -> None:
             assert error(session[session.functions[0]](**given), want) < 2e-6
     on_mesh = axe.compile(from_onnx(onnx.load_model_from_string(file.getvalue())), mesh={"tp": 2}, work_dir=None)
     assert error(on_mesh.run(workers(2), *given.values()), want) < 2e-6
+
+
+class Layer(nn.Module):
+    """PyTorch's own attention, causal, whose batch and tokens aren't known: importers write it out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = linears(qkv=(WIDTH, 3 * WIDTH), o=(WIDTH, WIDTH))
+
+    def forward(self, x: Any) -> Any:
+        batch, tokens, width = x.shape
+        q, k, v = (
+            each.reshape(batch, tokens, HEADS, -1).transpose(1, 2) for each in self.own["qkv"](x).split(width, -1)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.own["o"](out.transpose(1, 2).reshape(batch, tokens, width))
+
+
+def imported(model: Any, importer: str) -> Any:
+    """With a batch and a number of tokens that aren't known."""
+    example = (torch.randn(3, 7, WIDTH),)
+    if importer == "torch":
+        sizes = {0: torch.export.Dim("batch", min=1, max=8), 1: torch.export.Dim("tokens", min=2, max=512)}
+        return from_exported_program(torch.export.export(model, example, dynamic_shapes=(sizes,)))
+    onnx, file = pytest.importorskip("onnx", reason="models are imported from ONNX"), io.BytesIO()
+    options: Any = {"input_names": ["x"], "dynamic_axes": {"x": {0: "b", 1: "n"}}, "opset_version": 17, "dynamo": False}
+    torch.onnx.export(model, example, file, **options)
+    return from_onnx(onnx.load_model_from_string(file.getvalue()))
+
+
+@pytest.mark.parametrize("importer", ["torch", "onnx"])
+@torch.no_grad()
+def test_attention_of_any_length_is_one_kernel(workers: Any, importer: str) -> None:
+    torch.manual_seed(0)
+    model = Layer().eval()
+    alone, shared = (axe.compile(imported(model, importer), mesh=mesh, work_dir=None) for mesh in (None, {"tp": 2}))
+    for exe in (alone, shared):
+        names = [str(variable.name_hint) for variable in exe.module.get_global_vars()]
+        assert sum(name.startswith("attention") for name in names) == 1
+        assert not any("softmax" in name for name in names)
+    for sizes in ((3, 7), (1, 2), (2, 130), (5, 64)):
+        x = torch.randn(*sizes, WIDTH)
+        want = copy.deepcopy(model).double()(x.double())
+        for got in (alone(x.numpy()), shared.run(workers(2), x.numpy())):
+            assert error(got, want) < 2e-6

@@ -127,3 +127,41 @@ class Both:
 def test_results_that_are_new_beside_others_are_refused() -> None:
     with pytest.raises(LowerError, match=r"main: pair is made by both, some of whose results are new"):
         axe.compile(Both, mesh=axe.Mesh({"tp": 2}), work_dir=None)
+
+
+@I.ir_module(s_tir=True)
+class Returned:
+    """What a call stores to is returned, too, and computed in the function."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def more(held: T.Buffer((8, 16), "float32"), one: T.Buffer((1,), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        for i, j in T.grid(8, 16):
+            with T.sblock("more"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                held[vi, vj] = held[vi, vj] + one[0]
+
+    @R.function
+    def main(
+        x: R.Tensor((8, 16), "float32"), one: R.Tensor((1,), "float32"), w: R.Tensor((16, 8), "float32")
+    ) -> R.Tuple(R.Tensor((8, 16), "float32"), R.Tensor((8, 8), "float32")):
+        cls = Returned
+        with R.dataflow():
+            held = R.exp(x)
+            kept = R.call_tir_inplace(cls.more, (held, one), inplace_indices=[0], out_ty=R.Tensor((8, 16), "float32"))
+            out = R.matmul(R.nn.softmax(kept, axis=0), w)
+            R.output(held, out)
+        return (held, out)
+
+
+@pytest.mark.parametrize("pins", [{"held": 0}, {"kept": 0}, {"held": 1}])
+def test_what_is_returned_is_kept_when_its_successor_was_used_last(pins: Mapping[str, int], workers) -> None:
+    """Its memory is nobody else's, though what was left in its place last has been read by all devices."""
+    rng = np.random.default_rng(0)
+    x, one, w = (rng.standard_normal(shape, "float32") for shape in ((8, 16), (1,), (16, 8)))
+    exe = axe.compile(Returned, mesh={"tp": 2}, pins=pins, work_dir=None)
+    held, out = map(np.asarray, exe.run(workers(2), x, one, w))
+    want = np.exp(x) + one
+    weights = np.exp(want - want.max(0))
+    np.testing.assert_allclose(held, want, rtol=1e-5)
+    np.testing.assert_allclose(out, weights / weights.sum(0) @ w, rtol=1e-5, atol=1e-5)

@@ -2,13 +2,14 @@
 
 import functools
 import importlib.util
+import operator
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op
 
@@ -403,3 +404,18 @@ def test_no_tokens_and_fewer_than_devices(devices, workers):
         found = exe.run(workers(devices), *arrays)
         assert [each.shape for each in found] == [(rows, 16)] * 2
         assert not rows or error(list(found), [norm, y]) < 1e-5
+
+
+def test_sizes_have_one_order_in_all_processes():
+    """Those of one extent by their names: they are parameters of what is compiled, and kept on disk."""
+    names = [f"n{at}" for at in (3, 1, 4, 0, 5, 2)]
+    sizes = [tirx.Var(name, "int64") for name in names]
+    total = functools.reduce(operator.add, sizes)
+    shapes = [(total, 8), *((size, 8) for size in sizes)]
+    params = [relax.Var(f"x{at}", relax.TensorType(shape, "float32")) for at, shape in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        joined = builder.emit(relax.op.concat(params[1:], 0))
+        builder.emit_func_output(builder.emit(relax.op.add(params[0], joined)))
+    shared = share_model(builder.get(), axe.Mesh({"tp": 2}))
+    assert shared.functions["main"].sizes == tuple(sorted(names))

@@ -72,6 +72,24 @@ def test_regions():
     assert load.dst.overruns(tile.read(lengths).analyzer()) == ()
 
 
+def test_a_grid_over_a_wider_extent_is_inside():
+    """Of an int64 extent a grid counts in int32; what is beyond its tiles' multiples isn't proved."""
+    n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+    batches, rows = tirx.Cast("int32", n), tirx.Cast("int32", m)
+
+    @T.prim_func
+    def whole(A: T.Buffer((n, m, 8), "float32"), B: T.Buffer((n, m, 8), "float32")):
+        with tile.kernel(batches, tile.cdiv(rows, 4)) as (b, i):
+            x = tile.shared((4, 8), "float32")
+            tile.copy(A[b, i * 4 : i * 4 + 4, 0:8], x)
+            tile.copy(x, B[b + 1, i * 4 : i * 4 + 4, 0:8])
+
+    program = tile.read(whole)
+    load, store = program.body
+    assert load.src.overruns(program.analyzer()) == (1,)
+    assert store.dst.overruns(program.analyzer()) == (0, 1)
+
+
 def test_bytes():
     assert [t.bytes for t in tile.read(lengths).tiles] == [128, 128, 4]
 

@@ -27,7 +27,7 @@ from tvm_axe.executable.weights import matched_weights
 from tvm_axe.machines import backend_of
 from tvm_axe.machines.timing import timed
 from tvm_axe.nests import ranges_of
-from tvm_axe.relax.attention import APART
+from tvm_axe.relax.operators_of_attention import APART
 from tvm_axe.relax.packing import attached, packed_weights
 
 __all__ = ["FunctionExecutable", "ModelExecutable"]

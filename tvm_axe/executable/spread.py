@@ -132,7 +132,6 @@ class Pool:
         self._all: list[MeshTensor] = []
         self._kinds: dict[MeshTensor, _Kind] = {}
         self._free: defaultdict[_Kind, deque[MeshTensor]] = defaultdict(deque)
-        self.closed = False
         weakref.finalize(self, discard, self._workers, self._all)
 
     def take(self, shape: Sequence[int], dtype: str, shared: bool = False, room: int | None = None) -> MeshTensor:
@@ -155,9 +154,10 @@ class Pool:
         return tensor
 
     def give(self, tensor: MeshTensor) -> None:
-        """Take a tensor back that nobody uses any more; in any thread."""
-        if not self.closed:
-            self._free[self._kinds[tensor]].append(tensor)
+        """Take a tensor back that nobody uses any more; in any thread, also while another closes the pool."""
+        kind = self._kinds.get(tensor)
+        if kind is not None:
+            self._free[kind].append(tensor)
 
     def trim(self) -> None:
         """Free what nobody uses."""
@@ -172,9 +172,8 @@ class Pool:
 
     def close(self) -> None:
         """Free all."""
-        self.closed = True
+        self._kinds.clear()  # what is given back from here on is nobody's
         self._free.clear()
-        self._kinds.clear()
         workers = self._workers()
         while self._all:
             tensor = self._all.pop()

@@ -23,6 +23,7 @@ from tvm_axe.analysis.annotations import KERNEL, PROGRAM, WAITS
 from tvm_axe.analysis.blocks import NestedBlock, covers, nested_blocks, statements
 from tvm_axe.analysis.expressions import substitute, uses
 from tvm_axe.analysis.patterns import is_pointwise
+from tvm_axe.analysis.sizes import unknown_extents
 from tvm_axe.analysis.tree import has_threads, why_unschedulable, with_functions
 from tvm_axe.errors import InputError, LowerError, ScheduleError, TileError
 from tvm_axe.machines import backend_of
@@ -132,14 +133,18 @@ def with_tile_kernels(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
 
 
 def _laid_out(
-    func: tirx.PrimFunc, body: tirx.Stmt, attrs: Mapping[str, Any], buffers: Sequence[tirx.Buffer] = ()
+    func: tirx.PrimFunc,
+    body: tirx.Stmt,
+    attrs: Mapping[str, Any],
+    buffers: Sequence[tirx.Buffer] = (),
+    layout: str | None = "default",
 ) -> tirx.PrimFunc:
     """The function with another body, and layouts of its tensors, which TIRx wants to know: of blocks they have none.
 
     Host code allocates `buffers` on the GPU, from the runtime's pool, and launches the kernels on one stream.
     """
     tensors = [*filter(tirx.is_buffer_var, func.params), *buffers]
-    laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name) for old in tensors}
+    laid_out = {old: tirx.decl_buffer(list(old.shape), old.dtype, old.name, layout=layout) for old in tensors}
     if buffers:
         body = tirx.SeqStmt([*(tirx.AllocBuffer(laid_out[buffer]) for buffer in buffers), *statements(body)])
     params = [laid_out.get(old, old) for old in func.params]
@@ -190,7 +195,9 @@ class _Rewriter:
             func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root), self.func.ret_type)
             return s_tir.renew_defs(func.with_attrs(self.attrs))
         attrs = {**self.attrs, WAITS: True} if self.overlaps else self.attrs
-        return _laid_out(self.func, body, attrs, buffers)
+        # What renames the variables of extents leaves those in layouts, which a CPU's code doesn't ask for.
+        layout = None if backend.joins_blocks and unknown_extents(self.func) else "default"
+        return _laid_out(self.func, body, attrs, buffers, layout)
 
     def _program(self) -> list[tirx.Stmt]:
         """The tile program that the function stands for, with its knobs as annotated."""

@@ -17,8 +17,8 @@ from tvm.target import Target
 from tvm_axe.errors import TileError
 from tvm_axe.lower.tiles import with_tile_kernels
 from tvm_axe.machines import find_backend
-from tvm_axe.relax.attention import Attention, OfAnyLength, attentions, laid, of_any_length
-from tvm_axe.relax.kernels import attention_in_blocks, attention_of_any_length, computed_by
+from tvm_axe.relax.attention import Attention, attentions
+from tvm_axe.relax.kernels import attention_in_blocks, called_for, computed_by
 from tvm_axe.relax.values import extents_of
 from tvm_axe.tile import lowering
 from tvm_axe.tile.backend import TileBackend
@@ -46,23 +46,15 @@ def with_attention(model: IRModule, target: Target, in_blocks: bool = False) -> 
         return model
     kernels = _Kernels(target, in_blocks)
     found = {
-        variable: {call: match for call, match in attentions(func).items() if kernels.of(_problem(match)) is not None}
+        variable: {call: match for call, match in attentions(func).items() if kernels.of(match) is not None}
         for variable, func in model.functions_items()
         if isinstance(func, relax.Function)
     }
-    unknown = {
-        variable: {
-            call: match
-            for call, match in of_any_length(model[variable]).items()
-            if kernels.of_any_length(match.problem) is not None
-        }
-        for variable in found
-    }
-    if not any([*found.values(), *unknown.values()]):
+    if not any(found.values()):
         return model
     rewriter = _Rewriter(model, kernels)
     for variable, calls in found.items():
-        rewriter.calls, rewriter.unknown = calls, unknown[variable]
+        rewriter.calls = calls
         rewriter.builder_.update_func(variable, rewriter.visit_expr(model[variable]))
     return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
 
@@ -81,8 +73,11 @@ class _Kernels:
         self._target, self._in_blocks = target, in_blocks
         self._made: dict[str, tirx.PrimFunc | None] = {}
 
-    def of(self, problem: Problem) -> tirx.PrimFunc | None:
-        """The kernel of a problem; None if it can't compute that here, or isn't worth it."""
+    def of(self, match: Attention) -> tirx.PrimFunc | None:
+        """The kernel of an attention; None if there is none here, or it isn't worth it."""
+        return self._of_known(_problem(match)) if match.is_known else self._of_any_length(match)
+
+    def _of_known(self, problem: Problem) -> tirx.PrimFunc | None:
         name = repr(problem)
         if problem["queries"] < _LEAST:
             return None
@@ -96,12 +91,12 @@ class _Kernels:
                 self._made[name] = None
         return self._made[name]
 
-    def of_any_length(self, problem: Problem) -> tirx.PrimFunc | None:
-        """The kernel of attention of unknown extents; None if there is none here."""
+    def _of_any_length(self, match: Attention) -> tirx.PrimFunc | None:
+        problem = {**match.problem, "order": match.letters}
         name = repr({key: str(value) for key, value in problem.items()})
         if name not in self._made:
-            blocks = attention_of_any_length(problem)
-            if not compiles("attention", self._target, {**problem, "order": "tttt"}):
+            blocks = computed_by("attention", problem, attention_in_blocks(problem, match.letters))
+            if not compiles("attention", self._target, problem):
                 self._made[name] = None
             elif self._in_blocks:
                 self._made[name] = blocks
@@ -118,20 +113,17 @@ class _Rewriter(PyExprMutator):
         super().__init__(model)
         self.kernels = kernels
         self.calls: dict[relax.Call, Attention] = {}
-        self.unknown: dict[relax.Call, OfAnyLength] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """The call, or that of a kernel in its place."""
-        if (unknown := self.unknown.get(call)) is not None:
-            kernel = self.builder_.add_func(self.kernels.of_any_length(unknown.problem), "attention")
-            return relax.call_tir(kernel, [*map(self.visit_expr, unknown.tensors)], out_ty=call.ty)
         match = self.calls.get(call)
         if match is None:
             return super().visit_call_(call)
-        emit, problem = self.builder_.emit, _problem(match)
-        sources = (match.q, match.k, match.v)
-        operands = [laid(self.visit_expr(source.value), source, "h", 1, emit) for source in sources]
-        variable = self.builder_.add_func(self.kernels.of(problem), "attention")
+        emit, variable = self.builder_.emit, self.builder_.add_func(self.kernels.of(match), "attention")
+        if not match.is_known:
+            operands = match.operands(match.letters, match.batch, self.visit_expr, emit)
+            return called_for(match, variable, operands, call, emit)
+        problem, operands = _problem(match), match.operands("hhh", 1, self.visit_expr, emit)
         shape = [1, *(problem[name] for name in ("heads", "queries", "dim"))]
         out = emit(relax.call_tir(variable, operands, out_ty=relax.TensorType(shape, problem["dtype"])))
         if match.order == "h":

@@ -367,7 +367,8 @@ class _Function:
             if last != at or buffer is None or buffer.placed is None or spot in self.results:
                 continue
             root = self.roots.get(spot, spot)
-            if spot in self.crossing and self.graph.values[root[0]].kind == "value":
+            # In the place of a result or of what the caller brings nothing else may be left.
+            if spot in self.crossing and root not in self.results and self.graph.values[root[0]].kind == "value":
                 self.slots[buffer.shape, buffer.dtype].append(buffer.placed)
                 del self.buffers[spot]
 

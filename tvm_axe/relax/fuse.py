@@ -12,9 +12,9 @@ from tvm_axe.errors import TuneError
 from tvm_axe.machines import backend_of
 from tvm_axe.records.packing import LAYOUT_FREE
 from tvm_axe.relax.attended import with_attention
-from tvm_axe.relax.attention import saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.convolutions import with_convolutions
 from tvm_axe.relax.kernels import with_kernels
+from tvm_axe.relax.operators_of_attention import saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.simplify import simplified
 from tvm_axe.relax.widening import widened
 

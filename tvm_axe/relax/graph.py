@@ -15,8 +15,8 @@ from tvm_axe.analysis.blocks import all_blocks
 from tvm_axe.analysis.expressions import substitute, uses, variables_of
 from tvm_axe.analysis.patterns import Pattern, pattern_of
 from tvm_axe.errors import LowerError
-from tvm_axe.relax.attention import APART, saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.forms import Forms
+from tvm_axe.relax.operators_of_attention import APART, saying_what_is_left, with_repeated_heads
 from tvm_axe.relax.pins import dims_of
 from tvm_axe.relax.shapes import SAID, says_shapes, with_known_shapes
 from tvm_axe.relax.sizes import Extent, Shape, exprs, typical_of
@@ -322,7 +322,8 @@ class _Reader:
 
     def extent(self, expr: tirx.Expr) -> int | Extent:
         """An extent of a tensor; the variables that it is made of become known."""
-        for variable in variables_of(expr):
+        # By their names, as a set has another order in each process: sizes are parameters of what is compiled and kept.
+        for variable in sorted(variables_of(expr), key=lambda variable: str(variable.name)):
             name = str(variable.name)
             if not self.graph.sizes.setdefault(name, variable).same_as(variable):
                 raise LowerError(

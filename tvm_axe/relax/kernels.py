@@ -15,11 +15,11 @@ kernel is chosen later, as other products', with what is pointwise behind it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import relax, te, tirx
-from tvm.ir import GenericConst, IRModule, Op
+from tvm.ir import GenericConst, GlobalVar, IRModule, Op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 from tvm.topi import nn as topi
@@ -28,14 +28,15 @@ from tvm_ffi import structural_equal
 from tvm_axe.analysis.annotations import KERNEL
 from tvm_axe.analysis.expressions import uses
 from tvm_axe.machines import backend_of
-from tvm_axe.relax.attention import DTYPES, Attention, OfAnyLength, attentions, laid, of_any_length
-from tvm_axe.relax.values import extents_of, shape_of
+from tvm_axe.relax.attention import Attention, attentions
+from tvm_axe.relax.operators_of_attention import DTYPES
+from tvm_axe.relax.values import alike, shape_of, sides_of
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.kernels import compiles
 from tvm_axe.tile.kernels.attention import MASKED, scale_of, shapes
 from tvm_axe.tile.kernels.kernel import Problem
 
-__all__ = ["attention_in_blocks", "attention_of_any_length", "computed_by", "for_share", "with_kernels"]
+__all__ = ["attention_in_blocks", "called_for", "computed_by", "for_share", "with_kernels"]
 
 _OPAQUE = {"op_pattern": 8}  # what upstream fuses with nothing
 _FUSABLE = 4  # what it fuses with elementwise operators behind
@@ -71,7 +72,7 @@ def with_kernels(model: IRModule, target: Target) -> IRModule:
     rewriter = _Rewriter(model, target)
     for variable, func in model.functions_items():
         if isinstance(func, relax.Function):
-            rewriter.attentions, rewriter.unknown = attentions(func), of_any_length(func)
+            rewriter.attentions = attentions(func)
             rewriter.builder_.update_func(variable, rewriter.visit_expr(func))
     return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
 
@@ -82,15 +83,9 @@ class _Rewriter(PyExprMutator):
         super().__init__(model)
         self._target = target
         self.attentions: dict[relax.Call, Attention] = {}
-        self.unknown: dict[relax.Call, OfAnyLength] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """The call, its arguments rewritten, or what takes its place."""
-        if (unknown := self.unknown.get(call)) is not None:
-            problem, tensors = unknown.problem, [*map(self.visit_expr, unknown.tensors)]
-            if compiles("attention", self._target, {**problem, "order": "tttt"}):
-                variable = self.builder_.add_func(attention_of_any_length(problem), "attention")
-                return relax.call_tir(variable, tensors, out_ty=call.ty)
         if call in self.attentions and (whole := self._attention(call, self.attentions[call])) is not None:
             return whole
         call = self.visit_expr_post_order(call)
@@ -120,25 +115,17 @@ class _Rewriter(PyExprMutator):
 
     def _attention(self, call: relax.Call, match: Attention) -> relax.Expr | None:
         """A call of a kernel that computes an attention; None if there is none."""
-        sources = (match.q, match.k, match.v)
-        letters = [match.order_of(source) for source in sources]
-        order, problem, name = "".join((*letters, match.order)), match.problem, "attention"
-        if problem["queries"] == 1 and letters[1:] == ["h", "h"]:
+        letters, problem, name = match.letters, match.problem, "attention"
+        asked = {**problem, "order": letters}
+        if match.is_known and problem["queries"] == 1 and letters[1:3] == "hh":
             name = "decode_attention"
-            problem |= {"capacity": problem["keys"], "whole": True}
-            problem = {key: value for key, value in problem.items() if key not in ("queries", "keys", "causal")}
-        else:
-            problem["order"] = order
-        if not compiles(name, self._target, problem):
+            asked = {key: value for key, value in problem.items() if key not in ("queries", "keys", "causal")}
+            asked |= {"capacity": problem["keys"], "whole": True}
+        if not compiles(name, self._target, asked):
             return None
-        emit = self.builder_.emit
-        operands = [
-            laid(self.visit_expr(source.value), source, letter, match.batch, emit)
-            for source, letter in zip(sources, letters)
-        ]
-        blocks = attention_in_blocks(match.problem, order)
-        out, shape = self._called(name, problem, operands, blocks), extents_of(call)
-        return out if [*map(int, blocks[-1].shape)] == shape else relax.op.reshape(emit(out), shape)
+        operands = match.operands(letters, match.batch, self.visit_expr, self.builder_.emit)
+        variable = self.builder_.add_func(computed_by(name, asked, attention_in_blocks(problem, letters)), name)
+        return called_for(match, variable, operands, call, self.builder_.emit)
 
     def rms_norm(self, call: relax.Call) -> relax.Expr | None:
         """A norm of the last axis."""
@@ -261,9 +248,17 @@ class _Rewriter(PyExprMutator):
         return relax.call_tir(variable, list(arguments), relax.TensorType(list(result.shape), str(result.dtype)))
 
 
-def attention_of_any_length(problem: Problem) -> tirx.PrimFunc:
-    """The function of blocks that is attention with tokens before heads, of unknown extents, and says its kernel."""
-    return computed_by("attention", {**problem, "order": "tttt"}, attention_in_blocks(problem, "tttt"))
+def called_for(
+    match: Attention,
+    variable: GlobalVar,
+    operands: Sequence[relax.Expr],
+    call: relax.Expr,
+    emit: Callable[[relax.Expr], relax.Var],
+) -> relax.Expr:
+    """A call of a kernel that computes an attention, of the shape of the call whose place it takes."""
+    out = relax.call_tir(variable, list(operands), relax.TensorType(match.result, str(call.ty.dtype)))
+    shape = sides_of(call) or []
+    return out if alike(match.result, shape) else relax.op.reshape(emit(out), shape)
 
 
 def computed_by(name: str, problem: Problem, blocks: Sequence[te.Tensor]) -> tirx.PrimFunc:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TypeGuard
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 from tvm import ir, relax, tirx
 from tvm.ir import GenericConst, IRModule
+from tvm.sym import Analyzer
 
 from tvm_axe import _tvm
 
-__all__ = ["Values", "extents_of", "is_call", "shape_of"]
+__all__ = ["Side", "Values", "alike", "extents_of", "is_call", "product", "shape_of", "sides_of"]
+
+Side = Any
+"""An extent of a tensor: a number where it is known, an expression elsewhere."""
 
 _SMALL = 1 << 22  # elements that a constant may have to be looked at
 
@@ -21,13 +28,32 @@ def is_call(value: relax.Expr, operator: str) -> TypeGuard[relax.Call]:
     return isinstance(value, relax.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == operator
 
 
-def shape_of(value: relax.Expr) -> list[int] | None:
-    """The extents of a tensor; None of one with symbolic extents, and of anything else."""
+def sides_of(value: relax.Expr) -> list[Side] | None:
+    """The extents of a tensor; None of one that has no shape, and of anything else."""
     kind = value.ty
     if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
         return None
-    extents = list(kind.shape.values)
-    return [int(extent) for extent in extents] if all(isinstance(n, tirx.IntImm) for n in extents) else None
+    return [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in kind.shape.values]
+
+
+def alike(some: Sequence[Side], others: Sequence[Side]) -> bool:
+    """Whether there are as many extents, and each is proved to be the other."""
+    return len(some) == len(others) and all(
+        one == other if isinstance(one, int) and isinstance(other, int) else Analyzer().can_prove_equal(one, other)
+        for one, other in zip(some, others)
+    )
+
+
+def product(extents: Iterable[Side]) -> Side:
+    """The number of elements of a tensor of these extents."""
+    return functools.reduce(operator.mul, extents, 1)
+
+
+def shape_of(value: relax.Expr) -> list[int] | None:
+    """The extents of a tensor; None of one with symbolic extents, and of anything else."""
+    sides = sides_of(value)
+    known = None if sides is None else [extent for extent in sides if isinstance(extent, int)]
+    return known if sides is not None and known is not None and len(known) == len(sides) else None
 
 
 def extents_of(value: relax.Expr) -> list[int]:
@@ -42,13 +68,16 @@ class Values:
 
     def __init__(self, func: relax.Function) -> None:
         self._bound: dict[relax.Var, relax.Expr] = {}
+        self._names: dict[relax.Expr, relax.Var] = {}
         self._folded: dict[str, np.ndarray | None] = {}
         relax.analysis.post_order_visit(func, self._enter)
 
     def _enter(self, node: relax.Expr) -> None:
         if isinstance(node, relax.SeqExpr):
             for block in node.blocks:
-                self._bound |= {own.var: own.value for own in block.bindings if isinstance(own, relax.VarBinding)}
+                bindings = [own for own in block.bindings if isinstance(own, relax.VarBinding)]
+                self._bound |= {own.var: own.value for own in bindings}
+                self._names |= {own.value: own.var for own in bindings if isinstance(own.value, relax.Call)}
 
     def calls(self) -> list[relax.Call]:
         """All calls that variables are bound to, in order."""
@@ -60,16 +89,26 @@ class Values:
             value = self._bound[value]
         return value
 
-    def matrix(self, value: relax.Expr) -> relax.Expr:
-        """What a value is before it is reshaped in ways that keep the matrices of its last two dimensions."""
+    def named(self, value: relax.Expr) -> relax.Expr:
+        """The variable that a call is bound to, so that it isn't computed twice; anything else as it is."""
+        return self._names.get(value, value) if isinstance(value, relax.Call) else value
+
+    def stages(self, value: relax.Expr) -> Iterator[relax.Expr]:
+        """A value, and what it was before each of the reshapes that keep the matrices of its last two dimensions."""
+        yield value
         found = self.of(value)
         while is_call(found, "relax.reshape") or is_call(found, "relax.broadcast_to"):
-            before, after = shape_of(found.args[0]), shape_of(found)
-            kept = before and after and before[-2:] == after[-2:] and math.prod(before) == math.prod(after)
-            if not kept or len(before or []) < 2:
-                break
-            found = self.of(found.args[0])
-        return found
+            inner = found.args[0]
+            before, after = sides_of(inner) or [], sides_of(found) or []
+            if len(before) < 2 or not alike(before[-2:], after[-2:]) or not alike([product(before)], [product(after)]):
+                return
+            yield inner
+            found = self.of(inner)
+
+    def matrix(self, value: relax.Expr) -> relax.Expr:
+        """What a value is before it is reshaped in ways that keep the matrices of its last two dimensions."""
+        *_, last = self.stages(value)
+        return self.of(last)
 
     def constant(self, value: relax.Expr) -> np.ndarray | None:
         """The elements of a value that is made of constants alone, if there are few; else None."""
@@ -97,7 +136,7 @@ class Values:
     def scalar(self, value: relax.Expr) -> float | None:
         """The number that all elements of a value are, if it is made of constants alone; else None."""
         found = self.of(value)
-        if is_call(found, "relax.full_like"):
+        if is_call(found, "relax.full_like") or is_call(found, "relax.full"):
             return self.scalar(found.args[1])
         array = self.constant(found)
         return float(array.flat[0]) if array is not None and array.size == 1 else None

@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import sym, tirx
 
 from tvm_axe.layout import ComposeLayout, Layout
+from tvm_axe.tile.arithmetic import plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +101,9 @@ class Region:
 
 def _ends_within(analyzer: sym.Analyzer, end: Any, size: Any) -> bool:
     """Whether a region's end is proved to be inside; where sizes are open, by all that is known of them."""
+    if not isinstance(size, int) and not isinstance(end, int) and str(size.ty) != str(end.ty):
+        # A grid runs up to an extent in its own, narrower type. Wrapped to that, what is at least 0 is never more.
+        size = plain(tirx.Cast(str(end.ty), size))
     inside = end <= size
     if isinstance(inside, bool):
         return inside

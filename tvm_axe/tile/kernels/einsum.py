@@ -188,11 +188,16 @@ class Operands:
         names = self._indices(dims)
         return names.index(first) < names.index(second)
 
+    @property
+    def transpose_b(self) -> bool:
+        """Whether the right operand lies with the terms of its columns in a row."""
+        return not self.comes_first(self.b, self.term, self.column)
+
     def problem(self, dtype: str) -> dict[str, Any]:
         """What the tiles are chosen for."""
         batch = math.prod(self.extents[index] for index in self.blocks)
         m, n, k = (self.extents[index] for index in (self.row, self.column, self.term))
-        return {"m": m, "n": n, "k": k, "dtype": dtype, "batch": batch}
+        return {"m": m, "n": n, "k": k, "dtype": dtype, "batch": batch, "transpose_b": self.transpose_b}
 
 
 def _divided(index: str, owners: Sequence[tuple[Dim, ...]]) -> bool:
@@ -246,7 +251,7 @@ def einsum(
             raise TileError(f"einsum: tiles of {block} don't divide {index}:{spec.extents[index]}, a part of a tensor")
     cut = {spec.row: block_m, spec.column: block_n, spec.term: block_k}
     transpose_a = not spec.comes_first(spec.a, spec.row, spec.term)
-    transpose_b = not spec.comes_first(spec.b, spec.term, spec.column)
+    transpose_b = spec.transpose_b
     a_tile = (block_k, block_m) if transpose_a else (block_m, block_k)
     b_tile = (block_n, block_k) if transpose_b else (block_k, block_n)
     shapes = [tuple(dim.size for dim in dims_of(text)) for text in (a, b, c)]

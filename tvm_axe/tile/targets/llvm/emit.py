@@ -66,9 +66,12 @@ def lower(plan: CpuPlan, *, check_bounds: bool = False) -> tirx.PrimFunc:
         if imported:
             scope.enter_context(T.attr(0, "pragma_import_llvm", "".join(imported)))
         with (T.serial if meets else T.parallel)(functools.reduce(operator.mul, extents)) as block:
-            for var, extent in reversed(program.grid):
+            for var, extent in program.grid[:0:-1]:
                 writer.scalars[var] = T.Bind(block % extent)
                 block = block // extent
+            # There are as many as the slowest has. A remainder by an extent that isn't known would keep upstream's
+            # simplifier busy for longer than all of LLVM.
+            writer.scalars[program.grid[0][0]] = T.Bind(block)
             writer.allocate()
             _write(writer, program.body)
         if checks is not None:
