@@ -27,6 +27,7 @@ from tvm_axe.tile.language import (
 )
 from tvm_axe.tile.lowering import explain, lower, plan
 from tvm_axe.tile.mesh import mesh_tensor
+from tvm_axe.tile.operators import operator
 from tvm_axe.tile.order import argmax, argmin, cumsum, sort, top_k
 from tvm_axe.tile.philox import random
 from tvm_axe.tile.reading import read
@@ -56,6 +57,7 @@ __all__ = [
     "max",
     "mesh_tensor",
     "min",
+    "operator",
     "parallel",
     "pipelined",
     "plan",

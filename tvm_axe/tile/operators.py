@@ -1,0 +1,303 @@
+"""Tile programs as operators of PyTorch: they allocate what they give, have gradients, and torch.compile keeps them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tvm import tirx
+
+from tvm_axe.errors import InputError, TileError
+from tvm_axe.tile.arguments import Parameter, Scalar, parameters
+from tvm_axe.tile.build import TileExecutable, compile_all
+from tvm_axe.tile.points import evaluate
+from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.reading import read
+from tvm_axe.tile.walking import variables_in
+
+Programs: TypeAlias = tirx.PrimFunc | TileProgram | Sequence[tirx.PrimFunc | TileProgram]
+"""A tile program, or several that run one after the other, in which tensors of one name are one."""
+
+_TARGETS = {"cpu": "llvm", "cuda": "cuda"}
+_ALIGNED = 64  # bytes, of which tensors that a program is called with begin at a multiple on every target
+
+
+def operator(
+    name: str, programs: Programs, *, outputs: Sequence[str] | None = None, gradient: Programs | None = None
+) -> Any:
+    """Make an operator of PyTorch of a tile program: ``y = operator("mine::scale", scale)(x)``.
+
+    It is called with the tensors that the program reads, and its numbers, in the order of its parameters, and returns
+    new ones that it writes: one, or a tuple in that order. A program is compiled at the first call for a device, CPU or
+    GPU, and runs on PyTorch's current stream. The operator is PyTorch's own (``torch.ops.mine.scale``), so it works
+    under ``torch.compile``, in exported programs and with ``torch.library.opcheck``.
+
+    Several programs are one operator: what one leaves for the next is scratch. For a kernel of `tvm_axe.tile.kernels`
+    give its recipe's ``programs`` and ``outputs``.
+
+    Parameters
+    ----------
+    name : str
+        ``"namespace::name"``, which isn't taken yet.
+    programs : PrimFunc, TileProgram or sequence of them
+        What is computed. No tensor is both read and written by one of them.
+    outputs : sequence of str, optional
+        What is returned, by name: those tensors that are written and that no later program reads, if left out.
+    gradient : PrimFunc, TileProgram or sequence of them, optional
+        What computes the gradients, in terms of names: it may read the operator's inputs and outputs and, for an output
+        ``Y``, the gradient ``dY`` of a loss by it; it gives ``dX`` for an input ``X``. It is the operator
+        ``"namespace::name_gradient"``.
+
+    Returns
+    -------
+    torch.library.CustomOpDef
+        The operator.
+
+    Raises
+    ------
+    InputError
+        PyTorch isn't installed, or the name is none or taken. Of a call: a tensor is on a device that nothing compiles
+        for, an argument doesn't fit, or the gradient of an input is asked for that `gradient` doesn't give.
+    TileError
+        A program is malformed or writes what it reads, a size of an output is none of the inputs', or `gradient` reads
+        or gives what it can't.
+
+    Examples
+    --------
+    >>> scale = operator("mine::scale", scale_program, gradient=scale_gradient)  # doctest: +SKIP
+    >>> scale(x).sum().backward()  # doctest: +SKIP
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError("operator: PyTorch isn't installed; pip install torch") from error
+    made = _Operator(name, programs, outputs)
+    back = None if gradient is None else _Gradient(made, _Operator(f"{name}_gradient", gradient, None))
+    if name.count("::") != 1 or not all(part.isidentifier() for part in name.split("::")):
+        raise InputError(f'operator: a name is "namespace::name", got {name!r}')
+    for each in (made, *([back.operator] if back else [])):
+        namespace, short = each.name.split("::")
+        if hasattr(getattr(torch.ops, namespace), short):
+            raise InputError(f"operator: {each.name} is taken; valid is a name that no operator has")
+    defined = _define(made)
+    if back is not None:
+        defined.register_autograd(back.backward, setup_context=back.keep)
+        back.run = _define(back.operator)
+    return defined
+
+
+def _define(made: _Operator) -> Any:
+    """The operator, known to PyTorch: what it does, and what comes out without doing it."""
+    import torch
+
+    defined = torch.library.custom_op(made.name, made.run, mutates_args=(), schema=made.schema)
+    defined.register_fake(made.allocated)
+    return defined
+
+
+class _Operator:
+    """Programs that run one after the other, by the names of what they take and give.
+
+    Attributes
+    ----------
+    taken : dict of str to Parameter or Scalar
+        The arguments, in order.
+    given : dict of str to Parameter
+        The results, in order.
+    """
+
+    def __init__(self, name: str, programs: Programs, outputs: Sequence[str] | None) -> None:
+        self.name = name
+        several = [*programs] if isinstance(programs, Sequence) else [programs]
+        self._programs = [each if isinstance(each, TileProgram) else read(each) for each in several]
+        self._own = [parameters(program) for program in self._programs]
+        self._compiled: dict[str, list[TileExecutable]] = {}
+        self._lock = threading.Lock()
+        self.taken: dict[str, Parameter | Scalar] = {}
+        self._written: dict[str, Parameter] = {}
+        read_later: set[str] = set()
+        for program, own in zip(self._programs, self._own):
+            if program.devices > 1:
+                raise TileError(f"operator: {program.name} is a program of a mesh, whose devices run it together")
+            reads = {tile.name for node in program.nodes() for tile in node.reads}
+            for param in own:
+                if isinstance(param, Scalar):
+                    self.taken.setdefault(param.name, param)
+                    continue
+                if param.name in reads and param.is_output:
+                    raise TileError(
+                        f"operator: {program.name} writes {param.name}, which it reads; an operator gives new tensors: "
+                        "write to another parameter"
+                    )
+                if param.is_output and param.name in self.taken:
+                    raise TileError(f"operator: {program.name} writes {param.name}, which a program before it reads")
+                if param.is_output:
+                    self._written.setdefault(param.name, param)
+                elif param.name in self._written:
+                    read_later.add(param.name)
+                else:
+                    self.taken.setdefault(param.name, param)
+        last = [name for name in self._written if name not in read_later]
+        missing = [output for output in outputs or () if output not in self._written]
+        if missing:
+            raise TileError(f"operator: nothing writes {', '.join(missing)}; written are {', '.join(self._written)}")
+        self.given = {output: self._written[output] for output in (last if outputs is None else outputs)}
+        if not self.given:
+            raise TileError(f"operator: {name} writes nothing that it could give")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        known = {
+            str(extent.name) for param in self._tensors() for extent in param.shape if isinstance(extent, tirx.Var)
+        }
+        for param in self._written.values():
+            for extent in param.shape:
+                unknown = sorted({str(var.name) for var in variables_in(extent)} - known)
+                if unknown:
+                    raise TileError(
+                        f"operator: {', '.join(unknown)} of {param} is the size of no input, so nobody knows how large "
+                        f"{param.name} is"
+                    )
+
+    def _tensors(self) -> Iterable[Parameter]:
+        return (param for param in self.taken.values() if isinstance(param, Parameter))
+
+    @property
+    def schema(self) -> str:
+        """What PyTorch asks how it is called."""
+        kinds = [
+            f"{'Tensor' if isinstance(param, Parameter) else 'float' if 'float' in param.dtype else 'int'} {name}"
+            for name, param in self.taken.items()
+        ]
+        results = ", ".join("Tensor" for _ in self.given)
+        return f"({', '.join(kinds)}) -> {f'({results})' if len(self.given) > 1 else results}"
+
+    def run(self, *arguments: Any) -> Any:
+        """New tensors, filled by the programs."""
+        device = self._device(arguments)
+        values = dict(zip(self.taken, (_dense(value) for value in arguments)))
+        values |= self._new(self._written.values(), values, device)
+        for executable, own in zip(self._executables(device), self._own):
+            executable(*(values[param.name] for param in own))
+        return self._results(values)
+
+    def allocated(self, *arguments: Any) -> Any:
+        """Tensors as `run` returns, with nothing in them."""
+        values = dict(zip(self.taken, arguments))
+        return self._results(self._new(self.given.values(), values, self._device(arguments)))
+
+    def _results(self, values: Mapping[str, Any]) -> Any:
+        found = tuple(values[name] for name in self.given)
+        return found if len(found) > 1 else found[0]
+
+    def _device(self, arguments: Sequence[Any]) -> Any:
+        """The device of the tensors; which one, if they are on several, is told when the program is called."""
+        devices = [value.device for value in arguments if hasattr(value, "device")]
+        if not devices:
+            raise InputError(f"{self.name}: takes no tensor, so it has no device")
+        if devices[0].type not in (*_TARGETS, "meta"):
+            raise InputError(f"{self.name}: tensors are on {devices[0]}; valid are {', '.join(_TARGETS)}")
+        return devices[0]
+
+    def _executables(self, device: Any) -> list[TileExecutable]:
+        target = _TARGETS[device.type]
+        with self._lock:
+            if target not in self._compiled:
+                self._compiled[target] = compile_all(self._programs, target)
+            return self._compiled[target]
+
+    def _new(self, params: Iterable[Parameter], values: Mapping[str, Any], device: Any) -> dict[str, Any]:
+        """Tensors for parameters, as large as the inputs say."""
+        import torch
+
+        sizes: dict[str, Any] = {}
+        for param in self._tensors():
+            given = values[param.name].shape
+            if len(given) != len(param.shape):
+                raise InputError(f"{self.name}: {param.name} is {param}; got the shape {tuple(given)}")
+            for own, extent in zip(param.shape, given):
+                if isinstance(own, tirx.Var):
+                    sizes.setdefault(str(own.name), extent)
+        return {
+            param.name: torch.empty(
+                [_size(extent, sizes) for extent in param.shape], dtype=getattr(torch, param.dtype), device=device
+            )
+            for param in params
+        }
+
+
+class _Gradient:
+    """How an operator's gradients are computed: what is kept of a call, and what is made of it."""
+
+    run: Callable[..., Any]
+
+    def __init__(self, forward: _Operator, operator: _Operator) -> None:
+        self.forward, self.operator = forward, operator
+        outputs = {f"d{name}": name for name in forward.given}
+        known = {*forward.taken, *forward.given, *outputs}
+        unknown = [name for name in operator.taken if name not in known]
+        if unknown:
+            raise TileError(f"operator: the gradient reads {', '.join(unknown)}; valid are {', '.join(sorted(known))}")
+        inputs = [f"d{param.name}" for param in forward._tensors()]
+        odd = [name for name in operator.given if name not in inputs]
+        if odd:
+            raise TileError(f"operator: the gradient gives {', '.join(odd)}; valid are {', '.join(inputs)}")
+
+    def keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        """Of a call, what the gradient reads."""
+        results = output if isinstance(output, tuple) else (output,)
+        values = {**dict(zip(self.forward.taken, inputs)), **dict(zip(self.forward.given, results))}
+        used = {name: values[name] for name in self.operator.taken if name in values}
+        ctx.set_materialize_grads(False)
+        ctx.like = {
+            f"d{name}": (tuple(value.shape), value.dtype, value.device)
+            for name, value in zip(self.forward.given, results)
+        }
+        ctx.names = [name for name, value in used.items() if hasattr(value, "device")]
+        ctx.save_for_backward(*(used[name] for name in ctx.names))
+        ctx.numbers = {name: value for name, value in used.items() if name not in ctx.names}
+
+    def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """The gradients by the inputs, None where there is none."""
+        for name, needed in zip(self.forward.taken, ctx.needs_input_grad):
+            if needed and f"d{name}" not in self.operator.given:
+                raise InputError(
+                    f"{self.forward.name}: there is no gradient by {name}, {self.operator.name} gives "
+                    f"{', '.join(self.operator.given)}; detach {name}, or have it computed"
+                )
+        values = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors))}
+        for (name, like), gradient in zip(ctx.like.items(), gradients):
+            if gradient is not None and name not in self.operator.taken:
+                raise InputError(
+                    f"{self.forward.name}: {name[1:]} is differentiated, and {self.operator.name} doesn't read {name}; "
+                    f"detach {name[1:]}"
+                )
+            values[name] = _zeros(*like) if gradient is None else gradient
+        found = self.run(*(values[name] for name in self.operator.taken))
+        given = dict(zip(self.operator.given, found if isinstance(found, tuple) else (found,)))
+        return tuple(given.get(f"d{name}") for name in self.forward.taken)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """The gradient by what nobody differentiates."""
+    import torch
+
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _dense(value: Any) -> Any:
+    """A tensor as programs take them: dense, and aligned; anything else as it is."""
+    if not hasattr(value, "contiguous"):
+        return value
+    dense = value.contiguous()
+    return dense.clone() if dense.data_ptr() % _ALIGNED else dense
+
+
+def _size(extent: Any, sizes: Mapping[str, Any]) -> Any:
+    """An extent as a number, of what the inputs say its variables are."""
+    if isinstance(extent, int):
+        return extent
+    if isinstance(extent, tirx.Var):
+        return sizes[str(extent.name)]
+    return int(evaluate(extent, {var: int(sizes[str(var.name)]) for var in variables_in(extent)}))
