@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import tvm
@@ -17,16 +18,28 @@ from tvm.runtime import Module
 from tvm.target import Target
 
 from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.cubins import Resources
 from tvm_axe.machines.machine import Machine
 
 __all__ = ["Backend", "Built"]
 
 
 class Built(NamedTuple):
-    """Functions that were compiled: what can be called, and the source of the device's code, where there is such."""
+    """Functions that were compiled.
+
+    Attributes
+    ----------
+    module : Module
+        What can be called.
+    source : str or None
+        The source of the device's code, where there is such.
+    resources : mapping from str to Resources
+        What threads of each kernel take, by its name, where the compiler says so.
+    """
 
     module: Module
     source: str | None
+    resources: Mapping[str, Resources] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)

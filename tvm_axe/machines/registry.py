@@ -25,7 +25,16 @@ from tvm_axe.errors import TuneError
 from tvm_axe.machines.backend import Backend
 from tvm_axe.machines.machine import Machine
 
-__all__ = ["Registration", "backend_of", "described", "find_backend", "machine_of", "register", "registered"]
+__all__ = [
+    "Registration",
+    "backend_of",
+    "described",
+    "find_backend",
+    "kinds_by_device",
+    "machine_of",
+    "register",
+    "registered",
+]
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,14 @@ register("gfx942", "tvm_axe.tile.targets.gfx942", "rocm", mcpu="gfx942")
 def registered() -> tuple[Registration, ...]:
     """All registrations, in their order."""
     return tuple(_registered.values())
+
+
+def kinds_by_device() -> dict[str, str]:
+    """The kind of target that functions on a device are compiled for, by the runtime's name of such devices."""
+    kinds: dict[str, str] = {}
+    for registration in _registered.values():
+        kinds.setdefault(registration.load().device, registration.kind)
+    return kinds
 
 
 def find_backend(target: Target) -> Backend | None:

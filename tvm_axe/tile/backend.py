@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvm_axe.errors import TileError
-from tvm_axe.machines import Backend, find_backend
+from tvm_axe.machines import Backend, Built, find_backend
 from tvm_axe.machines.registry import Registration, described, registered
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
@@ -60,6 +60,14 @@ class TileBackend(Backend):
         TileError
             The target cannot run it.
         """
+
+    def compiled(self, plan: Plan, built: Built) -> list[str]:
+        """What the compiler made of a program, a line each, if that is known of such a target."""
+        return []
+
+    def slow(self, plan: Plan, built: Built) -> list[str]:
+        """What of that is slower than it need be, and what would avoid it, a sentence each."""
+        return []
 
     @abstractmethod
     def emit(self, plan: Plan, apart: int = 1) -> tirx.PrimFunc:

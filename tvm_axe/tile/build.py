@@ -8,6 +8,7 @@ linker.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tvm_axe.machines.timing import timed
 from tvm_axe.notebook import preformatted
 from tvm_axe.tile import lowering
 from tvm_axe.tile.arguments import Binder, parameters
+from tvm_axe.tile.backend import tile_backend_of
 from tvm_axe.tile.knobs import declared
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
@@ -115,8 +117,14 @@ class TileExecutable:
         return {setting.knob.name: setting.value for setting in self._plan.program.knobs}
 
     def explain(self) -> str:
-        """Every decision about the program on its target, a line each, with its reason."""
-        return self._plan.explain()
+        """Every decision about the program on its target, a line each, with its reason, and what came of them.
+
+        For a GPU of NVIDIA's that is what the assembler gave a thread, and how many blocks a multiprocessor runs then.
+        """
+        backend = tile_backend_of(self.target)
+        made = backend.compiled(self._plan, self._built)
+        made += [f"slow: {what}" for what in backend.slow(self._plan, self._built)]
+        return "\n".join([self._plan.explain(), *(["compiled"] if made else []), *(f"    {line}" for line in made)])
 
     def _repr_html_(self) -> str:
         return preformatted(self.explain())
@@ -209,5 +217,9 @@ def compile_all(
     mod = tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in zip(names, functions)})
     store = cache.Cache() if store is None else store
     overlap = all(decided.overlaps for decided in plans)
-    built = backend_of(resolved).build(mod, resolved, store, overlap)
+    backend = tile_backend_of(resolved)
+    built = backend.build(mod, resolved, store, overlap)
+    for decided in plans:
+        for what in backend.slow(decided, built):
+            warnings.warn(f"{decided.program.name}: slower than it need be: {what}", stacklevel=3)
     return [TileExecutable(decided, built) for decided in plans]

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from tvm import tirx
 
 from tvm_axe.errors import InputError, TileError
+from tvm_axe.machines import kinds_by_device
 from tvm_axe.tile.arguments import Parameter, Scalar, parameters
 from tvm_axe.tile.build import TileExecutable, compile_all
 from tvm_axe.tile.points import evaluate
@@ -19,7 +20,6 @@ from tvm_axe.tile.walking import variables_in
 Programs: TypeAlias = tirx.PrimFunc | TileProgram | Sequence[tirx.PrimFunc | TileProgram]
 """A tile program, or several that run one after the other, in which tensors of one name are one."""
 
-_TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 _ALIGNED = 64  # bytes, of which tensors that a program is called with begin at a multiple on every target
 
 
@@ -196,16 +196,16 @@ class _Operator:
         devices = [value.device for value in arguments if hasattr(value, "device")]
         if not devices:
             raise InputError(f"{self.name}: takes no tensor, so it has no device")
-        if devices[0].type not in (*_TARGETS, "meta"):
-            raise InputError(f"{self.name}: tensors are on {devices[0]}; valid are {', '.join(_TARGETS)}")
+        valid = kinds_by_device()
+        if devices[0].type not in (*valid, "meta"):  # of which PyTorch asks how large results are
+            raise InputError(f"{self.name}: tensors are on {devices[0]}; valid are {', '.join(valid)}")
         return devices[0]
 
     def _executables(self, device: Any) -> list[TileExecutable]:
-        target = _TARGETS[device.type]
         with self._lock:
-            if target not in self._compiled:
-                self._compiled[target] = compile_all(self._programs, target)
-            return self._compiled[target]
+            if device.type not in self._compiled:
+                self._compiled[device.type] = compile_all(self._programs, kinds_by_device()[device.type])
+            return self._compiled[device.type]
 
     def _new(self, params: Iterable[Parameter], values: Mapping[str, Any], device: Any) -> dict[str, Any]:
         """Tensors for parameters, as large as the inputs say."""

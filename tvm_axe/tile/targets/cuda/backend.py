@@ -5,7 +5,6 @@ A folder beside this one says of an architecture what it is, by a `Gpu`.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import tvm
@@ -16,6 +15,7 @@ from tvm_axe import _tvm
 from tvm_axe.analysis.annotations import ALIGNED
 from tvm_axe.machines import Backend, Built, Gpu, nvcc
 from tvm_axe.machines.cache import Cache
+from tvm_axe.machines.cubins import Resources, resources
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.mesh import in_pages
@@ -23,6 +23,7 @@ from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.models import decide, lower
 from tvm_axe.tile.targets.cuda.plan import CudaPlan
+from tvm_axe.tile.targets.cuda.residency import describe, find_slow
 
 __all__ = ["CudaBackend", "CudaTileBackend"]
 
@@ -53,8 +54,15 @@ class CudaBackend(Backend):
         # Tile programs become functions of TIRx, which upstream's other pipeline takes for something else.
         scheduled = any("s_tir" in (func.attrs or {}) for func in mod.functions.values())
         pipeline = "s_tir" if scheduled else "tirx"
-        to_cubin = functools.partial(nvcc.cubin, target=target, store=kept)
-        return Built(*_tvm.build_cuda(mod, target, to_cubin, overlap, pipeline, ALIGNED))
+        made: dict[str, Resources] = {}
+
+        def to_cubin(source: str) -> bytes:
+            cubin = nvcc.cubin(source, target, kept)
+            made.update(resources(cubin))
+            return cubin
+
+        module, source = _tvm.build_cuda(mod, target, to_cubin, overlap, pipeline, ALIGNED)
+        return Built(module, source, made)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +86,17 @@ class CudaTileBackend(CudaBackend, TileBackend):
     def emit(self, plan: Plan, apart: int = 1) -> tirx.PrimFunc:
         assert isinstance(plan, CudaPlan), plan
         return in_pages(lower(plan), self.page, apart)
+
+    def compiled(self, plan: Plan, built: Built) -> list[str]:
+        assert isinstance(plan, CudaPlan), plan
+        found = _resources_of(plan, built)
+        return [] if found is None else describe(plan, found)
+
+    def slow(self, plan: Plan, built: Built) -> list[str]:
+        found = _resources_of(plan, built)
+        return [] if found is None else find_slow(found)
+
+
+def _resources_of(plan: Plan, built: Built) -> Resources | None:
+    """What threads of a program's kernel take, whose name upstream makes of the program's."""
+    return built.resources.get(f"{plan.program.name}_kernel")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from tvm.script import tirx as T
@@ -23,6 +24,16 @@ class CudaPlan(Plan):
     """
 
     grid: Grid
+
+    @property
+    @abstractmethod
+    def block_threads(self) -> int:
+        """The threads of a block, of all roles."""
+
+    @property
+    @abstractmethod
+    def shared_bytes(self) -> int:
+        """The shared memory of a block."""
 
     @property
     def overlaps(self) -> bool:

@@ -14,8 +14,10 @@ from tvm.script import tirx as T
 
 from tvm_axe.errors import TileError
 from tvm_axe.machines import Gpu
+from tvm_axe.machines.cubins import Resources
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
 
 MOST_REGISTERS = 255
 """The most registers of a thread, of 32 bits."""
@@ -27,6 +29,7 @@ MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 """Upstream's attribute of how many blocks of a kernel the assembler lets a multiprocessor run at once."""
 
 _RESERVED = 1 << 10  # bytes of shared memory
+_WARP_REGISTERS = 256  # registers are given to warps in multiples of so many
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,38 @@ def decide_residency(program: TileProgram, gpu: Gpu, threads: int, decisions: De
             f"as annotated: {shared} bytes of shared memory for each, {found.registers} registers for each thread",
         )
     return found
+
+
+def describe(plan: CudaPlan, made: Resources) -> list[str]:
+    """What a thread took, and how many blocks a multiprocessor runs then, and what keeps it from more.
+
+    Source: NVIDIA, CUDA C++ Best Practices Guide, "Calculating Occupancy".
+    """
+    gpu, threads = gpu_of(plan.target), plan.block_threads
+    of_warp = -(-32 * made.registers // _WARP_REGISTERS) * _WARP_REGISTERS
+    room = {
+        "registers": gpu.registers // (of_warp * -(-threads // 32)),
+        "shared memory": (gpu.shared_bytes + _RESERVED) // (plan.shared_bytes + _RESERVED),
+        "threads": gpu.resident_threads // threads,
+        "blocks": gpu.resident_blocks,
+    }
+    blocks = min(room.values())
+    least = " and ".join(what for what, count in room.items() if count == blocks)
+    return [
+        f"registers: {made.registers} of a thread as it begins  (as the assembler gave them)",
+        f"occupancy: {blocks} {'block' if blocks == 1 else 'blocks'} of {threads} threads a multiprocessor, "
+        f"{100 * blocks * threads // gpu.resident_threads}% of its threads  (as many as {least} allow)",
+    ]
+
+
+def find_slow(made: Resources) -> list[str]:
+    """What of a thread is in memory that should be in registers, and what avoids that."""
+    if not made.local_bytes:
+        return []
+    return [
+        f"{made.local_bytes} bytes of local memory a thread: registers that are spilled, or local tiles at places that "
+        "aren't constant; smaller fragments, a gemm of fewer columns or more threads avoid it"
+    ]
 
 
 def launch_bounds(residency: Residency) -> Any:

@@ -73,6 +73,14 @@ class SpecializedPlan(CudaPlan):
     residency: Residency
 
     @property
+    def block_threads(self) -> int:
+        return (self.warpgroups + 1) * wgmma.WARPGROUP
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.memory.bytes
+
+    @property
     def has_storing_warp(self) -> bool:
         """Whether a warp of its own stores what is staged."""
         return staging.has_storing_warp(self.program)

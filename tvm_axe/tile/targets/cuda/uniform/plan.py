@@ -58,6 +58,14 @@ class UniformPlan(CudaPlan):
     memory: UniformMemory
     residency: Residency
 
+    @property
+    def block_threads(self) -> int:
+        return self.threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.memory.bytes
+
 
 def decide(program: TileProgram, target: Target, reason: str) -> UniformPlan:
     """Decide everything about a program; `reason` is why its roles are uniform.
