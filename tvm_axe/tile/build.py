@@ -106,6 +106,37 @@ class TileExecutable:
         bound = self._bind(arguments)
         return timed(self._built.module, self.name, self._device, bound.values, repeat, warmup)
 
+    def export(self, path: str | Path) -> None:
+        """Write a shared library that programs without Python load and call.
+
+        Its function ``__tvm_ffi_NAME`` has the C type ``TVMFFISafeCallType`` of ``tvm/ffi/c_api.h``: it takes an array
+        of ``TVMFFIAny``, a ``DLTensor*`` for each tensor and a number for each scalar, checks them, and returns 0 if
+        all is well. Programs link libtvm_ffi. The library of a kernel for a GPU has its binary, of which TVM's runtime
+        for that GPU makes a function, ``ffi::Module::LoadFromFile(path)->GetFunction(name)``; it is exported where such
+        a GPU is.
+
+        Parameters
+        ----------
+        path : path
+            The file, which ends in ``.so``; what is there is replaced.
+
+        Raises
+        ------
+        InputError
+            The name has another ending, the file can't be written, no C compiler links it, or there is no such GPU.
+        """
+        path = Path(path)
+        if path.suffix != ".so":
+            raise InputError(f"export: {path} is no name of a shared library, which ends in .so")
+        if not path.parent.is_dir():
+            raise InputError(f"export: there is no folder {path.parent}")
+        if not self._backend.on_host and not self._device.exist:
+            raise InputError(f"export: {self.name} for {self._backend.name} is exported where such a GPU is")
+        try:
+            self._built.module.export_library(str(path))
+        except (OSError, RuntimeError) as error:
+            raise InputError(f"export: {path} can't be linked, for which cc or g++ is needed: {error}") from error
+
     @property
     def source(self) -> str:
         """The CUDA source of the kernel, or its LLVM code."""
