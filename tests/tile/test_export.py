@@ -1,4 +1,4 @@
-"""Shared libraries of compiled tile programs, called from C."""
+"""Shared libraries of compiled tile programs, called from C++."""
 
 from __future__ import annotations
 
@@ -19,37 +19,33 @@ from tvm_axe.machines.cache import Cache
 ROWS, COLUMNS = 32, 48
 
 CALLER = """
-#include <stdio.h>
-#include <stdlib.h>
-#include <dlfcn.h>
-#include <tvm/ffi/c_api.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/module.h>
+#include <tvm/ffi/function.h>
 
-static float x[ROWS * COLUMNS], y[ROWS * COLUMNS];
+#include <cstdio>
 
-static TVMFFIAny tensor(DLTensor* t, void* data, int64_t* shape) {
-  TVMFFIAny any = {0};
-  *t = (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLFloat, 32, 1}, .shape = shape};
-  any.type_index = kTVMFFIDLTensorPtr;
-  any.v_ptr = t;
-  return any;
-}
+using tvm::ffi::Module;
 
 int main(int argc, char** argv) {
-  void* library = dlopen(argv[1], RTLD_NOW);
-  if (!library) { fprintf(stderr, "%s\\n", dlerror()); return 1; }
-  TVMFFISafeCallType scale = (TVMFFISafeCallType)dlsym(library, "__tvm_ffi_scale");
-  int64_t shape[2] = {ROWS, COLUMNS}, wrong[2] = {ROWS, COLUMNS + 1};
-  DLTensor a, b;
-  TVMFFIAny result = {0}, arguments[3] = {0};
+  Module library = Module::LoadFromFile(argv[1]);
+  tvm::ffi::Function scale = library->GetFunction("scale").value();
+  alignas(64) static float x[ROWS * COLUMNS], y[ROWS * COLUMNS];
   for (int i = 0; i < ROWS * COLUMNS; ++i) x[i] = i % 1000;
-  arguments[0] = tensor(&a, x, shape);
-  arguments[1].type_index = kTVMFFIFloat;
-  arguments[1].v_float64 = 2.5;
-  arguments[2] = tensor(&b, y, shape);
-  if (scale(0, arguments, 3, &result)) return 2;
-  for (int i = 0; i < ROWS * COLUMNS; ++i) if (y[i] != 2.5f * (i % 1000)) return 3;
-  arguments[2] = tensor(&b, y, wrong);
-  return scale(0, arguments, 3, &result) ? 0 : 4;  /* is refused */
+  int64_t shape[2] = {ROWS, COLUMNS}, wrong[2] = {ROWS, COLUMNS + 1};
+  DLTensor a{x, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, nullptr, 0};
+  DLTensor b{y, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, nullptr, 0};
+  scale(&a, 2.5, &b);
+  for (int i = 0; i < ROWS * COLUMNS; ++i)
+    if (y[i] != 2.5f * (i % 1000)) return 3;
+  b.shape = wrong;
+  try {
+    scale(&a, 2.5, &b);
+  } catch (const tvm::ffi::Error& error) {
+    std::printf("refused: %s\\n", error.message().c_str());
+    return 0;
+  }
+  return 4;
 }
 """
 
@@ -66,23 +62,25 @@ def scale(X: T.Buffer((ROWS, COLUMNS), "float32"), s: T.float32, Y: T.Buffer((RO
 
 @pytest.fixture
 def linker() -> str:
-    found = shutil.which("cc") or shutil.which("gcc")
+    found = shutil.which("g++") or shutil.which("c++")
     if found is None:
-        pytest.skip("no C compiler is here to link with")
+        pytest.skip("no C++ compiler is here to link with")
     return found
 
 
-def test_called_from_c(tmp_path: Path, linker: str) -> None:
+def test_called_from_cpp(tmp_path: Path, linker: str) -> None:
     tile.compile(scale, "llvm", Cache(tmp_path / "cache")).export(tmp_path / "scale.so")
-    code, program = tmp_path / "caller.c", tmp_path / "caller"
+    code, program = tmp_path / "caller.cc", tmp_path / "caller"
     code.write_text(CALLER)
-    ffi = Path(tvm_ffi.libinfo.find_libtvm_ffi())
+    ffi, runtime = Path(tvm_ffi.libinfo.find_libtvm_ffi()), Path(tvm.__file__).parent / "lib/libtvm_runtime.so"
     includes = {tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()}
-    command = [linker, f"-DROWS={ROWS}", f"-DCOLUMNS={COLUMNS}", *(f"-I{folder}" for folder in includes), str(code)]
-    command += ["-Wl,--no-as-needed", str(ffi), f"-Wl,-rpath,{ffi.parent}", "-ldl", "-o", str(program)]
+    command = [linker, "-std=c++17", f"-DROWS={ROWS}", f"-DCOLUMNS={COLUMNS}", *(f"-I{folder}" for folder in includes)]
+    command += [str(code), "-Wl,--no-as-needed", str(ffi), str(runtime), "-o", str(program)]
+    command += [f"-Wl,-rpath,{library.parent}" for library in (ffi, runtime)]
     subprocess.run(command, check=True)
     done = subprocess.run([str(program), str(tmp_path / "scale.so")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "refused: " in done.stdout and "Y" in done.stdout
 
 
 def test_loaded_by_the_runtime(tmp_path: Path, linker: str) -> None:

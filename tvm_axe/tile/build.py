@@ -109,11 +109,11 @@ class TileExecutable:
     def export(self, path: str | Path) -> None:
         """Write a shared library that programs without Python load and call.
 
-        Its function ``__tvm_ffi_NAME`` has the C type ``TVMFFISafeCallType`` of ``tvm/ffi/c_api.h``: it takes an array
-        of ``TVMFFIAny``, a ``DLTensor*`` for each tensor and a number for each scalar, checks them, and returns 0 if
-        all is well. Programs link libtvm_ffi. The library of a kernel for a GPU has its binary, of which TVM's runtime
-        for that GPU makes a function, ``ffi::Module::LoadFromFile(path)->GetFunction(name)``; it is exported where such
-        a GPU is.
+        In C++, ``tvm::ffi::Module::LoadFromFile(path)->GetFunction(name).value()`` is a function that takes a
+        ``DLTensor*`` for each tensor and a number for each scalar, and throws ``tvm::ffi::Error`` where they don't fit.
+        Tensors begin at a multiple of 64 bytes, as TVM allocates them, which on a CPU nobody checks.
+        Such programs link libtvm_ffi and TVM's runtime, libtvm_runtime, which has the threads; a kernel for a GPU needs
+        that GPU's, such as libtvm_runtime_cuda, too, and is exported where such a GPU is.
 
         Parameters
         ----------
