@@ -30,10 +30,10 @@ def resources(cubin: bytes) -> dict[str, Resources]:
     """
     if cubin[:4] != b"\x7fELF":
         return {}
-    names, info = _symbols(cubin), b""
-    for name, start, size in _sections(cubin):
-        if name == ".nv.info":
-            info = cubin[start : start + size]
+    headers, sections = _sections(cubin)
+    names = _symbols(cubin, headers, sections[".symtab"]) if ".symtab" in sections else []
+    start, size = sections[".nv.info"][4:6] if ".nv.info" in sections else (0, 0)
+    info = cubin[start : start + size]
     found: dict[str, dict[int, int]] = {}
     at = 0
     while at < len(info):
@@ -49,29 +49,24 @@ def resources(cubin: bytes) -> dict[str, Resources]:
     }
 
 
-def _headers(cubin: bytes) -> tuple[list[tuple[int, ...]], int]:
-    """The section headers of an ELF file, and which is that of their names."""
+_Header = tuple[int, ...]
+"""Of a section; numbers 4 and 5 are where it begins and its size, number 6 is a section that belongs to it."""
+
+
+def _sections(cubin: bytes) -> tuple[list[_Header], dict[str, _Header]]:
+    """The headers of an ELF file's sections, in order and by name."""
     (start,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    return [struct.unpack_from("<IIQQQQIIQQ", cubin, start + size * number) for number in range(count)], names
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, start + size * number) for number in range(count)]
+    return headers, {_text(cubin, headers[names][4] + header[0]): header for header in headers}
+
+
+def _symbols(cubin: bytes, headers: list[_Header], table: _Header) -> list[str]:
+    """The names in a table of symbols, in order."""
+    texts, (start, size) = headers[table[6]][4], table[4:6]
+    places = range(start, start + size, _SYMBOL)
+    return [_text(cubin, texts + struct.unpack_from("<I", cubin, at)[0]) for at in places]
 
 
 def _text(cubin: bytes, at: int) -> str:
     return cubin[at : cubin.index(b"\0", at)].decode()
-
-
-def _sections(cubin: bytes) -> list[tuple[str, int, int]]:
-    """The name, the first byte and the size of each section."""
-    headers, names = _headers(cubin)
-    return [(_text(cubin, headers[names][4] + header[0]), header[4], header[5]) for header in headers]
-
-
-def _symbols(cubin: bytes) -> list[str]:
-    """The names in the table of symbols, in order."""
-    headers, _ = _headers(cubin)
-    for (name, start, size), header in zip(_sections(cubin), headers):
-        if name == ".symtab":
-            texts = headers[header[6]][4]
-            places = range(start, start + size, _SYMBOL)
-            return [_text(cubin, texts + struct.unpack_from("<I", cubin, at)[0]) for at in places]
-    return []

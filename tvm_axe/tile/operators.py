@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tvm import tirx
@@ -73,17 +74,19 @@ def operator(
     except ImportError as error:
         raise InputError("operator: PyTorch isn't installed; pip install torch") from error
     made = _Operator(name, programs, outputs)
-    back = None if gradient is None else _Gradient(made, _Operator(f"{name}_gradient", gradient, None))
+    back = None if gradient is None else _Operator(f"{name}_gradient", gradient, None)
+    if back is not None:
+        _check_gradient(made, back)
     if name.count("::") != 1 or not all(part.isidentifier() for part in name.split("::")):
         raise InputError(f'operator: a name is "namespace::name", got {name!r}')
-    for each in (made, *([back.operator] if back else [])):
+    for each in (made, *([back] if back else [])):
         namespace, short = each.name.split("::")
         if hasattr(getattr(torch.ops, namespace), short):
             raise InputError(f"operator: {each.name} is taken; valid is a name that no operator has")
     defined = _define(made)
     if back is not None:
-        defined.register_autograd(back.backward, setup_context=back.keep)
-        back.run = _define(back.operator)
+        gradients = _Gradient(made, back, _define(back))
+        defined.register_autograd(gradients.backward, setup_context=gradients.keep)
     return defined
 
 
@@ -176,9 +179,10 @@ class _Operator:
     def run(self, *arguments: Any) -> Any:
         """New tensors, filled by the programs."""
         device = self._device(arguments)
+        executables = self._executables(device)
         values = dict(zip(self.taken, (_dense(value) for value in arguments)))
         values |= self._new(self._written.values(), values, device)
-        for executable, own in zip(self._executables(device), self._own):
+        for executable, own in zip(executables, self._own):
             executable(*(values[param.name] for param in own))
         return self._results(values)
 
@@ -196,15 +200,15 @@ class _Operator:
         devices = [value.device for value in arguments if hasattr(value, "device")]
         if not devices:
             raise InputError(f"{self.name}: takes no tensor, so it has no device")
-        valid = kinds_by_device()
-        if devices[0].type not in (*valid, "meta"):  # of which PyTorch asks how large results are
-            raise InputError(f"{self.name}: tensors are on {devices[0]}; valid are {', '.join(valid)}")
         return devices[0]
 
     def _executables(self, device: Any) -> list[TileExecutable]:
         with self._lock:
             if device.type not in self._compiled:
-                self._compiled[device.type] = compile_all(self._programs, kinds_by_device()[device.type])
+                kinds = kinds_by_device()
+                if device.type not in kinds:
+                    raise InputError(f"{self.name}: tensors are on {device}; valid are {', '.join(kinds)}")
+                self._compiled[device.type] = compile_all(self._programs, kinds[device.type])
             return self._compiled[device.type]
 
     def _new(self, params: Iterable[Parameter], values: Mapping[str, Any], device: Any) -> dict[str, Any]:
@@ -227,22 +231,33 @@ class _Operator:
         }
 
 
+def _check_gradient(forward: _Operator, gradient: _Operator) -> None:
+    """Refuse gradients of what an operator doesn't take, or that read what nobody keeps."""
+    known = {*forward.taken, *forward.given, *(f"d{name}" for name in forward.given)}
+    unknown = [name for name in gradient.taken if name not in known]
+    if unknown:
+        raise TileError(f"operator: the gradient reads {', '.join(unknown)}; valid are {', '.join(sorted(known))}")
+    inputs = [f"d{param.name}" for param in forward._tensors()]
+    odd = [name for name in gradient.given if name not in inputs]
+    if odd:
+        raise TileError(f"operator: the gradient gives {', '.join(odd)}; valid are {', '.join(inputs)}")
+
+
+@dataclass(frozen=True)
 class _Gradient:
-    """How an operator's gradients are computed: what is kept of a call, and what is made of it."""
+    """How an operator's gradients are computed: what is kept of a call, and what is made of it.
 
+    Attributes
+    ----------
+    forward, operator : _Operator
+        What is differentiated, and what computes its gradients.
+    run : callable
+        The latter, as PyTorch has it.
+    """
+
+    forward: _Operator
+    operator: _Operator
     run: Callable[..., Any]
-
-    def __init__(self, forward: _Operator, operator: _Operator) -> None:
-        self.forward, self.operator = forward, operator
-        outputs = {f"d{name}": name for name in forward.given}
-        known = {*forward.taken, *forward.given, *outputs}
-        unknown = [name for name in operator.taken if name not in known]
-        if unknown:
-            raise TileError(f"operator: the gradient reads {', '.join(unknown)}; valid are {', '.join(sorted(known))}")
-        inputs = [f"d{param.name}" for param in forward._tensors()]
-        odd = [name for name in operator.given if name not in inputs]
-        if odd:
-            raise TileError(f"operator: the gradient gives {', '.join(odd)}; valid are {', '.join(inputs)}")
 
     def keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Of a call, what the gradient reads."""

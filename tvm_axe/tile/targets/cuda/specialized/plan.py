@@ -74,7 +74,7 @@ class SpecializedPlan(CudaPlan):
 
     @property
     def block_threads(self) -> int:
-        return (self.warpgroups + 1) * wgmma.WARPGROUP
+        return _block_threads(self.warpgroups)
 
     @property
     def shared_bytes(self) -> int:
@@ -101,6 +101,11 @@ class SpecializedPlan(CudaPlan):
         return role_registers(self.warpgroups, self.residency.blocks)
 
 
+def _block_threads(warpgroups: int) -> int:
+    """The threads of a block in which so many warpgroups consume: one more has the producer."""
+    return (warpgroups + 1) * wgmma.WARPGROUP
+
+
 def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     """Decide everything about a program that `obstacles.obstacle` has nothing against.
 
@@ -114,7 +119,7 @@ def decide(program: TileProgram, target: Target) -> SpecializedPlan:
     """
     decisions, gpu = Decisions(program), gpu_of(target)
     warpgroups = _warpgroups(program)
-    residency = decide_residency(program, gpu, (warpgroups + 1) * wgmma.WARPGROUP, decisions)
+    residency = decide_residency(program, gpu, _block_threads(warpgroups), decisions)
     registers = role_registers(warpgroups, residency.blocks)
     decisions.add(
         "roles",
@@ -256,7 +261,7 @@ def role_registers(warpgroups: int, blocks: int) -> tuple[int, int] | None:
     """
     if blocks == 1:
         return REGISTERS[warpgroups]
-    each = Gpu.registers // (blocks * (warpgroups + 1) * wgmma.WARPGROUP) // STEP * STEP
+    each = Gpu.registers // (blocks * _block_threads(warpgroups)) // STEP * STEP
     alone = REGISTERS[warpgroups] or REGISTERS[min(REGISTERS) + 1]
     assert alone is not None
     producer = min(each, alone[0])
@@ -280,7 +285,7 @@ def widest_product(warpgroups: int, blocks: int = 1) -> int:
     The assembler knows how many threads there are, not what setmaxnreg will give each, and wants the operands of one
     instruction to fit an equal share of the registers.
     """
-    share = Gpu.registers // (blocks * (warpgroups + 1) * wgmma.WARPGROUP) - _INSTRUCTION_REGISTERS
+    share = Gpu.registers // (blocks * _block_threads(warpgroups)) - _INSTRUCTION_REGISTERS
     return share * wgmma.WARPGROUP // wgmma.ROWS
 
 
