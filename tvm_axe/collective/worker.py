@@ -275,6 +275,19 @@ class Worker:
         self.device.repeat(key, functools.partial(bound.function, *values))
         self._finish()
 
+    @property
+    def _meets_all(self) -> bool:
+        """Whether the device meets all others by itself, and not those of its host alone."""
+        return self.device.meets and len(self._peers) == self._site.mesh.size
+
+    def _gather(self) -> None:
+        """Wait for all the workers of the launch, those whose memory the device doesn't see too."""
+        if self._meets_all:
+            self.barrier()
+        else:
+            self._arrive()
+            self._wait(0)
+
     def _finish(self) -> None:
         """Wait for the device; raises if it stopped waiting for others."""
         self.device.finish()
@@ -291,16 +304,12 @@ class Worker:
         Devices begin a run at the same time, as far as all meet by themselves: they are held before they meet until
         they have been told the run, too, so that nobody's run counts how much later a peer's process has told it.
         """
-        meets_all = self.device.meets and len(self._peers) == self._site.mesh.size
         key, entry = self._call(program, function, arguments)
         result = self._array(seconds)
         for i in range(-warmup, repeat):
-            if meets_all:
+            if self._meets_all:
                 self.device.hold()
-                self.barrier()
-            else:
-                self._arrive()
-                self._wait(0)
+            self._gather()
             taken = self.device.timed(key, entry)
             self._finish()
             if i >= 0:
@@ -316,13 +325,13 @@ class Worker:
         entry, values = machine[function], [self._decode(argument) for argument in arguments]
         for _ in range(warmup + 1):
             recorder.calls.clear()
-            self.barrier()
+            self._gather()
             self._finish()
             start = time.perf_counter_ns()
             entry(*values)
             self._finish()
             stop = time.perf_counter_ns()
-            self.barrier()
+            self._gather()
             self._finish()
             left = time.perf_counter_ns()
         Recording(tuple(recorder.calls), start, stop, left, clock()).write(self._array(recording))
