@@ -78,6 +78,15 @@ def test_roles_share_no_more_registers_than_there_are(warpgroups, blocks):
     assert producer + warpgroups * consumer <= (warpgroups + 1) * (registers_of_all(threads, blocks) // 8 * 8)
 
 
+def test_a_grid_of_few_blocks_has_each_alone_on_a_multiprocessor(tmp_path):
+    """The assembler is told so: else it spares registers for a second block, and loads wait for each other."""
+    sources = {
+        rows: tile.compile(elements(rows), "cuda:sm_90a", Cache(tmp_path)).source
+        for rows in (132, 133)  # as many blocks, on 132 multiprocessors
+    }
+    assert "__launch_bounds__(128, 1)" in sources[132] and "__launch_bounds__(128)" in sources[133]
+
+
 def test_persistent_blocks_fill_the_gpu():
     grid = tile.plan(func("blocks_per_sm=2, persistent=True", 32, 16), "cuda:sm_80").grid
     assert grid.blocks == 2 * 108
@@ -111,6 +120,17 @@ REFUSED = {
 def test_what_does_not_fit(arch, options, rows, columns):
     with pytest.raises((TileError, tvm.error.DiagnosticError), match=REFUSED[arch, options, rows, columns]):
         tile.plan(func(options, rows, columns), f"cuda:{arch}")
+
+
+def elements(rows):
+    @T.prim_func
+    def elements(A: T.Buffer((rows, 128), "float32"), B: T.Buffer((rows, 128), "float32")):
+        with tile.kernel(rows, threads=128) as i:
+            a = tile.fragment((1, 128), "float32")
+            tile.copy(A[i, 0], a)
+            tile.copy(a, B[i, 0])
+
+    return elements
 
 
 @T.prim_func

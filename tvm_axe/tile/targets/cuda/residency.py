@@ -17,6 +17,7 @@ from tvm_axe.machines import Gpu
 from tvm_axe.machines.cubins import Resources
 from tvm_axe.tile.plans import Decisions
 from tvm_axe.tile.program import TileProgram
+from tvm_axe.tile.targets.cuda import raster
 from tvm_axe.tile.targets.cuda.plan import CudaPlan, gpu_of
 
 MOST_REGISTERS = 255
@@ -46,12 +47,15 @@ class Residency:
         The registers of a thread, if all threads of a block have as many.
     shared_bytes : int
         The most shared memory of a block, in bytes.
+    alone : bool
+        Whether there are no more blocks than multiprocessors, so that none runs two of them.
     """
 
     blocks: int
     annotated: bool
     registers: int
     shared_bytes: int
+    alone: bool
 
     @property
     def share(self) -> str:
@@ -89,7 +93,9 @@ def decide_residency(program: TileProgram, gpu: Gpu, threads: int, decisions: De
             f"blocks and {gpu.resident_threads} threads at once, so valid is up to {most}"
         )
     shared = (gpu.shared_bytes + _RESERVED) // blocks - _RESERVED
-    found = Residency(blocks, annotated, registers_of_all(threads, blocks), shared)
+    points = raster.points([extent for _, extent in program.grid])
+    alone = isinstance(points, int) and points <= gpu.processors
+    found = Residency(blocks, annotated, registers_of_all(threads, blocks), shared, alone)
     if annotated:
         decisions.add(
             "blocks",
@@ -132,7 +138,10 @@ def find_slow(made: Resources) -> list[str]:
 
 
 def launch_bounds(residency: Residency) -> Any:
-    """Where code is emitted for so many blocks a multiprocessor, of which the assembler is told if that is said."""
-    if not residency.annotated:
+    """Where code is emitted for so many blocks a multiprocessor, of which the assembler is told if that is known.
+
+    Else it spares registers, so that more blocks fit, by having one load wait for what another has brought.
+    """
+    if not (residency.annotated or residency.alone):
         return contextlib.nullcontext()
     return T.attr({MIN_BLOCKS: residency.blocks})
