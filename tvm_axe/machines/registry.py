@@ -32,6 +32,7 @@ __all__ = [
     "find_backend",
     "kinds_by_device",
     "machine_of",
+    "made_for",
     "register",
     "registered",
 ]
@@ -136,9 +137,15 @@ def backend_of(target: Target) -> Backend:
     return found
 
 
+def made_for(target: Target) -> str:
+    """What a (resolved) target's code is made for: a GPU's architecture, or LLVM's name of a CPU; empty if not said."""
+    return str(target.attrs.get("arch" if target.kind.name == "cuda" else "mcpu", ""))
+
+
 def described(target: Target) -> str:
     """What messages call a target: its architecture, or its kind where it has none."""
-    return str(target.attrs.get("mcpu" if target.kind.name == "rocm" else "arch", target.kind.name))
+    kind = str(target.kind.name)
+    return kind if kind == "llvm" else made_for(target) or kind
 
 
 def machine_of(target: Target) -> Machine:

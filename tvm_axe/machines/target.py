@@ -27,7 +27,6 @@ __all__ = [
     "cores_per_device",
     "gpu_arch",
     "host_cpu",
-    "made_for",
     "resolve_target",
     "runs_on",
     "vector_bits",
@@ -170,11 +169,6 @@ def architecture_of(device: Any) -> str | None:
         return None
     major, minor = str(device.compute_version).split(".")
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
-
-
-def made_for(target: Target) -> str:
-    """What a (resolved) target's code is made for: a GPU's architecture, or LLVM's name of a CPU; empty if not said."""
-    return str(target.attrs.get("arch" if target.kind.name == "cuda" else "mcpu", ""))
 
 
 def completed(given: dict[str, Any], cpu: str, gpu: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import tvm
 from tvm.target import Target
 
 from tvm_axe.machines import backend_of
-from tvm_axe.machines.target import architecture_of, cores, host_cpu, made_for, runs_on
+from tvm_axe.machines.registry import made_for
+from tvm_axe.machines.target import architecture_of, cores, host_cpu, runs_on
 
 __all__ = ["Fingerprint"]
 

@@ -10,7 +10,8 @@ from tvm.script import tirx as T
 
 from tvm_axe import tile
 from tvm_axe.errors import InputError, TileError
-from tvm_axe.machines.target import as_given, made_for, resolve_target
+from tvm_axe.machines.registry import made_for
+from tvm_axe.machines.target import as_given, resolve_target
 from tvm_axe.tile.backend import tile_targets
 from tvm_axe.tile.kernels import KERNELS
 from tvm_axe.tile.targets.gfx942 import words
