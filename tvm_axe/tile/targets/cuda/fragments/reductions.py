@@ -191,7 +191,11 @@ class Reduction:
             apart //= 2
 
     def _over_warps(self, held: tirx.Buffer, warps: Sequence[Digit]) -> None:
-        """Each warp leaves its part of every row in shared memory, one after the other, and reads all."""
+        """Each warp leaves its part of every row in shared memory, one after the other, and combines all.
+
+        Where the lanes of a warp have the same rows, each lane reads a part; else each thread reads all, and combines
+        two and two, so that of 32 parts the last waits for five combinations and not for 31.
+        """
         threads, parts = self.emitter.threads, math.prod(digit.extent for digit in warps)
         rows = math.prod(self.kept)
         scratch = self.emitter.scratch(self.dtype, parts * rows)
@@ -204,11 +208,18 @@ class Reduction:
         with T.unroll(self.dst.fragment.registers) as register, self.emitter.guarded(copy):
             T.buffer_store(scratch, held[register], [part * rows + ours.row(threads.index, register)])
         threads.sync()
+        alike = math.prod(_lanes(digit) for digit in self.across if digit.stride < LANES) == LANES
+        by_lanes = alike and parts <= LANES and parts & (parts - 1) == 0
         with T.unroll(self.dst.fragment.registers) as register:
-            T.buffer_store(held, scratch[ours.row(threads.index, register)], [register])
-            with T.unroll(parts - 1) as other:
-                value = scratch[(other + 1) * rows + ours.row(threads.index, register)]
-                T.buffer_store(held, self._combine(held[register], value), [register])
+            row = ours.row(threads.index, register)
+            each = [threads.index % parts] if by_lanes else list[Any](range(parts))
+            found = [scratch[part * rows + row] for part in each]
+            while len(found) > 1:
+                pairs = [self._combine(a, b) for a, b in zip(found[::2], found[1::2])]
+                found = pairs + found[2 * len(pairs) :]
+            T.buffer_store(held, found[0], [register])
+        if by_lanes:
+            self._over_lanes(held, Digit(parts, 1, self.axis, 1))
 
     def _first_copy(self, thread: tirx.Expr) -> list[tirx.Expr]:
         """Whether a thread is the first of those in whose warps' part of a row the same is."""
