@@ -19,6 +19,7 @@ from tvm_axe.machines.cubins import Resources, resources
 from tvm_axe.machines.threads import with_threads
 from tvm_axe.tile.backend import TileBackend
 from tvm_axe.tile.mesh import in_pages
+from tvm_axe.tile.nodes import Print
 from tvm_axe.tile.plans import Plan
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.targets.cuda.models import decide, lower
@@ -94,7 +95,9 @@ class CudaTileBackend(CudaBackend, TileBackend):
 
     def slow(self, plan: Plan, built: Built) -> list[str]:
         found = _resources_of(plan, built)
-        return [] if found is None else find_slow(found)
+        # One that prints has a stack for that, and isn't what is to be fast.
+        prints = any(isinstance(node, Print) for node in plan.program.nodes())
+        return [] if found is None or prints else find_slow(found)
 
 
 def _resources_of(plan: Plan, built: Built) -> Resources | None:

@@ -31,6 +31,7 @@ from tvm_axe.tile.nodes import (
     Loop,
     Node,
     Parallel,
+    Print,
     Reduce,
     Scan,
     Signal,
@@ -224,7 +225,7 @@ class _Scheduler:
             if buffer.last is node:
                 self.release(buffer, node)
 
-    def do(self, node: Copy | Fill | Parallel | Reduce | Scan | Sort | Assign) -> None:
+    def do(self, node: Copy | Fill | Parallel | Print | Reduce | Scan | Sort | Assign) -> None:
         self.settle_for(node)
         self.synchronize_for(node)
         self.steps.append(Do(node))
@@ -436,6 +437,7 @@ _NODES: TypeTable[Callable[[_Scheduler, Any], None]] = TypeTable(
         Let: _Scheduler.define,
         Loop: _Scheduler.loop,
         Parallel: _Scheduler.do,
+        Print: _Scheduler.do,
         Reduce: _Scheduler.do,
         Scan: _Scheduler.do,
         Sort: _Scheduler.do,

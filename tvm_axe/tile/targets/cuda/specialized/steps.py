@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 
 from tvm_axe.tile.dispatch import TypeTable
-from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Let, Parallel, Reduce, Scan, Sort
+from tvm_axe.tile.nodes import Assign, Copy, Fill, Gemm, Let, Parallel, Print, Reduce, Scan, Sort
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer
 
 
@@ -88,7 +88,7 @@ class PingPong:
 class Do:
     """A statement that threads do by themselves."""
 
-    node: Copy | Fill | Parallel | Reduce | Scan | Sort | Assign
+    node: Copy | Fill | Parallel | Print | Reduce | Scan | Sort | Assign
 
     def __str__(self) -> str:
         return str(self.node) if not isinstance(self.node, Assign) else f"set {self.node.tile.name}"
