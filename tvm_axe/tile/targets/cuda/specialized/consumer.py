@@ -159,9 +159,11 @@ class Consumer:
 
     def repeat(self, step: Repeat, values: Values) -> None:
         start, extent = (self.expression(value, values) for value in (step.start, step.extent))
-        with T.serial(start, start + extent) as var:
-            self.analyzer.bind(var, ir.Range.from_min_extent(start, extent))
-            self.steps(step.body, values | {step.var: var})
+        with when(extent > 0 if step.behind else None):
+            with T.serial(start, start + extent) as var:
+                self.analyzer.bind(var, ir.Range.from_min_extent(start, extent))
+                self.steps(step.body, values | {step.var: var})
+            self.steps(step.behind, values)
 
     def choose(self, step: Choose, values: Values) -> None:
         condition = self.expression(step.condition, values)

@@ -4,7 +4,8 @@
 than another product into it), one that overwrites what it reads, and the release of the slots that it reads. A loop
 that ends with products in flight carries them into its next iteration, where the slots are released a product later;
 but not past a branch over accumulators, where the assembler can't tell any more which are in flight, and lets each
-product end before the next begins (ptxas, C7514; docs/decisions/0073).
+product end before the next begins (ptxas, C7514; docs/decisions/0073); and not past the end of a loop that may have no
+iteration, for the same reason (C7515; docs/decisions/0078).
 
 Two rewrites make more of that. An accumulator that is cleared right before its first product isn't cleared: that
 product sets it. And a pipelined loop that ends in a product whose left operand is in registers defers it: the next
@@ -300,12 +301,18 @@ class _Scheduler:
         if any(child not in self.loads for child in node.body):
             deferral = self.deferral(node)
             if deferral is None:
-                self.repeat(node.var, node.start, node.extent, node.body)
+                self.repeat(node.var, node.start, node.extent, node.body, ends=True)
             else:
                 self.defer(node, deferral)
 
-    def repeat(self, var: tirx.Var, start: tirx.Expr, extent: tirx.Expr, nodes: tuple[Node, ...]) -> None:
-        """A loop, with products in flight over its end if its body leaves any."""
+    def repeat(
+        self, var: tirx.Var, start: tirx.Expr, extent: tirx.Expr, nodes: tuple[Node, ...], ends: bool = False
+    ) -> None:
+        """A loop, with products in flight over its end if its body leaves any.
+
+        With `ends`, a loop that may have no iteration waits for its last products where it had one: behind both ways
+        the assembler can't tell what is in flight (docs/decisions/0078).
+        """
         outer, marks = self.steps, (len(self.folded), len(self.deferred), dict(self.acquired))
         self.steps = []
         self.iteration(nodes, {})
@@ -326,11 +333,15 @@ class _Scheduler:
             ]
             self.steps = []
             self.iteration(nodes, set(self.flights))
-        if not self.analyzer.can_prove(extent >= 1):
+        maybe = not self.analyzer.can_prove(extent >= 1)
+        steps, self.steps = self.steps, []
+        if maybe and ends:
+            self.settle(len(self.flights))
+        elif maybe:
             for flight in self.flights:
                 flight.when, flight.var = extent > 0, var
-        self.steps, steps = outer, self.steps
-        self.steps.append(Repeat(var, start, extent, tuple(steps)))
+        behind, self.steps = self.steps, outer
+        self.steps.append(Repeat(var, start, extent, tuple(steps), tuple(behind)))
 
     def may_carry(self, nodes: tuple[Node, ...]) -> bool:
         """Whether products may be in flight over the end of a loop's iteration."""

@@ -118,15 +118,17 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """A loop of `extent` iterations from `start` on."""
+    """A loop of `extent` iterations from `start` on, and `behind` it what is done if it has any."""
 
     var: tirx.Var
     start: tirx.Expr
     extent: tirx.Expr
     body: tuple[Step, ...]
+    behind: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
-        return _block(f"for {self.var.name} from {self.start}, {self.extent} times", self.body)
+        loop = _block(f"for {self.var.name} from {self.start}, {self.extent} times", self.body)
+        return loop + (_block(f"\nif {self.extent} > 0", self.behind) if self.behind else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +159,7 @@ _BODIES: TypeTable[Callable[[Any], tuple[tuple[Step, ...], ...]]] = TypeTable(
     {
         **dict.fromkeys((Acquire, Release, Issue, Await, Sync, PingPong, Do, Define), lambda step: ()),
         Given: lambda step: (step.body,),
-        Repeat: lambda step: (step.body,),
+        Repeat: lambda step: (step.body, step.behind),
         Choose: lambda step: (step.then, step.otherwise),
     },
 )
