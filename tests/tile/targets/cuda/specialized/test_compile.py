@@ -28,6 +28,7 @@ PROGRAMS = [
     programs.through_shared(256, 256, 256),
     programs.batched(2, 256, 64, 256),  # a loop that may have no iteration
     KERNELS["stream_k_matmul"].recipe(HOPPER, KERNELS["stream_k_matmul"].cases[1]).programs[1],
+    KERNELS["gathered_matmul"].recipe(HOPPER, KERNELS["gathered_matmul"].cases[2]).programs[2],  # behind a branch
     *(
         program
         for causal in (False, True)

@@ -42,6 +42,7 @@ from tvm_axe.tile.nodes import (
 from tvm_axe.tile.program import TileProgram
 from tvm_axe.tile.regions import Tile
 from tvm_axe.tile.targets.cuda.specialized.buffers import CircularBuffer, Order
+from tvm_axe.tile.targets.cuda.specialized.firsts import after_first, first_product
 from tvm_axe.tile.targets.cuda.specialized.steps import (
     Acquire,
     Await,
@@ -326,7 +327,7 @@ class _Scheduler:
                 _Flight(
                     flight.gemm,
                     [(buffer, self.acquired[buffer] - (before[buffer] - number)) for buffer, number in flight.held],
-                    _after_first(var, start),
+                    after_first(var, start),
                     var,
                 )
                 for flight in self.flights
@@ -392,7 +393,7 @@ class _Scheduler:
             self.turn = (nodes[at], last)
         sets = last in self.sets  # its first time: in the loop's first iteration, or after it
         if sets:
-            self.sets[last] = _after_first(loop.var, loop.start + 1)
+            self.sets[last] = after_first(loop.var, loop.start + 1)
         rotated = (*nodes[: at + 1], last, *nodes[at + 1 : -1])
         self.late = next(buffer for buffer in self.slots if buffer.first is last), nodes[at]
         self.repeat(loop.var, loop.start + 1, loop.extent - 1, rotated)
@@ -403,26 +404,27 @@ class _Scheduler:
         self.statement(last)
 
     def folds(self, fill: Fill, following: tuple[Node, ...]) -> bool:
-        """Whether clearing an accumulator is left to its first product, which then sets it."""
+        """Whether clearing an accumulator is left to its first product, which then sets it.
+
+        Behind a branch products set it, too, and it is cleared for the other way alone: products that depend on what
+        threads did before a branch on data are serialized (ptxas, C7520).
+        """
         tile = fill.dst.tile
         if not (fill.dst.whole and isinstance(fill.value, tirx.FloatImm | tirx.IntImm) and fill.value.value == 0):
             return False
         node = next((node for node in following if tile in node.reads + node.writes), None)
-        if isinstance(node, Gemm) and tile not in (node.a.tile, node.b.tile):
-            return self.fold(fill, node, False)
-        if not isinstance(node, Loop) or not self.analyzer.can_prove(node.extent >= 1):
-            return False
-        users = [child for child in walk(node.body) if tile in child.reads + child.writes]
-        (user, *others) = users
-        if others or not isinstance(user, Gemm) or user not in node.body or tile in (user.a.tile, user.b.tile):
-            return False
-        return self.fold(fill, user, _after_first(node.var, node.start))
+        for arm in node.bodies if isinstance(node, Branch) else ():
+            self.fold(first_product(tile, arm, self.analyzer))
+        found = first_product(tile, following, self.analyzer)
+        self.fold(found)
+        if found is not None:
+            self.folded.append((fill, found[0]))
+        return found is not None
 
-    def fold(self, fill: Fill, gemm: Gemm, accumulate: tirx.Expr | bool) -> bool:
-        if gemm.accumulate:
-            self.sets[gemm] = accumulate
-        self.folded.append((fill, gemm))
-        return True
+    def fold(self, first: tuple[Gemm, tirx.Expr | bool] | None) -> None:
+        """A product sets its accumulator unless a condition holds."""
+        if first is not None and first[0].accumulate:
+            self.sets[first[0]] = first[1]
 
 
 def _others(program: TileProgram, slots: Mapping[CircularBuffer, int]) -> set[Node]:
@@ -455,8 +457,3 @@ _NODES: TypeTable[Callable[[_Scheduler, Any], None]] = TypeTable(
     },
 )
 """Waits and signals are other roles' (`_others`)."""
-
-
-def _after_first(var: tirx.Var, start: int | tirx.Expr) -> tirx.Expr:
-    """Whether an iteration isn't the first of its loop."""
-    return tirx.NE(var, tirx.const(start, "int32") if isinstance(start, int) else start)
